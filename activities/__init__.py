@@ -1,0 +1,1 @@
+"""One side effect each, over ports, and why repeating it is safe."""

@@ -1,0 +1,1 @@
+"""How a real system is reached (adapters) and how it is run (stack)."""

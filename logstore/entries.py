@@ -1,0 +1,117 @@
+"""Entries, and the Parquet segment they travel in.
+
+A segment holds its entries in order, zstd-compressed. Entry ids are not stored: an entry's id is the
+segment row's `first_entry` plus its offset, so a segment can be uploaded before its place is known.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logstore.errors import CorruptData
+from logstore.positions import Position
+
+SCHEMA = pa.schema(
+    [
+        pa.field("publish_ms", pa.int64(), nullable=False),
+        pa.field("deliver_at_ms", pa.int64()),
+        pa.field("producer", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("sequence_id", pa.int64()),
+        pa.field("txn_tc", pa.int64()),
+        pa.field("txn_seq", pa.int64()),
+        pa.field("marker", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("payload", pa.binary()),
+        pa.field("properties", pa.map_(pa.string(), pa.string())),
+    ]
+)
+"""Columns of a segment, in file order. Readers name those they need; payloads are read by choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEntry:
+    """An entry not yet appended. Times are milliseconds since 1970, UTC."""
+
+    payload: bytes
+    key: str | None = None
+    deliver_at_ms: int | None = None
+    sequence_id: int | None = None  # needs a producer; ascending within one append
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An entry as read. Columns that the reader did not ask for are None."""
+
+    position: Position
+    publish_ms: int
+    key: str | None = None
+    payload: bytes | None = None
+    deliver_at_ms: int | None = None
+    producer: str | None = None
+    sequence_id: int | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducedEntries:
+    """One producer's entries of one append, in order."""
+
+    entries: Sequence[NewEntry]
+    producer: str | None = None
+
+
+def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
+    """Write the parts one after the other as one segment.
+
+    Args:
+        parts: At least one entry in all; the order is the order of entry ids.
+        publish_ms: The appender's clock, stored for every entry.
+    """
+    rows = [(part.producer, entry) for part in parts for entry in part.entries]
+    nothing = pa.nulls(len(rows))
+    columns: dict[str, object] = {
+        "publish_ms": pa.repeat(pa.scalar(publish_ms, pa.int64()), len(rows)),
+        "deliver_at_ms": [entry.deliver_at_ms for _, entry in rows],
+        "producer": pa.array([producer for producer, _ in rows], pa.string()).dictionary_encode(),
+        "sequence_id": [entry.sequence_id for _, entry in rows],
+        "txn_tc": nothing.cast(pa.int64()),
+        "txn_seq": nothing.cast(pa.int64()),
+        "marker": nothing.cast(pa.string()),
+        "key": [entry.key for _, entry in rows],
+        "payload": [entry.payload for _, entry in rows],
+        "properties": [list(entry.properties.items()) for _, entry in rows],
+    }
+    arrays = [_column(columns[f.name], f.type) for f in SCHEMA]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), sink, compression="zstd", store_schema=True)
+    return sink.getvalue()
+
+
+def _column(values: object, kind: pa.DataType) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values, kind)
+
+
+def decode_segment(source: BinaryIO, *, columns: Sequence[str], name: str) -> pa.Table:
+    """Read the named columns of a segment, in entry order.
+
+    Args:
+        source: A seekable binary file; only the parts that hold the columns are read.
+        columns: Names out of `SCHEMA`.
+        name: What to call the object in an error.
+
+    Raises:
+        CorruptData: The bytes are no Parquet file, or it lacks a column.
+    """
+    try:
+        table = pq.read_table(pa.PythonFile(source, mode="r"), columns=list(columns))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptData(f"{name}: not a segment: {error}") from error
+    missing = set(columns) - set(table.column_names)
+    if missing:
+        raise CorruptData(f"{name}: a segment without columns {sorted(missing)}")
+    return table

@@ -1,0 +1,130 @@
+"""Every error Sexton raises on purpose, in one tree.
+
+```
+SextonError
+├── RetryableError                 the world may change: ask again
+│   ├── StoreUnavailable           a service did not answer, or asked to slow down
+│   ├── CatalogBusy                contention outlasted the catalog's own retries
+│   └── DeletionIncomplete         storage kept some keys of a ledger
+├── OutcomeUnknown                 may have landed: re-read first, then retry
+├── TerminalError                  asking again cannot help
+│   ├── InvalidInput               a field, what was expected, what was found
+│   │   └── UnknownObject          a topic, ledger, subscription or batch that does not exist
+│   ├── PreconditionFailed         a guard refused; nothing changed
+│   │   ├── AlreadyExists          the name or key is taken
+│   │   ├── LedgerFenced           the ledger takes no more segments: roll and append again
+│   │   ├── LedgerStillNeeded      a ledger that something refers to
+│   │   ├── ProducerFenced         another append of this producer came first
+│   │   ├── StaleCatalog           the request speaks of another catalog epoch
+│   │   ├── CatalogVersionMismatch the catalog's schema is not the one this build knows
+│   │   └── Unsupported            this back end or this build lacks the capability
+│   ├── MissingData                the catalog lists an object that no copy holds
+│   ├── CorruptData                an object that cannot be what the catalog says
+│   └── NoProgress                 the same count, late attempt: a person must look
+└── ServiceFailed                  an embedded service could not be started or reached
+```
+
+The class decides whether a retry can help; no caller has to look at a message.
+"""
+
+
+class SextonError(Exception):
+    """Base of every error that Sexton raises on purpose."""
+
+
+class RetryableError(SextonError):
+    """The world may change: the same request may succeed later."""
+
+
+class StoreUnavailable(RetryableError):
+    """A service did not answer, answered with a fault of its own, or asked to slow down."""
+
+
+class CatalogBusy(RetryableError):
+    """Contention outlasted the catalog's own retries."""
+
+
+class DeletionIncomplete(RetryableError):
+    """Storage kept some keys of a ledger; the rest is gone."""
+
+
+class OutcomeUnknown(SextonError):
+    """The effect may have landed: re-read before asking again."""
+
+
+class TerminalError(SextonError):
+    """Asking again cannot help."""
+
+
+class InvalidInput(TerminalError):
+    """Bad input, refused before anything changed."""
+
+    def __init__(self, field: str, *, expected: str, found: object) -> None:
+        """Name the field, what it should have been and what it was.
+
+        Args:
+            field: The name a user knows it by, e.g. `topic` or `line 7: deliver_at`.
+            expected: The rule, as a phrase.
+            found: The offending value; shown with `repr`, cut at 120 characters.
+        """
+        shown = repr(found)
+        shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
+        super().__init__(f"{field}: expected {expected}, found {shown}")
+        self.field = field
+
+
+class UnknownObject(InvalidInput):
+    """A topic, ledger, subscription or batch that does not exist."""
+
+
+class PreconditionFailed(TerminalError):
+    """A guard refused; nothing changed."""
+
+
+class AlreadyExists(PreconditionFailed):
+    """The name or the key is taken."""
+
+
+class LedgerFenced(PreconditionFailed):
+    """The ledger takes no more segments: it is closed, detached or of another epoch."""
+
+
+class LedgerStillNeeded(PreconditionFailed):
+    """Something still refers to the ledger."""
+
+
+class ProducerFenced(PreconditionFailed):
+    """Another append of the same producer registered first; compare sequence ids and try again."""
+
+
+class StaleCatalog(PreconditionFailed):
+    """The request speaks of another catalog epoch."""
+
+
+class CatalogVersionMismatch(PreconditionFailed):
+    """The catalog's schema is not the one this build knows."""
+
+
+class Unsupported(PreconditionFailed):
+    """This back end or this build lacks the capability."""
+
+
+class MissingData(TerminalError):
+    """The catalog lists an object that no copy holds: data loss."""
+
+
+class CorruptData(TerminalError):
+    """An object that cannot be what the catalog says it is."""
+
+
+class NoProgress(TerminalError):
+    """The same amount is left at a late attempt: a person must look."""
+
+
+class ServiceFailed(SextonError):
+    """An embedded service could not be started, stopped or reached."""
+
+    def __init__(self, service: str, problem: str, *, advice: str) -> None:
+        """Name the service, what is wrong and what to try, in one sentence."""
+        super().__init__(f"{service}: {problem}; {advice}")
+        self.service = service

@@ -1,0 +1,155 @@
+"""Ledgers: whose they are, where their objects stand, and how one LIST tells both.
+
+Everything stored is a ledger, owned by one component, so that one deletion protocol and one
+reconciliation cover everything.
+
+Source: PIP-186 (components and ledger types).
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from logstore.errors import CorruptData
+from logstore.positions import LedgerId, TopicId
+
+
+class Component(StrEnum):
+    """Who owns a ledger. Stored by name."""
+
+    MANAGED_LEDGER = "MANAGED_LEDGER"  # messages
+    MANAGED_CURSOR = "MANAGED_CURSOR"  # acknowledgement state
+    SCHEMA_STORAGE = "SCHEMA_STORAGE"
+    DELAYED_INDEX = "DELAYED_INDEX"  # bucket snapshots
+    TXN_SNAPSHOT = "TXN_SNAPSHOT"
+
+
+class CopyKind(StrEnum):
+    """Which copy of a ledger: PIP-186's ledger type."""
+
+    LEDGER = "LEDGER"  # primary bucket
+    OFFLOADED_LEDGER = "OFFLOADED_LEDGER"  # tiered bucket
+
+
+class LedgerState(StrEnum):
+    """CREATING (row exists) → OPEN (`meta.json` confirmed; takes segments) → CLOSED."""
+
+    CREATING = "CREATING"
+    OPEN = "OPEN"
+    CLOSED = "CLOSED"
+
+
+class CopyState(StrEnum):
+    """A copy is WRITING until its evidence was checked, then LIVE."""
+
+    WRITING = "WRITING"
+    LIVE = "LIVE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerOwner:
+    """Whose ledger it is: application, component, and every key that makes the component unique."""
+
+    application: str
+    component: Component
+    topic_id: TopicId
+    topic: str  # encoded
+    keys: Mapping[str, str]  # of the component beyond its topic, e.g. {"cursor": "billing"}
+
+    @property
+    def digest(self) -> str:
+        """First 16 hex digits of SHA-256 over application, component and all keys."""
+        statement = [self.application, self.component.value, self.topic_id, self.topic, sorted(self.keys.items())]
+        packed = json.dumps(statement, separators=(",", ":")).encode()
+        return hashlib.sha256(packed).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerStatement:
+    """What storage itself says of a ledger: content of `meta.json`, and metadata of every object."""
+
+    owner: LedgerOwner
+    ledger_id: LedgerId
+    created_us: int  # microseconds since 1970, catalog's clock
+    epoch: int  # of the catalog that created it
+
+    def to_json(self) -> bytes:
+        """The content of `meta.json`: one flat JSON object, keys sorted."""
+        return json.dumps(self.to_metadata(), sort_keys=True, indent=1).encode()
+
+    def to_metadata(self) -> dict[str, str]:
+        """The same facts as S3 user metadata: ASCII names and values."""
+        fixed = {
+            "application": self.owner.application,
+            "component": self.owner.component.value,
+            "topic-id": str(self.owner.topic_id),
+            "topic": self.owner.topic,
+            "ledger-id": str(self.ledger_id),
+            "created-us": str(self.created_us),
+            "catalog-epoch": str(self.epoch),
+        }
+        return fixed | {f"key-{name}": value for name, value in self.owner.keys.items()}
+
+    @staticmethod
+    def from_metadata(fields: Mapping[str, str]) -> "LedgerStatement":
+        """Read back `to_metadata`.
+
+        Raises:
+            CorruptData: A field is absent or not of its kind.
+        """
+        try:
+            owner = LedgerOwner(
+                application=fields["application"],
+                component=Component(fields["component"]),
+                topic_id=TopicId(int(fields["topic-id"])),
+                topic=fields["topic"],
+                keys={name[4:]: value for name, value in fields.items() if name.startswith("key-")},
+            )
+            return LedgerStatement(
+                owner=owner,
+                ledger_id=LedgerId(int(fields["ledger-id"])),
+                created_us=int(fields["created-us"]),
+                epoch=int(fields["catalog-epoch"]),
+            )
+        except (KeyError, ValueError) as error:
+            raise CorruptData(f"ledger statement: {error!r} in {dict(fields)!r}") from error
+
+
+_SHARDS = 256
+_SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
+_META = re.compile(r"(?P<digest>[0-9a-f]{16})\.meta\.json")
+
+
+def shard_prefix(shard: int) -> str:
+    """Prefix of every ledger whose id modulo 256 is `shard` (0 to 255 inclusive)."""
+    return f"ledgers/{shard:02x}/"
+
+
+def ledger_prefix(ledger_id: LedgerId) -> str:
+    """Prefix of every object of the ledger's primary copy; no other ledger's keys begin with it."""
+    return f"{shard_prefix(ledger_id % _SHARDS)}{ledger_id:016x}/"
+
+
+def meta_key(ledger_id: LedgerId, owner: LedgerOwner) -> str:
+    """Key of the ledger's own statement; its name carries the owner's digest, so LIST verifies it."""
+    return f"{ledger_prefix(ledger_id)}{owner.digest}.meta.json"
+
+
+def segment_key(ledger_id: LedgerId, number: int) -> str:
+    """Key of one segment; `number` is 0 to 99,999,999 inclusive."""
+    return f"{ledger_prefix(ledger_id)}{number:08d}.parquet"
+
+
+def meta_digest(key: str) -> str | None:
+    """The owner's digest in the name of a `meta.json`, or None when the key is something else."""
+    found = _META.fullmatch(key.rpartition("/")[2])
+    return found["digest"] if found else None
+
+
+def segment_number(key: str) -> int | None:
+    """The number of a segment's key, or None when the key is something else."""
+    found = _SEGMENT.fullmatch(key.rpartition("/")[2])
+    return int(found["number"]) if found else None

@@ -1,0 +1,77 @@
+"""The object store as Sexton needs it: conditional writes, ordered listings, deletes confirmed per key."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """One object as a listing or a HEAD shows it."""
+
+    key: str
+    size_bytes: int
+    modified_us: int | None  # microseconds since 1970 by the store's own clock; None when it tells none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """An object's content with its user metadata (names in lower case, ASCII)."""
+
+    key: str
+    body: bytes
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteReport:
+    """What the store said of each key. Every key asked for is in exactly one of the two."""
+
+    deleted: frozenset[str] = frozenset()  # gone now, whether or not it was there
+    failed: Mapping[str, str] = field(default_factory=dict)  # key -> the store's error code and message
+
+
+class ObjectStore(Protocol):
+    """One bucket.
+
+    Keys are any text of 1 to 1,024 UTF-8 bytes and come back as they went in. Every method may raise
+    `StoreUnavailable` (nothing is known to have happened, except that a put or a delete may have landed).
+    """
+
+    def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+        """Store the object unless the key is taken.
+
+        An upload that the store refuses because of an earlier attempt of the same call counts as done
+        only if body and metadata are the same ones.
+
+        Raises:
+            AlreadyExists: The key holds another object; nothing changed.
+        """
+
+    def get(self, key: str) -> StoredObject | None:
+        """The whole object, or None when the store says definitely that there is none."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        """`length` bytes from `start` (fewer at the end), or None when there is no such object."""
+
+    def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
+        """The object's facts and its user metadata, or None when there is none."""
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose keys begin with `prefix` and sort after `start_after`, ascending by UTF-8 bytes.
+
+        Pages are fetched as the iterator is drawn. A listing that cannot be completed raises; it never
+        ends early as if it were complete.
+        """
+
+    def delete(self, keys: Sequence[str]) -> DeleteReport:
+        """Delete any number of keys, in pages; an absent key counts as deleted.
+
+        An error for one key inside a 200 answer is an error of that key: retried while the store calls it
+        temporary, then reported under `failed`. Raises only when nothing at all could be asked.
+        """
+
+
+def keys_of(objects: Iterable[ObjectInfo]) -> list[str]:
+    """The keys, in the order given."""
+    return [found.key for found in objects]

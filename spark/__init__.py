@@ -1,0 +1,1 @@
+"""Bulk jobs: which rows, as pure functions of DataFrames, and where they come from."""

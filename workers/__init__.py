@@ -1,0 +1,1 @@
+"""The roof: settings, wiring, worker fleet, client and command line."""

@@ -1,0 +1,1 @@
+"""Durable jobs: what happens, in what order, after what failure."""
