@@ -62,7 +62,13 @@ class LedgerOwner:
     @property
     def digest(self) -> str:
         """First 16 hex digits of SHA-256 over application, component and all keys."""
-        statement = [self.application, self.component.value, self.topic_id, self.topic, sorted(self.keys.items())]
+        statement = [
+            self.application,
+            self.component.value,
+            self.topic_id,
+            self.topic,
+            sorted(self.keys.items()),
+        ]
         packed = json.dumps(statement, separators=(",", ":")).encode()
         return hashlib.sha256(packed).hexdigest()[:16]
 

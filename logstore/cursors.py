@@ -1,0 +1,174 @@
+"""Cursors: what one subscription has acknowledged of a topic.
+
+Everything up to and including `mark_delete` is acknowledged; beyond it, single entries are, kept as one
+roaring bitmap per ledger so that any number of holes stays small and survives a restart.
+
+Source: Pulsar's managed cursor (mark-delete position and individually deleted messages).
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyroaring import BitMap
+
+from logstore.errors import CorruptData, InvalidInput
+from logstore.positions import LedgerId, Position
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSpan:
+    """A listed ledger and how many entries it holds now."""
+
+    ledger_id: LedgerId
+    entries: int
+
+    @property
+    def last(self) -> Position:
+        """Its last entry; entry -1 when it is empty."""
+        return Position(self.ledger_id, self.entries - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorState:
+    """One subscription's acknowledgements. Bitmaps hold entry ids beyond `mark_delete` only."""
+
+    mark_delete: Position
+    acknowledged: Mapping[LedgerId, BitMap] = field(default_factory=dict)
+
+    def covers(self, position: Position) -> bool:
+        """Whether the entry is acknowledged."""
+        if position <= self.mark_delete:
+            return True
+        return position.entry_id in self.acknowledged.get(position.ledger_id, ())
+
+
+def acknowledge(
+    state: CursorState, positions: Iterable[Position], spans: Sequence[LedgerSpan]
+) -> CursorState:
+    """Acknowledge single entries, then advance over what became contiguous.
+
+    An entry of a ledger that is no longer listed is acknowledged already; repeating is harmless.
+
+    Args:
+        state: The cursor before.
+        positions: Entries in any order.
+        spans: The topic's ledgers, ascending by id.
+
+    Raises:
+        InvalidInput: A position that no entry has had.
+    """
+    known = {span.ledger_id: span for span in spans}
+    acks = dict(state.acknowledged)
+    for position in positions:
+        _check_reachable(position, known, spans)
+        if position.ledger_id in known and not state.covers(position):
+            acks[position.ledger_id] = acks.get(position.ledger_id, BitMap()) | BitMap([position.entry_id])
+    return advance(CursorState(state.mark_delete, acks), spans)
+
+
+def acknowledge_to(state: CursorState, position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
+    """Acknowledge everything up to and including `position`; a cursor never moves back by this.
+
+    Raises:
+        InvalidInput: The position lies beyond the last entry.
+    """
+    _check_reachable(position, {span.ledger_id: span for span in spans}, spans, lowest=-1)
+    return advance(replace(state, mark_delete=max(state.mark_delete, position)), spans)
+
+
+def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
+    """A cursor whose next entry is `position`; what was acknowledged before is forgotten.
+
+    Raises:
+        InvalidInput: The position lies more than one beyond the last entry of its ledger, or its ledger
+            beyond the last one.
+    """
+    before = Position(position.ledger_id, position.entry_id - 1)
+    _check_reachable(before, {span.ledger_id: span for span in spans}, spans, lowest=-1)
+    return CursorState(before)
+
+
+def advance(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
+    """Move `mark_delete` over acknowledged entries and over ledgers that are no longer listed.
+
+    A missing ledger never pins the frontier (apache/pulsar#18620).
+    """
+    mark = state.mark_delete
+    for span in spans:
+        if span.ledger_id < mark.ledger_id:
+            continue
+        start = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
+        end = _first_gap(state.acknowledged.get(span.ledger_id), start, span.entries)
+        if end > start:
+            mark = Position(span.ledger_id, end - 1)
+        if end < span.entries:
+            break
+    acks = {ledger: _beyond(bits, ledger, mark) for ledger, bits in state.acknowledged.items()}
+    listed = {span.ledger_id for span in spans}
+    return CursorState(mark, {ledger: bits for ledger, bits in acks.items() if bits and ledger in listed})
+
+
+def _first_gap(bits: BitMap | None, start: int, end: int) -> int:
+    """First entry id at or after `start` (at most `end`) that is not in `bits`, by bisection on rank."""
+    if not bits or start not in bits:
+        return start
+    before = bits.rank(start - 1) if start else 0
+    low, high = start + 1, end
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if bits.rank(middle - 1) - before == middle - start else (low, middle - 1)
+    return low
+
+
+def _beyond(bits: BitMap, ledger_id: LedgerId, mark: Position) -> BitMap:
+    if ledger_id > mark.ledger_id:
+        return bits
+    return bits - BitMap(range(mark.entry_id + 1)) if ledger_id == mark.ledger_id else BitMap()
+
+
+def _check_reachable(
+    position: Position, known: Mapping[LedgerId, LedgerSpan], spans: Sequence[LedgerSpan], *, lowest: int = 0
+) -> None:
+    span = known.get(position.ledger_id)
+    last = spans[-1].last if spans else Position(LedgerId(-1), -1)
+    beyond = position.ledger_id > last.ledger_id or (span is not None and position.entry_id >= span.entries)
+    if beyond or position.entry_id < lowest:
+        limit = span.last if span else last
+        raise InvalidInput("position", expected=f"an entry up to {limit}", found=str(position))
+
+
+_HEAD = struct.Struct("<qI")
+
+
+def pack_acknowledged(acknowledged: Mapping[LedgerId, BitMap]) -> bytes:
+    """Bitmaps as bytes, ascending by ledger: id (int64), length (uint32), portable roaring."""
+    parts = []
+    for ledger_id in sorted(acknowledged):
+        body = acknowledged[ledger_id].serialize()
+        parts += [_HEAD.pack(ledger_id, len(body)), body]
+    return b"".join(parts)
+
+
+def unpack_acknowledged(packed: bytes) -> dict[LedgerId, BitMap]:
+    """Read back `pack_acknowledged`.
+
+    Raises:
+        CorruptData: The bytes end early or hold no bitmap.
+    """
+    found: dict[LedgerId, BitMap] = {}
+    at = 0
+    try:
+        while at < len(packed):
+            ledger_id, length = _HEAD.unpack_from(packed, at)
+            at += _HEAD.size
+            body = packed[at : at + length]
+            if len(body) != length:
+                raise CorruptData(
+                    f"cursor: bitmap of ledger {ledger_id} ends after {len(body)} of {length} bytes"
+                )
+            found[LedgerId(ledger_id)] = BitMap.deserialize(body)
+            at += length
+    except (struct.error, ValueError) as error:
+        raise CorruptData(f"cursor: no acknowledgement bitmaps: {error}") from error
+    return found

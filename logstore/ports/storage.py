@@ -1,0 +1,44 @@
+"""Where the copies of ledgers stand, as two-phase deletion needs it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from logstore.deletion import DeletionIntent, StoredCopy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What storage confirmed of one copy's removal."""
+
+    objects: int = 0
+    size_bytes: int = 0
+    error: str | None = None  # None: nothing of it is left
+
+
+class CopyStorage(Protocol):
+    """One kind of copy of ledgers: the primary bucket, the tiered bucket, BookKeeper."""
+
+    def inspect(self, intent: DeletionIntent) -> StoredCopy:
+        """Look at what storage holds of the copy, and whose it says it is.
+
+        Raises:
+            StoreUnavailable: Storage did not answer, or contradicts itself.
+        """
+
+    def remove(
+        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
+    ) -> Mapping[int, Removal]:
+        """Remove copies found `OWN`: data in pages, each ledger's own statement last, confirmed per key.
+
+        Args:
+            copies: By `row_id`; removed together, so that small ledgers share pages.
+            on_progress: Called with the number of objects confirmed since the last call.
+
+        Returns:
+            One entry for every row asked for.
+        """
+
+
+Storages = Mapping[str, CopyStorage]
+"""`CopyStorage` by `CopyKind` value."""

@@ -1,0 +1,138 @@
+"""The primary copy of ledgers: found by one LIST, verified by the name of its `meta.json`, removed in pages.
+
+Between any two calls here the process may die. Data goes first and `meta.json` last, so what is left of a
+half-deleted ledger still says whose it is; deleting an absent key counts as done, so all of it may repeat.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from logstore.deletion import DeletionIntent, Finding, StoredCopy
+from logstore.errors import CorruptData, StoreUnavailable
+from logstore.failpoints import effect
+from logstore.ledgers import LedgerStatement, ledger_prefix, meta_digest, meta_key, segment_number
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
+from logstore.ports.storage import Removal
+
+
+class _Errors(NamedTuple):
+    keys: int
+    first: str
+
+
+class PrimaryCopies:
+    """`CopyStorage` over the primary bucket."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        """Work on the bucket that `objects` is."""
+        self._objects = objects
+
+    def inspect(self, intent: DeletionIntent) -> StoredCopy:
+        """List the ledger's prefix and judge whose it is.
+
+        One LIST verifies the owner, whose digest is in the name of `meta.json`. Absence is proved by two
+        independent reads: an empty listing and a HEAD that finds no `meta.json` (apache/bookkeeper#870).
+
+        Raises:
+            StoreUnavailable: Storage did not answer, or LIST and HEAD contradict each other.
+        """
+        found = list(self._objects.list(ledger_prefix(intent.ledger_id)))
+        if not found:
+            return self._prove_absent(intent)
+        metas = tuple(item.key for item in found if meta_digest(item.key))
+        data = tuple(item.key for item in found if segment_number(item.key) is not None)
+        foreign = self._contradiction(intent, found, metas, data)
+        return StoredCopy(
+            finding=Finding.FOREIGN if foreign else Finding.OWN,
+            data_keys=data,
+            meta_keys=metas,
+            size_bytes=sum(item.size_bytes for item in found),
+            short=len(data) < intent.segments,
+            detail=foreign or "",
+        )
+
+    def _prove_absent(self, intent: DeletionIntent) -> StoredCopy:
+        key = meta_key(intent.ledger_id, intent.owner)
+        if self._objects.head(key):
+            raise StoreUnavailable(f"{key}: HEAD finds it, LIST does not; deleting nothing on such a listing")
+        return StoredCopy(finding=Finding.ABSENT)
+
+    def _contradiction(
+        self, intent: DeletionIntent, found: list[ObjectInfo], metas: tuple[str, ...], data: tuple[str, ...]
+    ) -> str | None:
+        digest = intent.owner.digest
+        others = [key for key in metas if meta_digest(key) != digest]
+        unknown = [item.key for item in found if item.key not in {*metas, *data}]
+        if others or unknown:
+            return f"found {(others + unknown)[0]!r}, which {digest} ({intent.topic}) never wrote"
+        if metas:
+            return None
+        return next((reason for key in data if (reason := self._not_own(intent, key))), None)
+
+    def _not_own(self, intent: DeletionIntent, key: str) -> str | None:
+        """Judge an object without `meta.json` beside it by its own metadata."""
+        seen = self._objects.head(key)
+        if seen is None:
+            return None  # it went away since the listing; nothing of it can be harmed
+        try:
+            statement = LedgerStatement.from_metadata(seen[1])
+        except CorruptData as error:
+            return f"{key!r} states no owner ({error})"
+        if statement.owner.digest != intent.owner.digest or statement.ledger_id != intent.ledger_id:
+            return f"{key!r} states ledger {statement.ledger_id} of {statement.owner.topic}"
+        return None
+
+    def remove(
+        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
+    ) -> Mapping[int, Removal]:
+        """Delete every copy's segments, then the `meta.json` of those that lost all of them."""
+        with effect("storage.delete_data"):
+            data = self._delete(copies, lambda copy: copy.data_keys, on_progress)
+        left = {row: self._left(copies[row], data) for row in copies}
+        whole = {row: copy for row, copy in copies.items() if not left[row]}
+        with effect("storage.delete_meta"):
+            meta = self._delete(whole, lambda copy: copy.meta_keys, on_progress)
+        return {
+            row: _removal(copies[row], left[row] or _errors(copies[row].meta_keys, meta)) for row in copies
+        }
+
+    def _delete(
+        self,
+        copies: Mapping[int, StoredCopy],
+        keys: Callable[[StoredCopy], tuple[str, ...]],
+        on_progress: Callable[[int], None],
+    ) -> DeleteReport:
+        wanted = [key for copy in copies.values() for key in keys(copy)]
+        if not wanted:
+            return DeleteReport()
+        report = self._objects.delete(wanted)
+        on_progress(len(report.deleted))
+        return report
+
+    def _left(self, copy: StoredCopy, report: DeleteReport) -> _Errors | None:
+        """What is left of the data: keys refused, or for a listing that was short, keys a second one shows."""
+        errors = _errors(copy.data_keys, report)
+        if errors or not copy.short or not copy.meta_keys:
+            return errors
+        prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
+        again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
+        return _Errors(len(again), f"{again[0]} appeared in a second listing") if again else None
+
+
+def _errors(keys: Iterable[str], report: DeleteReport) -> _Errors | None:
+    failed = [key for key in keys if key not in report.deleted]
+    return (
+        _Errors(len(failed), f"{failed[0]}: {report.failed.get(failed[0], 'unconfirmed')}")
+        if failed
+        else None
+    )
+
+
+def _removal(copy: StoredCopy, errors: _Errors | None) -> Removal:
+    total = len(copy.data_keys) + len(copy.meta_keys)
+    if errors is None:
+        return Removal(objects=total, size_bytes=copy.size_bytes)
+    return Removal(
+        objects=max(0, total - errors.keys - len(copy.meta_keys)),
+        error=f"{errors.keys} keys kept, first {errors.first}",
+    )
