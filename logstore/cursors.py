@@ -43,9 +43,7 @@ class CursorState:
         return position.entry_id in self.acknowledged.get(position.ledger_id, ())
 
 
-def acknowledge(
-    state: CursorState, positions: Iterable[Position], spans: Sequence[LedgerSpan]
-) -> CursorState:
+def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequence[LedgerSpan]) -> CursorState:
     """Acknowledge single entries, then advance over what became contiguous.
 
     An entry of a ledger that is no longer listed is acknowledged already; repeating is harmless.
@@ -164,9 +162,7 @@ def unpack_acknowledged(packed: bytes) -> dict[LedgerId, BitMap]:
             at += _HEAD.size
             body = packed[at : at + length]
             if len(body) != length:
-                raise CorruptData(
-                    f"cursor: bitmap of ledger {ledger_id} ends after {len(body)} of {length} bytes"
-                )
+                raise CorruptData(f"cursor: bitmap of ledger {ledger_id} ends after {len(body)} of {length} bytes")
             found[LedgerId(ledger_id)] = BitMap.deserialize(body)
             at += length
     except (struct.error, ValueError) as error:

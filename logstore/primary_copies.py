@@ -82,9 +82,7 @@ class PrimaryCopies:
             return f"{key!r} states ledger {statement.ledger_id} of {statement.owner.topic}"
         return None
 
-    def remove(
-        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
-    ) -> Mapping[int, Removal]:
+    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
         """Delete every copy's segments, then the `meta.json` of those that lost all of them."""
         with effect("storage.delete_data"):
             data = self._delete(copies, lambda copy: copy.data_keys, on_progress)
@@ -92,9 +90,7 @@ class PrimaryCopies:
         whole = {row: copy for row, copy in copies.items() if not left[row]}
         with effect("storage.delete_meta"):
             meta = self._delete(whole, lambda copy: copy.meta_keys, on_progress)
-        return {
-            row: _removal(copies[row], left[row] or _errors(copies[row].meta_keys, meta)) for row in copies
-        }
+        return {row: _removal(copies[row], left[row] or _errors(copies[row].meta_keys, meta)) for row in copies}
 
     def _delete(
         self,
@@ -121,11 +117,7 @@ class PrimaryCopies:
 
 def _errors(keys: Iterable[str], report: DeleteReport) -> _Errors | None:
     failed = [key for key in keys if key not in report.deleted]
-    return (
-        _Errors(len(failed), f"{failed[0]}: {report.failed.get(failed[0], 'unconfirmed')}")
-        if failed
-        else None
-    )
+    return _Errors(len(failed), f"{failed[0]}: {report.failed.get(failed[0], 'unconfirmed')}") if failed else None
 
 
 def _removal(copy: StoredCopy, errors: _Errors | None) -> Removal:

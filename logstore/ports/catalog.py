@@ -301,9 +301,7 @@ class Inflight:
 class Deletions(Protocol):
     """Phase one, and the queue of phase two."""
 
-    def preview(
-        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool
-    ) -> list[LedgerId]:
+    def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
         """What a detach would take out now; None asks for what retention lets go. Changes nothing.
 
         Raises:

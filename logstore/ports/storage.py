@@ -26,9 +26,7 @@ class CopyStorage(Protocol):
             StoreUnavailable: Storage did not answer, or contradicts itself.
         """
 
-    def remove(
-        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
-    ) -> Mapping[int, Removal]:
+    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
         """Remove copies found `OWN`: data in pages, each ledger's own statement last, confirmed per key.
 
         Args:
