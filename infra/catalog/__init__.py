@@ -1,0 +1,7 @@
+"""The catalog: SQLModel tables, Alembic migrations and set-based SQL on SQLite and PostgreSQL."""
+
+from infra.catalog.catalog import SqlCatalog
+from infra.catalog.database import Database
+from infra.catalog.versions import check_version, upgrade
+
+__all__ = ["Database", "SqlCatalog", "check_version", "upgrade"]

@@ -1,0 +1,26 @@
+"""The catalog as one value: the ports of `logstore.ports.catalog` over one database."""
+
+from infra.catalog.commits import SqlCommits
+from infra.catalog.cursors import SqlCursors
+from infra.catalog.database import Database
+from infra.catalog.deletions import SqlDeletions
+from infra.catalog.ledgers import SqlLedgers
+from infra.catalog.topics import SqlTopics
+
+
+class SqlCatalog:
+    """`Catalog` in SQL."""
+
+    def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:
+        """Join the parts; the database's schema is checked by `check_version`, not here.
+
+        Args:
+            database: SQLite or PostgreSQL.
+            registration_timeout_s: A newborn ledger older than this was abandoned by its creator.
+        """
+        self.database = database
+        self.topics = SqlTopics(database)
+        self.ledgers = SqlLedgers(database)
+        self.cursors = SqlCursors(database)
+        self.commits = SqlCommits(database)
+        self.deletions = SqlDeletions(database, registration_timeout_s=registration_timeout_s)

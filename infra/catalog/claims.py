@@ -1,0 +1,71 @@
+"""Claims in SQL: who works on what, until when by the database's clock.
+
+Work is taken by claiming. An intent is worked on while its own claim is live, or, if it has none, while the
+claim of its batch is. Unfinished without a live claim is stalled, and whoever comes next takes it up.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
+
+from infra.catalog import tables as t
+from logstore.deletion import DeletionState
+from logstore.ports.catalog import Claim, Detached
+from logstore.positions import LedgerId, TopicId
+
+
+def until_us(claim: Claim, now_us: int) -> int:
+    """When the claim ends if it is not renewed."""
+    return now_us + int(claim.ttl_s * 1_000_000)
+
+
+def claimed_by(claim: Claim, now_us: int) -> dict[str, Any]:
+    """The claim's columns."""
+    return {
+        "claim_workflow": claim.workflow_id,
+        "claim_run": claim.run_id,
+        "claim_until_us": until_us(claim, now_us),
+    }
+
+
+def stalled(now_us: int) -> ColumnElement[bool]:
+    """Unfinished intents that no workflow works on."""
+    p, r = t.pending_deletion.c, t.run.c
+    batch_lives = exists().where(r.run_id == p.batch_id, r.claim_until_us > now_us, r.finished_us.is_(None))
+    own_dead = and_(p.claim_workflow.is_not(None), p.claim_until_us <= now_us)
+    return and_(p.state == DeletionState.PENDING.value, or_(own_dead, and_(p.claim_workflow.is_(None), ~batch_lives)))
+
+
+def adopt_stalled(
+    connection: Connection, topic_id: TopicId, asked: Sequence[LedgerId] | None, *, batch_id: str, now_us: int
+) -> int:
+    """Move the topic's stalled intents (of the ledgers asked for, if any) into the batch."""
+    where = [t.pending_deletion.c.topic_id == topic_id, stalled(now_us)]
+    if asked is not None:
+        where.append(t.pending_deletion.c.ledger_id.in_(sorted(set(asked))))
+    moved = update(t.pending_deletion).where(*where)
+    return connection.execute(
+        moved.values(batch_id=batch_id, claim_workflow=None, claim_run=None, claim_until_us=None)
+    ).rowcount
+
+
+def open_run(connection: Connection, result: Detached, topic_id: TopicId, claim: Claim, now_us: int) -> None:
+    """Insert the batch's run, claimed, with what the detach did, so that a repeated call can answer the same."""
+    summary = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
+    connection.execute(
+        insert(t.run).values(
+            run_id=result.batch_id,
+            kind="delete-ledgers",
+            topic_id=topic_id,
+            summary=summary,
+            created_us=now_us,
+            **claimed_by(claim, now_us),
+        )
+    )
+
+
+def holder(connection: Connection, run_id: str, now_us: int) -> str | None:
+    """Which workflow holds the batch now, or None."""
+    query = select(t.run.c.claim_workflow).where(t.run.c.run_id == run_id, t.run.c.claim_until_us > now_us)
+    return connection.execute(query).scalar_one_or_none()

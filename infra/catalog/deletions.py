@@ -1,0 +1,212 @@
+"""The queue of phase two in SQL: intents are read by range, claimed, ended, counted."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.claims import claimed_by, holder
+from infra.catalog.database import Database
+from infra.catalog.detach import PhaseOne
+from infra.catalog.intents import to_intent
+from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
+from logstore.ledgers import CopyKind
+from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
+from logstore.positions import LedgerId
+
+_P = t.pending_deletion.c
+_PENDING = DeletionState.PENDING.value
+_UNCLAIMED = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
+
+
+class SqlDeletions(PhaseOne):
+    """The `Deletions` port: phase one is inherited, this is the queue."""
+
+    def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
+        """Work on `database`."""
+        super().__init__(database, registration_timeout_s=registration_timeout_s)
+        self._db = database
+
+    def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+        """See `Deletions.ranges`."""
+        unfinished = (_P.batch_id == batch_id, _P.row_id > after, _P.state == _PENDING)
+        query = select(_P.row_id).where(*unfinished).order_by(_P.row_id).limit(rows * limit)
+        ids = self._db.read(lambda connection: connection.execute(query).scalars().all())
+        parts = [ids[at : at + rows] for at in range(0, len(ids), rows)]
+        return [RowRange(first=part[0], last=part[-1], rows=len(part)) for part in parts]
+
+    def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
+        """See `Deletions.intents`."""
+        rows = (_P.batch_id == batch_id, _P.row_id >= chunk.first, _P.row_id <= chunk.last)
+        query = select(t.pending_deletion).where(*rows).order_by(_P.row_id)
+        return [to_intent(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+
+    def renew(self, batch_id: str, claim: Claim) -> None:
+        """See `Deletions.renew`."""
+        self._db.write(lambda connection: self._renew(connection, batch_id, claim))
+
+    def _renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
+        now = self._db.now_us(connection)
+        free = or_(t.run.c.claim_workflow == claim.workflow_id, t.run.c.claim_until_us <= now)
+        renewed = update(t.run).where(t.run.c.run_id == batch_id, free).values(**claimed_by(claim, now))
+        if not connection.execute(renewed).rowcount:
+            other = holder(connection, batch_id, now)
+            raise PreconditionFailed(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {other}")
+
+    def referenced(self, intents: Sequence[DeletionIntent]) -> frozenset[int]:
+        """See `Deletions.referenced`."""
+        copies = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == t.ledger_copy.c.ledger_id)
+        ids = sorted({intent.ledger_id for intent in intents})
+        query = (
+            select(t.ledger_copy.c.ledger_id, t.ledger_copy.c.kind, t.ledger_copy.c.context)
+            .select_from(copies)
+            .where(t.ledger_copy.c.ledger_id.in_(ids))
+        )
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        live = {(row.ledger_id, row.kind, row.context.get("uuid")) for row in rows}
+        return frozenset(
+            intent.row_id
+            for intent in intents
+            if (intent.ledger_id, intent.copy.value, intent.context.get("uuid")) in live
+        )
+
+    def finish(self, ended: Sequence[Ended]) -> None:
+        """See `Deletions.finish`."""
+        if ended:
+            with effect("catalog.finish"):
+                self._db.write(lambda connection: self._finish(connection, ended))
+
+    def _finish(self, connection: Connection, ended: Sequence[Ended]) -> None:
+        now = self._db.now_us(connection)
+        statement = (
+            update(t.pending_deletion)
+            .where(_P.row_id == bindparam("row"), _P.state == _PENDING)
+            .values(
+                state=bindparam("new_state"),
+                outcome=bindparam("new_outcome"),
+                objects_deleted=bindparam("new_objects"),
+                bytes_deleted=bindparam("new_bytes"),
+                last_error=bindparam("new_error"),
+                finished_us=now,
+                **_UNCLAIMED,
+            )
+        )
+        connection.execute(statement, [_ending(item) for item in ended])
+
+    def hand_over(self, row_ids: Mapping[int, str], *, errors: Mapping[int, str], ttl_s: float) -> None:
+        """See `Deletions.hand_over`."""
+        if row_ids:
+            with effect("catalog.hand_over"):
+                self._db.write(lambda connection: self._hand_over(connection, row_ids, errors, ttl_s))
+
+    def _hand_over(
+        self, connection: Connection, row_ids: Mapping[int, str], errors: Mapping[int, str], ttl_s: float
+    ) -> None:
+        until = self._db.now_us(connection) + int(ttl_s * 1_000_000)
+        statement = (
+            update(t.pending_deletion)
+            .where(_P.row_id == bindparam("row"), _P.state == _PENDING, _P.claim_workflow.is_(None))
+            .values(
+                claim_workflow=bindparam("workflow"),
+                claim_until_us=until,
+                attempts=_P.attempts + 1,
+                last_error=bindparam("error"),
+            )
+        )
+        rows = [{"row": row, "workflow": name, "error": errors.get(row)} for row, name in sorted(row_ids.items())]
+        connection.execute(statement, rows)
+
+    def take(self, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim) -> DeletionIntent:
+        """See `Deletions.take`."""
+        return self._db.write(lambda connection: self._take(connection, ledger_id, copy, generation, claim))
+
+    def _take(
+        self, connection: Connection, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim
+    ) -> DeletionIntent:
+        key = and_(_P.ledger_id == ledger_id, _P.copy == copy.value, _P.generation == generation)
+        row = connection.execute(select(t.pending_deletion).where(key).with_for_update()).first()
+        if row is None:
+            found = f"{ledger_id}/{copy.value}/{generation}"
+            raise UnknownObject("deletion", expected="an intent that was filed and not yet removed", found=found)
+        if row.state != _PENDING:
+            return to_intent(row)
+        now = self._db.now_us(connection)
+        other = row.claim_workflow or holder(connection, row.batch_id, now)
+        if other not in {None, claim.workflow_id} and (not row.claim_workflow or row.claim_until_us > now):
+            raise PreconditionFailed(f"ledger {ledger_id}: expected no other workflow at work, found {other}")
+        taken = update(t.pending_deletion).where(key).values(attempts=row.attempts + 1, **claimed_by(claim, now))
+        return to_intent(connection.execute(taken.returning(t.pending_deletion)).one())
+
+    def record_failure(self, row_id: int, error: str, *, claim: Claim) -> None:
+        """See `Deletions.record_failure`."""
+
+        def work(connection: Connection) -> None:
+            held = claimed_by(claim, self._db.now_us(connection))
+            mine = (_P.row_id == row_id, _P.state == _PENDING, _P.claim_workflow == claim.workflow_id)
+            connection.execute(update(t.pending_deletion).where(*mine).values(last_error=error, **held))
+
+        self._db.write(work)
+
+    def tally(self, batch_id: str) -> Tally:
+        """See `Deletions.tally`."""
+        sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
+        query = select(_P.outcome, *sums).where(_P.batch_id == batch_id).group_by(_P.outcome)
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return Tally(
+            outcomes={row[0] or Outcome.RETRYING.value: row[1] for row in rows},
+            objects=int(sum(row[2] for row in rows)),
+            size_bytes=int(sum(row[3] for row in rows)),
+        )
+
+    def close(self, batch_id: str, cause: Cause) -> None:
+        """See `Deletions.close`; the run's `finished_us` decides which of two calls writes the audit row."""
+        outcome = self.tally(batch_id)
+        self._db.write(lambda connection: self._close(connection, batch_id, cause, outcome))
+
+    def _close(self, connection: Connection, batch_id: str, cause: Cause, outcome: Tally) -> None:
+        now = self._db.now_us(connection)
+        first = update(t.run).where(t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
+        row = connection.execute(first.values(finished_us=now, **_UNCLAIMED).returning(t.run.c.topic_id)).first()
+        if row is None:
+            return
+        detail = {"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes}
+        connection.execute(
+            insert(t.audit).values(
+                at_us=now,
+                act="delete-ledgers",
+                actor=cause.actor,
+                reason=cause.reason,
+                workflow_id=cause.workflow_id,
+                topic_id=row.topic_id,
+                detail=detail,
+            )
+        )
+
+    def inflight(self) -> Inflight:
+        """See `Deletions.inflight`."""
+        query = select(_P.state, func.count()).where(_P.state != DeletionState.DELETED.value).group_by(_P.state)
+        counts = {row[0]: row[1] for row in self._db.read(lambda connection: connection.execute(query).all())}
+        return Inflight(
+            estimated_inflight=counts.get(_PENDING, 0),
+            dead_lettered=counts.get(DeletionState.DEAD_LETTERED.value, 0),
+        )
+
+    def list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
+        """See `Deletions.list`."""
+        query = select(t.pending_deletion).order_by(_P.row_id.desc()).limit(limit)
+        if state:
+            query = query.where(_P.state == state.value)
+        return [to_intent(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+
+
+def _ending(item: Ended) -> dict[str, object]:
+    return {
+        "row": item.row_id,
+        "new_state": item.outcome.state.value,
+        "new_outcome": item.outcome.value,
+        "new_objects": item.objects,
+        "new_bytes": item.size_bytes,
+        "new_error": item.error,
+    }

@@ -1,0 +1,225 @@
+"""Data ledgers in SQL: created, attached, closed; their segments."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.database import Database
+from infra.catalog.intents import file_intents
+from infra.catalog.topics import active_topic
+from logstore.errors import UnknownObject
+from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.ports.catalog import Ledger, Segment, Topic
+from logstore.positions import LedgerId, TopicId
+
+
+class SqlLedgers:
+    """The `Ledgers` port."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+
+    def epoch(self) -> int:
+        """See `Ledgers.epoch`."""
+        return self._db.read(epoch)
+
+    def listed(self, topic_id: TopicId) -> list[Ledger]:
+        """See `Ledgers.listed`."""
+        return self._db.read(lambda connection: _listed(connection, topic_id))
+
+    def last(self, topic_id: TopicId) -> Ledger | None:
+        """See `Ledgers.last`."""
+        query = _listed_query(topic_id).order_by(t.ledger.c.ledger_id.desc()).limit(1)
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return _ledger(row, topic_id) if row else None
+
+    def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
+        """See `Ledgers.create`."""
+        return self._db.write(lambda connection: self._create(connection, topic_id, application))
+
+    def _create(self, connection: Connection, topic_id: TopicId, application: str) -> LedgerStatement:
+        topic = active_topic(connection, topic_id)
+        taken = connection.execute(
+            update(t.catalog)
+            .values(next_ledger_id=t.catalog.c.next_ledger_id + 1)
+            .returning(t.catalog.c.next_ledger_id - 1, t.catalog.c.epoch)
+        ).one()
+        statement = LedgerStatement(
+            owner=_data_owner(application, topic),
+            ledger_id=LedgerId(taken[0]),
+            created_us=self._db.now_us(connection),
+            epoch=taken[1],
+        )
+        _insert_newborn(connection, statement, data_list(connection, topic_id))
+        return statement
+
+    def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
+        """See `Ledgers.attach`."""
+        return self._db.write(lambda connection: self._attach(connection, ledger_id, after))
+
+    def _attach(self, connection: Connection, ledger_id: LedgerId, after: LedgerId | None) -> bool:
+        newborn = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
+        if newborn is None:
+            return False  # a trim took it for abandoned: its intent is filed
+        topic_id = _topic_of(connection, newborn.list_id)
+        active_topic(connection, topic_id)
+        data_list(connection, topic_id, lock=True)
+        current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
+        if current is None or current.place is not None:
+            return current is not None
+        if _last_id(connection, newborn.list_id) != after:
+            file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=self._db.now_us(connection))
+            return False
+        self._open(connection, newborn.list_id, ledger_id, after)
+        return True
+
+    def _open(self, connection: Connection, list_id: int, ledger_id: LedgerId, after: LedgerId | None) -> None:
+        now = self._db.now_us(connection)
+        connection.execute(
+            update(t.ledger)
+            .where(t.ledger.c.ledger_id == after, t.ledger.c.state == LedgerState.OPEN.value)
+            .values(state=LedgerState.CLOSED.value, closed_us=now)
+        )
+        connection.execute(
+            update(t.ledger)
+            .where(t.ledger.c.ledger_id == ledger_id)
+            .values(state=LedgerState.OPEN.value, place=ledger_id)  # ids grow along a list
+        )
+        connection.execute(
+            update(t.ledger_copy).where(t.ledger_copy.c.ledger_id == ledger_id).values(state=CopyState.LIVE.value)
+        )
+        raise_version(connection, list_id)
+
+    def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+        """See `Ledgers.segments`."""
+        s = t.segment.c
+        query = (
+            select(t.segment)
+            .where(s.ledger_id == ledger_id, s.first_entry + s.entries > from_entry)
+            .order_by(s.first_entry)
+        )
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return [Segment(**row._mapping) for row in rows]  # noqa: SLF001 - public by SQLAlchemy's documentation
+
+    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, int]:
+        """See `Ledgers.producer_sequences`."""
+        p = t.producer_sequence.c
+        query = select(p.producer, p.sequence_id).where(p.topic_id == topic_id, p.producer.in_(sorted(producers)))
+        return {row.producer: row.sequence_id for row in self._db.read(lambda c: c.execute(query).all())}
+
+
+def epoch(connection: Connection) -> int:
+    """The catalog's epoch."""
+    return int(connection.execute(select(t.catalog.c.epoch)).scalar_one())
+
+
+def data_list(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
+    """Id of the topic's list of data ledgers, locked if asked.
+
+    Raises:
+        UnknownObject: No such topic.
+    """
+    query = select(t.ledger_list.c.list_id).where(
+        t.ledger_list.c.topic_id == topic_id, t.ledger_list.c.component == Component.MANAGED_LEDGER.value
+    )
+    found = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
+    if found is None:
+        raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
+    return int(found)
+
+
+def raise_version(connection: Connection, list_id: int) -> int:
+    """Count a change of the list and return its new version."""
+    raised = (
+        update(t.ledger_list)
+        .where(t.ledger_list.c.list_id == list_id)
+        .values(version=t.ledger_list.c.version + 1)
+        .returning(t.ledger_list.c.version)
+    )
+    return int(connection.execute(raised).scalar_one())
+
+
+def _data_owner(application: str, topic: Topic) -> LedgerOwner:
+    return LedgerOwner(
+        application=application,
+        component=Component.MANAGED_LEDGER,
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        keys={},
+    )
+
+
+def _insert_newborn(connection: Connection, statement: LedgerStatement, list_id: int) -> None:
+    connection.execute(
+        insert(t.ledger).values(
+            ledger_id=statement.ledger_id,
+            list_id=list_id,
+            application=statement.owner.application,
+            state=LedgerState.CREATING.value,
+            epoch=statement.epoch,
+            created_us=statement.created_us,
+            entries=0,
+            size_bytes=0,
+            segments=0,
+            last_segment=-1,
+            generation=0,
+        )
+    )
+    connection.execute(
+        insert(t.ledger_copy).values(
+            ledger_id=statement.ledger_id, kind=CopyKind.LEDGER.value, state=CopyState.WRITING.value, context={}
+        )
+    )
+
+
+def _topic_of(connection: Connection, list_id: int) -> TopicId:
+    query = select(t.ledger_list.c.topic_id).where(t.ledger_list.c.list_id == list_id)
+    return TopicId(connection.execute(query).scalar_one())
+
+
+def _last_id(connection: Connection, list_id: int) -> int | None:
+    query = select(func.max(t.ledger.c.ledger_id)).where(t.ledger.c.list_id == list_id, t.ledger.c.place.is_not(None))
+    return connection.execute(query).scalar_one_or_none()
+
+
+def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
+    return (
+        select(t.ledger)
+        .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+        .where(
+            t.ledger_list.c.topic_id == topic_id,
+            t.ledger_list.c.component == Component.MANAGED_LEDGER.value,
+            t.ledger.c.place.is_not(None),
+        )
+    )
+
+
+def _listed(connection: Connection, topic_id: TopicId) -> list[Ledger]:
+    rows = connection.execute(_listed_query(topic_id).order_by(t.ledger.c.ledger_id)).all()
+    kinds: dict[int, list[CopyKind]] = {}
+    inner = _listed_query(topic_id).with_only_columns(t.ledger.c.ledger_id)
+    copies = select(t.ledger_copy.c.ledger_id, t.ledger_copy.c.kind).where(
+        t.ledger_copy.c.ledger_id.in_(inner), t.ledger_copy.c.state == CopyState.LIVE.value
+    )
+    for row in connection.execute(copies.order_by(t.ledger_copy.c.kind)):
+        kinds.setdefault(row.ledger_id, []).append(CopyKind(row.kind))
+    return [_ledger(row, topic_id, tuple(kinds.get(row.ledger_id, ()))) for row in rows]
+
+
+def _ledger(row: Row[Any], topic_id: TopicId, copies: tuple[CopyKind, ...] = (CopyKind.LEDGER,)) -> Ledger:
+    return Ledger(
+        ledger_id=LedgerId(row.ledger_id),
+        topic_id=topic_id,
+        component=Component.MANAGED_LEDGER,
+        state=LedgerState(row.state),
+        entries=row.entries,
+        size_bytes=row.size_bytes,
+        last_segment=row.last_segment,
+        generation=row.generation,
+        created_us=row.created_us,
+        closed_us=row.closed_us,
+        copies=copies,
+    )

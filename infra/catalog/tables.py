@@ -1,0 +1,197 @@
+"""The catalog's tables.
+
+Times are microseconds since 1970 by the database's clock. There are no foreign keys: rows of one ledger are
+removed set-wise under the lock of their list, and a check per row would cost more than the removal.
+"""
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
+from sqlmodel import Field, SQLModel
+
+Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER key
+
+
+class CatalogRow(SQLModel, table=True):
+    """The one row that speaks for the catalog as a whole."""
+
+    __tablename__ = "catalog"
+    id: int = Field(primary_key=True, sa_type=Integer)
+    epoch: int = Field(sa_type=Big)
+    next_ledger_id: int = Field(sa_type=Big)
+
+
+class TopicRow(SQLModel, table=True):
+    """A topic; a name created again has another id."""
+
+    __tablename__ = "topic"
+    __table_args__ = {"sqlite_autoincrement": True}
+    topic_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
+    name: str = Field(unique=True)
+    state: str
+    retention_s: int = Field(sa_type=Big)
+    retention_bytes: int | None = Field(default=None, sa_type=Big)
+    created_us: int = Field(sa_type=Big)
+
+
+class LedgerListRow(SQLModel, table=True):
+    """The ledgers of one owner, in order. Its row is the lock of phase one."""
+
+    __tablename__ = "ledger_list"
+    __table_args__ = (UniqueConstraint("topic_id", "component", "owner"),)
+    list_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
+    topic_id: int = Field(sa_type=Big)
+    component: str
+    owner: str  # the component's keys as canonical JSON
+    version: int = Field(default=0, sa_type=Big)
+
+
+class LedgerRow(SQLModel, table=True):
+    """A ledger. It is listed while `place` is set."""
+
+    __tablename__ = "ledger"
+    __table_args__ = (Index("ledger_by_list", "list_id", "place"),)
+    ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    list_id: int = Field(sa_type=Big)
+    place: int | None = Field(default=None, sa_type=Big)
+    application: str
+    state: str
+    entries: int = Field(default=0, sa_type=Big)
+    size_bytes: int = Field(default=0, sa_type=Big)
+    segments: int = Field(default=0, sa_type=Big)
+    last_segment: int = Field(default=-1, sa_type=Big)
+    generation: int = Field(default=0, sa_type=Big)
+    epoch: int = Field(sa_type=Big)
+    created_us: int = Field(sa_type=Big)
+    closed_us: int | None = Field(default=None, sa_type=Big)
+
+
+class LedgerCopyRow(SQLModel, table=True):
+    """One copy of a ledger: primary or tiered."""
+
+    __tablename__ = "ledger_copy"
+    ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    kind: str = Field(primary_key=True)
+    state: str
+    context: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
+
+
+class SegmentRow(SQLModel, table=True):
+    """A registered segment; its registration is the moment at which its entries exist."""
+
+    __tablename__ = "segment"
+    ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    number: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    first_entry: int = Field(sa_type=Big)
+    entries: int = Field(sa_type=Big)
+    size_bytes: int = Field(sa_type=Big)
+
+
+class CursorRow(SQLModel, table=True):
+    """A subscription and what it acknowledged."""
+
+    __tablename__ = "cursor"
+    __table_args__ = (UniqueConstraint("topic_id", "name"),)
+    cursor_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
+    topic_id: int = Field(sa_type=Big)
+    name: str
+    mark_ledger: int = Field(sa_type=Big)
+    mark_entry: int = Field(sa_type=Big)
+    acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)
+    created_us: int = Field(sa_type=Big)
+
+
+class ProducerSequenceRow(SQLModel, table=True):
+    """The last registered sequence id of a producer on a topic."""
+
+    __tablename__ = "producer_sequence"
+    topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    producer: str = Field(primary_key=True)
+    sequence_id: int = Field(sa_type=Big)
+
+
+class PendingDeletionRow(SQLModel, table=True):
+    """A deletion intent: one copy of one ledger, of one detach. Source: PIP-186, PendingDeleteLedgerInfo."""
+
+    __tablename__ = "pending_deletion"
+    __table_args__ = (
+        UniqueConstraint("ledger_id", "copy", "generation"),
+        Index("pending_deletion_by_batch", "batch_id", "row_id"),
+        Index("pending_deletion_by_state", "state", "topic_id"),
+        {"sqlite_autoincrement": True},  # pages go on behind the highest row id seen
+    )
+    row_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
+    batch_id: str
+    ledger_id: int = Field(sa_type=Big)
+    copy_kind: str = Field(sa_column_kwargs={"name": "copy"})
+    generation: int = Field(sa_type=Big)
+    application: str
+    component: str
+    topic_id: int = Field(sa_type=Big)
+    topic: str
+    keys: str  # canonical JSON
+    context: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
+    segments: int = Field(default=0, sa_type=Big)
+    size_bytes: int = Field(default=0, sa_type=Big)
+    epoch: int = Field(sa_type=Big)
+    state: str
+    outcome: str | None = None
+    attempts: int = 0
+    last_error: str | None = Field(default=None, sa_type=Text)
+    claim_workflow: str | None = None
+    claim_run: str | None = None
+    claim_until_us: int | None = Field(default=None, sa_type=Big)
+    objects_deleted: int = Field(default=0, sa_type=Big)
+    bytes_deleted: int = Field(default=0, sa_type=Big)
+    created_us: int = Field(sa_type=Big)
+    finished_us: int | None = Field(default=None, sa_type=Big)
+
+
+class RunRow(SQLModel, table=True):
+    """One batch of work, claimed as a whole."""
+
+    __tablename__ = "run"
+    run_id: str = Field(primary_key=True)
+    kind: str
+    topic_id: int = Field(sa_type=Big)
+    summary: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
+    claim_workflow: str | None = None
+    claim_run: str | None = None
+    claim_until_us: int | None = Field(default=None, sa_type=Big)
+    created_us: int = Field(sa_type=Big)
+    finished_us: int | None = Field(default=None, sa_type=Big)
+
+
+class AuditRow(SQLModel, table=True):
+    """A destructive act: who, why, by which workflow, with what outcome."""
+
+    __tablename__ = "audit"
+    audit_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
+    at_us: int = Field(sa_type=Big)
+    act: str
+    actor: str
+    reason: str = Field(sa_type=Text)
+    workflow_id: str
+    topic_id: int | None = Field(default=None, sa_type=Big)
+    topic: str | None = None
+    detail: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
+
+
+metadata = SQLModel.metadata
+
+
+def _table(name: str) -> Table:
+    return metadata.tables[name]
+
+
+catalog = _table("catalog")
+topic = _table("topic")
+ledger_list = _table("ledger_list")
+ledger = _table("ledger")
+ledger_copy = _table("ledger_copy")
+segment = _table("segment")
+cursor = _table("cursor")
+producer_sequence = _table("producer_sequence")
+pending_deletion = _table("pending_deletion")
+run = _table("run")
+audit = _table("audit")

@@ -1,0 +1,117 @@
+"""Topics in SQL."""
+
+import json
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select
+
+from infra.catalog import tables as t
+from infra.catalog.database import Database
+from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
+from logstore.ledgers import Component
+from logstore.ports.catalog import Topic, TopicState
+from logstore.positions import TopicId
+from logstore.retention import RetentionPolicy
+
+
+class SqlTopics:
+    """The `Topics` port."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+
+    def create(self, name: str, policy: RetentionPolicy) -> Topic:
+        """See `Topics.create`; the name's unique key decides between racing creators."""
+        return self._db.write(lambda connection: self._create(connection, name, policy))
+
+    def _create(self, connection: Connection, name: str, policy: RetentionPolicy) -> Topic:
+        if connection.execute(select(t.topic.c.topic_id).where(t.topic.c.name == name)).first():
+            raise AlreadyExists(f"topic {name!r} exists already")
+        now = self._db.now_us(connection)
+        topic_id = connection.execute(
+            _ignoring_conflict(connection, t.topic)
+            .values(
+                name=name,
+                state=TopicState.ACTIVE.value,
+                retention_s=policy.retention_s,
+                retention_bytes=policy.retention_bytes,
+                created_us=now,
+            )
+            .returning(t.topic.c.topic_id)
+        ).scalar_one_or_none()
+        if topic_id is None:
+            raise AlreadyExists(f"topic {name!r} exists already")
+        connection.execute(
+            insert(t.ledger_list).values(
+                topic_id=topic_id, component=Component.MANAGED_LEDGER.value, owner=canonical({}), version=0
+            )
+        )
+        return Topic(topic_id=topic_id, name=name, state=TopicState.ACTIVE, policy=policy, created_us=now)
+
+    def get(self, name: str) -> Topic:
+        """See `Topics.get`."""
+        found = self._db.read(lambda connection: connection.execute(_SELECT.where(t.topic.c.name == name)).first())
+        if found is None:
+            raise UnknownObject("topic", expected="an existing topic", found=name)
+        return _topic(found)
+
+    def by_id(self, topic_id: TopicId) -> Topic:
+        """See `Topics.by_id`."""
+        return self._db.read(lambda connection: topic_row(connection, topic_id))
+
+    def all(self) -> list[Topic]:
+        """See `Topics.all`."""
+        rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(t.topic.c.name)).all())
+        return [_topic(row) for row in rows]
+
+
+_SELECT = select(t.topic)
+
+
+def canonical(keys: dict[str, str]) -> str:
+    """Keys of a component as one text, equal for equal keys."""
+    return json.dumps(keys, sort_keys=True, separators=(",", ":"))
+
+
+def _ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
+    from sqlalchemy.dialects import postgresql, sqlite  # noqa: PLC0415 - chosen by the connection
+
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return dialect.insert(table).on_conflict_do_nothing()
+
+
+def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
+    """Read a topic, under a share lock if asked: a topic that is being deleted waits for us or we for it.
+
+    Raises:
+        UnknownObject: There is none.
+    """
+    query = _SELECT.where(t.topic.c.topic_id == topic_id)
+    found = connection.execute(query.with_for_update(read=True) if share else query).first()
+    if found is None:
+        raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
+    return _topic(found)
+
+
+def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
+    """Lock a topic and require it ACTIVE.
+
+    Raises:
+        UnknownObject: There is none.
+        PreconditionFailed: It is being deleted.
+    """
+    found = topic_row(connection, topic_id, share=True)
+    if found.state is not TopicState.ACTIVE:
+        raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
+    return found
+
+
+def _topic(row: Row[Any]) -> Topic:
+    return Topic(
+        topic_id=TopicId(row.topic_id),
+        name=row.name,
+        state=TopicState(row.state),
+        policy=RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes),
+        created_us=row.created_us,
+    )

@@ -1,0 +1,76 @@
+"""The schema's version: raised by Alembic, checked before use."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from infra.catalog.database import Database
+from logstore.errors import CatalogVersionMismatch
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_LOCK = 0x5E870  # any number of our own: PostgreSQL's advisory lock around a migration
+
+
+def upgrade(database: Database) -> None:
+    """Bring the catalog to this build's version, from empty or from any earlier one; repeating it is harmless.
+
+    Raises:
+        CatalogVersionMismatch: It was written by a newer build.
+    """
+    database.write(_upgrade)
+
+
+def _upgrade(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    if _version(connection) not in {None, *_known()}:
+        raise _mismatch(connection)
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def check_version(database: Database) -> None:
+    """Require exactly this build's version.
+
+    Raises:
+        CatalogVersionMismatch: The catalog is empty, older, or newer.
+    """
+
+    def work(connection: Connection) -> None:
+        if _version(connection) != _head():
+            raise _mismatch(connection)
+
+    database.read(work)
+
+
+def _mismatch(connection: Connection) -> CatalogVersionMismatch:
+    found = _version(connection) or "an empty database"
+    advice = (
+        "run `sexton up`, or `sexton catalog upgrade`"
+        if found in {*_known(), "an empty database"}
+        else ("it was written by a newer build: run that one")
+    )
+    return CatalogVersionMismatch(f"catalog version: expected {_head()}, found {found}; {advice}")
+
+
+def _version(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    return config
+
+
+def _head() -> str:
+    return str(ScriptDirectory.from_config(_config()).get_current_head())
+
+
+def _known() -> set[str]:
+    return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
