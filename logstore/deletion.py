@@ -73,6 +73,7 @@ class DeletionIntent:
     outcome: Outcome | None = None
     attempts: int = 0
     last_error: str | None = None
+    handed_to: str | None = None  # workflow of its own that holds the claim, or None: its batch works on it
 
     @property
     def owner(self) -> LedgerOwner:

@@ -12,6 +12,7 @@ SextonError
 │   │   └── UnknownObject          a topic, ledger, subscription or batch that does not exist
 │   ├── PreconditionFailed         a guard refused; nothing changed
 │   │   ├── AlreadyExists          the name or key is taken
+│   │   ├── ClaimHeld              another workflow is at work on it
 │   │   ├── LedgerFenced           the ledger takes no more segments: roll and append again
 │   │   ├── LedgerStillNeeded      a ledger that something refers to
 │   │   ├── ProducerFenced         another append of this producer came first
@@ -83,6 +84,10 @@ class PreconditionFailed(TerminalError):
 
 class AlreadyExists(PreconditionFailed):
     """The name or the key is taken."""
+
+
+class ClaimHeld(PreconditionFailed):
+    """Another workflow is at work on it."""
 
 
 class LedgerFenced(PreconditionFailed):

@@ -10,7 +10,7 @@ from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
 from infra.catalog.intents import to_intent
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.errors import ClaimHeld, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
@@ -53,7 +53,7 @@ class SqlDeletions(PhaseOne):
         renewed = update(t.run).where(t.run.c.run_id == batch_id, free).values(**claimed_by(claim, now))
         if not connection.execute(renewed).rowcount:
             other = holder(connection, batch_id, now)
-            raise PreconditionFailed(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {other}")
+            raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {other}")
 
     def referenced(self, intents: Sequence[DeletionIntent]) -> frozenset[int]:
         """See `Deletions.referenced`."""
@@ -135,7 +135,7 @@ class SqlDeletions(PhaseOne):
         now = self._db.now_us(connection)
         other = row.claim_workflow or holder(connection, row.batch_id, now)
         if other not in {None, claim.workflow_id} and (not row.claim_workflow or row.claim_until_us > now):
-            raise PreconditionFailed(f"ledger {ledger_id}: expected no other workflow at work, found {other}")
+            raise ClaimHeld(f"ledger {ledger_id}: expected no other workflow at work, found {other}")
         taken = update(t.pending_deletion).where(key).values(attempts=row.attempts + 1, **claimed_by(claim, now))
         return to_intent(connection.execute(taken.returning(t.pending_deletion)).one())
 

@@ -89,7 +89,6 @@ class PhaseOne:
         cause: Cause,
     ) -> Detached:
         """See `Deletions.detach`."""
-
         order = _Order(ledger_ids=ledger_ids, batch_id=batch_id, claim=claim, cause=cause)
 
         def work(connection: Connection) -> Detached:

@@ -81,6 +81,7 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
         outcome=Outcome(found["outcome"]) if found["outcome"] else None,
         attempts=found["attempts"],
         last_error=found["last_error"],
+        handed_to=found["claim_workflow"],
     )
 
 

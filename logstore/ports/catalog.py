@@ -341,7 +341,7 @@ class Deletions(Protocol):
         """Hold the batch until `ttl_s` from now.
 
         Raises:
-            PreconditionFailed: Another workflow holds it.
+            ClaimHeld: Another workflow holds it.
         """
 
     def referenced(self, intents: Sequence[DeletionIntent]) -> frozenset[int]:
@@ -361,7 +361,7 @@ class Deletions(Protocol):
 
         Raises:
             UnknownObject: No such row: it was never filed, or was removed after `finished_retention`.
-            PreconditionFailed: Another workflow holds it.
+            ClaimHeld: Another workflow holds it.
         """
 
     def record_failure(self, row_id: int, error: str, *, claim: Claim) -> None:
