@@ -139,13 +139,14 @@ class SqlDeletions(PhaseOne):
         taken = update(t.pending_deletion).where(key).values(attempts=row.attempts + 1, **claimed_by(claim, now))
         return to_intent(connection.execute(taken.returning(t.pending_deletion)).one())
 
-    def record_failure(self, row_id: int, error: str, *, claim: Claim) -> None:
-        """See `Deletions.record_failure`."""
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
+        """See `Deletions.hold`."""
 
         def work(connection: Connection) -> None:
             held = claimed_by(claim, self._db.now_us(connection))
             mine = (_P.row_id == row_id, _P.state == _PENDING, _P.claim_workflow == claim.workflow_id)
-            connection.execute(update(t.pending_deletion).where(*mine).values(last_error=error, **held))
+            kept = {} if error is None else {"last_error": error}
+            connection.execute(update(t.pending_deletion).where(*mine).values(**kept, **held))
 
         self._db.write(work)
 

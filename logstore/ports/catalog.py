@@ -364,8 +364,11 @@ class Deletions(Protocol):
             ClaimHeld: Another workflow holds it.
         """
 
-    def record_failure(self, row_id: int, error: str, *, claim: Claim) -> None:
-        """Keep the error of an attempt and hold the row until the next one."""
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
+        """Keep the row claimed until `ttl_s` from now, and the error of an attempt if there was one.
+
+        A row that ended, or that another workflow holds, is left alone.
+        """
 
     def tally(self, batch_id: str) -> Tally:
         """Count the batch by outcome."""

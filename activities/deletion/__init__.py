@@ -1,0 +1,34 @@
+"""Two-phase deletion, one side effect an activity. Source: PIP-186."""
+
+from activities.deletion.ledger_deletion import LedgerDeletion, delete_ledger_id
+from activities.deletion.values import (
+    Certificate,
+    CertifyInput,
+    ChunkInput,
+    ChunkResult,
+    DeadLetterInput,
+    DetachInput,
+    DetachResult,
+    IntentKey,
+    OneInput,
+    OneResult,
+    Range,
+    RangesInput,
+)
+
+__all__ = [
+    "Certificate",
+    "CertifyInput",
+    "ChunkInput",
+    "ChunkResult",
+    "DeadLetterInput",
+    "DetachInput",
+    "DetachResult",
+    "IntentKey",
+    "LedgerDeletion",
+    "OneInput",
+    "OneResult",
+    "Range",
+    "RangesInput",
+    "delete_ledger_id",
+]

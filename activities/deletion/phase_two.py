@@ -1,0 +1,78 @@
+"""Phase two on a set of intents: what the catalog says, what storage says, and only then the delete.
+
+Source: PIP-186, second phase, steps 3 to 6.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from activities.deletion.pulse import Pulse
+from logstore.deletion import DeletionIntent, Finding, Outcome, StoredCopy, refusal
+from logstore.errors import SextonError, Unsupported
+from logstore.ports.catalog import Ended
+from logstore.ports.storage import CopyStorage, Storages
+
+
+@dataclass(slots=True)
+class Examination:
+    """Every intent is in exactly one of the three."""
+
+    ended: list[Ended] = field(default_factory=list)  # no delete is needed, or none is allowed
+    copies: dict[int, tuple[DeletionIntent, StoredCopy]] = field(default_factory=dict)  # ours, to be removed
+    errors: dict[int, SextonError] = field(default_factory=dict)  # no answer: treated as "keep"
+
+
+def examine(
+    intents: Sequence[DeletionIntent], referenced: Collection[int], storages: Storages, pulse: Pulse
+) -> Examination:
+    """Judge each intent; every error but a definite absence means that nothing is deleted."""
+    found = Examination()
+    for intent in intents:
+        refused = refusal(intent, referenced=intent.row_id in referenced)
+        if refused:
+            found.ended.append(Ended(row_id=intent.row_id, outcome=refused[0], error=refused[1]))
+            continue
+        try:
+            _place(found, intent, _storage(storages, intent).inspect(intent))
+        except SextonError as error:
+            found.errors[intent.row_id] = error
+        pulse.examined()
+    return found
+
+
+def _place(found: Examination, intent: DeletionIntent, stored: StoredCopy) -> None:
+    row = intent.row_id
+    if stored.finding is Finding.ABSENT:
+        found.ended.append(Ended(row_id=row, outcome=Outcome.ALREADY_GONE))
+    elif stored.finding is Finding.FOREIGN:
+        found.ended.append(Ended(row_id=row, outcome=Outcome.METADATA_MISMATCH, error=stored.detail))
+    else:
+        found.copies[row] = (intent, stored)
+
+
+def remove(found: Examination, storages: Storages, pulse: Pulse) -> tuple[list[Ended], dict[int, str]]:
+    """Remove what was found to be ours, together per kind of copy.
+
+    Returns:
+        What ended, and the error of each row that did not.
+    """
+    ended = list(found.ended)
+    errors = {row: f"{type(error).__name__}: {error}" for row, error in found.errors.items()}
+    for kind in sorted({intent.copy for intent, _ in found.copies.values()}):
+        copies = {row: stored for row, (intent, stored) in found.copies.items() if intent.copy is kind}
+        for row, removal in storages[kind.value].remove(copies, on_progress=pulse.deleted).items():
+            if removal.error:
+                errors[row] = f"DeletionIncomplete: {removal.error}"
+            else:
+                done = Ended(
+                    row_id=row, outcome=Outcome.DELETED, objects=removal.objects, size_bytes=removal.size_bytes
+                )
+                ended.append(done)
+    return ended, errors
+
+
+def _storage(storages: Storages, intent: DeletionIntent) -> CopyStorage:
+    try:
+        return storages[intent.copy.value]
+    except KeyError:
+        raise Unsupported(f"ledger {intent.ledger_id}: this build has no storage for {intent.copy.value}") from None

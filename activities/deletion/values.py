@@ -1,0 +1,126 @@
+"""What travels to and from the deletion activities. Lists that can grow never do: rows stay in SQL."""
+
+from dataclasses import dataclass, field
+
+from logstore.deletion import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetachInput:
+    """Phase one. `ledger_ids` None: what retention lets go."""
+
+    topic_id: int
+    batch_id: str
+    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    actor: str
+    reason: str
+    ledger_ids: list[int] | None = None  # at most 10,000
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetachResult:
+    """What left the list, and what phase two has to do."""
+
+    ledgers: int
+    intents: int
+    catalog_epoch: int
+    finished: dict[str, int] = field(default_factory=dict)  # asked for and ended before: outcome -> rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangesInput:
+    """Which page of a batch."""
+
+    batch_id: str
+    after: int  # row id, exclusive
+    rows: int  # per range
+    limit: int  # ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Row ids of a batch, both ends inclusive."""
+
+    first: int
+    last: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkInput:
+    """One range of a batch."""
+
+    batch_id: str
+    chunk: Range
+    catalog_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntentKey:
+    """Names one intent for ever."""
+
+    ledger_id: int
+    copy: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkResult:
+    """What a chunk came to: counts of its rows by outcome, and the rows that need a workflow of their own."""
+
+    outcomes: dict[str, int]
+    objects: int = 0  # confirmed by storage in this attempt
+    size_bytes: int = 0
+    alone: list[IntentKey] = field(default_factory=list)  # at most the chunk's rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneInput:
+    """One intent."""
+
+    key: IntentKey
+    catalog_epoch: int
+    retry_interval_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneResult:
+    """How one intent ended."""
+
+    outcome: Outcome
+    objects: int = 0
+    size_bytes: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterInput:
+    """An intent whose attempts are exhausted."""
+
+    key: IntentKey
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyInput:
+    """Close a batch."""
+
+    batch_id: str
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A batch's outcome, counted from its rows and confirmed by storage: fit for an audit."""
+
+    batch_id: str
+    outcomes: dict[str, int]
+    objects: int
+    size_bytes: int
+
+    @property
+    def deleted(self) -> int:
+        """Copies of which nothing is left."""
+        return sum(count for name, count in self.outcomes.items() if Outcome(name).success)
