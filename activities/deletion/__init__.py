@@ -14,6 +14,7 @@ from activities.deletion.values import (
     OneResult,
     Range,
     RangesInput,
+    RangesPage,
 )
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "OneResult",
     "Range",
     "RangesInput",
+    "RangesPage",
     "delete_ledger_id",
 ]

@@ -26,9 +26,10 @@ from activities.deletion.values import (
     OneResult,
     Range,
     RangesInput,
+    RangesPage,
 )
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import SextonError, UnknownObject
+from logstore.errors import SextonError, StaleCatalog, UnknownObject
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange
 from logstore.ports.storage import Storages
@@ -52,9 +53,11 @@ class LedgerDeletion:
 
         Idempotency: keyed by `batch_id`; a second call returns what the first one did.
         Heartbeat: none; one transaction.
-        Raises: UnknownObject, LedgerStillNeeded (terminal); CatalogBusy, StoreUnavailable (retry).
+        Raises: UnknownObject, LedgerStillNeeded, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        run_id = activity.info().workflow_run_id or ""
+        epoch, run_id = self._ledgers.epoch(), activity.info().workflow_run_id or ""
+        if request.catalog_epoch not in {None, epoch}:
+            raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
         detached = self._deletions.detach(
             TopicId(request.topic_id),
             None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids],
@@ -66,20 +69,22 @@ class LedgerDeletion:
         return DetachResult(
             ledgers=detached.ledgers,
             intents=detached.intents,
-            catalog_epoch=self._ledgers.epoch(),
+            catalog_epoch=epoch,
             finished=dict(detached.finished),
         )
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(self, request: RangesInput) -> list[Range]:
+    def next_ranges(self, request: RangesInput) -> RangesPage:
         """Read which unfinished rows of the batch come next.
 
         Idempotency: reads only; rows that ended since are met as finished.
-        Raises: StoreUnavailable (retry).
+        Raises: StoreUnavailable (retry); ClaimHeld (terminal).
         """
+        if self._stale(request.catalog_epoch):
+            return RangesPage(ranges=[], stale=True)
         self._deletions.renew(request.batch_id, _own_claim())
         found = self._deletions.ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
-        return [Range(first=part.first, last=part.last, rows=part.rows) for part in found]
+        return RangesPage(ranges=[Range(first=part.first, last=part.last, rows=part.rows) for part in found])
 
     @activity.defn(name="deletion.delete_chunk")
     def delete_chunk(self, request: ChunkInput) -> ChunkResult:

@@ -14,6 +14,7 @@ class DetachInput:
     batch_workflow_id: str  # which workflow will do phase two: it gets the claim
     actor: str
     reason: str
+    catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
     ledger_ids: list[int] | None = None  # at most 10,000
     force: bool = False
 
@@ -33,6 +34,7 @@ class RangesInput:
     """Which page of a batch."""
 
     batch_id: str
+    catalog_epoch: int
     after: int  # row id, exclusive
     rows: int  # per range
     limit: int  # ranges
@@ -45,6 +47,14 @@ class Range:
     first: int
     last: int
     rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangesPage:
+    """What comes next in a batch; `ranges` is empty when nothing does."""
+
+    ranges: list[Range]  # at most `RangesInput.limit`
+    stale: bool = False  # the catalog has another epoch: nothing may be changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,84 @@
+"""`delete-ledger`: nothing of one copy of one ledger is left in storage, or its row says why.
+
+Destroys the objects of exactly that copy. Invariant: storage and catalog are both asked again just before the
+delete. To stop it, terminate it: its row stays listed as unfinished and is taken up again. It fails, with the
+outcome as its error type, when the outcome is not a success, so that the Failed filter shows the dead letters.
+
+1. Delete the copy under a claim; retry what may help, `retry_interval_s` apart.
+2. Attempts exhausted: keep the row as a dead letter with its error.
+
+Source: PIP-186, second phase; 10 attempts, 600 s apart.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
+    from workflows import search_attributes
+
+_DEAD_LETTER = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(seconds=60),  # two small transactions
+    retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: a dead letter is never dropped
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgerInput:
+    """One intent, and how patiently to try."""
+
+    key: IntentKey
+    topic: str  # encoded; for filters only
+    catalog_epoch: int
+    max_attempts: int = 10  # the batch's own attempt counts as one
+    retry_interval_s: int = 600
+
+
+def workflow_id(key: IntentKey) -> str:
+    """`delete-ledger/{ledger}/{copy}/{generation}`: a later detach has another generation."""
+    return delete_ledger_id(key)
+
+
+def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
+    return workflow.ActivityConfig(
+        start_to_close_timeout=timedelta(hours=1),  # 100,000 segments in pages of 1,000, throttled to 30 a second
+        heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+        retry_policy=RetryPolicy(
+            initial_interval=timedelta(seconds=1),  # after a lost worker; an answered failure says its own delay
+            maximum_interval=timedelta(seconds=10),
+            maximum_attempts=max(1, request.max_attempts - 1),
+        ),
+    )
+
+
+@workflow.defn(name="delete-ledger")
+class DeleteLedger:
+    """See the module's text."""
+
+    @workflow.run
+    async def run(self, request: DeleteLedgerInput) -> OneResult:
+        """Do the numbered steps."""
+        workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
+        one = OneInput(key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s)
+        try:
+            result = await workflow.execute_activity_method(LedgerDeletion.delete_one, one, **_delete_one(request))
+        except ActivityError as error:
+            result = await self._give_up(request, error)
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([result.outcome.value])])
+        workflow.set_current_details(f"**{result.outcome.value}** — {result.objects} objects. {result.detail}")
+        if not result.outcome.success:
+            raise ApplicationError(result.detail, type=result.outcome.value, non_retryable=True)
+        return result
+
+    async def _give_up(self, request: DeleteLedgerInput, error: ActivityError) -> OneResult:
+        if is_cancelled_exception(error):
+            raise error
+        cause = error.cause
+        if isinstance(cause, ApplicationError) and cause.type == "ClaimHeld":
+            raise error  # another workflow is at work on the row: nothing has failed
+        letter = DeadLetterInput(key=request.key, error=str(cause or error))
+        return await workflow.execute_activity_method(LedgerDeletion.dead_letter, letter, **_DEAD_LETTER)

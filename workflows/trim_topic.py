@@ -1,0 +1,154 @@
+"""`trim-topic`: every ledger that retention lets go is out of the topic's list and gone from storage.
+
+Destroys ledgers that every subscription has acknowledged and no limit keeps. Invariant: what goes is a prefix of
+the list, decided under its lock. To stop it, cancel or terminate it: a started `delete-ledgers` goes on by itself.
+
+Repeat until a pass that began after the last `again` detaches nothing:
+1. Roll the last ledger if it is idle and past its age.
+2. Detach what retention lets go (phase one), taking up stalled intents of the topic.
+3. Run `delete-ledgers` on that batch (phase two).
+
+Source: PIP-186; Pulsar's retention.
+"""
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes
+
+with workflow.unsafe.imports_passed_through():
+    from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
+    from activities.retention import Retention, RollInput
+    from workflows import delete_ledgers, search_attributes
+    from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput, DeletionPolicy
+
+_SQL = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicResult:
+    """What the passes did together."""
+
+    detached: int = 0  # ledgers
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies
+    deleted: int = 0  # copies of which nothing is left
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+    passes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicInput:
+    """Which topic, and why."""
+
+    topic_id: int
+    topic: str  # encoded; for filters and people
+    actor: str
+    reason: str
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    carried: TrimTopicResult = field(default_factory=TrimTopicResult)
+
+
+def workflow_id(topic_id: int) -> str:
+    """`trim-topic/{topic_id}`: one at a time a topic; a name created again has another id."""
+    return f"trim-topic/{topic_id}"
+
+
+@workflow.defn(name="trim-topic")
+class TrimTopic:
+    """See the module's text."""
+
+    @workflow.init
+    def __init__(self, request: TrimTopicInput) -> None:
+        """Start from what an earlier run carried over."""
+        self._request = request
+        self._result = request.carried
+        self._asked_again = False
+
+    @workflow.run
+    async def run(self, request: TrimTopicInput) -> TrimTopicResult:
+        """Do the numbered steps until there is nothing left to do."""
+        while True:
+            self._asked_again = False
+            detached = await self._pass()
+            if not detached.intents and not self._asked_again:
+                return self._result
+            if workflow.info().is_continue_as_new_suggested():
+                workflow.continue_as_new(replace(request, carried=self._result))
+
+    @workflow.signal
+    def again(self) -> None:
+        """Ask for one more pass, begun after this."""
+        self._asked_again = True
+
+    @workflow.query
+    def progress(self) -> TrimTopicResult:
+        """What the passes did so far."""
+        return self._result
+
+    async def _pass(self) -> DetachResult:
+        request = self._request
+        await workflow.execute_activity_method(Retention.roll_idle, RollInput(topic_id=request.topic_id), **_SQL)
+        batch_id = f"{request.topic_id}-{workflow.uuid4().hex[:12]}"
+        detached = await workflow.execute_activity_method(
+            LedgerDeletion.detach,
+            DetachInput(
+                topic_id=request.topic_id,
+                batch_id=batch_id,
+                batch_workflow_id=delete_ledgers.workflow_id(batch_id),
+                actor=request.actor,
+                reason=request.reason,
+            ),
+            **_SQL,
+        )
+        self._result = replace(
+            self._result, detached=self._result.detached + detached.ledgers, passes=self._result.passes + 1
+        )
+        if detached.intents:
+            self._add(await self._phase_two(batch_id, detached))
+        return detached
+
+    async def _phase_two(self, batch_id: str, detached: DetachResult) -> Certificate:
+        """Abandoned by this one's end: intents are filed, so their deletion must not stop with the trim."""
+        request = self._request
+        return await workflow.execute_child_workflow(
+            DeleteLedgers.run,
+            DeleteLedgersInput(
+                batch_id=batch_id,
+                topic_id=request.topic_id,
+                topic=request.topic,
+                catalog_epoch=detached.catalog_epoch,
+                actor=request.actor,
+                reason=request.reason,
+                policy=request.policy,
+                carried=delete_ledgers.DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
+            ),
+            id=delete_ledgers.workflow_id(batch_id),
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            static_summary=f"{detached.intents} copies of {request.topic}",
+            search_attributes=TypedSearchAttributes(
+                [
+                    SearchAttributePair(search_attributes.TOPIC, request.topic),
+                    SearchAttributePair(search_attributes.RUN_ID, batch_id),
+                ]
+            ),
+        )
+
+    def _add(self, done: Certificate) -> None:
+        before = self._result
+        names = sorted({*before.outcomes, *done.outcomes})
+        self._result = replace(
+            before,
+            outcomes={name: before.outcomes.get(name, 0) + done.outcomes.get(name, 0) for name in names},
+            deleted=before.deleted + done.deleted,
+            objects=before.objects + done.objects,
+            size_bytes=before.size_bytes + done.size_bytes,
+        )
+        workflow.set_current_details(
+            f"{self._result.detached:,} ledgers detached, {self._result.deleted:,} copies deleted, "
+            f"{self._result.objects:,} objects, in {self._result.passes} passes"
+        )
