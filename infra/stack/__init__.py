@@ -1,0 +1,1 @@
+"""The embedded servers: started, health-checked and stopped on this machine's loopback interface."""

@@ -1,0 +1,1 @@
+"""Whether the embedded servers start, stay apart, recover and stop."""

