@@ -89,7 +89,7 @@ def test_process_killed_from_outside_counts_as_not_running(process: ServiceProce
 
 def test_process_dead_but_not_reaped_counts_as_not_running(process: ServiceProcess) -> None:
     """A zombie serves nobody; in a container whose first process reaps none, it stays for ever."""
-    with subprocess.Popen(["true"]) as dead:
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         shown = psutil.Process(dead.pid)
         _until(lambda: shown.status() == psutil.STATUS_ZOMBIE)
         process.pid_file.write_text(json.dumps({"pid": dead.pid, "started": shown.create_time(), "mark": "m"}))
