@@ -1,0 +1,5 @@
+"""`python -m workers`: the command line."""
+
+from workers.cli import main
+
+main()

@@ -1,0 +1,59 @@
+"""The root of the command line: every command is registered by importing its module."""
+
+from typing import Annotated
+
+import typer
+
+from workers.cli import config, deletions, ledgers, stack, topic_append, topic_read, topic_trim, worker, workflow
+from workers.cli.command import CommandGroup, HomeFlag, JsonFlag, options
+from workers.cli.topics import topic
+
+_ABOUT = """Keep a segmented log store clean: durable jobs that finish whatever crashes.
+
+A first session:
+  sexton up
+  sexton topic create persistent://public/default/orders
+  sexton topic append persistent://public/default/orders --file orders.jsonl
+  sexton topic trim persistent://public/default/orders --reason "end of day"
+  sexton down
+"""
+
+app = typer.Typer(
+    name="sexton",
+    cls=CommandGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(*, asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version  # noqa: PLC0415 - start-up time
+
+        typer.echo(version("sexton"))
+        raise typer.Exit
+
+
+@app.callback(help=_ABOUT)
+def _root(
+    ctx: typer.Context,
+    *,
+    json: JsonFlag = False,
+    home: HomeFlag = None,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    del version  # its callback has answered already
+    options(ctx).add(as_json=json, home=home)
+
+
+stack.register(app)
+for _group in (config.config, worker.worker, workflow.workflow, topic, ledgers.ledger, deletions.deletion):
+    app.add_typer(_group)
+_REGISTERED = (topic_append, topic_read, topic_trim)  # imported for the commands they add to `topic`
+
+
+def main() -> None:
+    """Run the command line; the process exits with its code."""
+    app()

@@ -1,0 +1,162 @@
+"""How a function becomes a command: `--json` and `--home` in any place, one answer, one exit code."""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Concatenate, ParamSpec, TextIO
+
+import typer
+from typer.core import TyperGroup
+
+from workers.cli.context import Services, Session
+from workers.cli.errors import ExitCode, Failure, failure_of, traceback_of
+from workers.cli.output import Answer, emit, error_line
+
+_P = ParamSpec("_P")
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")]
+HomeFlag = Annotated[
+    str | None, typer.Option("--home", metavar="DIR", help="Where the stack lives (SEXTON_HOME; default .sexton).")
+]
+
+
+@dataclass(slots=True)
+class GlobalOptions:
+    """What was said before the command's own name; any level may add to it."""
+
+    services: Services = field(default_factory=Services)
+    as_json: bool = False
+    home: str | None = None
+
+    def add(self, *, as_json: bool, home: str | None) -> None:
+        """Take what another level says; the innermost `--home` wins."""
+        self.as_json = self.as_json or as_json
+        self.home = home if home is not None else self.home
+
+
+class CommandGroup(TyperGroup):
+    """The root command: every error leaves through here, with its exit code and, if asked for, as JSON."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Run, report, exit; `standalone_mode` is ignored, since Typer's own reporting is replaced."""
+        del standalone_mode
+        given = list(sys.argv[1:] if args is None else args)
+        try:
+            code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
+        except Exception as error:  # noqa: BLE001 - the edge: every error becomes an exit code here
+            code = _report(error, as_json=_asks_for_json(given))
+        sys.exit(int(code) if isinstance(code, int) else 0)
+
+
+def _asks_for_json(args: Sequence[str]) -> bool:
+    """Whether `--json` was given anywhere; the parser may have failed before it came that far."""
+    return "--json" in (args[: args.index("--")] if "--" in args else args)
+
+
+def _report(error: Exception, *, as_json: bool) -> ExitCode:
+    failure = failure_of(error)
+    if not failure.expected:
+        sys.stderr.write(traceback_of(error))
+    if as_json:
+        emit(Answer(document=failure.document()), as_json=True, stdout=sys.stdout)
+    _tell(error, failure)
+    return failure.code
+
+
+def _tell(error: Exception, failure: Failure) -> None:
+    parser = isinstance(error, typer.TyperException)
+    if parser and not str(error):
+        return  # a group without a command: Typer has printed its help
+    error_line(failure.message)
+    place = getattr(error, "ctx", None) if parser else None
+    if place is not None:
+        sys.stderr.write(f"Try '{place.command_path} --help'.\n")
+
+
+def group(name: str, about: str) -> typer.Typer:
+    """An empty group of commands."""
+    return typer.Typer(name=name, help=about, no_args_is_help=True, rich_markup_mode="rich", callback=_take_options)
+
+
+def _take_options(ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag = None) -> None:
+    options(ctx).add(as_json=json, home=home)
+
+
+def options(ctx: typer.Context) -> GlobalOptions:
+    """The options of this run; the root context's object may be the `Services` to use."""
+    root = ctx.find_root()
+    if not isinstance(root.obj, GlobalOptions):
+        root.obj = GlobalOptions(root.obj) if isinstance(root.obj, Services) else GlobalOptions()
+    ctx.obj = root.obj
+    return root.obj
+
+
+Body = Callable[Concatenate[Session, _P], Answer]
+
+
+def command(
+    app: typer.Typer, name: str, *, examples: Sequence[str] = ()
+) -> Callable[[Callable[Concatenate[Session, _P], Answer]], Callable[Concatenate[Session, _P], Answer]]:
+    """Register a function of a session as the command of that name; its docstring is the help text.
+
+    Args:
+        app: The group it belongs to.
+        name: As it is typed.
+        examples: Command lines for the help text.
+    """
+
+    def register(body: Callable[Concatenate[Session, _P], Answer]) -> Callable[Concatenate[Session, _P], Answer]:
+        app.command(name, help=_help(body, examples))(_runner(body))
+        return body
+
+    return register
+
+
+def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
+    def run(ctx: typer.Context, *, json: bool, home: str | None, **arguments: object) -> None:
+        given = options(ctx)
+        given.add(as_json=json, home=home)
+        session = Session(given.services, flags={"home": given.home}, as_json=given.as_json)
+        _answer(body, session, arguments, sys.stdout)
+
+    run.__signature__ = _signature(body)  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
+
+
+def _answer(body: Callable[..., Answer], session: Session, arguments: dict[str, object], stdout: TextIO) -> None:
+    """Run the body with stdout kept for the answer: whatever else prints goes to stderr."""
+    with redirect_stdout(sys.stderr):
+        try:
+            answer = body(session, **arguments)
+        finally:
+            session.close()
+    emit(answer, as_json=session.as_json, stdout=stdout)
+    if answer.code:
+        raise typer.Exit(int(answer.code))
+
+
+def _signature(body: Callable[..., Answer]) -> inspect.Signature:
+    """The body's parameters with the session replaced by Typer's context, and the global options added."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = [one.replace(kind=kind) for one in list(inspect.signature(body).parameters.values())[1:]]
+    context = inspect.Parameter("ctx", kind, annotation=typer.Context)
+    json = inspect.Parameter("json", kind, default=False, annotation=JsonFlag)
+    home = inspect.Parameter("home", kind, default=None, annotation=HomeFlag)
+    return inspect.Signature([context, *own, json, home])
+
+
+def _help(body: Callable[..., Answer], examples: Sequence[str]) -> str:
+    text = inspect.cleandoc(body.__doc__ or "")
+    shown = "\n".join(f"  {line}" for line in examples)
+    return f"{text}\n\nExamples:\n{shown}" if examples else text

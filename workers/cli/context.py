@@ -1,0 +1,158 @@
+"""What a command works with, built when it is first asked for: settings, the log, the Temporal client.
+
+`Services` is the seam to the rest of the roof: every call into `workers.wiring`, `workers.client`,
+`workers.stack`, `workers.demo` and `workers.fleet` is made there and nowhere else in the command line. Tests pass
+their own as the root context's object (`CliRunner().invoke(app, args, obj=services)`).
+"""
+
+import asyncio
+import getpass
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from logstore.errors import ServiceFailed
+from logstore.names import TopicName
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import Topic
+    from workers.client import Sexton
+    from workers.demo import DemoReport
+    from workers.settings import Loaded, Settings
+    from workers.wiring import LogStore
+
+Say = Callable[[str], None]
+_T = TypeVar("_T")
+
+
+class Services:
+    """The calls that commands make. Imports are inside, so that `sexton --help` loads no vendor SDK."""
+
+    def load(self, flags: Mapping[str, object]) -> "Loaded":
+        """Read all settings; the only place of the command line that looks at the process's surroundings."""
+        from workers.settings import load_settings  # noqa: PLC0415
+
+        return load_settings(flags, os.environ, Path.cwd())
+
+    def open_log(self, settings: "Settings") -> AbstractContextManager["LogStore"]:
+        """The log store: catalog, objects, managed ledgers and the group committer."""
+        from workers.wiring import open_log  # noqa: PLC0415
+
+        return open_log(settings)
+
+    async def connect(self, settings: "Settings") -> "Sexton":
+        """The Temporal client.
+
+        Raises:
+            ServiceFailed: Temporal did not answer.
+        """
+        from workers.client import Sexton  # noqa: PLC0415
+
+        try:
+            return await Sexton.connect(settings)
+        except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens
+            problem = f"no answer at {settings.temporal_address} ({error})"
+            raise ServiceFailed("temporal", problem, advice="see `sexton status`, or run `sexton up`") from error
+
+    def up(self, settings: "Settings", *, no_worker: bool, free_ports: bool, say: Say) -> dict[str, object]:
+        """Start what is not running, and return when all is healthy."""
+        from workers.stack import up  # noqa: PLC0415
+
+        return up(settings, no_worker=no_worker, free_ports=free_ports, on_progress=say)
+
+    def down(self, settings: "Settings") -> list[str]:
+        """Stop what `up` started; the names of what was stopped."""
+        from workers.stack import down  # noqa: PLC0415
+
+        return down(settings)
+
+    def status(self, settings: "Settings") -> Sequence[Mapping[str, object]]:
+        """Whether each service answers: rows of name, ok and detail."""
+        from workers.stack import status  # noqa: PLC0415
+
+        return status(settings)
+
+    def doctor(self, settings: "Settings") -> Sequence[Mapping[str, object]]:
+        """As `status`, and whether this machine has what Sexton needs."""
+        from workers.stack import doctor  # noqa: PLC0415
+
+        return doctor(settings)
+
+    def demo(self, settings: "Settings", *, topics: int, ledgers: int, keep: bool, say: Say) -> "DemoReport":
+        """Run the main job on a throw-away stack."""
+        from workers.demo import run_demo  # noqa: PLC0415
+
+        return run_demo(settings, topics=topics, ledgers=ledgers, keep=keep, on_progress=say)
+
+    async def run_worker(self, settings: "Settings", queues: Sequence[str], worker_id: str | None) -> None:
+        """Serve task queues until SIGTERM, then drain."""
+        from workers.fleet import run_worker  # noqa: PLC0415
+
+        await run_worker(settings, queues, worker_id)
+
+
+class Session:
+    """One command's surroundings; whatever was opened is closed when the command ends."""
+
+    def __init__(self, services: Services, *, flags: Mapping[str, object], as_json: bool) -> None:
+        """Open nothing yet."""
+        self.services = services
+        self.as_json = as_json
+        self._flags = flags
+        self._open = ExitStack()
+
+    @cached_property
+    def loaded(self) -> "Loaded":
+        """Settings with their origins."""
+        return self.services.load(self._flags)
+
+    @property
+    def settings(self) -> "Settings":
+        """Settings."""
+        return self.loaded.settings
+
+    @cached_property
+    def log(self) -> "LogStore":
+        """The log store, opened at the first use.
+
+        Raises:
+            ServiceFailed: No stack is known.
+        """
+        self.settings.required("s3_endpoint")
+        return self._open.enter_context(self.services.open_log(self.settings))
+
+    @property
+    def actor(self) -> str:
+        """Who acts, for the audit log."""
+        try:
+            return getpass.getuser()
+        except (OSError, KeyError):  # a user id without a name, as in many containers
+            return f"uid {os.getuid()}"
+
+    def topic(self, name: str) -> "Topic":
+        """The topic a user named.
+
+        Raises:
+            UnknownObject: There is none of that name.
+        """
+        return self.log.catalog.topics.get(TopicName.parse(name).encoded)
+
+    def with_client(self, work: Callable[["Sexton"], Awaitable[_T]]) -> _T:
+        """Connect to Temporal and do some work there.
+
+        Raises:
+            ServiceFailed: No stack is known, or Temporal did not answer.
+        """
+        self.settings.required("temporal_address")
+
+        async def connected() -> _T:
+            return await work(await self.services.connect(self.settings))
+
+        return asyncio.run(connected())
+
+    def close(self) -> None:
+        """Close what was opened."""
+        self._open.close()

@@ -1,0 +1,48 @@
+"""`deletion inflight` and `deletion list`: the queue of phase two and its dead letters."""
+
+from typing import Annotated
+
+import typer
+
+from logstore.deletion import DeletionIntent, DeletionState
+from workers.cli.command import command, group
+from workers.cli.context import Session
+from workers.cli.output import Answer, topic_shown
+
+deletion = group("deletion", "Deletions on their way, and those that failed.")
+
+State = Annotated[DeletionState | None, typer.Option("--state", case_sensitive=False, help="Only rows in this state.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many, newest first.")]
+
+
+@command(deletion, "inflight", examples=["sexton deletion inflight --json"])
+def inflight(session: Session) -> Answer:
+    """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
+    found = session.log.catalog.deletions.inflight()
+    return Answer(
+        document={"estimated_inflight": found.estimated_inflight, "dead_lettered": found.dead_lettered},
+    )
+
+
+@command(deletion, "list", examples=["sexton deletion list --state DEAD_LETTERED", "sexton deletion list --json"])
+def list_(session: Session, *, state: State = None, limit: Limit = 100) -> Answer:
+    """List deletions with outcome, attempts and last error, newest first."""
+    rows = [_row(intent) for intent in session.log.catalog.deletions.list(state, limit=limit)]
+    return Answer(document=rows, empty="no deletions")
+
+
+def _row(intent: DeletionIntent) -> dict[str, object]:
+    return {
+        "id": intent.row_id,
+        "topic": topic_shown(intent.topic),
+        "ledger_id": intent.ledger_id,
+        "copy": intent.copy.value,
+        "component": intent.component,
+        "generation": intent.generation,
+        "state": intent.state.value,
+        "outcome": intent.outcome.value if intent.outcome else None,
+        "attempts": intent.attempts,
+        "last_error": intent.last_error,
+        "size_bytes": intent.size_bytes,
+        "batch_id": intent.batch_id,
+    }

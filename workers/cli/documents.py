@@ -1,0 +1,84 @@
+"""Topics, subscriptions and entries as JSON documents."""
+
+import base64
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from workers.cli.output import topic_shown
+from workers.cli.times import shown_us
+
+if TYPE_CHECKING:
+    from logstore.cursors import CursorState, LedgerSpan
+    from logstore.entries import Entry
+    from logstore.ports.catalog import Subscription, Topic
+    from workers.wiring import LogStore
+
+
+def topic_document(log: "LogStore", topic: "Topic") -> dict[str, object]:
+    """Everything that `topic show` tells."""
+    ledgers = log.catalog.ledgers.listed(topic.topic_id)
+    spans = [ledger.span for ledger in ledgers]
+    last = log.managed.last_position(topic)
+    return {
+        "topic_id": topic.topic_id,
+        "name": topic_shown(topic.name),
+        "state": topic.state.value,
+        "retention_s": topic.policy.retention_s,
+        "retention_bytes": topic.policy.retention_bytes,
+        "created": shown_us(topic.created_us),
+        "ledgers": len(ledgers),
+        "entries": sum(ledger.entries for ledger in ledgers),
+        "size_bytes": sum(ledger.size_bytes for ledger in ledgers),
+        "subscriptions": [subscription_document(one, spans) for one in log.catalog.cursors.all(topic.topic_id)],
+        "max_read_position": None if last is None else str(last),
+    }
+
+
+def subscription_document(found: "Subscription", spans: "Sequence[LedgerSpan]") -> dict[str, object]:
+    """A subscription with its backlog."""
+    return {
+        "name": found.name,
+        "mark_delete": str(found.state.mark_delete),
+        "backlog": backlog(found.state, spans),
+        "created": shown_us(found.created_us),
+    }
+
+
+def backlog(state: "CursorState", spans: "Sequence[LedgerSpan]") -> int:
+    """Listed entries that the subscription has not acknowledged.
+
+    Args:
+        state: Its cursor.
+        spans: The topic's ledgers, ascending by id.
+    """
+    left = 0
+    for span in spans:
+        if span.ledger_id < state.mark_delete.ledger_id:
+            continue
+        marked = state.mark_delete.entry_id + 1 if span.ledger_id == state.mark_delete.ledger_id else 0
+        left += max(0, span.entries - marked - len(state.acknowledged.get(span.ledger_id, ())))
+    return left
+
+
+def entry_document(entry: "Entry") -> dict[str, object]:
+    """An entry as `topic read` prints it."""
+    return {
+        "position": str(entry.position),
+        "key": entry.key,
+        "payload_b64": base64.b64encode(entry.payload or b"").decode(),
+        "publish_ms": entry.publish_ms,
+        "deliver_at_ms": entry.deliver_at_ms,
+        "properties": dict(entry.properties),
+    }
+
+
+def entry_shown(entry: "Entry") -> dict[str, object]:
+    """An entry as people see it: the payload as text where it is text, cut at 80 characters."""
+    text = (entry.payload or b"").decode("utf-8", errors="replace")
+    return {
+        "position": str(entry.position),
+        "key": entry.key,
+        "payload": text if len(text) <= 80 else f"{text[:79]}…",
+        "published": shown_us(entry.publish_ms * 1_000),
+        "properties": dict(entry.properties),
+    }

@@ -1,0 +1,166 @@
+"""The one place where errors become exit codes, and JSON documents for those who asked for JSON.
+
+| code | meaning | errors |
+|---|---|---|
+| 0 | done | |
+| 1 | failed | everything not named below |
+| 2 | usage or bad input | `InvalidInput` and what the parser refuses |
+| 3 | refused by a guard or precondition | `PreconditionFailed` |
+| 4 | a service cannot be reached | `StoreUnavailable`, `CatalogBusy`, `ServiceFailed`, lost connections |
+| 5 | finished in part | outcomes other than success, dead letters |
+"""
+
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from logstore.errors import (
+    CatalogBusy,
+    InvalidInput,
+    PreconditionFailed,
+    ServiceFailed,
+    SextonError,
+    StoreUnavailable,
+)
+
+
+class ExitCode(IntEnum):
+    """What the process answers to its shell."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    UNREACHABLE = 4
+    PARTIAL = 5
+    INTERRUPTED = 130
+
+
+_BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
+    (InvalidInput, ExitCode.USAGE),
+    (PreconditionFailed, ExitCode.REFUSED),
+    (StoreUnavailable, ExitCode.UNREACHABLE),
+    (CatalogBusy, ExitCode.UNREACHABLE),
+    (ServiceFailed, ExitCode.UNREACHABLE),
+    (ConnectionError, ExitCode.UNREACHABLE),
+    (TimeoutError, ExitCode.UNREACHABLE),
+)
+
+_SUCCESS = frozenset({"DELETED", "ALREADY_GONE"})
+_PARTIAL_FAILURES = frozenset({"DEAD_LETTERED", "STILL_IN_USE", "INVALID", "METADATA_MISMATCH"})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as the command line tells it."""
+
+    code: ExitCode
+    type: str  # the error's class name, whichever process raised it
+    message: str
+    field: str | None = None
+    expected: bool = True  # False: a fault of ours, shown with its traceback
+
+    def document(self) -> dict[str, object]:
+        """`{"error": {"type", "message", "field"?}}`."""
+        told: dict[str, object] = {"type": self.type, "message": self.message}
+        return {"error": told if self.field is None else {**told, "field": self.field}}
+
+
+def error_named(name: str) -> type[SextonError] | None:
+    """The class of ours with that name, or None: how an error that crossed Temporal is recognised."""
+    return next((found for found in _tree(SextonError) if found.__name__ == name), None)
+
+
+def _tree(root: type[SextonError]) -> Iterator[type[SextonError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+def code_of(kind: type[BaseException]) -> ExitCode:
+    """The exit code of an error class."""
+    return next((code for base, code in _BY_CLASS if issubclass(kind, base)), ExitCode.FAILED)
+
+
+def code_of_outcomes(outcomes: Mapping[str, int]) -> ExitCode:
+    """`PARTIAL` when any row ended, or still waits, without its copy being gone."""
+    left = sum(count for outcome, count in outcomes.items() if outcome not in _SUCCESS)
+    return ExitCode.PARTIAL if left else ExitCode.DONE
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Classify any error, wherever it was raised: here, in a workflow or in Temporal's client."""
+    usage = _usage(error)
+    if usage is not None:
+        return usage
+    remote = _remote(error)
+    if remote is not None:
+        return remote
+    known = isinstance(error, SextonError | OSError)
+    field = getattr(error, "field", None) if isinstance(error, InvalidInput) else None
+    return Failure(code_of(type(error)), type(error).__name__, _told(error), field, expected=known)
+
+
+def _usage(error: BaseException) -> Failure | None:
+    """What the parser refused; Typer exports only the root of these errors, so their exit code tells them."""
+    import typer  # noqa: PLC0415 - only commands that fail pay for it twice
+
+    if not isinstance(error, typer.TyperException):
+        return None
+    code = ExitCode.USAGE if error.exit_code == ExitCode.USAGE else ExitCode.FAILED
+    parameter = getattr(error, "param", None)
+    name = getattr(parameter, "name", None) or getattr(error, "option_name", None)
+    return Failure(code, "UsageError", error.format_message() or "nothing asked for: see --help", name)
+
+
+def _remote(error: BaseException) -> Failure | None:
+    if "temporalio" not in sys.modules:  # nothing of Temporal's can have been raised
+        return None
+    from temporalio.exceptions import ApplicationError  # noqa: PLC0415
+    from temporalio.service import RPCError  # noqa: PLC0415
+
+    chain = list(_causes(error))
+    for link in chain:  # the outermost: a workflow that gave up knows more than the activity that failed last
+        if isinstance(link, ApplicationError) and link.type:
+            return Failure(_code_of_name(link.type), link.type, link.message)
+    for link in chain:
+        if isinstance(link, RPCError):
+            return _rpc(link)
+    return None
+
+
+def _code_of_name(name: str) -> ExitCode:
+    kind = error_named(name)
+    if kind is not None:
+        return code_of(kind)
+    return ExitCode.PARTIAL if name in _PARTIAL_FAILURES else ExitCode.FAILED
+
+
+def _rpc(error: BaseException) -> Failure:
+    from temporalio.service import RPCError, RPCStatusCode  # noqa: PLC0415
+
+    assert isinstance(error, RPCError)
+    gone = error.status in {RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED}
+    code = ExitCode.UNREACHABLE if gone else ExitCode.FAILED
+    advice = "; see `sexton status`" if gone else ""
+    return Failure(code, "RPCError", f"temporal: {error.message} ({error.status.name}){advice}")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what caused it, outermost first; Temporal's failures chain through `cause`."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = getattr(error, "cause", None) or error.__cause__
+
+
+def _told(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def traceback_of(error: BaseException) -> str:
+    """The error's traceback as text."""
+    return "".join(traceback.format_exception(error))

@@ -1,0 +1,29 @@
+"""Waiting for the workflow that a command started, or not."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from workers.cli.output import note
+from workers.cli.progress import watching
+
+
+def started(handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, whatever the result's type
+    """What is said of a workflow at once: its id and the run that this command started or joined."""
+    run_id = handle.first_execution_run_id or handle.result_run_id or handle.run_id
+    return {"workflow_id": handle.id, "run_id": run_id}
+
+
+async def finished(handle: Any, doing: str) -> Any:  # noqa: ANN401
+    """The workflow's result; whoever stops waiting is told that the work goes on."""
+    try:
+        with watching(f"{doing} ({handle.id})"):
+            return await handle.result()
+    except asyncio.CancelledError:
+        note(f"no longer waiting; the workflow {handle.id} goes on")
+        raise
+
+
+def counted(outcomes: Mapping[str, int]) -> dict[str, int]:
+    """Outcomes as plain text and numbers, ascending by name."""
+    return {str(name): int(count) for name, count in sorted(outcomes.items())}

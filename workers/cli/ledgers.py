@@ -1,0 +1,114 @@
+"""`ledger list` and `ledger delete`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from logstore.errors import Unsupported
+from logstore.ledgers import Component
+from logstore.positions import LedgerId
+from workers.cli.command import command, group
+from workers.cli.context import Session
+from workers.cli.errors import code_of_outcomes
+from workers.cli.jobs import counted, finished, started
+from workers.cli.options import (
+    DryRun,
+    DurableDelete,
+    Reason,
+    TopicArgument,
+    Wait,
+    refuse_durable,
+)
+from workers.cli.output import Answer
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import Ledger, Topic
+    from workers.client import Sexton
+
+ledger = group("ledger", "Ledgers of a topic.")
+
+OfComponent = Annotated[
+    Component | None, typer.Option("--component", case_sensitive=False, help="Only ledgers of this component.")
+]
+Tombstones = Annotated[bool, typer.Option("--tombstones", help="Tombstones come with a later release: refused.")]
+Ids = Annotated[list[int], typer.Argument(metavar="ID...", min=0, help="Ledger ids.")]
+Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions still need; they move over the hole.")]
+
+
+@command(ledger, "list", examples=["sexton ledger list persistent://public/default/orders --json"])
+def list_(
+    session: Session, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
+) -> Answer:
+    """List a topic's ledgers in order."""
+    if tombstones:
+        raise Unsupported("--tombstones: tombstones come with a later release; leave the option out")
+    topic = session.topic(name)
+    found = session.log.catalog.ledgers.listed(topic.topic_id)
+    rows = [_row(one) for one in found if component is None or one.component is component]
+    shown = [{name: value for name, value in row.items() if name != "tombstone"} for row in rows]
+    return Answer(document=rows, shown=shown, empty="no ledgers")
+
+
+def _row(found: "Ledger") -> dict[str, object]:
+    return {
+        "ledger_id": found.ledger_id,
+        "component": found.component.value,
+        "state": found.state.value,
+        "entries": found.entries,
+        "size_bytes": found.size_bytes,
+        "copies": [copy.value for copy in found.copies],
+        "generation": found.generation,
+        "tombstone": False,
+    }
+
+
+@command(
+    ledger,
+    "delete",
+    examples=[
+        "sexton ledger delete persistent://public/default/orders 4 5 --dry-run",
+        'sexton ledger delete persistent://public/default/orders 4 5 --reason "bad import"',
+    ],
+)
+def delete(
+    session: Session,
+    name: TopicArgument,
+    ids: Ids,
+    *,
+    force: Force = False,
+    durable_delete: DurableDelete = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    wait: Wait = True,
+) -> Answer:
+    """Delete ledgers in two phases: out of the list in one transaction, then from storage, confirmed.
+
+    A ledger that something still needs is refused without --force, one that is open always.
+    """
+    refuse_durable(durable_delete)
+    topic, wanted = session.topic(name), _distinct(ids)
+    if dry_run:
+        return preview(session, topic, wanted, force=force)
+
+    async def work(client: "Sexton") -> Answer:
+        handle = await client.delete_ledgers(topic, wanted, force, reason, session.actor)
+        if not wait:
+            return Answer(document=started(handle))
+        return _answer(handle.id, await finished(handle, "deleting ledgers"))
+
+    return session.with_client(work)
+
+
+def preview(session: Session, topic: "Topic", ledger_ids: list[LedgerId] | None, *, force: bool) -> Answer:
+    """What would go, and nothing changed; None asks for what retention lets go."""
+    going = session.log.catalog.deletions.preview(topic.topic_id, ledger_ids, force=force)
+    return Answer(document={"dry_run": True, "detached": len(going), "ledger_ids": [int(one) for one in going]})
+
+
+def _distinct(ids: list[int]) -> list[LedgerId]:
+    return [LedgerId(one) for one in dict.fromkeys(ids)]
+
+
+def _answer(workflow_id: str, result: Any) -> Answer:  # noqa: ANN401 - the workflow's own result type
+    outcomes = counted(result.outcomes)
+    return Answer(document={"workflow_id": workflow_id, "outcomes": outcomes}, code=code_of_outcomes(outcomes))

@@ -1,0 +1,46 @@
+"""Options that several commands share, and refusals of what this build lacks."""
+
+from typing import Annotated
+
+import typer
+
+from logstore.errors import Unsupported
+
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, as a person writes it.")
+]
+SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUB", help="The subscription's name.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; stored in the audit log.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would go and change nothing.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the workflow's result.")]
+Transaction = Annotated[
+    str | None, typer.Option("--txn", metavar="TC:SEQ", help="Transactions come with a later release: refused.")
+]
+DurableDelete = Annotated[
+    bool | None,
+    typer.Option(
+        "--durable-delete/--no-durable-delete",
+        help="Whether deletes leave tombstones; they come with a later release: only the plain delete is taken.",
+        show_default=False,
+    ),
+]
+
+
+def refuse_durable(durable_delete: bool | None) -> None:
+    """Refuse a durable delete; a plain one is all there is until the record log exists.
+
+    Raises:
+        Unsupported: It was asked for.
+    """
+    if durable_delete:
+        raise Unsupported("--durable-delete: durable deletes come with a later release; leave the option out")
+
+
+def refuse_transaction(transaction: str | None) -> None:
+    """Refuse work inside a transaction.
+
+    Raises:
+        Unsupported: A transaction was named.
+    """
+    if transaction is not None:
+        raise Unsupported("--txn: transactions come with a later release; leave the option out")

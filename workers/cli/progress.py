@@ -1,0 +1,75 @@
+"""A bar on stderr for work longer than a second, and only on a terminal."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_PATIENCE_S = 1.0
+
+
+class Bar:
+    """What is going on now; silent until it has gone on for a second."""
+
+    def __init__(self, text: str) -> None:
+        """Begin with a description."""
+        self._text = text
+        self._done = 0
+        self._total: int | None = None
+        self._live: Progress | None = None
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Change the description."""
+        self._text = text
+        self._refresh()
+
+    def advance(self, done: int, total: int | None) -> None:
+        """Tell how much is done, of how much if that is known."""
+        self._done, self._total = done, total
+        self._refresh()
+
+    def show(self) -> None:
+        """Start drawing."""
+        from rich.console import Console  # noqa: PLC0415 - start-up time
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+        with self._lock:
+            self._live = Progress(*columns, console=Console(file=sys.stderr), transient=True)
+            self._live.add_task(self._text, total=self._total, completed=self._done)
+            self._live.start()
+
+    def hide(self) -> None:
+        """Stop drawing and leave no trace."""
+        with self._lock:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def _refresh(self) -> None:
+        with self._lock:
+            if self._live is not None:
+                task = self._live.task_ids[0]
+                self._live.update(task, description=self._text, completed=self._done, total=self._total)
+
+
+@contextmanager
+def watching(text: str) -> Iterator[Bar]:
+    """Show a bar while the block runs, if stderr is a terminal and the block takes longer than a second."""
+    bar = Bar(text)
+    timer = threading.Timer(_PATIENCE_S, bar.show)
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield bar
+    finally:
+        timer.cancel()
+        if timer.is_alive():
+            timer.join()  # it may be drawing its first frame
+        bar.hide()

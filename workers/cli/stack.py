@@ -1,0 +1,100 @@
+"""`up`, `down`, `env`, `status`, `doctor` and `demo`: the embedded stack."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workers.cli.command import command
+from workers.cli.context import Session
+from workers.cli.errors import ExitCode
+from workers.cli.output import Answer
+from workers.cli.progress import watching
+
+if TYPE_CHECKING:
+    from workers.settings import Settings
+
+NoWorker = Annotated[bool, typer.Option("--no-worker", help="Start the services without a worker.")]
+FreePorts = Annotated[bool, typer.Option("--free-ports", help="Take any free ports instead of the usual ones.")]
+
+
+def up(session: Session, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
+    """Start Temporal, S3, ZooKeeper, the database and a worker; return when all is healthy.
+
+    What runs already is left alone.
+    """
+    with watching("starting the stack") as bar:
+        found = session.services.up(session.settings, no_worker=no_worker, free_ports=free_ports, say=bar.say)
+    return Answer(document=found, title="The stack is up")
+
+
+def down(session: Session) -> Answer:
+    """Stop what `up` started in this home, and nothing else."""
+    with watching("stopping the stack"):
+        names = session.services.down(session.settings)
+    return Answer(document={"stopped": names})
+
+
+def env(session: Session) -> Answer:
+    """Print shell exports, so that `temporal`, `aws` and `psql` reach this stack."""
+    exports = _exports(session.settings)
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]
+    return Answer(document=exports, text="".join(lines))
+
+
+def _exports(settings: "Settings") -> dict[str, str]:
+    return {
+        "TEMPORAL_ADDRESS": settings.required("temporal_address"),
+        "AWS_ACCESS_KEY_ID": settings.s3_access_key.get_secret_value(),
+        "AWS_SECRET_ACCESS_KEY": settings.s3_secret_key.get_secret_value(),
+        "AWS_ENDPOINT_URL_S3": settings.required("s3_endpoint"),
+        "AWS_REGION": settings.s3_region,
+        "SEXTON_HOME": str(settings.home),
+        "SEXTON_PRIMARY_BUCKET": settings.primary_bucket,
+        "SEXTON_TIERED_BUCKET": settings.tiered_bucket,
+        "SEXTON_RECORDS_BUCKET": settings.records_bucket,
+        "SEXTON_DATABASE_URL": settings.database_url,
+        "SEXTON_ZOOKEEPER": settings.zookeeper,
+    }
+
+
+def status(session: Session) -> Answer:
+    """Tell whether each service answers; exits with 4 if one does not."""
+    with watching("asking the services"):
+        return _health(session.services.status(session.settings))
+
+
+def doctor(session: Session) -> Answer:
+    """Check services, Java, versions, buckets, clock and search attributes; exits with 4 if one is not ok."""
+    with watching("examining"):
+        return _health(session.services.doctor(session.settings))
+
+
+def _health(found: Sequence[Mapping[str, object]]) -> Answer:
+    rows = [{"name": row["name"], "ok": bool(row["ok"]), "detail": row["detail"]} for row in found]
+    code = ExitCode.DONE if all(row["ok"] for row in rows) else ExitCode.UNREACHABLE
+    return Answer(document={"services": rows}, shown=rows, code=code)
+
+
+Topics = Annotated[int, typer.Option("--topics", min=1, max=1_000, help="Topics to fill.")]
+DemoLedgers = Annotated[int, typer.Option("--ledgers", min=2, max=100_000, help="Ledgers in each topic.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Leave the stack running.")]
+
+
+def demo(session: Session, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
+    """Run the main job on a throw-away stack, kill a worker half way, and show what each promise did."""
+    with watching("starting a throw-away stack") as bar:
+        report = session.services.demo(session.settings, topics=topics, ledgers=ledgers, keep=keep, say=bar.say)
+    code = ExitCode.DONE if report.ok else ExitCode.FAILED
+    return Answer(document=report.to_json(), shown=report.rows, code=code)
+
+
+def register(app: typer.Typer) -> None:
+    """Put the commands into the root group."""
+    command(app, "up", examples=["sexton up", "sexton up --no-worker --free-ports --json"])(up)
+    command(app, "down", examples=["sexton down"])(down)
+    command(app, "env", examples=['eval "$(sexton env)"', "sexton env --json"])(env)
+    command(app, "status", examples=["sexton status --json"])(status)
+    command(app, "doctor", examples=["sexton doctor"])(doctor)
+    command(app, "demo", examples=["sexton demo", "sexton demo --topics 5 --ledgers 40 --keep"])(demo)

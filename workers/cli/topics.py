@@ -1,0 +1,84 @@
+"""`topic create`, `list`, `show`, `roll` and `subscribe`."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from logstore.names import TopicName, check_subscription
+from workers.cli.command import command, group
+from workers.cli.context import Session
+from workers.cli.documents import subscription_document, topic_document
+from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, refuse_durable
+from workers.cli.output import Answer
+
+topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
+
+_ORDERS = "persistent://public/default/orders"
+Retention = Annotated[str, typer.Option("--retention", metavar="D", help="Keep consumed ledgers so long: 15m, 3d.")]
+RetentionBytes = Annotated[
+    int | None, typer.Option("--retention-bytes", metavar="N", min=0, help="Keep the newest N bytes of them.")
+]
+
+
+@command(topic, "create", examples=[f"sexton topic create {_ORDERS}", f"sexton topic create {_ORDERS} --retention 3d"])
+def create(
+    session: Session,
+    name: TopicArgument,
+    *,
+    retention: Retention = "0s",
+    retention_bytes: RetentionBytes = None,
+    durable_delete: DurableDelete = None,
+) -> Answer:
+    """Create a topic; its consumed ledgers go when a limit is reached, at once if there is none."""
+    from logstore.retention import RetentionPolicy  # noqa: PLC0415 - start-up time
+    from workers.settings import parse_duration  # noqa: PLC0415
+
+    refuse_durable(durable_delete)
+    encoded = TopicName.parse(name).encoded
+    policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
+    return Answer(document=topic_document(session.log, session.log.catalog.topics.create(encoded, policy)))
+
+
+@command(topic, "list", examples=["sexton topic list --json"])
+def list_(session: Session) -> Answer:
+    """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
+    found = [topic_document(session.log, one) for one in session.log.catalog.topics.all()]
+    columns = ("name", "state", "ledgers", "entries", "size_bytes", "max_read_position")
+    shown = [{name: row[name] for name in columns} for row in found]
+    return Answer(document=found, shown=shown, empty="no topics")
+
+
+@command(topic, "show", examples=[f"sexton topic show {_ORDERS} --json"])
+def show(session: Session, name: TopicArgument) -> Answer:
+    """Show one topic."""
+    return Answer(document=topic_document(session.log, session.topic(name)))
+
+
+@command(topic, "roll", examples=[f"sexton topic roll {_ORDERS}"])
+def roll(session: Session, name: TopicArgument) -> Answer:
+    """Close the topic's current ledger and open a new one."""
+    rolled = session.log.managed.roll(session.topic(name))
+    return Answer(document={"closed": rolled.closed, "opened": rolled.opened})
+
+
+class Start(StrEnum):
+    """Where a new subscription begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+From = Annotated[Start, typer.Option("--from", help="Begin at the first entry, or behind the last one.")]
+
+
+@command(topic, "subscribe", examples=[f"sexton topic subscribe {_ORDERS} billing --from earliest"])
+def subscribe(
+    session: Session, name: TopicArgument, sub: SubscriptionArgument, *, start: From = Start.LATEST
+) -> Answer:
+    """Create a subscription; one that exists is shown as it is."""
+    check_subscription(sub)
+    found = session.topic(name)
+    subscription = session.log.catalog.cursors.subscribe(found.topic_id, sub, latest=start is Start.LATEST)
+    spans = [ledger.span for ledger in session.log.catalog.ledgers.listed(found.topic_id)]
+    return Answer(document=subscription_document(subscription, spans))

@@ -1,0 +1,69 @@
+"""`workflow list`: jobs as Temporal's visibility shows them."""
+
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from logstore.names import TopicName
+from workers.cli.command import command, group
+from workers.cli.context import Session
+from workers.cli.output import Answer, topic_shown
+
+if TYPE_CHECKING:
+    from workers.client import Sexton
+
+workflow = group("workflow", "Jobs in Temporal.")
+
+
+class Status(StrEnum):
+    """Execution states, by Temporal's own names."""
+
+    RUNNING = "Running"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    CANCELED = "Canceled"
+    TERMINATED = "Terminated"
+    CONTINUED_AS_NEW = "ContinuedAsNew"
+    TIMED_OUT = "TimedOut"
+
+
+Type = Annotated[str | None, typer.Option("--type", metavar="T", help="Workflow type, e.g. trim-topic.")]
+InStatus = Annotated[Status | None, typer.Option("--status", case_sensitive=False, help="Execution status.")]
+OfTopic = Annotated[str | None, typer.Option("--topic", metavar="N", help="Only jobs of this topic.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, newest first.")]
+
+
+@command(
+    workflow,
+    "list",
+    examples=["sexton workflow list --type trim-topic --status Running", "sexton workflow list --json"],
+)
+def list_(
+    session: Session,
+    *,
+    type: Type = None,  # noqa: A002 - the option's name
+    status: InStatus = None,
+    topic: OfTopic = None,
+    limit: Limit = 100,
+) -> Answer:
+    """List jobs, newest first."""
+    encoded = TopicName.parse(topic).encoded if topic is not None else None
+
+    async def ask(client: "Sexton") -> list[Any]:
+        return list(await client.list_workflows(type, status.value if status else None, encoded, limit))
+
+    rows = [_row(found) for found in session.with_client(ask)]
+    shown = [row | {"topic": topic_shown(str(row["topic"]))} if row.get("topic") else row for row in rows]
+    return Answer(document=shown, empty="no workflows")
+
+
+def _row(found: Any) -> dict[str, object]:  # noqa: ANN401 - a dataclass or a mapping
+    fields = asdict(found) if is_dataclass(found) and not isinstance(found, type) else dict(found)
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: object) -> object:
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value

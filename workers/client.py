@@ -1,0 +1,179 @@
+"""`Sexton`: start and watch jobs from a program, one typed method a job.
+
+Example:
+    ```python
+    sexton = await Sexton.connect(load_settings({}, os.environ, Path.cwd()).settings)
+    handle = await sexton.trim_topic(topic, reason="end of day", actor="billing")
+    print((await handle.result()).outcomes)
+    ```
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from temporalio.client import Client, WorkflowExecution, WorkflowHandle
+from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
+from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from activities.deletion import Certificate
+from infra.catalog import Database, SqlCatalog
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId
+from workers.settings import Settings
+from workflows import delete_ledgers, search_attributes, trim_topic
+from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput, DeletionPolicy, ExplicitDetach
+from workflows.trim_topic import TrimTopic, TrimTopicInput, TrimTopicResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowRow:
+    """A workflow as Temporal's visibility shows it."""
+
+    workflow_id: str
+    run_id: str
+    type: str
+    status: str
+    started: datetime
+    closed: datetime | None
+    topic: str | None  # encoded
+    outcome: list[str]
+
+
+async def connect_client(settings: Settings, *, identity: str | None = None) -> Client:
+    """A Temporal client that speaks our values and carries our traces.
+
+    Raises:
+        ServiceFailed: No address is known.
+        RuntimeError: Nobody answers there.
+    """
+    return await Client.connect(
+        settings.required("temporal_address"),
+        namespace=settings.temporal_namespace,
+        identity=identity,
+        data_converter=pydantic_data_converter,
+        plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
+    )
+
+
+class Sexton:
+    """Jobs on one Temporal namespace and one catalog."""
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        """Use a client that was made with `connect_client`, or one with the pydantic data converter."""
+        self.client = client
+        self._settings = settings
+
+    @staticmethod
+    async def connect(settings: Settings) -> "Sexton":
+        """Connect to Temporal; see `connect_client`."""
+        return Sexton(await connect_client(settings), settings)
+
+    async def trim_topic(
+        self, topic: Topic, reason: str = "", actor: str = ""
+    ) -> WorkflowHandle[TrimTopic, TrimTopicResult]:
+        """Delete what retention lets go; joins a trim of the topic that runs already, which then passes once more."""
+        request = TrimTopicInput(
+            topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._policy
+        )
+        return await self.client.start_workflow(
+            TrimTopic.run,
+            request,
+            id=trim_topic.workflow_id(topic.topic_id),
+            task_queue=self._settings.task_queue,
+            start_signal="again",
+            static_summary=f"trim {topic.name}",
+            search_attributes=_of_topic(topic),
+        )
+
+    async def delete_ledgers(
+        self,
+        topic: Topic,
+        ledger_ids: Sequence[LedgerId],
+        force: bool = False,
+        reason: str = "",
+        actor: str = "",
+    ) -> WorkflowHandle[DeleteLedgers, Certificate]:
+        """Detach and delete given ledgers, all or none; fails with `LedgerStillNeeded` when one is needed."""
+        batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
+        request = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=topic.topic_id,
+            topic=topic.name,
+            catalog_epoch=self._epoch(),
+            actor=actor,
+            reason=reason,
+            policy=self._policy,
+            detach=ExplicitDetach(ledger_ids=sorted(ledger_ids), force=force),
+        )
+        return await self.client.start_workflow(
+            DeleteLedgers.run,
+            request,
+            id=delete_ledgers.workflow_id(batch_id),
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"delete {len(ledger_ids)} ledgers of {topic.name}",
+            search_attributes=_of_topic(topic),
+        )
+
+    async def list_workflows(
+        self,
+        type: str | None = None,  # noqa: A002 - Temporal's word
+        status: str | None = None,
+        topic: str | None = None,
+        limit: int = 100,
+    ) -> list[WorkflowRow]:
+        """Jobs, newest first.
+
+        Args:
+            type: A workflow type, e.g. `trim-topic`.
+            status: Temporal's name of a status, e.g. `Running`.
+            topic: An encoded topic name.
+            limit: At most so many.
+        """
+        wanted = {"WorkflowType": type, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
+        query = " AND ".join(f'{name} = "{_quoted(value)}"' for name, value in wanted.items() if value)
+        found = self.client.list_workflows(query, limit=limit)
+        return [_row(execution) async for execution in found]
+
+    @property
+    def _policy(self) -> DeletionPolicy:
+        settings = self._settings
+        return DeletionPolicy(
+            parallelism=settings.deletion_parallelism,
+            chunk=settings.deletion_chunk,
+            max_attempts=settings.deletion_max_attempts,
+            retry_interval_s=settings.deletion_retry_interval,
+        )
+
+    def _epoch(self) -> int:
+        database = Database(self._settings.database_url)
+        try:
+            return SqlCatalog(database).ledgers.epoch()
+        finally:
+            database.close()
+
+
+def _of_topic(topic: Topic) -> TypedSearchAttributes:
+    return TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name)])
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _row(execution: WorkflowExecution) -> WorkflowRow:
+    attributes: Any = execution.typed_search_attributes
+    return WorkflowRow(
+        workflow_id=execution.id,
+        run_id=execution.run_id,
+        type=execution.workflow_type,
+        status=execution.status.name if execution.status else "UNKNOWN",
+        started=execution.start_time,
+        closed=execution.close_time,
+        topic=attributes.get(search_attributes.TOPIC),
+        outcome=list(attributes.get(search_attributes.OUTCOME) or ()),
+    )

@@ -1,0 +1,76 @@
+"""An auditor that trusts no code of Sexton's: it asks S3 with plain boto3 and the catalog with plain SQL."""
+
+import io
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+
+import boto3
+import pyarrow.parquet as pq
+from botocore.config import Config
+
+from workers.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Objects of one bucket by key, with their ETags, which change with their content."""
+
+    etags: dict[str, str]
+
+    def of_ledger(self, ledger_id: int) -> list[str]:
+        """Keys that stand under a ledger's prefix."""
+        prefix = f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/"
+        return sorted(key for key in self.etags if key.startswith(prefix))
+
+
+class Auditor:
+    """Reads what the stack of `settings` really holds."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Make a client of its own."""
+        self._bucket = settings.primary_bucket
+        self._path = settings.database_url.removeprefix("sqlite:///")
+        self._s3 = boto3.client(
+            "s3",
+            endpoint_url=settings.s3_endpoint,
+            region_name=settings.s3_region,
+            aws_access_key_id=settings.s3_access_key.get_secret_value(),
+            aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
+            config=Config(s3={"addressing_style": "path"}),
+        )
+
+    def plant(self, key: str, body: bytes) -> None:
+        """Put an object that is not Sexton's."""
+        self._s3.put_object(Bucket=self._bucket, Key=key, Body=body)
+
+    def stored(self) -> Stored:
+        """Everything in the bucket."""
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket)
+        return Stored(etags={item["Key"]: item["ETag"] for page in pages for item in page.get("Contents", ())})
+
+    def payloads(self, keys: Iterable[str]) -> list[bytes]:
+        """Payloads of the segments among the keys, in order."""
+        found: list[bytes] = []
+        for key in sorted(key for key in keys if key.endswith(".parquet")):
+            body = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            found += pq.read_table(io.BytesIO(body), columns=["payload"]).column("payload").to_pylist()
+        return found
+
+    def listed(self, topic_id: int) -> set[int]:
+        """Ledgers that the catalog lists for the topic."""
+        query = (
+            "SELECT l.ledger_id FROM ledger l JOIN ledger_list ll ON ll.list_id = l.list_id"
+            " WHERE ll.topic_id = ? AND l.place IS NOT NULL"
+        )
+        return {row[0] for row in self._rows(query, topic_id)}
+
+    def intents(self) -> dict[int, tuple[str, str | None]]:
+        """State and outcome of every deletion intent, by ledger."""
+        rows = self._rows("SELECT ledger_id, state, outcome FROM pending_deletion")
+        return {row[0]: (row[1], row[2]) for row in rows}
+
+    def _rows(self, query: str, *values: object) -> list[tuple[int, str, str | None]]:
+        with closing(sqlite3.connect(self._path, timeout=10)) as connection:
+            return connection.execute(query, values).fetchall()

@@ -1,0 +1,169 @@
+"""The demo from start to end."""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infra.catalog import Database, upgrade
+from infra.stack import stack
+from infra.stack.home import StackHome
+from infra.stack.process import ServiceProcess
+from logstore import failpoints
+from logstore.errors import ServiceFailed
+from workers import search_attributes
+from workers.client import Sexton, connect_client
+from workers.demo.auditor import Auditor, Stored
+from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
+from workers.demo.scenario import Written, write_topics
+from workers.settings import Settings
+from workers.stack import at, stack_options, start_worker
+from workers.wiring import open_log
+from workflows.trim_topic import TrimTopicResult
+
+_FIRST, _SECOND = "worker-1", "worker-2"
+_DIE = "storage.delete_data.after=kill@2"  # segments of the second chunk are gone, its meta.json are not
+_DIES_WITHIN_S = 60.0
+_PLANTED = (
+    "another-application/ledgers/00/0000000000000000/00000000.parquet",
+    "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json",
+    "ledgers/ff/00000000000fffff/00000000.parquet",
+    "readme.txt",
+)
+
+Say = Callable[[str], None]
+
+
+def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_progress: Say) -> DemoReport:
+    """Run the main job on a stack of its own and check every promise from outside.
+
+    Args:
+        settings: Where to take names and limits from; home, ports and addresses are the demo's own.
+        topics: 1 or more; of three kinds in turn.
+        ledgers: In each topic, 2 or more.
+        keep: Leave the stack running.
+        on_progress: Called with a sentence for people.
+
+    Raises:
+        ServiceFailed: A server or a worker could not be started, or the first worker did not die.
+    """
+    home = Path(tempfile.mkdtemp(prefix="sexton-demo-"))
+    try:
+        return _run(_own(settings, home, topics, ledgers), topics, ledgers, on_progress)
+    finally:
+        if not keep:
+            on_progress("stopping what was started")
+            _remove(home)
+
+
+def _own(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
+    """Small chunks, so that a worker can die in the middle of any number of ledgers."""
+    own = {
+        "home": home,
+        "database_url": "",
+        "deletion_chunk": max(1, topics * ledgers // 24),
+        "deletion_parallelism": 2,
+    }
+    return Settings.model_validate(settings.model_dump() | own)
+
+
+def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
+    began = time.monotonic()
+    where = stack.up(stack_options(settings, free_ports=True, in_memory=True), on_progress=say)
+    settings = at(settings, where)
+    _prepare(settings)
+    auditor = Auditor(settings)
+    with open_log(settings) as log:
+        written = list(write_topics(log, topics=topics, ledgers=ledgers, say=say))
+    for key in _PLANTED:
+        auditor.plant(key, b"not Sexton's")
+    before = auditor.stored()
+    results, died, unfinished = asyncio.run(_trim_through_a_crash(settings, auditor, written, say))
+    after = auditor.stored()
+    say("trimming once more")
+    asyncio.run(_trim(settings, written))
+    same = auditor.stored() == after
+    shown = [
+        check_needed(auditor, before, after, written),
+        check_gone(auditor, after, written),
+        check_foreign(before, after, _PLANTED),
+        check_crash(died=died, unfinished=unfinished, same_after_again=same),
+    ]
+    return DemoReport(
+        shown=shown,
+        counts=_counts(written, before, after, results),
+        ui=where.ui,
+        home=str(settings.home),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _prepare(settings: Settings) -> None:
+    database = Database(settings.database_url)
+    try:
+        upgrade(database)
+    finally:
+        database.close()
+
+    async def register() -> None:
+        await search_attributes.register(await connect_client(settings))
+
+    asyncio.run(register())
+
+
+async def _trim_through_a_crash(
+    settings: Settings, auditor: Auditor, written: Sequence[Written], say: Say
+) -> tuple[list[TrimTopicResult], bool, int]:
+    """Start trims, let the only worker die by SIGKILL in phase two, start another, wait for the trims."""
+    await asyncio.to_thread(start_worker, settings, name=_FIRST, extra={failpoints.VARIABLE: _DIE}, on_progress=say)
+    sexton = await Sexton.connect(settings)
+    say("trimming every topic")
+    handles = [await sexton.trim_topic(one.topic, reason="demo", actor="sexton demo") for one in written]
+    died = await _dead(settings)
+    unfinished = sum(state != "DELETED" for state, _ in auditor.intents().values())
+    say(f"{_FIRST} was killed by SIGKILL with {unfinished} deletions unfinished")
+    await asyncio.to_thread(start_worker, settings, name=_SECOND, on_progress=say)
+    say("waiting for the trims")
+    return [await handle.result() for handle in handles], died, unfinished
+
+
+async def _dead(settings: Settings) -> bool:
+    process = ServiceProcess(_FIRST, StackHome.at(settings.home))
+    give_up = time.monotonic() + _DIES_WITHIN_S
+    while process.running():
+        if time.monotonic() > give_up:
+            raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
+        await asyncio.sleep(0.05)
+    return True
+
+
+async def _trim(settings: Settings, written: Sequence[Written]) -> None:
+    sexton = await Sexton.connect(settings)
+    for one in written:
+        handle = await sexton.trim_topic(one.topic, reason="demo, once more", actor="sexton demo")
+        await handle.result()
+
+
+def _counts(
+    written: Sequence[Written], before: Stored, after: Stored, results: Sequence[TrimTopicResult]
+) -> dict[str, int]:
+    return {
+        "topics": len(written),
+        "ledgers": sum(len(one.payloads) for one in written),
+        "detached": sum(result.detached for result in results),
+        "deleted": sum(result.deleted for result in results),
+        "kept": sum(len(one.needed) for one in written),
+        "objects_before": len(before.etags),
+        "objects_after": len(after.etags),
+    }
+
+
+def _remove(home: Path) -> None:
+    """Workers and servers are killed at once: nothing of a throw-away stack is worth a drain."""
+    at_home = StackHome.at(home)
+    for name in (_FIRST, _SECOND):
+        ServiceProcess(name, at_home).kill()
+    stack.kill(home)
+    shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,87 @@
+"""What the demo writes and acknowledges, and what must therefore go and what must stay.
+
+Expectations are worked out here from what was written, not asked from the code that is to be shown.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from logstore.entries import NewEntry, ProducedEntries
+from logstore.names import TopicName
+from logstore.ports.catalog import Acknowledge, Topic
+from logstore.positions import LedgerId, Position
+from logstore.retention import RetentionPolicy
+from workers.wiring import LogStore
+
+_ENTRIES = 4  # in a segment
+_SEGMENTS = 3  # in a ledger
+
+Plan = Callable[[int], dict[str, int]]
+"""From the number of ledgers to how many of them each subscription acknowledges."""
+
+_PLANS: tuple[tuple[str, Plan], ...] = (
+    ("all-read", lambda n: {"billing": n}),
+    ("one-slow", lambda n: {"billing": n, "archive": n // 2}),
+    ("unread", lambda _: {"audit": 0}),
+)
+
+
+@dataclass(slots=True)
+class Written:
+    """One topic of the demo: its ledgers in order, and what was put into them."""
+
+    topic: Topic
+    kind: str
+    payloads: dict[LedgerId, list[bytes]] = field(default_factory=dict)
+    acknowledged: dict[str, int] = field(default_factory=dict)  # ledgers, from the first on, by subscription
+
+    @property
+    def doomed(self) -> list[LedgerId]:
+        """Ledgers that every subscription has passed; the last ledger always stays."""
+        return list(self.payloads)[: min(*self.acknowledged.values(), len(self.payloads) - 1)]
+
+    @property
+    def needed(self) -> list[LedgerId]:
+        """The others."""
+        return list(self.payloads)[len(self.doomed) :]
+
+
+def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str], None]) -> Iterator[Written]:
+    """Create topics in turn: one read by all, one with a slow subscription, one that nobody reads."""
+    for number in range(topics):
+        kind, plan = _PLANS[number % len(_PLANS)]
+        say(f"topic {number + 1} of {topics}: {ledgers} ledgers, {kind}")
+        name = TopicName.parse(f"persistent://demo/shop/{kind}-{number}").encoded
+        written = Written(topic=log.catalog.topics.create(name, RetentionPolicy()), kind=kind)
+        written.acknowledged = {name: min(count, ledgers) for name, count in plan(ledgers).items()}
+        for subscription in written.acknowledged:
+            log.catalog.cursors.subscribe(written.topic.topic_id, subscription, latest=False)
+        for index in range(ledgers):
+            _write_ledger(log, written, index)
+        _acknowledge(log, written)
+        yield written
+
+
+def _write_ledger(log: LogStore, written: Written, index: int) -> None:
+    for part in range(_SEGMENTS):
+        payloads = [f"{written.topic.name} {index} {part} {entry}".encode() for entry in range(_ENTRIES)]
+        done = log.managed.append(written.topic, ProducedEntries(entries=[NewEntry(payload=p) for p in payloads]))
+        if done.first is not None:  # None only for duplicates, of which there are none without a producer
+            written.payloads.setdefault(done.first.ledger_id, []).extend(payloads)
+    log.managed.roll(written.topic)
+
+
+def _acknowledge(log: LogStore, written: Written) -> None:
+    """Single entries out of order for the first ledger, then everything up to the last one, as consumers do."""
+    for subscription, count in written.acknowledged.items():
+        ledgers = list(written.payloads)[:count]
+        if not ledgers:
+            continue
+        size = len(written.payloads[ledgers[0]])
+        singles = tuple(Position(ledgers[0], entry) for entry in reversed(range(size)))
+        last = Position(ledgers[-1], len(written.payloads[ledgers[-1]]) - 1)
+        for write in (
+            Acknowledge(topic_id=written.topic.topic_id, subscription=subscription, positions=singles),
+            Acknowledge(topic_id=written.topic.topic_id, subscription=subscription, up_to=last),
+        ):
+            log.committer.write(write)

@@ -1,0 +1,76 @@
+"""A worker process: workflows and activities on task queues, until SIGTERM; then it drains."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from datetime import timedelta
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from infra.telemetry import start_logs, start_tracing
+from logstore import failpoints
+from workers import search_attributes
+from workers.client import connect_client
+from workers.interceptors import ActivityEdge
+from workers.settings import Settings
+from workers.wiring import LogStore, all_activities, open_log
+from workflows.delete_ledger import DeleteLedger
+from workflows.delete_ledgers import DeleteLedgers
+from workflows.trim_topic import TrimTopic
+
+WORKFLOWS = [TrimTopic, DeleteLedgers, DeleteLedger]
+
+_log = logging.getLogger(__name__)
+
+
+def new_worker(client: Client, log: LogStore, settings: Settings, *, queue: str, threads: ThreadPoolExecutor) -> Worker:
+    """A Temporal worker on one queue, with every workflow and activity of this build."""
+    return Worker(
+        client,
+        task_queue=queue,
+        workflows=WORKFLOWS,
+        activities=all_activities(log),
+        activity_executor=threads,
+        max_concurrent_activities=settings.activity_threads,
+        graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
+        interceptors=[ActivityEdge()],
+    )
+
+
+async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str | None) -> None:
+    """Serve `queues` until SIGTERM or SIGINT, then drain: work in hand ends, none is taken.
+
+    Raises:
+        ServiceFailed: No stack is known.
+        PreconditionFailed: The namespace lacks our search attributes.
+    """
+    failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
+    start_logs(level=settings.log_level)
+    name = worker_id or f"{socket.gethostname()}-{os.getpid()}"
+    tracing = start_tracing("sexton-worker", traces_dir=settings.home / "traces")
+    try:
+        client = await connect_client(settings, identity=name)
+        await search_attributes.require(client)
+        await _serve(client, settings, queues, name)
+    finally:
+        tracing.shutdown()
+
+
+async def _serve(client: Client, settings: Settings, queues: Sequence[str], name: str) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with open_log(settings) as log, ThreadPoolExecutor(settings.activity_threads, "activity") as threads:
+        async with AsyncExitStack() as running:
+            for queue in queues:
+                await running.enter_async_context(new_worker(client, log, settings, queue=queue, threads=threads))
+            _log.info("serving %s as %s", ", ".join(queues), name)
+            await stop.wait()
+            _log.info("draining for at most %s s", settings.drain_timeout)
+    _log.info("drained")

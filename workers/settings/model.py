@@ -1,0 +1,140 @@
+"""Every setting of Sexton, validated once, immutable afterwards."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    model_validator,
+)
+
+from logstore.errors import InvalidInput, ServiceFailed
+from workers.settings.durations import format_duration, parse_duration
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def _duration(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_duration(value, "duration")
+    except InvalidInput:
+        raise ValueError("a duration such as 90s, 15m, 24h or 3d") from None
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a whole number")  # noqa: TRY004 - pydantic turns only ValueError into its own report
+    return value
+
+
+def _addresses(value: str) -> str:
+    for part in filter(None, value.split(",")):
+        found = _ADDRESS.fullmatch(part)
+        if not found or int(found["port"]) > 65_535:
+            raise ValueError("host:port")
+    return value
+
+
+def _web_address(value: str) -> str:
+    parts = urlsplit(value)
+    if value and not (parts.scheme in {"http", "https"} and parts.netloc):
+        raise ValueError("an address that begins with http:// or https://")
+    return value
+
+
+def _bucket(value: str) -> str:
+    if not _BUCKET.fullmatch(value):
+        raise ValueError("a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen")
+    return value
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+Seconds = Annotated[
+    int,
+    BeforeValidator(_duration),
+    BeforeValidator(_no_truth_value),
+    PlainSerializer(format_duration, return_type=str, when_used="json"),
+]
+Count = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1)]
+Port = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=65_535)]  # 0: any free one
+Addresses = Annotated[str, AfterValidator(_addresses)]
+WebAddress = Annotated[str, AfterValidator(_web_address)]
+Bucket = Annotated[str, AfterValidator(_bucket)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+
+
+class Settings(BaseModel):
+    """What every part of Sexton is told. Durations are whole seconds, sizes are bytes.
+
+    An address that is empty is not known: no stack was started in this home and none was configured.
+    There are no default addresses on purpose, or a command with another home would reach the stack that
+    happens to listen on the usual ports.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Path
+    temporal_address: Addresses = ""
+    temporal_namespace: Word = "default"
+    ui_address: WebAddress = ""
+    task_queue: Word = "sexton"
+    database_url: str = ""  # filled in: a SQLite file in the home
+    s3_endpoint: WebAddress = ""
+    s3_region: Word = "us-east-1"
+    s3_access_key: SecretStr = SecretStr("")
+    s3_secret_key: SecretStr = SecretStr("")
+    primary_bucket: Bucket = "sexton-primary"
+    tiered_bucket: Bucket = "sexton-tiered"
+    records_bucket: Bucket = "sexton-records"
+    zookeeper: Addresses = ""  # one or several, separated by commas
+    application: Word = "sexton"
+    deletion_parallelism: Annotated[Count, Field(le=256)] = 4
+    deletion_max_attempts: Count = 10
+    deletion_retry_interval: Annotated[Seconds, Field(ge=0)] = 600
+    deletion_chunk: Annotated[Count, Field(le=10_000)] = 100
+    ledger_max_entries: Count = 50_000
+    ledger_max_bytes: Count = 64 * 1024 * 1024
+    ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600
+    registration_timeout: Annotated[Seconds, Field(ge=1)] = 600
+    finished_retention: Annotated[Seconds, Field(ge=0)] = 30 * 86_400
+    temporal_port: Port = 7233
+    ui_port: Port = 8233
+    s3_port: Port = 8333
+    zookeeper_port: Port = 2181
+    activity_threads: Annotated[Count, Field(le=1_024)] = 16
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = "INFO"
+    drain_timeout: Annotated[Seconds, Field(ge=0)] = 30
+
+    @model_validator(mode="before")
+    @classmethod
+    def _database_in_home(cls, values: object) -> object:
+        if not isinstance(values, Mapping) or values.get("database_url") or "home" not in values:
+            return values
+        return {**values, "database_url": f"sqlite:///{Path(str(values['home'])).absolute() / 'catalog.db'}"}
+
+    def required(self, name: str) -> str:
+        """The address of that name, which must be known.
+
+        Raises:
+            ServiceFailed: It is empty: no stack was started in this home and none was configured.
+        """
+        value = str(getattr(self, name))
+        if not value:
+            advice = f"run `sexton up` there, or set SEXTON_{name.upper()}"
+            raise ServiceFailed(name, f"no stack has been started in {self.home}", advice=advice)
+        return value

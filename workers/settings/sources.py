@@ -1,0 +1,120 @@
+"""Where settings come from, and which source wins: flags, environment, `sexton.toml`, the home's stack, defaults.
+
+pydantic-settings reads the process's own environment and working directory; here both are arguments, so that
+nothing ambient is read and a test needs no patching. Hence these few sources of our own.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from logstore.errors import InvalidInput
+from workers.settings.model import Settings
+from workers.settings.recorded import read_recorded
+
+DEFAULT_HOME = ".sexton"
+_SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url"})
+_Source = Mapping[str, tuple[object, str]]  # field -> value, origin
+
+Recorded = Callable[[Path], Mapping[str, object]]
+"""Reads what `up` recorded in a home: settings by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, and for each of them where its value came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]  # every field's name -> "flag", "environment SEXTON_X", "sexton.toml", ...
+
+
+def load_settings(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    cwd: Path,
+    *,
+    recorded: Recorded = read_recorded,
+) -> Loaded:
+    """Merge all sources, strongest first: flags, environment, `sexton.toml`, the stack in the home, defaults.
+
+    Args:
+        flags: Settings by name; None stands for a flag that was not given.
+        environ: The environment; an empty variable counts as absent.
+        cwd: What relative paths are relative to, and where `sexton.toml` is looked for.
+        recorded: How to read what `up` left in the home.
+
+    Raises:
+        InvalidInput: An unknown key, a value of the wrong kind, or a file that cannot be read.
+        ServiceFailed: What the home recorded is damaged.
+    """
+    file = _file(environ, cwd)
+    chosen = {**file, **_from_environ(environ), **_from_flags(flags)}
+    home, origin = chosen.get("home", (DEFAULT_HOME, "default"))
+    chosen["home"] = (_path(home, origin, cwd), origin)
+    found = {**_from_stack(Path(str(chosen["home"][0])), recorded), **chosen}
+    return Loaded(_validated(found), _origins(found))
+
+
+def _path(home: object, origin: str, cwd: Path) -> Path:
+    if not isinstance(home, str | Path):
+        raise InvalidInput("home", expected=f"the path of a directory (from {origin})", found=home)
+    return (cwd / Path(home).expanduser()).absolute()
+
+
+def _from_flags(flags: Mapping[str, object]) -> _Source:
+    given = {name: value for name, value in flags.items() if value is not None}
+    _refuse_unknown(given, "flag")
+    return {name: (value, "flag") for name, value in given.items()}
+
+
+def _from_environ(environ: Mapping[str, str]) -> _Source:
+    names = {name: f"SEXTON_{name.upper()}" for name in Settings.model_fields}
+    return {name: (environ[key], f"environment {key}") for name, key in names.items() if environ.get(key)}
+
+
+def _from_stack(home: Path, recorded: Recorded) -> _Source:
+    return {name: (value, f"stack in {home}") for name, value in recorded(home).items()}
+
+
+def _file(environ: Mapping[str, str], cwd: Path) -> _Source:
+    asked = environ.get("SEXTON_CONFIG")
+    path = cwd / (asked or "sexton.toml")
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not asked:
+            return {}
+        raise InvalidInput("SEXTON_CONFIG", expected="a file that exists", found=asked) from None
+    except (OSError, ValueError) as error:
+        raise InvalidInput(path.name, expected="a readable TOML file", found=str(error)) from error
+    _refuse_unknown(content, path.name)
+    if isinstance(content.get("home"), str):
+        content["home"] = path.parent / Path(content["home"]).expanduser()
+    return {name: (value, path.name) for name, value in content.items()}
+
+
+def _refuse_unknown(given: Mapping[str, object], source: str) -> None:
+    for name in given:
+        if name not in Settings.model_fields:
+            nearest = get_close_matches(name, Settings.model_fields, n=1, cutoff=0.0)[0]
+            raise InvalidInput(source, expected=f"a known key (nearest: {nearest})", found=name)
+
+
+def _validated(found: Mapping[str, tuple[object, str]]) -> Settings:
+    try:
+        return Settings.model_validate({name: value for name, (value, _) in found.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "settings"
+        origin = found.get(name, (None, "default"))[1]
+        rule = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        shown = "(hidden)" if name in _SECRETS else first["input"]
+        raise InvalidInput(name, expected=f"{rule} (from {origin})", found=shown) from None
+
+
+def _origins(found: Mapping[str, tuple[object, str]]) -> dict[str, str]:
+    return {name: found[name][1] if name in found else "default" for name in Settings.model_fields}

@@ -1,0 +1,184 @@
+"""The embedded stack with its worker: `up`, `down`, `status`, `doctor`."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import Client
+
+from infra.catalog import Database, check_version, upgrade
+from infra.stack import stack
+from infra.stack.home import StackHome
+from infra.stack.ports import WantedPorts
+from infra.stack.process import ServiceProcess
+from logstore.errors import ServiceFailed, SextonError
+from workers import search_attributes
+from workers.client import connect_client
+from workers.settings import Settings
+
+WORKER = "worker"
+_POLL_WITHIN_S = 60.0  # importing the SDKs takes seconds on a busy machine
+_LEAVE_S = 15.0  # beyond draining
+
+Say = Callable[[str], None]
+Row = Mapping[str, object]
+
+
+def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say) -> dict[str, object]:
+    """Start what does not run, and return when all is healthy; see `infra.stack.up`.
+
+    Raises:
+        ServiceFailed: Something could not be started; what this call started is stopped again.
+        CatalogVersionMismatch: The catalog was written by a newer build.
+    """
+    where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
+    settings = at(settings, where)
+    on_progress("bringing the catalog to this build's version")
+    database = Database(settings.database_url)
+    try:
+        upgrade(database)
+    finally:
+        database.close()
+    asyncio.run(_register(settings))
+    pids = [] if no_worker else [start_worker(settings, on_progress=on_progress)]
+    return {
+        "temporal": where.temporal,
+        "ui": where.ui,
+        "s3": where.s3,
+        "zookeeper": where.zookeeper,
+        "database": settings.database_url,
+        "worker_pids": pids,
+        "home": str(settings.home.absolute()),
+    }
+
+
+def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bool = False) -> stack.StackOptions:
+    """What the settings wish of the embedded stack."""
+    wanted = WantedPorts(
+        temporal=settings.temporal_port,
+        ui=settings.ui_port,
+        s3=settings.s3_port,
+        zookeeper=settings.zookeeper_port,
+    )
+    return stack.StackOptions(
+        home=settings.home,
+        ports=WantedPorts.any_free() if free_ports else wanted,
+        temporal_in_memory=in_memory,
+        buckets=(settings.primary_bucket, settings.tiered_bucket, settings.records_bucket),
+    )
+
+
+def at(settings: Settings, where: stack.StackAddresses) -> Settings:
+    """The settings with the addresses of a stack that has just been started."""
+    return Settings.model_validate(
+        settings.model_dump()
+        | {
+            "temporal_address": where.temporal,
+            "ui_address": where.ui,
+            "s3_endpoint": where.s3,
+            "s3_region": where.region,
+            "s3_access_key": where.access_key,
+            "s3_secret_key": where.secret_key,
+            "zookeeper": where.zookeeper,
+        }
+    )
+
+
+async def _register(settings: Settings) -> None:
+    await search_attributes.register(await connect_client(settings))
+
+
+def start_worker(
+    settings: Settings, *, name: str = WORKER, extra: Mapping[str, str] | None = None, on_progress: Say = lambda _: None
+) -> int:
+    """Start a worker process of the home unless it runs, and wait until it polls; its pid.
+
+    Raises:
+        ServiceFailed: It did not come to poll; says what its log ends with.
+    """
+    process = ServiceProcess(name, StackHome.at(settings.home))
+    found = process.running()
+    if found:
+        return int(found.pid)
+    on_progress(f"starting {name}")
+    identity = f"{name}@{settings.home.absolute().name}-{time.time_ns():x}"
+    argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "worker", "run", "--worker-id", identity]
+    since = process.start(argv, cwd=Path.cwd(), env={**os.environ, **(extra or {})})
+    try:
+        asyncio.run(_polling(settings, identity, process))
+    except ServiceFailed as fault:
+        said = process.last_words(since)
+        process.kill()
+        raise ServiceFailed(name, f"{fault} ({said})", advice=f"read {process.log_file}") from fault
+    running = process.running()
+    return int(running.pid) if running else 0
+
+
+async def _polling(settings: Settings, identity: str, process: ServiceProcess) -> None:
+    client = await connect_client(settings)
+    give_up = time.monotonic() + _POLL_WITHIN_S
+    while identity not in await _pollers(client, settings):
+        if process.running() is None:
+            raise ServiceFailed(process.name, "it ended while starting", advice="see its log")
+        if time.monotonic() > give_up:
+            raise ServiceFailed(process.name, f"it did not poll within {_POLL_WITHIN_S:.0f} s", advice="see its log")
+        await asyncio.sleep(0.1)
+
+
+async def _pollers(client: Client, settings: Settings) -> set[str]:
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace,
+        task_queue=TaskQueue(name=settings.task_queue),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+    )
+    answer = await client.workflow_service.describe_task_queue(request)
+    return {poller.identity for poller in answer.pollers}
+
+
+def down(settings: Settings) -> list[str]:
+    """Stop the home's workers, which drain, then its services; the names of what ran."""
+    home = StackHome.at(settings.home)
+    workers = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
+    stopped = [name for name in workers if ServiceProcess(name, home).stop(settings.drain_timeout + _LEAVE_S)]
+    return stopped + stack.down(settings.home)
+
+
+def status(settings: Settings) -> list[Row]:
+    """Whether each service answers."""
+    services: list[Row] = [
+        {"name": found.name, "ok": found.ok, "detail": found.detail} for found in stack.health(settings.home)
+    ]
+    return [*services, _database(settings), _workers(settings)]
+
+
+def _database(settings: Settings) -> Row:
+    try:
+        database = Database(settings.database_url)
+        try:
+            check_version(database)
+        finally:
+            database.close()
+    except SextonError as error:
+        return {"name": "database", "ok": False, "detail": str(error)}
+    return {"name": "database", "ok": True, "detail": "this build's version"}
+
+
+def _workers(settings: Settings) -> Row:
+    home = StackHome.at(settings.home)
+    names = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
+    alive = [name for name in names if ServiceProcess(name, home).running()]
+    detail = f"running: {', '.join(alive)}" if alive else "none runs in this home: `sexton up` starts one"
+    return {"name": "worker", "ok": bool(alive), "detail": detail}
+
+
+def doctor(settings: Settings) -> list[Row]:
+    """As `status`, and whether this machine has what Sexton needs; see `workers.doctor`."""
+    from workers.doctor import doctor as examine  # noqa: PLC0415 - it builds on this module
+
+    return examine(settings)

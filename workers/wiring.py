@@ -1,0 +1,103 @@
+"""The only place that joins ports and adapters."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from activities.deletion import LedgerDeletion
+from activities.retention import Retention
+from infra.catalog import Database, SqlCatalog, check_version
+from infra.objects import connect
+from logstore.group_commit import GroupCommitter
+from logstore.ledgers import CopyKind
+from logstore.managed_ledger import ManagedLedger, RollPolicy
+from logstore.ports.objects import ObjectStore
+from logstore.ports.storage import Storages
+from logstore.primary_copies import PrimaryCopies
+from workers.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStore:
+    """The log of one process: catalog, primary bucket, the one writer, and managed ledgers over them."""
+
+    catalog: SqlCatalog
+    objects: ObjectStore
+    committer: GroupCommitter
+    managed: ManagedLedger
+
+    @property
+    def storages(self) -> Storages:
+        """Where copies stand, by kind."""
+        return {CopyKind.LEDGER.value: PrimaryCopies(self.objects)}
+
+
+@contextmanager
+def open_log(settings: Settings) -> Iterator[LogStore]:
+    """Open the log store that the settings name, and close it at the end.
+
+    Raises:
+        CatalogVersionMismatch: The catalog is not of this build's version.
+        InvalidInput: A database URL that cannot be used.
+        StoreUnavailable: The database does not answer.
+    """
+    database = Database(settings.database_url)
+    try:
+        check_version(database)
+        with _assembled(settings, database) as log:
+            yield log
+    finally:
+        database.close()
+
+
+@contextmanager
+def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
+    catalog = SqlCatalog(database, registration_timeout_s=settings.registration_timeout)
+    objects = primary_bucket(settings)
+    committer = GroupCommitter(catalog.commits)
+    managed = ManagedLedger(
+        ledgers=catalog.ledgers,
+        objects=objects,
+        committer=committer,
+        application=settings.application,
+        policy=RollPolicy(
+            max_entries=settings.ledger_max_entries,
+            max_size_bytes=settings.ledger_max_bytes,
+            max_age_s=settings.ledger_max_age,
+        ),
+        registration_timeout_s=settings.registration_timeout,
+    )
+    try:
+        yield LogStore(catalog=catalog, objects=objects, committer=committer, managed=managed)
+    finally:
+        managed.close()
+        committer.close()
+
+
+def primary_bucket(settings: Settings) -> ObjectStore:
+    """The primary bucket; without an endpoint it is AWS's, without keys the host's role is used."""
+    return connect(
+        settings.s3_endpoint or None,
+        settings.s3_region,
+        settings.s3_access_key.get_secret_value() or None,
+        settings.s3_secret_key.get_secret_value() or None,
+        settings.primary_bucket,
+        pool_size=settings.activity_threads + 8,  # readers prefetch beside the activities
+    )
+
+
+def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
+    """Every activity of this build, over the log's ports."""
+    deletion = LedgerDeletion(deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages)
+    retention = Retention(topics=log.catalog.topics, roller=log.managed)
+    return [
+        deletion.detach,
+        deletion.next_ranges,
+        deletion.delete_chunk,
+        deletion.hand_over_chunk,
+        deletion.delete_one,
+        deletion.dead_letter,
+        deletion.certify,
+        retention.roll_idle,
+    ]
