@@ -50,7 +50,8 @@ def _command(home: StackHome, ports: ChosenPorts) -> Command:
         "org.apache.zookeeper.server.ZooKeeperServerMain",
         "zoo.cfg",
     )
-    return Command(argv=argv, cwd=home.zookeeper, env=child_environment("ZOO"))
+    # Java reads file names by the locale, and in the C locale finds no home whose path is not ASCII.
+    return Command(argv=argv, cwd=home.zookeeper, env=child_environment("ZOO") | {"LC_ALL": "C.UTF-8"})
 
 
 def _probe(ports: ChosenPorts) -> ServiceHealth:

@@ -203,6 +203,20 @@ def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.
     assert all(each.ok for each in health(scratch))
 
 
+@pytest.mark.external_service
+def test_up_in_a_home_with_an_odd_long_path_serves_all(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blanks, letters outside ASCII, a path too long for sockets, and settings meant for others are no obstacle."""
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("WEED_MASTER_VOLUME_GROWTH_COPY_1", "none")
+    odd = scratch / "ho me é" / ("x" * 90)
+    try:
+        up(replace(_options(odd), time_skipping=True, temporal_in_memory=False))
+        assert all(each.ok for each in health(odd))
+    finally:
+        kill(odd)
+
+
 def _impatient(home: StackHome, ports: ChosenPorts) -> Service:
     return replace(zookeeper_service(home, ports), stop_timeout_s=0.5)
 
