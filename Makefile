@@ -1,0 +1,70 @@
+# Sexton. `make help` lists the targets.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+CODE := logstore activities workflows infra spark workers tests
+
+.PHONY: help setup lock fmt lint types imports check test test-replay test-external faults demo up down clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv with pinned and hashed dependencies; the command is then .venv/bin/sexton
+
+$(STAMP): pyproject.toml requirements.lock requirements-build.lock
+	@command -v $(PYTHON) >/dev/null || { echo "setup: $(PYTHON) is needed, 3.11 to 3.13"; exit 4; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		|| { echo "setup: Python 3.11 to 3.13 is needed, found $$($(PYTHON) --version); set PYTHON=…"; exit 4; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-build.lock
+	$(BIN)/python -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+lock: ## Resolve dependencies again (needs uv)
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		requirements-build.in -o requirements-build.lock
+	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes --no-header --no-annotate \
+		pyproject.toml -o requirements.lock
+
+fmt: setup ## Format and mend what can be mended
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+lint: setup ## Check format and lint
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+
+types: setup ## Check types, strictly
+	$(BIN)/mypy
+
+imports: setup ## Check who imports whom
+	$(BIN)/lint-imports
+
+check: lint types imports test ## Exactly what CI runs
+
+test: setup ## Run the whole suite, real servers and all
+	$(BIN)/pytest
+
+test-replay: setup ## Replay stored histories against today's workflows
+	$(BIN)/pytest tests/replay
+
+test-external: setup ## Only the tests that start real servers
+	$(BIN)/pytest -m external_service
+
+faults: setup ## Every failpoint with SIGKILL of real workers (long)
+	$(BIN)/pytest tests/faults --all-faults
+
+demo: setup ## Run the main job on a throw-away stack, kill a worker, check every promise
+	$(BIN)/sexton demo
+
+up: setup ## Start the embedded stack and a worker
+	$(BIN)/sexton up
+
+down: ## Stop what `make up` started
+	$(BIN)/sexton down
+
+clean: ## Remove caches and the virtual environment
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
