@@ -63,12 +63,13 @@ def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str
 
 
 def _write_ledger(log: LogStore, written: Written, index: int) -> None:
+    if index:
+        log.managed.roll(written.topic)  # not after the last one: it stays open
     for part in range(_SEGMENTS):
         payloads = [f"{written.topic.name} {index} {part} {entry}".encode() for entry in range(_ENTRIES)]
         done = log.managed.append(written.topic, ProducedEntries(entries=[NewEntry(payload=p) for p in payloads]))
         if done.first is not None:  # None only for duplicates, of which there are none without a producer
             written.payloads.setdefault(done.first.ledger_id, []).extend(payloads)
-    log.managed.roll(written.topic)
 
 
 def _acknowledge(log: LogStore, written: Written) -> None:
