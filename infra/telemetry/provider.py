@@ -1,0 +1,34 @@
+"""The tracer provider: replay safe, with the exporters that this process was given."""
+
+import os
+from pathlib import Path
+
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from temporalio.contrib.opentelemetry import ReplaySafeTracerProvider, create_tracer_provider
+
+from infra.telemetry.span_files import SpanFileExporter
+
+_OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_FILE_QUEUE = 16_384  # a batch's page of SQL and S3 spans ends within the delay; beyond that spans are dropped
+_FILE_DELAY_MS = 1000  # `sexton trace` shows what ended a second ago
+
+
+def make_provider(service: str, *, traces_dir: Path | None) -> ReplaySafeTracerProvider:
+    """A provider that exports to a file under `traces_dir` and to the OTLP collector of the environment, if any.
+
+    Source: OpenTelemetry, "OTLP Exporter Configuration" (`OTEL_EXPORTER_OTLP_ENDPOINT` and its variant for
+    traces); resource, sampler and limits follow their `OTEL_` variables too.
+    """
+    provider = create_tracer_provider(resource=Resource.create({SERVICE_NAME: service}))
+    if traces_dir is not None:
+        exporter = SpanFileExporter(traces_dir, service)
+        provider.add_span_processor(
+            BatchSpanProcessor(exporter, max_queue_size=_FILE_QUEUE, schedule_delay_millis=_FILE_DELAY_MS)
+        )
+    if any(os.environ.get(name) for name in _OTLP_VARIABLES):
+        # Most processes have no collector and are spared the import.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
