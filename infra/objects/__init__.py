@@ -1,0 +1,7 @@
+"""The object store over S3 and its compatibles."""
+
+from infra.objects.client import connect, ensure_bucket, make_client
+from infra.objects.patience import Pace, Patience
+from infra.objects.store import S3ObjectStore
+
+__all__ = ["Pace", "Patience", "S3ObjectStore", "connect", "ensure_bucket", "make_client"]

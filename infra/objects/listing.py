@@ -1,0 +1,118 @@
+"""Listings in key order: complete, or an error."""
+
+import operator
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from infra.objects.answers import translated
+from infra.objects.patience import Patience
+from logstore.errors import StoreUnavailable, Unsupported
+from logstore.ports.objects import ObjectInfo
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
+
+_KEY = operator.attrgetter("key")
+
+
+class Listing:
+    """One listing of one bucket.
+
+    SeaweedFS (4.48, run here) sorts by path and not by bytes (`x/1` before `x-1`), and skips the folder `x`
+    when asked for what follows `x`. Hence pages are put in order, `StartAfter` is sent a little early, and a
+    disorder that spans pages is an error: a consumer that merges two sorted streams would lose keys.
+    """
+
+    def __init__(self, client: "S3Client", bucket: str, patience: Patience, *, prefix: str, start_after: str) -> None:
+        self._client, self._patience = client, patience
+        self._prefix, self._start_after = prefix, start_after
+        self._what = f"list {bucket}/{prefix}"
+        self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
+
+    def objects(self) -> Iterator[ObjectInfo]:
+        """The objects in ascending order of keys, a page being fetched when the one before is used up.
+
+        Raises:
+            StoreUnavailable: A page could not be had, or does not belong to this listing.
+            Unsupported: The store's order is not that of the keys, over more than a page.
+        """
+        last = ""
+        for page in self._pages():
+            found = self._in_order(page)
+            if not found:
+                continue
+            self._check_edges(found[0].key, found[-1].key, last)
+            last = found[-1].key
+            if found[0].key > self._start_after:
+                yield from found
+            else:
+                yield from (each for each in found if each.key > self._start_after)
+
+    def _pages(self) -> Iterator["ListObjectsV2OutputTypeDef"]:
+        early = earlier(self._start_after, self._prefix)
+        if early:
+            self._request["StartAfter"] = early
+        while True:
+            page = self._patience.ask(self._page)
+            yield page
+            if not page["IsTruncated"]:
+                return
+            self._go_on_at(page.get("NextContinuationToken"))
+
+    def _page(self) -> "ListObjectsV2OutputTypeDef":
+        with translated(self._what):
+            page = self._client.list_objects_v2(**self._request)
+        if "IsTruncated" not in page:
+            raise StoreUnavailable(f"{self._what}: expected a listing, found an answer without IsTruncated")
+        return page
+
+    def _go_on_at(self, token: str | None) -> None:
+        if not token or token == self._request.get("ContinuationToken"):
+            raise StoreUnavailable(f"{self._what}: the answer is truncated, yet names no way to its rest")
+        self._request.pop("StartAfter", None)
+        self._request["ContinuationToken"] = token
+
+    def _in_order(self, page: "ListObjectsV2OutputTypeDef") -> list[ObjectInfo]:
+        found = [
+            ObjectInfo(key=each["Key"], size_bytes=each["Size"], modified_us=micros(each.get("LastModified")))
+            for each in page.get("Contents", ())
+        ]
+        keys = [each.key for each in found]
+        if not all(map(operator.lt, keys, keys[1:])):
+            found.sort(key=_KEY)  # by code point, which is the order of the UTF-8 bytes
+        return found
+
+    def _check_edges(self, first: str, final: str, last: str) -> None:
+        if not (first.startswith(self._prefix) and final.startswith(self._prefix)):
+            raise StoreUnavailable(f"{self._what}: the answer holds keys of another prefix: {first!r} to {final!r}")
+        if last and first <= last:
+            raise Unsupported(
+                f"{self._what}: expected keys in the order of their bytes, found {first!r} after {last!r}"
+            )
+
+
+def earlier(start_after: str, prefix: str) -> str:
+    """A key at or before `start_after` behind which no order of paths hides a key that should come.
+
+    A store that sorts by path puts `x/1` before `x-1`, so what follows `x-1` is safely within what follows
+    `w`: the key is cut where a character below `/` stands, and its last character lowered by one. Empty
+    when only the whole prefix is safe.
+    """
+    if start_after <= prefix:
+        return ""
+    end = next((at for at in range(len(prefix), len(start_after)) if start_after[at] < "/"), len(start_after))
+    while end > len(prefix):
+        lowered = chr(ord(start_after[end - 1]) - 1)
+        end -= 1
+        if "/" < lowered <= "~":
+            return start_after[:end] + lowered
+    return ""
+
+
+def micros(modified: datetime | None) -> int | None:
+    """Microseconds since 1970, exactly."""
+    if modified is None:
+        return None
+    return int(modified.timestamp()) * 1_000_000 + modified.microsecond

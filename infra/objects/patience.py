@@ -1,0 +1,123 @@
+"""How long to wait, how often to ask again, and how fast to ask: retries and pace in one place."""
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from infra.objects.answers import retry_after_s
+from logstore.errors import StoreUnavailable
+
+T = TypeVar("T")
+_UNLIMITED = math.inf
+_PAGE_GROWTH = 25  # keys that an accepted page adds to the next one
+_RATE_GROWTH = 0.05  # of the rate at the last cut, added by each accepted page
+_RATE_CUT = 0.7
+_RATE_FREE = 10.0  # times the rate at the last cut: no need to hold back any more
+_FIRST_WINDOW_S = 0.1  # at the first throttle, one page in this time is the first guess of a bearable rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Bounded attempts with jittered waits: half of each wait is random, so that callers do not come back as one."""
+
+    attempts: int = 6
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 5.0
+    give_up_after_s: float = 120.0  # no new attempt begins later than this after the first
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def ask(self, attempt: Callable[[], T]) -> T:
+        """Call `attempt` until it answers.
+
+        Raises:
+            StoreUnavailable: The last attempt's error. Every other error passes at once.
+        """
+        last_start = self.clock() + self.give_up_after_s
+        failures = 0
+        while True:
+            try:
+                return attempt()
+            except StoreUnavailable as error:
+                failures += 1
+                if failures >= self.attempts or self.clock() >= last_start:
+                    raise
+                self.wait(failures, error)
+
+    def wait(self, failures: int, error: BaseException | None = None) -> None:
+        """Sleep after the given number of consecutive failures (1 or more), longer where the store asked for it."""
+        longest = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
+        asked = min(self.longest_wait_s, retry_after_s(error))
+        self.sleep(asked + random.uniform(longest / 2, longest))  # noqa: S311 - jitter is no secret
+
+
+class Pace:
+    """How many keys one request names, and how many keys a second are asked for: both adapt to throttling.
+
+    Additive growth, multiplicative cuts. One throttle counts once: an answer to a request that started
+    before the last cut changes nothing, however many threads get theirs at the same time.
+
+    Source: Apache Iceberg #7127, comment by an S3A maintainer: a page of 1,000 keys costs 1,000 writes, and
+    its retry is a herd; S3A uses 200.
+    """
+
+    def __init__(
+        self,
+        *,
+        ceiling: int = 1000,
+        floor: int = 25,
+        slowest_keys_per_s: float = 25.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._ceiling, self._floor, self._slowest = ceiling, min(floor, ceiling), slowest_keys_per_s
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()
+        self._page = ceiling
+        self._rate = self._rate_at_cut = _UNLIMITED
+        self._next_start = self._last_cut = -_UNLIMITED
+
+    @property
+    def page(self) -> int:
+        """Keys per bulk request, at this moment."""
+        return self._page
+
+    @property
+    def keys_per_s(self) -> float:
+        """Keys a second that requests of this instance may name together, at this moment; infinite at first."""
+        return self._rate
+
+    def admit(self, keys: int) -> float:
+        """Wait for the turn of a request for so many keys; returns its start, to be handed to `throttled`."""
+        with self._lock:
+            now = self._clock()
+            start = max(now, self._next_start)
+            self._next_start = start + keys / self._rate
+        if start > now:
+            self._sleep(start - now)
+        return start
+
+    def accepted(self, keys: int) -> None:
+        """A request for so many keys went through: ask for a little more next time."""
+        if self._page == self._ceiling and self._rate == _UNLIMITED:
+            return
+        share = keys / self._page  # single deletes recover as slowly as pages do
+        with self._lock:
+            self._page = min(self._ceiling, self._page + math.ceil(_PAGE_GROWTH * share))
+            self._rate += self._rate_at_cut * _RATE_GROWTH * share
+            if self._rate > self._rate_at_cut * _RATE_FREE:
+                self._rate = _UNLIMITED
+
+    def throttled(self, start: float) -> None:
+        """The request that started at `start` was throttled: halve the page, cut the rate."""
+        with self._lock:
+            if start <= self._last_cut:
+                return
+            self._last_cut = self._clock()
+            self._page = max(self._floor, self._page // 2)
+            cut = self._page / _FIRST_WINDOW_S if self._rate == _UNLIMITED else self._rate * _RATE_CUT
+            self._rate = self._rate_at_cut = max(self._slowest, cut)

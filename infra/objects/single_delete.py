@@ -1,0 +1,104 @@
+"""Deletes one key at a time, for stores and keys that bulk deletes cannot serve."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from infra.objects.answers import ABSENT, code_of, is_throttle, translated
+from infra.objects.patience import Pace, Patience
+from logstore.errors import InvalidInput, SextonError, StoreUnavailable
+from logstore.ports.objects import DeleteReport
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the store has said so far, key by key."""
+
+    deleted: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def report(self) -> DeleteReport:
+        """The tally as the port knows it."""
+        return DeleteReport(deleted=frozenset(self.deleted), failed=self.failed)
+
+
+class SingleDelete:
+    """Single deletes in one bucket, a few at a time; safe to share among threads."""
+
+    def __init__(
+        self, client: "S3Client", bucket: str, *, patience: Patience, pace: Pace, parallelism: int = 8
+    ) -> None:
+        self._client, self._bucket = client, bucket
+        self._patience, self._pace, self._parallelism = patience, pace, parallelism
+
+    def delete(self, keys: Sequence[str], tally: Tally) -> None:
+        """Delete each key by a request of its own and enter what the store says of it.
+
+        A store that does not answer is not asked for the rest: those keys stay out of the tally.
+
+        Raises:
+            StoreUnavailable: The store stopped answering; keys may have been entered before.
+            PreconditionFailed: The store refuses such requests altogether, e.g. without the bucket.
+        """
+        hopeless = Event()
+        with ThreadPoolExecutor(min(self._parallelism, len(keys))) as threads:
+            asked = [
+                (key, threads.submit(copy_context().run, self._unless, hopeless, key)) for key in keys
+            ]  # a context each: spans in other threads keep their parent
+        problems = [problem for key, answer in asked if (problem := self._enter(key, answer, tally))]
+        if problems:
+            raise problems[0]
+
+    def _unless(self, hopeless: Event, key: str) -> str | None:
+        """Delete one key, unless another met a store that does not work; returns why this key failed."""
+        if hopeless.is_set():
+            raise StoreUnavailable(f"delete {self._bucket}/{key}: not asked, the store had stopped answering")
+        try:
+            return self._patience.ask(lambda: self._one(key))
+        except SextonError:
+            hopeless.set()
+            raise
+
+    def _one(self, key: str) -> str | None:
+        start = self._pace.admit(1)
+        try:
+            with translated(f"delete {self._bucket}/{key}"):
+                return self._request(key)
+        except InvalidInput as error:
+            return f"InvalidInput: {error}"
+        except StoreUnavailable as error:
+            if is_throttle(error):
+                self._pace.throttled(start)
+            raise
+
+    def _request(self, key: str) -> str | None:
+        try:
+            self._client.delete_object(Bucket=self._bucket, Key=key)
+        except ClientError as error:
+            if code_of(error) in ABSENT:
+                return None
+            if code_of(error) == "AccessDenied":  # may concern this key alone: a policy, a lock
+                return f"AccessDenied: {error.response['Error'].get('Message', '')}"
+            raise
+        self._pace.accepted(1)
+        return None
+
+    @staticmethod
+    def _enter(key: str, answer: "Future[str | None]", tally: Tally) -> SextonError | None:
+        try:
+            why = answer.result()
+        except SextonError as error:
+            return error
+        if why is None:
+            tally.deleted.add(key)
+        else:
+            tally.failed[key] = why
+        return None

@@ -1,0 +1,170 @@
+"""One bucket of S3, or of a store compatible with it, as an `ObjectStore`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from infra.objects.answers import code_of, status_of, translated
+from infra.objects.bulk_delete import BulkDelete
+from infra.objects.keys import check_key, check_metadata, check_written_key
+from infra.objects.listing import Listing, micros
+from infra.objects.patience import Pace, Patience
+from logstore.errors import AlreadyExists, InvalidInput, StoreUnavailable
+from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+
+class S3ObjectStore:
+    """`ObjectStore` over one bucket; any number of threads may use one instance.
+
+    Every request is retried with jittered waits while `patience` lasts: botocore's own retries are off, so
+    that the attempts are ours to see. Keys that some supported store confuses with others are neither
+    written nor deleted (see `infra.objects.keys`).
+    """
+
+    def __init__(
+        self, client: "S3Client", bucket: str, *, patience: Patience | None = None, pace: Pace | None = None
+    ) -> None:
+        self._client, self.bucket = client, bucket
+        self._patience = patience or Patience()
+        self._deletes = BulkDelete(client, bucket, patience=self._patience, pace=pace or Pace())
+
+    def for_bucket(self, bucket: str) -> "S3ObjectStore":
+        """Another bucket of the same store, over the same connections, with a pace of its own."""
+        return S3ObjectStore(self._client, bucket, patience=self._patience)
+
+    def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+        """Store the object unless the key is taken; done, too, when the key holds these very bytes and metadata.
+
+        Raises:
+            AlreadyExists: The key holds another object; nothing changed.
+            InvalidInput: A key or metadata that would not come back as it went in.
+            StoreUnavailable: Nothing is known of the outcome; or the store calls the key taken, yet shows
+                no object there, time and again (SeaweedFS, where the key is a folder of others).
+        """
+        check_written_key(key)
+        check_metadata(metadata)
+        if not self._patience.ask(lambda: self._put(key, body, metadata)):
+            raise AlreadyExists(f"put {self.bucket}/{key}: the key holds another object")
+
+    def get(self, key: str) -> StoredObject | None:
+        """The whole object, or None when the store says NoSuchKey (and no other kind of 404)."""
+        check_key(key)
+        return self._patience.ask(lambda: self._get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        """`length` bytes from `start`, fewer at the end and none behind it; None when there is no object.
+
+        Raises:
+            InvalidInput: A negative start, or a length below 1.
+        """
+        check_key(key)
+        if start < 0 or length < 1:
+            raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
+        return self._patience.ask(lambda: self._get_range(key, start, length))
+
+    def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
+        """The object's facts and its user metadata, or None when the store says NoSuchKey."""
+        check_key(key)
+        return self._patience.ask(lambda: self._head(key))
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects with the prefix that sort after `start_after`, ascending by UTF-8 bytes, in pages.
+
+        Raises:
+            StoreUnavailable: A page could not be had; the listing is not complete.
+            Unsupported: The store's order differs from that of the keys over more than a page.
+        """
+        listing = Listing(self._client, self.bucket, self._patience, prefix=prefix, start_after=start_after)
+        return listing.objects()
+
+    def delete(self, keys: Sequence[str]) -> DeleteReport:
+        """Delete the keys in pages that adapt to the store's pace; an absent key counts as deleted.
+
+        Raises:
+            StoreUnavailable: The store answered for no key at all.
+            PreconditionFailed: The store refuses every delete here.
+        """
+        return self._deletes.delete(keys)
+
+    def _what(self, verb: str, key: str) -> str:
+        return f"{verb} {self.bucket}/{key}"
+
+    def _put(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
+        """Whether the key now holds this object."""
+        with translated(self._what("put", key)):
+            try:
+                self._client.put_object(
+                    Bucket=self.bucket, Key=key, Body=body, Metadata=dict(metadata), IfNoneMatch="*"
+                )
+            except ClientError as error:
+                if status_of(error) != 412:
+                    raise
+            else:
+                return True
+        return self._holds(key, body, metadata)
+
+    def _holds(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
+        """Whether a key that the store calls taken holds this very object: an attempt of ours had landed."""
+        found = self._head(key)
+        if found is None:  # deleted since, or (SeaweedFS) a folder of this name
+            raise StoreUnavailable(f"{self._what('put', key)}: refused as taken, yet no object is there")
+        info, its_metadata = found
+        if info.size_bytes != len(body) or its_metadata != metadata:
+            return False
+        stored = self._get(key)
+        return stored is not None and stored.body == body
+
+    def _get(self, key: str) -> StoredObject | None:
+        with translated(self._what("get", key)):
+            try:
+                answer = self._client.get_object(Bucket=self.bucket, Key=key)
+                return StoredObject(key=key, body=answer["Body"].read(), metadata=answer["Metadata"])
+            except ClientError as error:
+                _check_absent(error)
+                return None
+
+    def _get_range(self, key: str, start: int, length: int) -> bytes | None:
+        with translated(self._what("get", key)):
+            try:
+                answer = self._client.get_object(
+                    Bucket=self.bucket, Key=key, Range=f"bytes={start}-{start + length - 1}"
+                )
+                body = answer["Body"].read()
+            except ClientError as error:
+                if status_of(error) == 416:
+                    return b""
+                _check_absent(error)
+                return None
+        if answer["ResponseMetadata"]["HTTPStatusCode"] == 206:
+            return body
+        return body[start : start + length]  # a store may ignore the range and send everything
+
+    def _head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
+        with translated(self._what("head", key)):
+            try:
+                found = self._client.head_object(Bucket=self.bucket, Key=key)
+            except ClientError as error:
+                if status_of(error) != 404:
+                    raise
+            else:
+                info = ObjectInfo(
+                    key=key, size_bytes=found["ContentLength"], modified_us=micros(found.get("LastModified"))
+                )
+                return info, found["Metadata"]
+        self._confirm_absent(key)
+        return None
+
+    def _confirm_absent(self, key: str) -> None:
+        """A HEAD has no body to say which 404 it means, the key's or the bucket's: a GET of one byte has."""
+        if self._get_range(key, 0, 1) is not None:
+            raise StoreUnavailable(f"{self._what('head', key)}: the object appeared while it was asked for")
+
+
+def _check_absent(error: ClientError) -> None:
+    """Let pass only the answer that says definitely that there is no such object."""
+    if code_of(error) != "NoSuchKey":
+        raise error

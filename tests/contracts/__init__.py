@@ -1,0 +1,1 @@
+"""One suite per port, over the fake and over the real thing."""

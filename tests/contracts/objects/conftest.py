@@ -1,0 +1,43 @@
+"""The stores that the suite holds to the port: the fake, and a real SeaweedFS with a bucket per test."""
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infra.objects.client import ensure_bucket, make_client
+from infra.objects.store import S3ObjectStore
+from logstore.ports.objects import ObjectStore
+from tests.fakes.objects import FakeObjectStore
+from tests.seaweed import start_seaweed
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[S3Client]":
+    """A client of a server of the run's own."""
+    endpoint, access, secret, kill = start_seaweed(tmp_path_factory.mktemp("seaweed"))
+    try:
+        yield make_client(endpoint, "us-east-1", access, secret, pool_size=40)
+    finally:
+        kill()
+
+
+@pytest.fixture
+def s3_store(seaweed: "S3Client") -> S3ObjectStore:
+    """A bucket of the test's own."""
+    bucket = f"test-{uuid.uuid4().hex}"
+    ensure_bucket(seaweed, bucket)
+    return S3ObjectStore(seaweed, bucket)
+
+
+@pytest.fixture(params=["fake", pytest.param("seaweed", marks=pytest.mark.external_service)])
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    """An empty store, each kind in turn."""
+    if request.param == "fake":
+        return FakeObjectStore()
+    found: S3ObjectStore = request.getfixturevalue("s3_store")
+    return found

@@ -1,0 +1,196 @@
+"""An object store in memory, with its own clock and faults on demand."""
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from infra.objects.keys import check_key, check_metadata, check_written_key, refusal
+from logstore.errors import AlreadyExists, InvalidInput, StoreUnavailable
+from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
+
+
+class Operation(StrEnum):
+    """The port's methods, as a fault names them."""
+
+    PUT = "put"
+    GET = "get"
+    GET_RANGE = "get_range"
+    HEAD = "head"
+    LIST = "list"
+    DELETE = "delete"
+
+
+class FaultKind(StrEnum):
+    """What goes wrong."""
+
+    BEFORE = (
+        "before"  # raises, nothing done; a delete reports its remaining keys as failed, or raises if it is the first
+    )
+    AFTER = "after"  # done, but reported as failed
+    KEY_ERROR = "key_error"  # delete: the key is kept and reported under `failed`
+    LOST = "lost"  # delete: reported as deleted, and kept; put: reported as stored, and lost
+    MIDWAY = "midway"  # list: raises after `after_objects` objects
+    CALL = "call"  # runs `action` before the effect, for a race at an exact place
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """One planned misfortune; used up after `times` calls."""
+
+    operation: Operation
+    kind: FaultKind
+    times: int = 1
+    matches: Callable[[str], bool] = field(default=lambda _key: True)  # the key, or a listing's prefix
+    error: Callable[[], Exception] = field(default=lambda: StoreUnavailable("planned fault: 503 SlowDown"))
+    key_error: str = "InternalError: planned fault"
+    after_objects: int = 0
+    action: Callable[[], None] = field(default=lambda: None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    body: bytes
+    metadata: dict[str, str]
+    modified_us: int
+
+
+class FakeObjectStore:
+    """An `ObjectStore` that keeps everything in a dict; any number of threads may use it.
+
+    Faults hold for calls of the port, not for requests below it: what the real adapter retries itself is
+    seen here as its final outcome.
+    """
+
+    def __init__(self, *, now_us: int = 1_750_000_000_000_000) -> None:
+        self.now_us = now_us  # the store's own clock; stands still until moved
+        self.calls: list[tuple[Operation, str]] = []  # one per key; a listing by its prefix
+        self._held: dict[str, _Held] = {}
+        self._faults: list[Fault] = []
+        self._lock = threading.RLock()
+
+    def plan(self, *faults: Fault) -> None:
+        """Add faults; of those that match a call, the earliest planned one happens."""
+        with self._lock:
+            self._faults.extend(faults)
+
+    def advance(self, *, seconds: float) -> None:
+        """Move the store's clock."""
+        self.now_us += round(seconds * 1_000_000)
+
+    @property
+    def keys(self) -> list[str]:
+        """What is held, ascending."""
+        with self._lock:
+            return sorted(self._held)
+
+    def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+        """See the port."""
+        check_written_key(key)
+        check_metadata(metadata)
+        fault = self._meet(Operation.PUT, key)
+        if _is(fault, FaultKind.LOST):
+            return
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None and (held.body, held.metadata) != (body, dict(metadata)):
+                raise AlreadyExists(f"put {key}: the key holds another object")
+            if held is None:
+                self._held[key] = _Held(bytes(body), dict(metadata), self.now_us)
+        _raise_after(fault)
+
+    def get(self, key: str) -> StoredObject | None:
+        """See the port."""
+        check_key(key)
+        self._meet(Operation.GET, key)
+        held = self._held.get(key)
+        return None if held is None else StoredObject(key=key, body=held.body, metadata=dict(held.metadata))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        """See the port."""
+        check_key(key)
+        if start < 0 or length < 1:
+            raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
+        self._meet(Operation.GET_RANGE, key)
+        held = self._held.get(key)
+        return None if held is None else held.body[start : start + length]
+
+    def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
+        """See the port."""
+        check_key(key)
+        self._meet(Operation.HEAD, key)
+        held = self._held.get(key)
+        return None if held is None else (_info(key, held), dict(held.metadata))
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See the port."""
+        fault = self._meet(Operation.LIST, prefix)
+        with self._lock:
+            keys = sorted(self._held)
+            found = [
+                _info(key, self._held[key])
+                for key in keys[max(bisect_left(keys, prefix), bisect_right(keys, start_after)) :]
+                if key.startswith(prefix)
+            ]
+        if fault is None or fault.kind is not FaultKind.MIDWAY:
+            yield from found
+            return
+        yield from found[: fault.after_objects]
+        raise fault.error()
+
+    def delete(self, keys: Sequence[str]) -> DeleteReport:
+        """See the port."""
+        asked = {key: refusal(key) for key in keys}
+        failed = {key: f"InvalidKey: expected {why}" for key, why in asked.items() if why}
+        todo = [key for key, why in asked.items() if not why]
+        deleted: set[str] = set()
+        try:
+            for key in todo:
+                self._delete_one(key, deleted, failed)
+        except StoreUnavailable as error:
+            if not deleted and not failed:
+                raise
+            rest = [key for key in todo if key not in deleted and key not in failed]
+            failed.update(dict.fromkeys(rest, f"StoreUnavailable: {error}"))
+        return DeleteReport(deleted=frozenset(deleted), failed=failed)
+
+    def _delete_one(self, key: str, deleted: set[str], failed: dict[str, str]) -> None:
+        fault = self._meet(Operation.DELETE, key)
+        if fault is not None and fault.kind is FaultKind.KEY_ERROR:
+            failed[key] = fault.key_error
+            return
+        if not _is(fault, FaultKind.LOST):
+            with self._lock:
+                self._held.pop(key, None)
+        _raise_after(fault)
+        deleted.add(key)
+
+    def _meet(self, operation: Operation, name: str) -> Fault | None:
+        """Record the call, and let the fault planned for it happen as far as it comes before the effect."""
+        with self._lock:
+            self.calls.append((operation, name))
+            fault = next((f for f in self._faults if f.operation == operation and f.matches(name)), None)
+            if fault is None:
+                return None
+            fault.times -= 1
+            if not fault.times:
+                self._faults.remove(fault)
+        if fault.kind is FaultKind.BEFORE:
+            raise fault.error()
+        if fault.kind is FaultKind.CALL:
+            fault.action()
+        return fault
+
+
+def _is(fault: Fault | None, kind: FaultKind) -> bool:
+    return fault is not None and fault.kind is kind
+
+
+def _raise_after(fault: Fault | None) -> None:
+    if fault is not None and fault.kind is FaultKind.AFTER:
+        raise fault.error()
+
+
+def _info(key: str, held: _Held) -> ObjectInfo:
+    return ObjectInfo(key=key, size_bytes=len(held.body), modified_us=held.modified_us)

@@ -1,0 +1,1 @@
+"""How the real systems are reached."""

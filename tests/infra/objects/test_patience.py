@@ -1,0 +1,98 @@
+"""Waits and pace, by a clock that the test moves."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from infra.objects.patience import Pace, Patience
+from logstore.errors import PreconditionFailed, StoreUnavailable
+from tests.infra.objects.peer import Answer, fault, scripted
+from tests.infra.objects.test_store import in_turn, store_at
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
+    """Between half and the whole of 0.1, 0.2, 0.4 ... s, never the same for all: no herd."""
+    clock = Clock()
+    patience = Patience(first_wait_s=0.1, longest_wait_s=0.8, sleep=clock.sleep, clock=clock)
+    for failures in range(1, 7):
+        patience.wait(failures)
+    for slept, longest in zip(clock.slept, [0.1, 0.2, 0.4, 0.8, 0.8, 0.8], strict=True):
+        assert longest / 2 <= slept <= longest
+    assert len(set(clock.slept)) == 6
+
+
+def test_ask_gives_up_by_time_as_well_as_by_attempts() -> None:
+    """Slow failures end the asking before the attempts are used up."""
+    clock = Clock()
+    patience = Patience(attempts=100, give_up_after_s=5.0, longest_wait_s=1.0, sleep=clock.sleep, clock=clock)
+    with pytest.raises(StoreUnavailable):
+        patience.ask(lambda: (_ for _ in ()).throw(StoreUnavailable("down")))
+    assert 5.0 <= clock.now - 100.0 <= 6.0
+
+
+def test_ask_passes_other_errors_at_once() -> None:
+    """What asking again cannot help is not asked again."""
+    clock = Clock()
+    with pytest.raises(PreconditionFailed):
+        Patience(sleep=clock.sleep).ask(lambda: (_ for _ in ()).throw(PreconditionFailed("no")))
+    assert clock.slept == []
+
+
+def test_retry_after_of_the_store_is_waited_for() -> None:
+    """A store that names its wait gets it, up to the longest of ours."""
+    clock = Clock()
+    patience = Patience(first_wait_s=0.1, sleep=clock.sleep, clock=clock)
+    with scripted(in_turn(fault(503, "SlowDown", Retry_After="2"), Answer(200))) as peer:
+        store_at(peer, patience).put_if_absent("key", b"", metadata={})
+    assert len(clock.slept) == 1
+    assert 2.0 <= clock.slept[0] <= 2.2
+
+
+def test_pace_of_requests_under_way_at_a_throttle_counts_one_cut() -> None:
+    """Eight threads throttled together halve the page once, not eight times."""
+    clock = Clock()
+    pace = Pace(clock=clock, sleep=clock.sleep)
+    starts = [pace.admit(1000) for _ in range(8)]
+    clock.now += 0.2
+    for start in starts:
+        pace.throttled(start)
+    assert (pace.page, pace.keys_per_s) == (500, 5000)
+    clock.now += 1
+    pace.throttled(pace.admit(500))
+    assert (pace.page, pace.keys_per_s) == (250, 3500)
+
+
+def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
+    """The rate keeps requests apart; success lets page and rate grow back, slowly, until neither holds back."""
+    clock = Clock()
+    pace = Pace(clock=clock, sleep=clock.sleep)
+    for _ in range(20):
+        pace.throttled(pace.admit(pace.page))
+        clock.now += 10
+    assert (pace.page, pace.keys_per_s) == (25, 25)
+    starts = [pace.admit(25) for _ in range(3)]
+    assert [two - one for one, two in pairwise(starts)] == [1.0, 1.0]
+    pages = []
+    for _ in range(200):
+        pages.append(pace.page)
+        pace.accepted(pace.page)
+    assert all(0 <= two - one <= 25 for one, two in pairwise(pages))
+    assert (pace.page, pace.keys_per_s) == (1000, math.inf)

@@ -1,0 +1,232 @@
+"""The S3 adapter before a peer that misbehaves on purpose."""
+
+from collections.abc import Callable
+
+import pytest
+
+from infra.objects.client import connect
+from infra.objects.patience import Patience
+from infra.objects.store import S3ObjectStore
+from logstore.errors import AlreadyExists, InvalidInput, PreconditionFailed, StoreUnavailable, Unsupported
+from logstore.ports.objects import keys_of
+from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
+
+NO_WAITS = Patience(attempts=4, sleep=lambda _s: None)
+OK = Answer(200)
+
+
+def store_at(peer: Peer, patience: Patience = NO_WAITS) -> S3ObjectStore:
+    return connect(peer.endpoint, "us-east-1", "access", "secret", "bucket", patience=patience)
+
+
+def in_turn(*answers: Answer) -> Callable[[Request], Answer]:
+    """Each answer once, then the last one for ever."""
+    left = list(answers)
+    return lambda _request: left.pop(0) if len(left) > 1 else left[0]
+
+
+def found(body: bytes, status: int = 200, **metadata: str) -> Answer:
+    return Answer(status, body, {f"x-amz-meta-{name}": value for name, value in metadata.items()})
+
+
+@pytest.mark.parametrize("hiccup", [fault(503, "SlowDown"), fault(500, "InternalError"), Answer(0),
+                                    Answer(502, b"<html>"),
+                                    fault(409, "ConditionalRequestConflict"), fault(400, "RequestTimeout"),
+                                    fault(429, "TooManyRequests")])  # fmt: skip
+def test_put_after_a_temporary_answer_is_asked_again(hiccup: Answer) -> None:
+    """A conflict, a fault of the store and a lost connection pass: the same conditional put is sent again."""
+    with scripted(in_turn(hiccup, hiccup, OK)) as peer:
+        store_at(peer).put_if_absent("key", b"body", metadata={"a": "b"})
+    assert [(r.method, r.key, r.body, r.headers["if-none-match"]) for r in peer.requests] == [
+        ("PUT", "key", b"body", "*")
+    ] * 3
+
+
+@pytest.mark.parametrize("hiccup", [fault(503, "SlowDown"), fault(500, "InternalError"), Answer(0)])
+def test_every_operation_on_a_store_that_stays_down_raises_store_unavailable_after_bounded_attempts(
+    hiccup: Answer,
+) -> None:
+    """Attempts are counted, not endless, and botocore adds none of its own."""
+    with scripted(in_turn(hiccup)) as peer:
+        store = store_at(peer)
+        for ask in (
+            lambda: store.put_if_absent("key", b"", metadata={}),
+            lambda: store.get("key"),
+            lambda: store.get_range("key", 0, 1),
+            lambda: store.head("key"),
+            lambda: list(store.list("")),
+            lambda: store.delete(["a", "b"]),
+        ):
+            before = len(peer.requests)
+            with pytest.raises(StoreUnavailable) as caught:
+                ask()
+            assert len(peer.requests) - before == NO_WAITS.attempts
+            assert caught.value.__cause__ is not None
+
+
+def test_a_store_that_is_not_there_raises_store_unavailable() -> None:
+    """A refused connection is an unavailable store."""
+    with scripted(in_turn(OK)) as peer:
+        pass
+    with pytest.raises(StoreUnavailable, match="get bucket/key"):
+        store_at(peer).get("key")
+
+
+def test_a_store_that_keeps_silent_raises_store_unavailable_by_the_read_timeout() -> None:
+    """No answer is bounded by the read timeout."""
+    quiet = Answer(200, b"", {"Content-Length": "10"})
+    with scripted(in_turn(quiet)) as peer:
+        store = connect(peer.endpoint, "us-east-1", "a", "s", "bucket", read_timeout_s=0.1, patience=NO_WAITS)
+        with pytest.raises(StoreUnavailable, match="get bucket/key"):
+            store.get("key")
+
+
+@pytest.mark.parametrize("answer", [fault(403, "AccessDenied"), fault(404, "NoSuchBucket"),
+                                    fault(403, "InvalidAccessKeyId"),
+                                    fault(404, "SomethingElse"), Answer(404), fault(418, "WhateverElse")])  # fmt: skip
+def test_a_refusal_is_terminal_and_asked_once(answer: Answer) -> None:
+    """Only 404 NoSuchKey means absent; any other refusal is an error that names operation, bucket, key and code."""
+    with scripted(in_turn(answer)) as peer:
+        store = store_at(peer)
+        with pytest.raises(PreconditionFailed, match=r"get bucket/key: \d+ "):
+            store.get("key")
+        with pytest.raises(PreconditionFailed):
+            store.get_range("key", 0, 1)
+        with pytest.raises(PreconditionFailed):
+            store.put_if_absent("key", b"", metadata={})
+        assert len(peer.requests) == 3
+        with pytest.raises(PreconditionFailed):
+            store.head("key")
+        with pytest.raises(PreconditionFailed):
+            list(store.list(""))
+        with pytest.raises(PreconditionFailed):
+            store.delete(["a", "b"])
+
+
+def test_a_key_that_the_store_calls_too_long_is_invalid_input() -> None:
+    """A store may be narrower than S3: its refusal is the caller's input, not its own fault."""
+    with scripted(in_turn(fault(400, "KeyTooLongError"))) as peer, pytest.raises(InvalidInput, match="KeyTooLong"):
+        store_at(peer).put_if_absent("key", b"", metadata={})
+
+
+def test_put_whose_answer_was_lost_is_recognised_as_done() -> None:
+    """Done but reported as failed: the repeat meets 412, and the stored object is this very one."""
+
+    def script(request: Request) -> Answer:
+        if request.method == "PUT":
+            return Answer(0) if len(peer.requests) == 1 else fault(412, "PreconditionFailed")
+        return found(b"body", a="b")
+
+    with scripted(script) as peer:
+        store_at(peer).put_if_absent("key", b"body", metadata={"a": "b"})
+    assert [r.method for r in peer.requests] == ["PUT", "PUT", "HEAD", "GET"]
+
+
+@pytest.mark.parametrize(
+    "there", [found(b"b0dy", a="b"), found(b"body", a="c"), found(b"body"), found(b"bodies", a="b")]
+)
+def test_put_refused_for_another_object_raises_already_exists(there: Answer) -> None:
+    """Length, metadata and content must all be the same: any difference is someone else's object."""
+    with (
+        scripted(lambda r: fault(412, "PreconditionFailed") if r.method == "PUT" else there) as peer,
+        pytest.raises(AlreadyExists, match="bucket/key"),
+    ):
+        store_at(peer).put_if_absent("key", b"body", metadata={"a": "b"})
+    assert sum(r.method == "PUT" for r in peer.requests) == 1
+
+
+def test_head_of_a_missing_bucket_is_an_error_though_head_has_no_body() -> None:
+    """A HEAD says 404 for the key and for the bucket alike: a GET of one byte says which."""
+    with scripted(in_turn(Answer(404), fault(404, "NoSuchKey"))) as peer:
+        assert store_at(peer).head("key") is None
+    with scripted(in_turn(Answer(404), fault(404, "NoSuchBucket"))) as peer, pytest.raises(PreconditionFailed):
+        store_at(peer).head("key")
+    with scripted(in_turn(Answer(404), found(b"x", 206), found(b"xyz"))) as peer:
+        info = store_at(peer).head("key")
+        assert info is not None
+        assert info[0].size_bytes == 3
+
+
+def test_get_of_a_body_cut_short_is_asked_again() -> None:
+    """Fewer bytes than announced are never handed on as the object."""
+    cut = Answer(200, b"half", {"Content-Length": "8", "Connection": "close"})
+    with scripted(in_turn(cut, found(b"complete"))) as peer:
+        store = connect(peer.endpoint, "us-east-1", "a", "s", "bucket", read_timeout_s=0.2, patience=NO_WAITS)
+        stored = store.get("key")
+    assert stored is not None
+    assert stored.body == b"complete"
+
+
+def test_get_of_a_body_with_another_checksum_is_asked_again() -> None:
+    """A checksum that the store sends along is checked; a damaged body is not handed on."""
+    damaged = Answer(200, b"complete", {"x-amz-checksum-crc32": "AAAAAA=="})
+    with scripted(in_turn(damaged, found(b"complete"))) as peer:
+        stored = store_at(peer).get("key")
+    assert len(peer.requests) == 2
+    assert stored is not None
+
+
+def test_get_range_of_a_store_that_ignores_ranges_returns_the_range() -> None:
+    """Status 200 means the whole object: the range is cut here."""
+    with scripted(in_turn(found(b"0123456789"))) as peer:
+        assert store_at(peer).get_range("key", 2, 3) == b"234"
+
+
+@pytest.mark.parametrize("rest", [listing("a", "b", truncated=True), Answer(200, b"<ListBucketResult/>"),
+                                  Answer(200, b"<html>"),
+                                  Answer(200, b""), fault(500, "InternalError"), Answer(0)])  # fmt: skip
+def test_list_that_cannot_be_completed_raises(rest: Answer) -> None:
+    """Truncated without a token, an answer that is no listing, an error midway: never a shorter listing."""
+    with scripted(in_turn(listing("0", truncated=True, token="t"), rest)) as peer:
+        objects = store_at(peer).list("")
+        assert next(objects).key == "0"
+        with pytest.raises(StoreUnavailable):
+            list(objects)
+
+
+def test_list_whose_token_leads_back_to_itself_raises() -> None:
+    """A page that names itself as its rest would go on for ever."""
+    with scripted(in_turn(listing(truncated=True, token="t"))) as peer, pytest.raises(StoreUnavailable):
+        list(store_at(peer).list(""))
+    assert len(peer.requests) == 2
+
+
+def test_list_page_that_failed_is_asked_again_with_the_same_token() -> None:
+    """A retry goes on where the listing stood."""
+    script = in_turn(listing("a", truncated=True, token="t"), fault(503, "SlowDown"), Answer(0), listing("b"))
+    with scripted(script) as peer:
+        assert keys_of(store_at(peer).list("")) == ["a", "b"]
+    assert [r.query.get("continuation-token") for r in peer.requests] == [None, "t", "t", "t"]
+
+
+def test_list_in_another_order_over_pages_raises_unsupported() -> None:
+    """Put in order within a page; over pages an error, for who merges two sorted streams would lose keys."""
+    with scripted(in_turn(listing("b", "a", truncated=True, token="t"), listing("c"))) as peer:
+        assert keys_of(store_at(peer).list("")) == ["a", "b", "c"]
+    script = in_turn(listing("a", "c", truncated=True, token="t"), listing("b"))
+    with scripted(script) as peer, pytest.raises(Unsupported, match="'b' after 'c'"):
+        list(store_at(peer).list(""))
+
+
+def test_list_with_keys_of_another_prefix_raises() -> None:
+    """A store that ignores the prefix would have us judge, and delete, what we did not ask for."""
+    with scripted(in_turn(listing("a/1", "b/1"))) as peer, pytest.raises(StoreUnavailable, match="prefix"):
+        list(store_at(peer).list("a/"))
+
+
+def test_one_client_serves_several_buckets() -> None:
+    """Buckets of one store share its connections."""
+    with scripted(in_turn(fault(404, "NoSuchKey"))) as peer:
+        store = store_at(peer)
+        assert store.get("k") is None
+        assert store.for_bucket("other").get("k") is None
+        assert [r.key for r in peer.requests] == ["k", "other/k"]
+
+
+def test_put_asks_for_no_checksum_that_older_stores_do_not_know() -> None:
+    """Field case 102: checksums of new SDKs are refused by compatible stores; the signature covers the body."""
+    with scripted(in_turn(OK)) as peer:
+        store_at(peer).put_if_absent("key", b"body", metadata={})
+    (request,) = peer.requests
+    assert not [name for name in request.headers if name.startswith("x-amz-checksum")]
+    assert len(request.headers["x-amz-content-sha256"]) == 64
