@@ -2,9 +2,9 @@
 
 import io
 import sqlite3
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import boto3
 import pyarrow.parquet as pq
@@ -50,10 +50,12 @@ class Auditor:
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket)
         return Stored(etags={item["Key"]: item["ETag"] for page in pages for item in page.get("Contents", ())})
 
-    def payloads(self, keys: Iterable[str]) -> list[bytes]:
-        """Payloads of the segments among the keys, in order."""
+    def payloads(self, ledger_id: int) -> list[bytes]:
+        """Payloads of a ledger's registered segments, in order, read from S3."""
+        query = "SELECT number, ledger_id FROM segment WHERE ledger_id = ? ORDER BY first_entry"
         found: list[bytes] = []
-        for key in sorted(key for key in keys if key.endswith(".parquet")):
+        for number, *_ in self._rows(query, ledger_id):
+            key = f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/{number:08d}.parquet"
             body = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
             found += pq.read_table(io.BytesIO(body), columns=["payload"]).column("payload").to_pylist()
         return found
@@ -71,6 +73,6 @@ class Auditor:
         rows = self._rows("SELECT ledger_id, state, outcome FROM pending_deletion")
         return {row[0]: (row[1], row[2]) for row in rows}
 
-    def _rows(self, query: str, *values: object) -> list[tuple[int, str, str | None]]:
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self._path, timeout=10)) as connection:
             return connection.execute(query, values).fetchall()
