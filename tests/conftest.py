@@ -1,0 +1,44 @@
+"""What every test may ask for: real servers, settings on them; and CI's rule that nothing is skipped."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.stack import stack
+from logstore import failpoints
+from tests.servers import running_servers, settings_on
+from workers.settings import Settings
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--all-faults`: every failpoint with SIGKILL of real workers, not a sample."""
+    parser.addoption("--all-faults", action="store_true", help="every failpoint with SIGKILL of real workers")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A skipped test is not a passed one: under CI it fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = len(reporter.stats.get("skipped", ())) if reporter else 0
+    if os.environ.get("CI") and skipped and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[stack.StackAddresses]:
+    """One Temporal and one SeaweedFS for the whole run."""
+    with running_servers() as where:
+        yield where
+
+
+@pytest.fixture
+def settings(servers: stack.StackAddresses, tmp_path: Path) -> Settings:
+    """A log store of this test's own on the shared servers."""
+    return settings_on(servers, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoint_left() -> Iterator[None]:
+    yield
+    failpoints.disarm()

@@ -1,0 +1,72 @@
+"""Real servers for tests: one SeaweedFS and one Temporal a test run, a bucket, a catalog and a queue a test."""
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import boto3
+from botocore.config import Config
+
+from infra.catalog import Database, upgrade
+from infra.stack import stack
+from infra.stack.ports import WantedPorts
+from workers.settings import Settings
+
+_numbers = itertools.count()
+
+
+@contextmanager
+def running_servers() -> Iterator[stack.StackAddresses]:
+    """Temporal in memory and SeaweedFS on free ports, killed at the end; the home's path is short for sockets."""
+    home = Path(tempfile.mkdtemp(prefix="sx-"))
+    options = stack.StackOptions(
+        home=home,
+        ports=WantedPorts.any_free(),
+        temporal_in_memory=True,
+        services=("temporal", "seaweedfs"),
+    )
+    try:
+        yield stack.up(options)
+    finally:
+        stack.kill(home)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> Settings:
+    """Settings of a log store of its own on shared servers: a fresh bucket, SQLite catalog and task queue."""
+    number = next(_numbers)
+    settings = Settings.model_validate(
+        {
+            "home": home,
+            "temporal_address": where.temporal,
+            "ui_address": where.ui,
+            "s3_endpoint": where.s3,
+            "s3_region": where.region,
+            "s3_access_key": where.access_key,
+            "s3_secret_key": where.secret_key,
+            "primary_bucket": f"test-{number}",
+            "task_queue": f"test-{number}",
+            **changes,
+        }
+    )
+    _create_bucket(settings)
+    database = Database(settings.database_url)
+    upgrade(database)
+    database.close()
+    return settings
+
+
+def _create_bucket(settings: Settings) -> None:
+    client = boto3.client(
+        "s3",
+        endpoint_url=settings.s3_endpoint,
+        region_name=settings.s3_region,
+        aws_access_key_id=settings.s3_access_key.get_secret_value(),
+        aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    client.create_bucket(Bucket=settings.primary_bucket)
+    client.close()
