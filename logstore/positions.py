@@ -12,7 +12,7 @@ from logstore.errors import InvalidInput
 LedgerId = NewType("LedgerId", int)
 TopicId = NewType("TopicId", int)
 
-_FORM = re.compile(r"(?P<ledger>0|[1-9][0-9]*):(?P<entry>-1|0|[1-9][0-9]*)")
+_FORM = re.compile(r"(?P<ledger>0|[1-9][0-9]{0,18}):(?P<entry>-1|0|[1-9][0-9]{0,18})")
 _MAX_ID = 2**63 - 1
 
 

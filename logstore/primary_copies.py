@@ -13,6 +13,7 @@ from logstore.failpoints import effect
 from logstore.ledgers import LedgerStatement, ledger_prefix, meta_digest, meta_key, segment_number
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
 from logstore.ports.storage import Removal
+from logstore.positions import LedgerId
 
 
 class _Errors(NamedTuple):
@@ -39,8 +40,9 @@ class PrimaryCopies:
         found = list(self._objects.list(ledger_prefix(intent.ledger_id)))
         if not found:
             return self._prove_absent(intent)
-        metas = tuple(item.key for item in found if meta_digest(item.key))
-        data = tuple(item.key for item in found if segment_number(item.key) is not None)
+        direct = [item.key for item in found if _is_direct(item.key, intent.ledger_id)]
+        metas = tuple(key for key in direct if meta_digest(key))
+        data = tuple(key for key in direct if segment_number(key) is not None)
         foreign = self._contradiction(intent, found, metas, data)
         return StoredCopy(
             finding=Finding.FOREIGN if foreign else Finding.OWN,
@@ -113,6 +115,11 @@ class PrimaryCopies:
         prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
         again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
         return _Errors(len(again), f"{again[0]} appeared in a second listing") if again else None
+
+
+def _is_direct(key: str, ledger_id: LedgerId) -> bool:
+    """Whether the key stands where the ledger's own do; a known name below another prefix is unknown."""
+    return "/" not in key.removeprefix(ledger_prefix(ledger_id))
 
 
 def _errors(keys: Iterable[str], report: DeleteReport) -> _Errors | None:

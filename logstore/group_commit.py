@@ -1,0 +1,207 @@
+"""Group commit: one writer thread a process, everything that waits in one transaction.
+
+There is no timer. An idle writer commits at once; a batch is whatever queued while the one before it was
+being committed, so waiting costs nothing when nobody waits.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, overload
+
+from logstore.errors import CatalogBusy, OutcomeUnknown, SextonError, StoreUnavailable
+from logstore.ports.catalog import (
+    Acknowledge,
+    Acknowledged,
+    Commits,
+    Registered,
+    RegisterSegment,
+    Write,
+    WriteResult,
+)
+
+_LOG = logging.getLogger(__name__)
+
+_DEAD_IN_A_ROW: Final = 2
+"""One refused item may be that item's fault; two in a row and nobody answers: the rest is not tried."""
+
+
+class _Item(NamedTuple):
+    write: Write
+    future: "Future[Any]"
+
+
+class GroupCommitter:
+    """Collects small writes of all threads and commits them together.
+
+    Close it, or use it as a context manager; its thread is a daemon, so a process that forgets still ends.
+    """
+
+    def __init__(self, commits: Commits, *, capacity: int = 4096, patience_s: float = 30.0) -> None:
+        """Start the writer.
+
+        Args:
+            commits: Where the writes go; called from the writer's thread only.
+            capacity: Writes that may wait, at least 1; also the most that one transaction holds.
+            patience_s: How long `submit` waits for room before it raises `CatalogBusy`.
+        """
+        self._commits = commits
+        self._capacity = capacity
+        self._patience_s = patience_s
+        self._waiting: deque[_Item] = deque()
+        self._changed = threading.Condition()
+        self._refusal: str | None = None
+        self._thread = threading.Thread(target=self._work, name="group-commit", daemon=True)
+        self._thread.start()
+
+    @overload
+    def submit(self, write: RegisterSegment) -> "Future[Registered]": ...
+    @overload
+    def submit(self, write: Acknowledge) -> "Future[Acknowledged]": ...
+    def submit(self, write: Write) -> "Future[Any]":
+        """Queue a write; the future holds its result or the error that answers it, and it alone.
+
+        Raises:
+            CatalogBusy: No room within `patience_s`; the write was not queued.
+            StoreUnavailable: The committer is closed, or its thread died; the write was not queued.
+        """
+        item = _Item(write, Future())
+        with self._changed:
+            room = self._changed.wait_for(self._has_room, timeout=self._patience_s)
+            if self._refusal:
+                raise StoreUnavailable(f"group commit: {self._refusal}")
+            if not room:
+                raise CatalogBusy(f"group commit: {self._capacity} writes wait and none ended in {self._patience_s} s")
+            self._waiting.append(item)
+            self._changed.notify_all()
+        return item.future
+
+    @overload
+    def write(self, write: RegisterSegment, *, timeout_s: float | None = None) -> Registered: ...
+    @overload
+    def write(self, write: Acknowledge, *, timeout_s: float | None = None) -> Acknowledged: ...
+    def write(self, write: Write, *, timeout_s: float | None = None) -> Registered | Acknowledged:
+        """Commit one write and wait for its result.
+
+        Args:
+            write: What to commit.
+            timeout_s: How long to wait at most; None waits until it is answered.
+
+        Raises:
+            CatalogBusy: Its turn did not come in time; it was taken out of the queue.
+            OutcomeUnknown: It was being committed when the time was up.
+            SextonError: What the catalog answered; see `Commits.commit`.
+        """
+        future: Future[Any] = self.submit(write)
+        try:
+            result: Registered | Acknowledged = future.result(timeout_s)
+        except Late:
+            if future.cancel():
+                raise CatalogBusy(f"group commit: no turn within {timeout_s} s") from None
+            raise OutcomeUnknown(f"group commit: no answer within {timeout_s} s") from None
+        return result
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Refuse new writes, commit what waits, and end the thread; safe to repeat.
+
+        Args:
+            timeout_s: How long to wait for the last commit; None waits until it ends.
+        """
+        with self._changed:
+            self._refusal = self._refusal or "this process's writer is closed"
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _has_room(self) -> bool:
+        return self._refusal is not None or len(self._waiting) < self._capacity
+
+    def _work(self) -> None:
+        items: list[_Item] = []
+        try:
+            while items := self._take():
+                self._commit(items)
+        except BaseException as death:  # noqa: BLE001 - whatever it is, no caller may wait for a dead thread
+            self._die(items, death)
+
+    def _take(self) -> list[_Item]:
+        """All that waits, at least one; nothing when the committer is closed and drained."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._waiting or self._refusal)
+                queued = list(self._waiting)
+                self._waiting.clear()
+                self._changed.notify_all()
+                live = [item for item in queued if item.future.set_running_or_notify_cancel()]
+                if live or not queued:
+                    return live
+
+    def _commit(self, items: list[_Item]) -> None:
+        try:
+            results = self._call(items)
+        except OutcomeUnknown as error:
+            for item in items:
+                item.future.set_exception(_unknown(error))
+        except Exception as error:  # noqa: BLE001 - a faulty item may fail in any way; alone, it fails alone
+            self._commit_alone(items, error)
+        else:
+            for item, result in zip(items, results, strict=True):
+                _answer(item, result)
+
+    def _call(self, items: list[_Item]) -> Sequence[WriteResult]:
+        results = self._commits.commit([item.write for item in items])
+        if len(results) != len(items):
+            raise OutcomeUnknown(f"group commit: {len(results)} answers to {len(items)} writes")
+        return results
+
+    def _commit_alone(self, items: list[_Item], error: Exception) -> None:
+        if len(items) == 1:
+            items[0].future.set_exception(error)
+            return
+        _LOG.warning("group commit: %d writes failed together, trying each alone: %s", len(items), error)
+        silent = 0
+        for item in items:
+            if silent < _DEAD_IN_A_ROW:
+                self._commit([item])
+                silent = silent + 1 if isinstance(item.future.exception(), StoreUnavailable) else 0
+            else:
+                item.future.set_exception(StoreUnavailable(f"group commit: not tried, the catalog is away: {error}"))
+
+    def _die(self, items: list[_Item], death: BaseException) -> None:
+        _LOG.error("group commit: the writer died", exc_info=death)
+        with self._changed:
+            self._refusal = f"this process's writer died: {death!r}"
+            left = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for item in items:
+            if not item.future.done():
+                item.future.set_exception(death if not isinstance(death, Exception) else _unknown(death))
+        for item in left:
+            if item.future.set_running_or_notify_cancel():
+                item.future.set_exception(StoreUnavailable(f"group commit: not tried: {self._refusal}"))
+
+
+def _answer(item: _Item, result: WriteResult) -> None:
+    if isinstance(result, SextonError):
+        item.future.set_exception(result)
+    else:
+        item.future.set_result(result)
+
+
+def _unknown(cause: BaseException) -> OutcomeUnknown:
+    """One instance an item: threads that raise the same one would write over each other's traceback."""
+    error = OutcomeUnknown(f"group commit: {cause}")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,1 @@
+"""The log itself: vocabulary, rules, formats."""

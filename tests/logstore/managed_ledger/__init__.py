@@ -1,0 +1,1 @@
+"""Appending, rolling and reading, on fakes."""

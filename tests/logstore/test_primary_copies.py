@@ -1,0 +1,284 @@
+"""The primary copy of ledgers: found, verified, removed."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from logstore.deletion import Finding, StoredCopy
+from logstore.errors import StoreUnavailable
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.ledgers import Component, LedgerOwner, ledger_prefix, meta_key, segment_key
+from logstore.ports.objects import ObjectInfo
+from logstore.ports.storage import Removal
+from logstore.positions import LedgerId
+from logstore.primary_copies import PrimaryCopies
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.logstore.builders import OWNER, intent, statement
+
+_L = LedgerId(7)
+_META = meta_key(_L, OWNER)
+_STRANGER = replace(OWNER, topic=OWNER.topic + "-other")
+
+
+class _Blind(FakeObjectStore):
+    """Leaves keys out of its first listings."""
+
+    def __init__(self, hidden: set[str], listings: int = 1) -> None:
+        super().__init__()
+        self._hidden = hidden
+        self._left = listings
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        hidden = self._hidden if self._left > 0 else set()
+        self._left -= 1
+        return (item for item in super().list(prefix, start_after=start_after) if item.key not in hidden)
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    disarm()
+
+
+def _store(
+    *, segments: int = 3, owner: LedgerOwner = OWNER, meta: bool = True, into: FakeObjectStore | None = None
+) -> FakeObjectStore:
+    objects = into if into is not None else FakeObjectStore()
+    metadata = statement(_L, owner).to_metadata()
+    if meta:
+        objects.put_if_absent(meta_key(_L, owner), b"0123456789", metadata=metadata)
+    for number in range(segments):
+        objects.put_if_absent(segment_key(_L, number), b"01234", metadata=metadata)
+    return objects
+
+
+def _inspect(objects: FakeObjectStore, *, segments: int = 3) -> StoredCopy:
+    return PrimaryCopies(objects).inspect(intent(_L, segments=segments))
+
+
+def _remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[Removal, list[int]]:
+    progress: list[int] = []
+    removed = PrimaryCopies(objects).remove({1: copy}, on_progress=progress.append)
+    return removed[1], progress
+
+
+def test_primary_copy_of_its_own_ledger_is_found_by_one_list() -> None:
+    """The digest in the statement's name verifies the owner: no GET, no HEAD."""
+    objects = _store()
+    calls = len(objects.calls)
+    copy = _inspect(objects)
+    assert copy == StoredCopy(
+        finding=Finding.OWN,
+        data_keys=tuple(segment_key(_L, number) for number in range(3)),
+        meta_keys=(_META,),
+        size_bytes=25,
+    )
+    assert objects.calls[calls:] == [(Operation.LIST, ledger_prefix(_L))]
+
+
+def test_primary_copy_absent_is_proved_by_two_reads() -> None:
+    """An empty listing alone proves nothing (apache/bookkeeper#870)."""
+    objects = FakeObjectStore()
+    assert _inspect(objects) == StoredCopy(finding=Finding.ABSENT)
+    assert [operation for operation, _ in objects.calls] == [Operation.LIST, Operation.HEAD]
+
+
+def test_primary_copy_listed_empty_but_seen_by_head_is_no_answer() -> None:
+    """A suspiciously empty listing stops the deletion (apache/bookkeeper#870, #876)."""
+    objects = _store(into=_Blind({_META, *(segment_key(_L, number) for number in range(3))}))
+    with pytest.raises(StoreUnavailable, match="HEAD finds it"):
+        _inspect(objects)
+
+
+def test_primary_copy_listing_that_ends_early_is_no_answer() -> None:
+    """Half a listing is an error of the store and never a small ledger (YahooArchive/bookkeeper#17)."""
+    objects = _store()
+    objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, after_objects=2))
+    with pytest.raises(StoreUnavailable):
+        _inspect(objects)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        _STRANGER,
+        replace(OWNER, application="other"),
+        replace(OWNER, component=Component.MANAGED_CURSOR, keys={"cursor": "a"}),
+    ],
+)
+@pytest.mark.parametrize("meta", [True, False])
+def test_primary_copy_of_somebody_else_is_foreign(owner: LedgerOwner, meta: bool) -> None:
+    """A forged or stale request deletes nobody's ledger, with `meta.json` and without (apache/bookkeeper#4812)."""
+    copy = _inspect(_store(owner=owner, meta=meta))
+    assert copy.finding is Finding.FOREIGN
+    assert str(_L) in copy.detail or owner.digest in copy.detail
+
+
+def test_primary_copy_with_two_statements_is_foreign() -> None:
+    """Ours beside another's: one of them is wrong, and nothing tells which."""
+    objects = _store()
+    objects.put_if_absent(meta_key(_L, _STRANGER), b"x", metadata=statement(_L, _STRANGER).to_metadata())
+    assert _inspect(objects).finding is Finding.FOREIGN
+
+
+@pytest.mark.parametrize(
+    "name", ["readme.txt", "00000001.parquet.tmp", "sub/00000001.parquet", f"sub/{OWNER.digest}.meta.json"]
+)
+def test_primary_copy_with_an_unknown_file_is_foreign_and_names_it(name: str) -> None:
+    """Only kinds we know are deleted; foreign files are reported (apache/amoro#1959, lakeFS#8518)."""
+    objects = _store()
+    objects.put_if_absent(ledger_prefix(_L) + name, b"x", metadata={})
+    copy = _inspect(objects)
+    assert copy.finding is Finding.FOREIGN
+    assert name in copy.detail
+
+
+def test_primary_copy_without_meta_is_judged_by_its_objects() -> None:
+    """A crash before `meta.json` was gone leaves data that still says whose it is."""
+    copy = _inspect(_store(meta=False))
+    assert (copy.finding, copy.meta_keys, len(copy.data_keys)) == (Finding.OWN, (), 3)
+
+
+def test_primary_copy_without_any_statement_is_foreign() -> None:
+    """Objects that state no owner are kept."""
+    objects = FakeObjectStore()
+    objects.put_if_absent(segment_key(_L, 0), b"x", metadata={})
+    copy = _inspect(objects)
+    assert copy.finding is Finding.FOREIGN
+    assert "states no owner" in copy.detail
+
+
+def test_primary_copy_without_meta_one_foreign_object_among_own_is_foreign() -> None:
+    """Every object is asked, not the first alone."""
+    objects = _store(meta=False, segments=2)
+    objects.put_if_absent(segment_key(_L, 2), b"x", metadata=statement(8).to_metadata())
+    assert _inspect(objects).finding is Finding.FOREIGN
+
+
+def test_primary_copy_object_that_goes_away_while_it_is_judged_harms_nothing() -> None:
+    """A second deletion of the same ledger may run at the same time."""
+    objects = _store(meta=False, segments=2)
+
+    def delete_meanwhile() -> None:
+        objects.delete([segment_key(_L, 0)])
+
+    objects.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, action=delete_meanwhile))
+    assert _inspect(objects).finding is Finding.OWN
+
+
+@pytest.mark.parametrize(("registered", "short"), [(2, False), (3, False), (4, True)])
+def test_primary_copy_with_fewer_segments_than_registered_is_short(registered: int, short: bool) -> None:
+    """Unregistered segments beside registered ones are no shortage."""
+    assert _inspect(_store(), segments=registered).short == short
+
+
+def test_primary_copy_removed_leaves_nothing_and_counts_what_storage_confirmed() -> None:
+    """Counts are confirmations: segments and statement, with their bytes."""
+    objects = _store()
+    removal, progress = _remove(objects, _inspect(objects))
+    assert removal == Removal(objects=4, size_bytes=25)
+    assert objects.keys == []
+    assert sum(progress) == 4
+
+
+def test_primary_copy_meta_goes_last() -> None:
+    """Until the last segment is gone the ledger says whose it is."""
+    objects = _store()
+    _remove(objects, _inspect(objects))
+    deleted = [key for operation, key in objects.calls if operation is Operation.DELETE]
+    assert deleted[-1] == _META
+
+
+def test_primary_copy_removed_twice_counts_the_same() -> None:
+    """A worker that died before it could say so repeats it. Source: PIP-186, idempotency."""
+    objects = _store()
+    copy = _inspect(objects)
+    assert _remove(objects, copy)[0] == _remove(objects, copy)[0]
+
+
+def test_primary_copy_key_refused_keeps_meta_and_is_told() -> None:
+    """An error for one key inside a good answer is an error (apache/pulsar#14693)."""
+    objects = _store()
+    bad = segment_key(_L, 1)
+    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == bad))
+    removal, _ = _remove(objects, _inspect(objects))
+    assert removal.error is not None
+    assert bad in removal.error
+    assert removal.objects == 2
+    assert objects.keys == sorted([_META, bad])
+
+
+def test_primary_copy_meta_refused_is_told() -> None:
+    """The statement is an object like any other: kept means not done."""
+    objects = _store()
+    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == _META))
+    removal, _ = _remove(objects, _inspect(objects))
+    assert removal.error is not None
+    assert _META in removal.error
+
+
+def test_primary_copy_one_ledgers_trouble_leaves_its_neighbours_alone() -> None:
+    """One bad ledger of a page neither keeps the others nor ends the sweep (YahooArchive/bookkeeper#17)."""
+    objects = _store()
+    other = LedgerId(8)
+    for key in (meta_key(other, OWNER), segment_key(other, 0)):
+        objects.put_if_absent(key, b"x", metadata=statement(other).to_metadata())
+    storage = PrimaryCopies(objects)
+    copies = {at: storage.inspect(intent(ledger)) for at, ledger in enumerate([_L, other])}
+    objects.plan(
+        Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == segment_key(_L, 0))
+    )
+    removed = storage.remove(copies, on_progress=lambda _count: None)
+    assert removed[0].error is not None
+    assert removed[1] == Removal(objects=2, size_bytes=2)
+    assert not [key for key in objects.keys if key.startswith(ledger_prefix(other))]
+
+
+def test_primary_copy_of_a_short_listing_is_looked_at_again_before_meta_goes() -> None:
+    """A listing that left out a segment never turns it into an orphan (ClickHouse#114194)."""
+    late = segment_key(_L, 2)
+    objects = _store(into=_Blind({late}))
+    copy = _inspect(objects)
+    assert copy.short
+    removal, _ = _remove(objects, copy)
+    assert removal.error is not None
+    assert late in removal.error
+    assert objects.keys == sorted([_META, late])
+
+
+def test_primary_copy_short_for_good_goes_whole() -> None:
+    """What was lost before is no reason to keep the rest for ever (apache/bookkeeper#3316)."""
+    objects = _store(segments=2)
+    removal, _ = _remove(objects, _inspect(objects, segments=3))
+    assert removal == Removal(objects=3, size_bytes=20)
+    assert objects.keys == []
+
+
+@pytest.mark.parametrize("point", ["delete_data.before", "delete_data.after", "delete_meta.before"])
+def test_primary_copy_deletion_that_died_is_found_and_finished(point: str) -> None:
+    """Between any two effects what is left is still ours, and one more pass ends it (apache/pulsar#16569)."""
+    objects = _store()
+    arm(f"storage.{point}", "crash")
+    with pytest.raises(SimulatedCrash):
+        _remove(objects, _inspect(objects))
+    disarm()
+    copy = _inspect(objects)
+    assert copy.finding is Finding.OWN
+    assert _remove(objects, copy)[0].error is None
+    assert _inspect(objects).finding is Finding.ABSENT
+
+
+def test_primary_copy_half_deleted_by_key_is_still_own() -> None:
+    """Any subset of the data with the statement is verified as ours."""
+    objects = _store()
+    objects.delete([segment_key(_L, 0), segment_key(_L, 2)])
+    copy = _inspect(objects)
+    assert (copy.finding, copy.short, len(copy.data_keys)) == (Finding.OWN, True, 1)
+
+
+def test_primary_copy_nothing_to_remove_asks_nobody() -> None:
+    """An empty batch sends no request."""
+    objects = FakeObjectStore()
+    assert PrimaryCopies(objects).remove({}, on_progress=lambda _count: None) == {}
+    assert objects.calls == []
