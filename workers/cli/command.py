@@ -126,12 +126,21 @@ def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
     def run(ctx: typer.Context, *, json: bool, home: str | None, **arguments: object) -> None:
         given = options(ctx)
         given.add(as_json=json, home=home)
-        session = Session(given.services, flags={"home": given.home}, as_json=given.as_json)
+        session = Session(given.services, command=_full_name(ctx), flags={"home": given.home}, as_json=given.as_json)
         _answer(body, session, arguments, sys.stdout)
 
     run.__signature__ = _signature(body)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
+
+
+def _full_name(ctx: typer.Context) -> str:
+    """The command as the contract names it, whatever the program was called."""
+    return f"sexton{_path(ctx)}"
+
+
+def _path(ctx: Any) -> str:  # noqa: ANN401 - Typer does not export the class of a parent
+    return "" if ctx.parent is None else f"{_path(ctx.parent)} {ctx.info_name}"
 
 
 def _answer(body: Callable[..., Answer], session: Session, arguments: dict[str, object], stdout: TextIO) -> None:

@@ -1,15 +1,15 @@
 """What a command works with, built when it is first asked for: settings, the log, the Temporal client.
 
 `Services` is the seam to the rest of the roof: every call into `workers.wiring`, `workers.client`,
-`workers.stack`, `workers.demo` and `workers.fleet` is made there and nowhere else in the command line. Tests pass
+`workers.stack`, `workers.demo`, `workers.fleet` and `infra.telemetry` is made there and nowhere else here. Tests pass
 their own as the root context's object (`CliRunner().invoke(app, args, obj=services)`).
 """
 
 import asyncio
 import getpass
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
+_FLUSH_S = 2.0  # a collector that does not answer must not hold up a person
 
 
 class Services:
@@ -43,6 +44,20 @@ class Services:
 
         return open_log(settings)
 
+    @contextmanager
+    def tracing(self, settings: "Settings", command: str) -> Iterator[None]:
+        """One span over the command, under which the client's, the catalog's and the bucket's come."""
+        from opentelemetry import trace  # noqa: PLC0415
+
+        from infra.telemetry import start_tracing  # noqa: PLC0415
+
+        tracing = start_tracing("sexton", traces_dir=settings.home / "traces")
+        try:
+            with trace.get_tracer("sexton.cli").start_as_current_span(command):
+                yield
+        finally:
+            tracing.flush(within_s=_FLUSH_S)
+
     async def connect(self, settings: "Settings") -> "Sexton":
         """The Temporal client.
 
@@ -54,7 +69,8 @@ class Services:
         try:
             return await Sexton.connect(settings)
         except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens
-            problem = f"no answer at {settings.temporal_address} ({error})"
+            reason = str(error).partition(": tonic")[0]  # what follows is the SDK's own debugging text
+            problem = f"no answer at {settings.temporal_address} ({reason})"
             raise ServiceFailed("temporal", problem, advice="see `sexton status`, or run `sexton up`") from error
 
     def up(self, settings: "Settings", *, no_worker: bool, free_ports: bool, say: Say) -> dict[str, object]:
@@ -97,12 +113,14 @@ class Services:
 class Session:
     """One command's surroundings; whatever was opened is closed when the command ends."""
 
-    def __init__(self, services: Services, *, flags: Mapping[str, object], as_json: bool) -> None:
+    def __init__(self, services: Services, *, command: str, flags: Mapping[str, object], as_json: bool) -> None:
         """Open nothing yet."""
         self.services = services
+        self._command = command
         self.as_json = as_json
         self._flags = flags
         self._open = ExitStack()
+        self._traced = False
 
     @cached_property
     def loaded(self) -> "Loaded":
@@ -121,8 +139,25 @@ class Session:
         Raises:
             ServiceFailed: No stack is known.
         """
-        self.settings.required("s3_endpoint")
+        self.require_store()
+        self._trace()
         return self._open.enter_context(self.services.open_log(self.settings))
+
+    def require_store(self) -> None:
+        """See that a log store is known: a stack in the home, or a database that somebody configured.
+
+        Without an S3 address but with a database of one's own, the bucket is at AWS.
+
+        Raises:
+            ServiceFailed: Neither is.
+        """
+        if self.loaded.origins["database_url"] == "default":
+            self.settings.required("s3_endpoint")
+
+    def _trace(self) -> None:
+        if not self._traced:
+            self._traced = True
+            self._open.enter_context(self.services.tracing(self.settings, self._command))
 
     @property
     def actor(self) -> str:
@@ -147,6 +182,7 @@ class Session:
             ServiceFailed: No stack is known, or Temporal did not answer.
         """
         self.settings.required("temporal_address")
+        self._trace()
 
         async def connected() -> _T:
             return await work(await self.services.connect(self.settings))

@@ -124,7 +124,7 @@ def _remote(error: BaseException) -> Failure | None:
     chain = list(_causes(error))
     for link in chain:  # the outermost: a workflow that gave up knows more than the activity that failed last
         if isinstance(link, ApplicationError) and link.type:
-            return Failure(_code_of_name(link.type), link.type, link.message)
+            return Failure(_code_of_name(link.type), link.type, link.message, _field(link.type, link.message))
     for link in chain:
         if isinstance(link, RPCError):
             return _rpc(link)
@@ -136,6 +136,15 @@ def _code_of_name(name: str) -> ExitCode:
     if kind is not None:
         return code_of(kind)
     return ExitCode.PARTIAL if name in _PARTIAL_FAILURES else ExitCode.FAILED
+
+
+def _field(name: str, message: str) -> str | None:
+    """The field of an `InvalidInput` that crossed Temporal, which carries its message only."""
+    kind = error_named(name)
+    if kind is None or not issubclass(kind, InvalidInput):
+        return None
+    field, found, _ = message.partition(": expected ")
+    return field if found else None
 
 
 def _rpc(error: BaseException) -> Failure:

@@ -38,17 +38,19 @@ def down(session: Session) -> Answer:
 
 def env(session: Session) -> Answer:
     """Print shell exports, so that `temporal`, `aws` and `psql` reach this stack."""
+    session.require_store()
     exports = _exports(session.settings)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]
     return Answer(document=exports, text="".join(lines))
 
 
 def _exports(settings: "Settings") -> dict[str, str]:
-    return {
+    """What is empty is left out: an empty endpoint or key would make `aws` fail where none makes it use its own."""
+    exports = {
         "TEMPORAL_ADDRESS": settings.required("temporal_address"),
         "AWS_ACCESS_KEY_ID": settings.s3_access_key.get_secret_value(),
         "AWS_SECRET_ACCESS_KEY": settings.s3_secret_key.get_secret_value(),
-        "AWS_ENDPOINT_URL_S3": settings.required("s3_endpoint"),
+        "AWS_ENDPOINT_URL_S3": settings.s3_endpoint,
         "AWS_REGION": settings.s3_region,
         "SEXTON_HOME": str(settings.home),
         "SEXTON_PRIMARY_BUCKET": settings.primary_bucket,
@@ -57,6 +59,7 @@ def _exports(settings: "Settings") -> dict[str, str]:
         "SEXTON_DATABASE_URL": settings.database_url,
         "SEXTON_ZOOKEEPER": settings.zookeeper,
     }
+    return {name: value for name, value in exports.items() if value}
 
 
 def status(session: Session) -> Answer:

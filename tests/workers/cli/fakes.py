@@ -1,0 +1,253 @@
+"""A log store, a Temporal client and a stack that remember what the command line asked of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from logstore.cursors import CursorState, seek
+from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.entries import Entry, NewEntry, ProducedEntries
+from logstore.errors import AlreadyExists, SextonError, UnknownObject
+from logstore.ledgers import Component, CopyKind, LedgerState
+from logstore.managed_ledger.append import AppendResult
+from logstore.managed_ledger.roll import Rolled
+from logstore.ports.catalog import Acknowledge, Acknowledged, Inflight, Ledger, Subscription, Topic, TopicState
+from logstore.positions import LedgerId, Position, TopicId
+from logstore.retention import RetentionPolicy
+from workers.cli.context import Say, Services
+from workers.settings import Loaded, load_settings
+
+ORDERS = "persistent://public/default/orders"
+
+
+class FakeLog:
+    """One ledger a topic; also its own catalog, managed ledger and committer."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Topic] = {}
+        self.entries: list[NewEntry] = []
+        self.appends: list[ProducedEntries] = []
+        self.written: list[Acknowledge] = []
+        self.subscriptions: dict[str, Subscription] = {}
+        self.previews: list[tuple[list[LedgerId] | None, bool]] = []
+        self.fail_append_at: tuple[int, SextonError] | None = None
+        self.closed = 0
+        self.reads: list[Mapping[str, object]] = []
+        self.managed = SimpleNamespace(
+            append=self._append, roll=self._roll, read=self._read, last_position=self._last_position
+        )
+        self.committer = SimpleNamespace(write=self._write)
+        self.catalog = SimpleNamespace(
+            topics=SimpleNamespace(create=self._create, get=self._get, all=lambda: list(self.found.values())),
+            ledgers=SimpleNamespace(listed=self._listed),
+            cursors=SimpleNamespace(
+                subscribe=self._subscribe,
+                get=self._subscription,
+                all=lambda _: list(self.subscriptions.values()),
+                seek=self._seek,
+            ),
+            deletions=SimpleNamespace(
+                preview=self._preview, inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1), list=self._list
+            ),
+        )
+
+    def _create(self, name: str, policy: RetentionPolicy) -> Topic:
+        if name in self.found:
+            raise AlreadyExists(f"topic {name} exists")
+        made = Topic(topic_id=TopicId(7), name=name, state=TopicState.ACTIVE, policy=policy, created_us=1_500_000)
+        self.found[name] = made
+        return made
+
+    def _get(self, name: str) -> Topic:
+        if name not in self.found:
+            raise UnknownObject("topic", expected="an existing topic", found=name)
+        return self.found[name]
+
+    def _listed(self, topic_id: TopicId) -> list[Ledger]:
+        count = len(self.entries)
+        facts = {"topic_id": topic_id, "component": Component.MANAGED_LEDGER, "state": LedgerState.OPEN}
+        sizes = {"entries": count, "size_bytes": 10 * count, "last_segment": 0, "generation": 1}
+        return [Ledger(ledger_id=LedgerId(4), **facts, **sizes, created_us=0, closed_us=None)]  # type: ignore[arg-type]
+
+    def _append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
+        if self.fail_append_at and self.fail_append_at[0] == len(self.appends):
+            raise self.fail_append_at[1]
+        self.appends.append(produced)
+        first = len(self.entries)
+        self.entries += produced.entries
+        ends = Position(LedgerId(4), first), Position(LedgerId(4), len(self.entries) - 1)
+        return AppendResult(count=len(produced.entries), first=ends[0], last=ends[1])
+
+    def _roll(self, topic: Topic) -> Rolled:
+        return Rolled(closed=LedgerId(4), opened=LedgerId(5))
+
+    def _last_position(self, topic: Topic) -> Position | None:
+        return Position(LedgerId(4), len(self.entries) - 1) if self.entries else None
+
+    def _read(self, topic: Topic, **asked: Any) -> list[Entry]:
+        self.reads.append(asked)
+        return [
+            Entry(position=Position(LedgerId(4), at), publish_ms=5, key=one.key, payload=one.payload)
+            for at, one in enumerate(self.entries[: asked["max_entries"]])
+        ]
+
+    def _write(self, write: Acknowledge) -> Acknowledged:
+        self.written.append(write)
+        return Acknowledged(mark_delete=write.up_to or max(write.positions))
+
+    def _subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
+        mark = Position(LedgerId(4), len(self.entries) - 1 if latest else -1)
+        made = Subscription(name=name, state=CursorState(mark), created_us=0)
+        return self.subscriptions.setdefault(name, made)
+
+    def _subscription(self, topic_id: TopicId, name: str) -> Subscription:
+        if name not in self.subscriptions:
+            raise UnknownObject("subscription", expected="an existing subscription", found=name)
+        return self.subscriptions[name]
+
+    def _seek(self, topic_id: TopicId, name: str, position: Position) -> Subscription:
+        found = self._subscription(topic_id, name)
+        state = seek(position, [one.span for one in self._listed(topic_id)])
+        return Subscription(name=name, state=state, created_us=found.created_us)
+
+    def _preview(self, topic_id: TopicId, ids: list[LedgerId] | None, *, force: bool) -> list[LedgerId]:
+        self.previews.append((ids, force))
+        return [LedgerId(1), LedgerId(2)] if ids is None else ids
+
+    def _list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
+        intent = DeletionIntent(
+            row_id=1,
+            batch_id="b",
+            ledger_id=LedgerId(4),
+            copy=CopyKind.LEDGER,
+            generation=1,
+            application="sexton",
+            component="MANAGED_LEDGER",
+            topic_id=TopicId(7),
+            topic="persistent://public/default/a%20b",
+            keys={},
+            state=state or DeletionState.PENDING,
+            outcome=Outcome.RETRYING,
+        )
+        return [intent][:limit]
+
+
+@dataclass(frozen=True)
+class FakeResult:
+    """What a deleting workflow returns."""
+
+    outcomes: dict[str, int]
+    detached: int = 3
+    deleted: int = 3
+
+
+@dataclass
+class FakeHandle:
+    """A workflow that was started."""
+
+    result_: FakeResult | BaseException
+    id: str = "trim-topic/7"
+    first_execution_run_id: str = "run-1"
+
+    async def result(self) -> FakeResult:
+        """Its result, or what it failed with."""
+        if isinstance(self.result_, BaseException):
+            raise self.result_
+        return self.result_
+
+
+@dataclass
+class FakeClient:
+    """`workers.client.Sexton` as the command line calls it."""
+
+    result: FakeResult | BaseException = field(default_factory=lambda: FakeResult({"DELETED": 3}))
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+
+    async def trim_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
+        """Remember the call."""
+        self.asked.append((topic.name, reason))
+        return FakeHandle(self.result)
+
+    async def delete_ledgers(
+        self, topic: Topic, ledger_ids: Sequence[LedgerId], force: bool, reason: str, actor: str
+    ) -> FakeHandle:
+        """Remember the call."""
+        self.asked.append((topic.name, list(ledger_ids), force, reason))
+        return FakeHandle(self.result, id="delete-ledgers/1")
+
+    async def list_workflows(
+        self, type_: str | None, status: str | None, topic: str | None, limit: int
+    ) -> list[dict[str, object]]:
+        """Remember the call."""
+        self.asked.append((type_, status, topic, limit))
+        return [{"workflow_id": "trim-topic/7", "topic": "persistent://public/default/a%20b"}]
+
+
+@dataclass
+class FakeServices(Services):
+    """Everything behind the command line."""
+
+    cwd: Path
+    log: FakeLog = field(default_factory=FakeLog)
+    client: FakeClient = field(default_factory=FakeClient)
+    health: list[dict[str, object]] = field(default_factory=list)
+    raised: BaseException | None = None
+    calls: list[tuple[object, ...]] = field(default_factory=list)
+    environ: dict[str, str] = field(
+        default_factory=lambda: {
+            "SEXTON_TEMPORAL_ADDRESS": "127.0.0.1:1",
+            "SEXTON_S3_ENDPOINT": "http://127.0.0.1:2",
+            "SEXTON_S3_SECRET_KEY": "it's; rm -rf $HOME",
+        }
+    )
+
+    def load(self, flags: Mapping[str, object]) -> Loaded:
+        """Settings from this object's own surroundings."""
+        return load_settings(flags, self.environ, self.cwd)
+
+    @contextmanager
+    def open_log(self, settings: Any) -> Iterator[Any]:
+        """The fake log."""
+        yield self.log
+        self.log.closed += 1
+
+    @contextmanager
+    def tracing(self, settings: Any, command: str) -> Iterator[None]:
+        """Remember which command was traced."""
+        self.calls.append(("traced", command))
+        yield
+
+    async def connect(self, settings: Any) -> Any:
+        """The fake client."""
+        return self.client
+
+    def up(self, settings: Any, *, no_worker: bool, free_ports: bool, say: Say) -> dict[str, object]:
+        """Remember the call, and print as careless libraries do."""
+        print("noise of a library")  # noqa: T201
+        say("half way")
+        self.calls.append(("up", no_worker, free_ports, settings.home))
+        return {"temporal": "127.0.0.1:1", "worker_pids": [5]}
+
+    def down(self, settings: Any) -> list[str]:
+        """Two services, or what it was told to raise."""
+        if self.raised:
+            raise self.raised
+        return ["temporal", "s3"]
+
+    def status(self, settings: Any) -> list[dict[str, object]]:
+        """The health it was told."""
+        return self.health
+
+    doctor = status
+
+    def demo(self, settings: Any, *, topics: int, ledgers: int, keep: bool, say: Say) -> Any:
+        """A demo whose promises hold if there are topics enough."""
+        rows = [{"promise": 1, "ok": topics > 1}]
+        return SimpleNamespace(ok=topics > 1, rows=rows, to_json=lambda: {"ok": topics > 1, "topics": topics})
+
+    async def run_worker(self, settings: Any, queues: Sequence[str], worker_id: str | None) -> None:
+        """Remember the call."""
+        self.calls.append(("worker", list(queues), worker_id))

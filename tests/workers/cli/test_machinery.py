@@ -1,0 +1,213 @@
+"""JSON discipline, exit codes, and options in any place."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from logstore import errors
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import ORDERS, FakeServices
+from workers.cli.errors import ExitCode, code_of, error_named, failure_of
+
+_FORMS = [("--json", "topic", "list"), ("topic", "--json", "list"), ("topic", "list", "--json")]
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_json_flag_in_any_place_gives_one_document(run: Run, form: tuple[str, ...]) -> None:
+    """`--json` is taken before the command and after it."""
+    assert document(run(*form)) == []
+
+
+@pytest.mark.parametrize("form", [("--home", "h", "up"), ("up", "--home", "h"), ("--home", "g", "up", "--home", "h")])
+def test_home_flag_in_any_place_is_the_home(run: Run, services: FakeServices, form: tuple[str, ...]) -> None:
+    """`--home` is taken in both places, and the inner one wins."""
+    assert run(*form).exit_code == 0
+    assert services.calls[0][3] == services.cwd / "h"
+
+
+def test_json_output_of_a_noisy_command_is_one_document(run: Run) -> None:
+    """Whatever a library prints goes to stderr."""
+    result = run("up", "--json")
+    assert document(result)["worker_pids"] == [5]
+    assert "noise" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "name"),
+    [
+        (errors.InvalidInput("topic", expected="a", found="b"), 2, "InvalidInput"),
+        (errors.UnknownObject("topic", expected="a", found="b"), 2, "UnknownObject"),
+        (errors.LedgerStillNeeded("needed"), 3, "LedgerStillNeeded"),
+        (errors.Unsupported("later"), 3, "Unsupported"),
+        (errors.StoreUnavailable("s3"), 4, "StoreUnavailable"),
+        (errors.ServiceFailed("java", "absent", advice="install it"), 4, "ServiceFailed"),
+        (ConnectionRefusedError("nobody"), 4, "ConnectionRefusedError"),
+        (errors.MissingData("gone"), 1, "MissingData"),
+        (OSError(28, "No space left on device"), 1, "OSError"),
+        (ZeroDivisionError("ours"), 1, "ZeroDivisionError"),
+    ],
+)
+def test_error_any_class_gives_its_code_and_document(
+    run: Run, services: FakeServices, raised: Exception, code: int, name: str
+) -> None:
+    """Every error leaves as its exit code, in JSON on stdout and as a line on stderr."""
+    services.raised = raised
+    result = run("down", "--json")
+    told = document(result, code)["error"]
+    assert (told["type"], told["message"]) == (name, str(raised))
+    assert told.get("field") == ("topic" if code == 2 else None)
+    assert "error: " in result.stderr
+    assert ("Traceback" in result.stderr) == (name == "ZeroDivisionError")
+
+
+def test_error_without_json_leaves_stdout_empty(run: Run, services: FakeServices) -> None:
+    """People read errors on stderr."""
+    services.raised = errors.StoreUnavailable("[bold]s3[/bold]")
+    result = run("down")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "[bold]s3[/bold]" in result.stderr
+
+
+def test_interrupt_exits_130_without_traceback(run: Run, services: FakeServices) -> None:
+    """Ctrl-C is no failure of ours."""
+    services.raised = KeyboardInterrupt()
+    result = run("down", "--json")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("topic", "show"),
+        ("nonsense",),
+        ("topic", "list", "--nonsense"),
+        ("topic", "append", ORDERS),
+        ("topic", "read", ORDERS, "--max", "0"),
+        ("ledger", "delete", ORDERS, "x"),
+        ("ledger", "delete", ORDERS, "-1"),
+        ("deletion", "list", "--state", "GONE"),
+        ("topic", "create", "nonsense"),
+        ("topic", "create", ORDERS, "--retention", "-1s"),
+        ("topic", "create", ORDERS, "--retention-bytes", "-1"),
+    ],
+)
+def test_usage_error_with_json_is_a_document_and_code_2(
+    run: Run, services: FakeServices, args: tuple[str, ...]
+) -> None:
+    """What the parser refuses looks like any other bad input, and changes nothing."""
+    assert document(run(*args, "--json"), 2)["error"]["message"]
+    assert run(*args).exit_code == 2
+    assert services.log.found == {}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("topic", "create", ORDERS, "--durable-delete"),
+        ("topic", "append", ORDERS, "--file", "-", "--txn", "1:1"),
+        ("topic", "ack", ORDERS, "--subscription", "s", "--to", "4:0", "--txn", "1:1"),
+        ("ledger", "list", ORDERS, "--tombstones"),
+        ("ledger", "delete", ORDERS, "1", "--durable-delete"),
+        ("worker", "deploy", "--build-id", "b"),
+    ],
+)
+def test_later_capability_asked_for_is_refused_before_anything(
+    run: Run, services: FakeServices, args: tuple[str, ...]
+) -> None:
+    """What this build lacks is refused with 3, even before it is looked whether the topic exists."""
+    assert document(run(*args, "--json"), 3)["error"]["type"] == "Unsupported"
+    assert services.log.found == {}
+
+
+def test_command_without_a_stack_says_what_to_try(run: Run, services: FakeServices) -> None:
+    """No stack, no guess at addresses: exit code 4 with advice."""
+    services.environ.clear()
+    for args in (("topic", "list"), ("workflow", "list"), ("env",), ("worker", "run")):
+        assert "sexton up" in document(run(*args, "--json"), 4)["error"]["message"]
+
+
+def test_command_with_a_database_of_its_own_needs_no_s3_address(run: Run, services: FakeServices) -> None:
+    """In production the bucket is at AWS and has no address to configure."""
+    services.environ.pop("SEXTON_S3_ENDPOINT")
+    services.environ["SEXTON_DATABASE_URL"] = "postgresql+psycopg://host/db"
+    assert document(run("topic", "list", "--json")) == []
+    assert "AWS_ENDPOINT_URL_S3" not in document(run("env", "--json"))
+
+
+def test_command_that_opens_the_log_is_traced_once_by_its_name(run: Run, services: FakeServices) -> None:
+    """One span covers the command, whatever it opens."""
+    run("topic", "create", ORDERS)
+    services.calls.clear()
+    run("--json", "topic", "trim", ORDERS)
+    assert services.calls == [("traced", "sexton topic trim")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("LedgerStillNeeded", 3), ("DEAD_LETTERED", 5), ("StoreUnavailable", 4), ("Strange", 1)]
+)
+def test_failure_of_workflow_error_is_known_by_its_type(kind: str, code: int) -> None:
+    """An error that crossed Temporal is recognised by its class name, however deep it is wrapped."""
+    inner = ApplicationError("why", type=kind)
+    outer = ApplicationError("what")
+    outer.__cause__ = inner
+    failure = failure_of(WorkflowFailureError(cause=outer))
+    assert (failure.code, failure.type, failure.message) == (code, kind, "why")
+
+
+def test_failure_of_bad_input_that_crossed_temporal_keeps_its_field() -> None:
+    """The field is in the message, which is all that Temporal carries."""
+    refused = errors.UnknownObject("ledger", expected="a ledger of the topic", found=99)
+    failure = failure_of(WorkflowFailureError(cause=ApplicationError(str(refused), type="UnknownObject")))
+    assert (failure.code, failure.field) == (ExitCode.USAGE, "ledger")
+
+
+def test_failure_of_workflow_that_gave_up_is_the_workflows_own_type() -> None:
+    """What the workflow decided counts, not what its last activity failed with."""
+    inner = ApplicationError("s3 is away", type="StoreUnavailable")
+    outer = ApplicationError("attempts exhausted", type="DEAD_LETTERED")
+    outer.__cause__ = inner
+    assert failure_of(WorkflowFailureError(cause=outer)).code is ExitCode.PARTIAL
+
+
+def test_failure_of_lost_temporal_is_unreachable() -> None:
+    """Temporal's own errors tell a lost connection from a refusal."""
+    lost = RPCError("connection refused", RPCStatusCode.UNAVAILABLE, b"")
+    absent = RPCError("no such workflow", RPCStatusCode.NOT_FOUND, b"")
+    assert (failure_of(lost).code, failure_of(absent).code) == (ExitCode.UNREACHABLE, ExitCode.FAILED)
+
+
+def test_error_named_every_class_of_ours_is_found() -> None:
+    """No class of the tree is forgotten, and no other name is ours."""
+    ours = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SextonError)]
+    assert all(error_named(kind.__name__) is kind for kind in ours)
+    assert error_named("ValueError") is None
+    assert code_of(errors.CatalogVersionMismatch) is ExitCode.REFUSED
+
+
+def test_table_any_name_cannot_steer_the_terminal(run: Run) -> None:
+    """Control characters and markup in a name are shown, not obeyed."""
+    assert run("topic", "create", "persistent://public/default/[red]\x1b[2J").exit_code == 0
+    shown = run("topic", "list").stdout
+    assert r"[red]\x1b[2J" in shown
+    assert "\x1b" not in shown
+
+
+def test_help_and_start_load_no_vendor_sdk() -> None:
+    """`sexton --help` stays quick: what commands need is imported by the command."""
+    code = (
+        "import sys; from workers.cli import app\n"
+        "heavy = {'temporalio', 'pyarrow', 'boto3', 'sqlalchemy', 'pyspark', 'kazoo', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_version_is_printed(run: Run) -> None:
+    """`--version` answers without a command."""
+    assert run("--version").stdout.strip()

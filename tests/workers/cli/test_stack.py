@@ -1,0 +1,65 @@
+"""`up down env status doctor demo config worker`."""
+
+import shlex
+
+import pytest
+
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import FakeServices
+
+
+def test_env_exports_survive_the_shell(run: Run, services: FakeServices) -> None:
+    """A value with quotes and dollars comes out of `eval` as it went in; JSON has the same."""
+    told = document(run("env", "--json"))
+    words = [shlex.split(line) for line in run("env").stdout.splitlines()]
+    assert {word[1].partition("=")[0]: word[1].partition("=")[2] for word in words} == told
+    assert all(word[0] == "export" and len(word) == 2 for word in words)
+    assert told["AWS_SECRET_ACCESS_KEY"] == "it's; rm -rf $HOME"
+    assert told["SEXTON_PRIMARY_BUCKET"] == "sexton-primary"
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_health_one_service_not_ok_exits_4(run: Run, services: FakeServices, command: str) -> None:
+    """The exit code tells whether all is well; rows are told either way."""
+    services.health = [{"name": "temporal", "ok": True, "detail": "1.32"}]
+    assert document(run(command, "--json")) == {"services": services.health}
+    services.health = [*services.health, {"name": "s3", "ok": False, "detail": "no answer"}]
+    assert document(run(command, "--json"), 4) == {"services": services.health}
+    assert "no answer" in run(command).stdout
+
+
+def test_up_flags_are_passed_on(run: Run, services: FakeServices) -> None:
+    """`--no-worker` and `--free-ports` reach the stack."""
+    assert run("up", "--no-worker", "--free-ports").exit_code == 0
+    assert services.calls[0][:3] == ("up", True, True)
+
+
+def test_down_names_what_was_stopped(run: Run) -> None:
+    """The contract's field."""
+    assert document(run("down", "--json")) == {"stopped": ["temporal", "s3"]}
+
+
+def test_demo_broken_promise_exits_1(run: Run) -> None:
+    """The demo's verdict is its exit code."""
+    assert document(run("demo", "--json"))["ok"] is True
+    assert document(run("demo", "--topics", "1", "--json"), 1)["ok"] is False
+
+
+def test_config_show_masks_secrets_and_tells_origins(run: Run, services: FakeServices) -> None:
+    """Neither key nor the database's password is shown."""
+    services.environ["SEXTON_DATABASE_URL"] = "postgresql+psycopg://me:hunter2@host/db"
+    result = run("config", "show", "--json")
+    rows = {row["name"]: row for row in document(result)}
+    assert "hunter2" not in result.output
+    assert "rm -rf" not in result.output
+    assert rows["database_url"]["value"] == "postgresql+psycopg://me:***@host/db"
+    assert rows["s3_secret_key"]["origin"] == "environment SEXTON_S3_SECRET_KEY"
+    assert rows["deletion_retry_interval"] == {"name": "deletion_retry_interval", "value": "10m", "origin": "default"}
+    assert "hunter2" not in run("config", "show").output
+
+
+def test_worker_run_serves_the_queues_named(run: Run, services: FakeServices) -> None:
+    """Queues and id are passed on; without any, the settings' queue."""
+    run("worker", "run", "--queue", "a", "--queue", "b", "--worker-id", "w")
+    assert document(run("worker", "run", "--json"))["queues"] == ["sexton"]
+    assert services.calls == [("worker", ["a", "b"], "w"), ("worker", ["sexton"], None)]

@@ -1,0 +1,205 @@
+"""`topic …`, `ledger …`, `deletion …` and `workflow list`."""
+
+import base64
+import json
+
+import pytest
+
+from logstore.cursors import CursorState
+from logstore.errors import StoreUnavailable
+from logstore.positions import LedgerId, Position
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import FakeResult, FakeServices
+
+
+def _lines(count: int, **more: object) -> str:
+    return "".join(json.dumps({"payload": f"p{number}", **more}) + "\n" for number in range(count))
+
+
+def test_topic_create_with_limits_answers_the_topic(run: Run) -> None:
+    """The answer has the documented fields, and the name as it was typed."""
+    name = "persistent://public/default/ü b%"
+    made = document(
+        run("topic", "create", name, "--retention", "3d", "--retention-bytes", "9", "--no-durable-delete", "--json")
+    )
+    assert made == {
+        "topic_id": 7,
+        "name": name,
+        "state": "ACTIVE",
+        "retention_s": 259_200,
+        "retention_bytes": 9,
+        "created": "1970-01-01T00:00:01.500000Z",
+        "ledgers": 1,
+        "entries": 0,
+        "size_bytes": 0,
+        "subscriptions": [],
+        "max_read_position": None,
+    }
+    assert document(run("topic", "show", name, "--json")) == made
+    assert document(run("topic", "list", "--json")) == [made]
+
+
+def test_topic_create_taken_name_is_refused(run: Run, orders: str) -> None:
+    """A guard's refusal is exit code 3."""
+    assert document(run("topic", "create", orders, "--json"), 3)["error"]["type"] == "AlreadyExists"
+
+
+def test_topic_append_lines_are_appended_in_batches(run: Run, services: FakeServices, orders: str) -> None:
+    """`--batch` bounds one append; the answer spans all of them."""
+    told = document(run("topic", "append", orders, "--file", "-", "--batch", "2", "--json", text=_lines(5)))
+    assert told == {"count": 5, "first": "4:0", "last": "4:4", "duplicates": 0}
+    assert [len(one.entries) for one in services.log.appends] == [2, 2, 1]
+    assert services.log.closed == 2  # the topic's creation, and this
+
+
+def test_topic_append_bad_last_line_writes_nothing(run: Run, services: FakeServices, orders: str) -> None:
+    """All lines are checked before the first is written."""
+    text = _lines(2_500) + '{"payload": 1}\n'
+    error = document(run("topic", "append", orders, "--file", "-", "--json", text=text), 2)["error"]
+    assert error["field"] == "line 2501: payload"
+    assert services.log.appends == []
+
+
+def test_topic_append_empty_file_counts_zero(run: Run, services: FakeServices, orders: str) -> None:
+    """Nothing to append is no error, and no append."""
+    (services.cwd / "none.jsonl").touch()
+    told = document(run("topic", "append", orders, "--file", str(services.cwd / "none.jsonl"), "--json"))
+    assert told == {"count": 0, "first": None, "last": None, "duplicates": 0}
+    assert services.log.appends == []
+
+
+def test_topic_append_producer_travels_with_sequence_ids(run: Run, services: FakeServices, orders: str) -> None:
+    """Producer and sequence ids reach the log."""
+    text = '{"payload_b64": "AP8=", "sequence_id": 3, "key": "k", "properties": {"a": "b"}}\n'
+    assert run("topic", "append", orders, "--file", "-", "--producer", "p", text=text).exit_code == 0
+    (produced,) = services.log.appends
+    (entry,) = produced.entries
+    assert (produced.producer, entry.sequence_id, entry.payload, entry.properties) == ("p", 3, b"\x00\xff", {"a": "b"})
+
+
+def test_topic_append_store_lost_half_way_says_what_is_written(run: Run, services: FakeServices, orders: str) -> None:
+    """Finished in part: exit code 5, with the last line written and the error."""
+    services.log.fail_append_at = (1, StoreUnavailable("s3"))
+    told = document(run("topic", "append", orders, "--file", "-", "--batch", "2", "--json", text=_lines(5)), 5)
+    assert (told["count"], told["written_to_line"], told["error"]["type"]) == (2, 2, "StoreUnavailable")
+
+
+def test_topic_append_store_lost_at_once_is_unreachable(run: Run, services: FakeServices, orders: str) -> None:
+    """Nothing written: the plain error."""
+    services.log.fail_append_at = (0, StoreUnavailable("s3"))
+    assert document(run("topic", "append", orders, "--file", "-", "--json", text=_lines(1)), 4)
+
+
+def test_topic_roll_answers_both_ledgers(run: Run, orders: str) -> None:
+    """Closed and opened."""
+    assert document(run("topic", "roll", orders, "--json")) == {"closed": 4, "opened": 5}
+
+
+def test_topic_subscribe_read_ack_seek_follow_the_contract(run: Run, services: FakeServices, orders: str) -> None:
+    """A consumer's way through the command line."""
+    run("topic", "append", orders, "--file", "-", text=_lines(3, key="k"))
+    made = document(run("topic", "subscribe", orders, "s", "--from", "earliest", "--json"))
+    assert (made["mark_delete"], made["backlog"]) == ("4:-1", 3)
+    entries = document(run("topic", "read", orders, "--subscription", "s", "--from", "4:0", "--max", "2", "--json"))
+    assert [base64.b64decode(one["payload_b64"]) for one in entries] == [b"p0", b"p1"]
+    assert set(entries[0]) == {"position", "key", "payload_b64", "publish_ms", "deliver_at_ms", "properties"}
+    assert services.log.reads[0]["from_position"] == Position(LedgerId(4), 0)
+    assert services.log.reads[0]["cursor_state"].mark_delete == Position(LedgerId(4), -1)  # type: ignore[attr-defined]
+    acked = run("topic", "ack", orders, "--subscription", "s", "--position", "4:0", "--position", "4:1", "--json")
+    assert document(acked) == {"mark_delete": "4:1"}
+    assert services.log.written[0].positions == (Position(LedgerId(4), 0), Position(LedgerId(4), 1))
+    assert document(run("topic", "seek", orders, "s", "--to", "4:2", "--json")) == {"mark_delete": "4:1"}
+
+
+def test_topic_read_without_subscription_reads_as_a_new_consumer(run: Run, services: FakeServices, orders: str) -> None:
+    """A cursor that has acknowledged nothing is passed on, so that what is to be delivered later stays hidden."""
+    run("topic", "append", orders, "--file", "-", text=_lines(1))
+    assert "p0" in run("topic", "read", orders).stdout
+    assert services.log.reads[0]["cursor_state"] == CursorState(Position(LedgerId(-1), -1))
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        (("read", "--from", "4"), "from"),
+        (("read", "--subscription", "a b"), "subscription"),
+        (("ack", "--subscription", "s"), "position"),
+        (("ack", "--subscription", "s", "--to", "4:0", "--position", "4:0"), "position"),
+        (("ack", "--subscription", "s", "--to", "x"), "to"),
+        (("ack", "--subscription", "s", "--position", "04:0"), "position"),
+    ],
+)
+def test_topic_bad_position_names_its_option(run: Run, orders: str, args: tuple[str, ...], field: str) -> None:
+    """A position is refused by the name of the option that carried it."""
+    assert document(run("topic", args[0], orders, *args[1:], "--json"), 2)["error"]["field"] == field
+
+
+def test_topic_trim_waits_and_counts(run: Run, services: FakeServices, orders: str) -> None:
+    """The answer is the workflow's certificate; the reason travels."""
+    told = document(run("topic", "trim", orders, "--reason", "why", "--json"))
+    assert told == {"workflow_id": "trim-topic/7", "detached": 3, "deleted": 3, "outcomes": {"DELETED": 3}}
+    assert services.client.asked == [(orders, "why")]
+
+
+def test_topic_trim_no_wait_answers_at_once(run: Run, orders: str) -> None:
+    """Only ids are told."""
+    told = document(run("topic", "trim", orders, "--no-wait", "--json"))
+    assert told == {"workflow_id": "trim-topic/7", "run_id": "run-1"}
+
+
+def test_topic_trim_dry_run_starts_nothing(run: Run, services: FakeServices, orders: str) -> None:
+    """What would go is told, and no workflow is started."""
+    told = document(run("topic", "trim", orders, "--dry-run", "--json"))
+    assert told == {"dry_run": True, "detached": 2, "ledger_ids": [1, 2]}
+    assert (services.client.asked, services.log.previews) == ([], [(None, False)])
+
+
+@pytest.mark.parametrize("outcome", ["RETRYING", "DEAD_LETTERED", "STILL_IN_USE"])
+def test_ledger_delete_in_part_exits_5(run: Run, services: FakeServices, orders: str, outcome: str) -> None:
+    """Anything but success is told by the exit code, and by the JSON."""
+    services.client.result = FakeResult({"DELETED": 1, outcome: 1})
+    told = document(run("ledger", "delete", orders, "4", "5", "--json"), 5)
+    assert told == {"workflow_id": "delete-ledgers/1", "outcomes": dict(sorted({"DELETED": 1, outcome: 1}.items()))}
+
+
+def test_ledger_delete_ids_once_and_force_travel(run: Run, services: FakeServices, orders: str) -> None:
+    """Repeated ids count once; `--force` is passed on, to a dry run too."""
+    assert run("ledger", "delete", orders, "5", "4", "5", "--force", "--reason", "r").exit_code == 0
+    assert services.client.asked == [(orders, [5, 4], True, "r")]
+    assert document(run("ledger", "delete", orders, "5", "--force", "--dry-run", "--json"))["ledger_ids"] == [5]
+    assert services.log.previews == [([5], True)]
+
+
+def test_ledger_list_has_the_documented_fields(run: Run, orders: str) -> None:
+    """Rows of the contract; another component has none."""
+    (row,) = document(run("ledger", "list", orders, "--json"))
+    assert row == {
+        "ledger_id": 4,
+        "component": "MANAGED_LEDGER",
+        "state": "OPEN",
+        "entries": 0,
+        "size_bytes": 0,
+        "copies": ["LEDGER"],
+        "generation": 1,
+        "tombstone": False,
+    }
+    assert document(run("ledger", "list", orders, "--component", "delayed_index", "--json")) == []
+
+
+def test_deletion_commands_show_the_queue(run: Run) -> None:
+    """Counts and rows, with decoded topic names."""
+    assert document(run("deletion", "inflight", "--json")) == {"estimated_inflight": 2, "dead_lettered": 1}
+    (row,) = document(run("deletion", "list", "--state", "dead_lettered", "--json"))
+    assert (row["state"], row["outcome"], row["topic"]) == (
+        "DEAD_LETTERED",
+        "RETRYING",
+        "persistent://public/default/a b",
+    )
+
+
+def test_workflow_list_passes_filters_encoded(run: Run, services: FakeServices) -> None:
+    """Temporal knows encoded names, people decoded ones."""
+    name = "persistent://public/default/a b"
+    (row,) = document(run("workflow", "list", "--topic", name, "--status", "running", "--json"))
+    assert services.client.asked == [(None, "Running", "persistent://public/default/a%20b", 100)]
+    assert row["topic"] == name

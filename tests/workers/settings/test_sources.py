@@ -1,0 +1,162 @@
+"""Which source of a setting wins, where it came from, and what is refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from logstore.errors import InvalidInput, ServiceFailed
+from workers.settings import Loaded, load_settings
+
+
+def _load(
+    cwd: Path,
+    *,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+    recorded: Mapping[str, object] | None = None,
+) -> Loaded:
+    return load_settings(flags or {}, environ or {}, cwd, recorded=lambda _: recorded or {})
+
+
+def test_load_settings_nothing_given_uses_defaults(tmp_path: Path) -> None:
+    """Defaults hold, and every origin says so."""
+    loaded = _load(tmp_path)
+    settings = loaded.settings
+    assert (settings.home, settings.task_queue) == (tmp_path / ".sexton", "sexton")
+    assert (settings.deletion_retry_interval, settings.ledger_max_age) == (600, 14_400)
+    assert settings.database_url == f"sqlite:///{tmp_path}/.sexton/catalog.db"
+    assert set(loaded.origins.values()) == {"default"}
+    assert set(loaded.origins) == set(type(settings).model_fields)
+
+
+def test_load_settings_every_source_stronger_one_wins(tmp_path: Path) -> None:
+    """Flags beat the environment, which beats the file, which beats the stack, which beats defaults."""
+    layers: list[tuple[str, str]] = []
+    recorded = {"task_queue": "of-stack"}
+    layers.append(_seen(_load(tmp_path, recorded=recorded)))
+    (tmp_path / "sexton.toml").write_text('task_queue = "of-file"\n')
+    layers.append(_seen(_load(tmp_path, recorded=recorded)))
+    environ = {"SEXTON_TASK_QUEUE": "of-environ"}
+    layers.append(_seen(_load(tmp_path, recorded=recorded, environ=environ)))
+    layers.append(_seen(_load(tmp_path, recorded=recorded, environ=environ, flags={"task_queue": "of-flag"})))
+    assert layers == [
+        ("of-stack", f"stack in {tmp_path}/.sexton"),
+        ("of-file", "sexton.toml"),
+        ("of-environ", "environment SEXTON_TASK_QUEUE"),
+        ("of-flag", "flag"),
+    ]
+
+
+def _seen(loaded: Loaded) -> tuple[str, str]:
+    return loaded.settings.task_queue, loaded.origins["task_queue"]
+
+
+def test_load_settings_unknown_key_names_it_and_the_nearest(tmp_path: Path) -> None:
+    """A typing error in the file is no silent default."""
+    (tmp_path / "sexton.toml").write_text("deletion_paralelism = 2\n")
+    with pytest.raises(InvalidInput, match=r"nearest: deletion_parallelism.*'deletion_paralelism'"):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("deletion_parallelism", "0"),
+        ("deletion_parallelism", "many"),
+        ("drain_timeout", "-5s"),
+        ("drain_timeout", "30"),
+        ("temporal_port", "65536"),
+        ("temporal_address", "localhost"),
+        ("s3_endpoint", "ftp://host"),
+        ("primary_bucket", "Upper_Case"),
+        ("log_level", "LOUD"),
+    ],
+)
+def test_load_settings_bad_value_names_field_and_origin(tmp_path: Path, name: str, value: str) -> None:
+    """A refusal says which setting, where it came from, and what was found."""
+    key = f"SEXTON_{name.upper()}"
+    with pytest.raises(InvalidInput, match=rf"^{name}: .*environment {key}") as refused:
+        _load(tmp_path, environ={key: value})
+    assert value in str(refused.value)
+    assert refused.value.field == name
+
+
+@pytest.mark.parametrize("line", ["deletion_chunk = true", "drain_timeout = true", "drain_timeout = -1", "home = 5.5"])
+def test_load_settings_wrong_kind_in_file_is_refused(tmp_path: Path, line: str) -> None:
+    """TOML's own types do not slip through as numbers."""
+    (tmp_path / "sexton.toml").write_text(line)
+    with pytest.raises(InvalidInput, match=line.split(maxsplit=1)[0]):
+        _load(tmp_path)
+
+
+def test_load_settings_bad_secret_is_not_shown(tmp_path: Path) -> None:
+    """A refused secret does not reach a terminal or a log."""
+    (tmp_path / "sexton.toml").write_text("s3_secret_key = 8675309\n")
+    with pytest.raises(InvalidInput) as refused:
+        _load(tmp_path)
+    assert "8675309" not in str(refused.value)
+
+
+def test_load_settings_named_file_must_exist(tmp_path: Path) -> None:
+    """`SEXTON_CONFIG` is no wish; without it the file is optional."""
+    with pytest.raises(InvalidInput, match="SEXTON_CONFIG"):
+        _load(tmp_path, environ={"SEXTON_CONFIG": "absent.toml"})
+
+
+def test_load_settings_broken_file_is_refused(tmp_path: Path) -> None:
+    """A file that is no TOML stops everything."""
+    (tmp_path / "sexton.toml").write_text("= 3")
+    with pytest.raises(InvalidInput, match=r"sexton\.toml: expected a readable TOML file"):
+        _load(tmp_path)
+
+
+def test_load_settings_relative_home_is_relative_to_its_source(tmp_path: Path) -> None:
+    """In the file a path is relative to the file, in a flag to the working directory."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "s.toml").write_text('home = "data"\n')
+    environ = {"SEXTON_CONFIG": "etc/s.toml"}
+    assert _load(tmp_path, environ=environ).settings.home == tmp_path / "etc" / "data"
+    assert _load(tmp_path, environ=environ, flags={"home": "here"}).settings.home == tmp_path / "here"
+
+
+def test_load_settings_empty_variable_counts_as_absent(tmp_path: Path) -> None:
+    """`SEXTON_TASK_QUEUE=` takes nothing away."""
+    assert _load(tmp_path, environ={"SEXTON_TASK_QUEUE": ""}).settings.task_queue == "sexton"
+
+
+def test_load_settings_stack_in_home_gives_addresses_and_credentials(tmp_path: Path) -> None:
+    """What `up` recorded is found, in the home that was chosen."""
+    home = tmp_path / "other"
+    home.mkdir()
+    (home / "ports.json").write_text(json.dumps({"temporal": 1234, "ui": 1235, "s3": 1236, "zookeeper": 1237}))
+    (home / "credentials.json").write_text(json.dumps({"access_key": "who", "secret_key": "what"}))
+    loaded = load_settings({"home": "other"}, {}, tmp_path)
+    settings = loaded.settings
+    assert settings.temporal_address == "127.0.0.1:1234"
+    assert (settings.ui_address, settings.s3_endpoint) == ("http://127.0.0.1:1235", "http://127.0.0.1:1236")
+    assert settings.s3_secret_key.get_secret_value() == "what"
+    assert loaded.origins["zookeeper"] == f"stack in {home}"
+    assert "what" not in repr(settings)
+
+
+def test_load_settings_damaged_record_is_refused(tmp_path: Path) -> None:
+    """A record that is no JSON object is named, not skipped."""
+    (tmp_path / ".sexton").mkdir()
+    (tmp_path / ".sexton" / "ports.json").write_text("[1]")
+    with pytest.raises(ServiceFailed, match=r"ports\.json is damaged"):
+        load_settings({}, {}, tmp_path)
+
+
+def test_required_unknown_address_names_what_to_try(tmp_path: Path) -> None:
+    """Without a stack a command ends with advice and reaches no other stack by chance."""
+    with pytest.raises(ServiceFailed, match="run `sexton up`"):
+        _load(tmp_path).settings.required("temporal_address")
+
+
+def test_settings_once_made_cannot_change(tmp_path: Path) -> None:
+    """Settings are a value."""
+    with pytest.raises(ValidationError):
+        _load(tmp_path).settings.task_queue = "other"  # type: ignore[misc]
