@@ -84,7 +84,7 @@ def _unread_by(ledger: LedgerFacts, marks: Mapping[str, Position]) -> str | None
     if not behind:
         return None
     more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
-    return f"subscription {', '.join(behind[:3])}{more} has not acknowledged all of it"
+    return f"not all of it is acknowledged by {', '.join(behind[:3])}{more}"
 
 
 def _outlived(ledger: LedgerFacts, policy: RetentionPolicy, newer_bytes: int, now_us: int) -> bool:
