@@ -14,19 +14,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from temporalio.client import Client, WorkflowExecution, WorkflowHandle
+from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from activities.deletion import Certificate
 from infra.catalog import Database, SqlCatalog
+from logstore.errors import InvalidInput
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.settings import Settings
 from workflows import delete_ledgers, search_attributes, trim_topic
 from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput, DeletionPolicy, ExplicitDetach
 from workflows.trim_topic import TrimTopic, TrimTopicInput, TrimTopicResult
+
+MOST_IDS = 10_000
+"""Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,7 @@ class WorkflowRow:
     workflow_id: str
     run_id: str
     type: str
-    status: str
+    status: str  # as Temporal's queries have it: Running, Completed, …
     started: datetime
     closed: datetime | None
     topic: str | None  # encoded
@@ -97,7 +101,12 @@ class Sexton:
         reason: str = "",
         actor: str = "",
     ) -> WorkflowHandle[DeleteLedgers, Certificate]:
-        """Detach and delete given ledgers, all or none; fails with `LedgerStillNeeded` when one is needed."""
+        """Detach and delete given ledgers, all or none; fails with `LedgerStillNeeded` when one is needed.
+
+        Raises:
+            InvalidInput: None, or more than `MOST_IDS` ids.
+        """
+        ids = _checked(ledger_ids)
         batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
         request = DeleteLedgersInput(
             batch_id=batch_id,
@@ -107,7 +116,7 @@ class Sexton:
             actor=actor,
             reason=reason,
             policy=self._policy,
-            detach=ExplicitDetach(ledger_ids=sorted(ledger_ids), force=force),
+            detach=ExplicitDetach(ledger_ids=ids, force=force),
         )
         return await self.client.start_workflow(
             DeleteLedgers.run,
@@ -115,7 +124,7 @@ class Sexton:
             id=delete_ledgers.workflow_id(batch_id),
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary=f"delete {len(ledger_ids)} ledgers of {topic.name}",
+            static_summary=f"delete {len(ids)} ledgers of {topic.name}",
             search_attributes=_of_topic(topic),
         )
 
@@ -157,6 +166,17 @@ class Sexton:
             database.close()
 
 
+_STATUS = {one: "".join(word.capitalize() for word in one.name.split("_")) for one in WorkflowExecutionStatus}
+
+
+def _checked(ledger_ids: Sequence[LedgerId]) -> list[int]:
+    """Ascending and unique; refused here, before they become a payload that no server takes."""
+    ids = sorted(set(ledger_ids))
+    if not 0 < len(ids) <= MOST_IDS:
+        raise InvalidInput("ledger ids", expected=f"1 to {MOST_IDS:,} ids", found=len(ids))
+    return [int(ledger_id) for ledger_id in ids]
+
+
 def _of_topic(topic: Topic) -> TypedSearchAttributes:
     return TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name)])
 
@@ -171,7 +191,7 @@ def _row(execution: WorkflowExecution) -> WorkflowRow:
         workflow_id=execution.id,
         run_id=execution.run_id,
         type=execution.workflow_type,
-        status=execution.status.name if execution.status else "UNKNOWN",
+        status=_STATUS[execution.status] if execution.status else "Unknown",
         started=execution.start_time,
         closed=execution.close_time,
         topic=attributes.get(search_attributes.TOPIC),

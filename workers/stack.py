@@ -12,7 +12,7 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
 
-from infra.catalog import Database, check_version, upgrade
+from infra.catalog import Database, check_version, upgrade, version
 from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
@@ -40,11 +40,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
     settings = at(settings, where)
     on_progress("bringing the catalog to this build's version")
-    database = Database(settings.database_url)
-    try:
-        upgrade(database)
-    finally:
-        database.close()
+    upgrade_catalog(settings)
     asyncio.run(_register(settings))
     pids = [] if no_worker else [start_worker(settings, on_progress=on_progress)]
     return {
@@ -88,6 +84,21 @@ def at(settings: Settings, where: stack.StackAddresses) -> Settings:
             "zookeeper": where.zookeeper,
         }
     )
+
+
+def upgrade_catalog(settings: Settings) -> dict[str, object]:
+    """Create the catalog's tables, or bring them to this build's version.
+
+    Raises:
+        CatalogVersionMismatch: It was written by a newer build.
+        StoreUnavailable: The database does not answer.
+    """
+    database = Database(settings.database_url)
+    try:
+        upgrade(database)
+        return {"database": database.engine.url.render_as_string(hide_password=True), "version": version(database)}
+    finally:
+        database.close()
 
 
 async def _register(settings: Settings) -> None:

@@ -2,6 +2,6 @@
 
 from infra.catalog.catalog import SqlCatalog
 from infra.catalog.database import Database
-from infra.catalog.versions import check_version, upgrade
+from infra.catalog.versions import check_version, upgrade, version
 
-__all__ = ["Database", "SqlCatalog", "check_version", "upgrade"]
+__all__ = ["Database", "SqlCatalog", "check_version", "upgrade", "version"]

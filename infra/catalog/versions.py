@@ -48,6 +48,11 @@ def check_version(database: Database) -> None:
     database.read(work)
 
 
+def version(database: Database) -> str | None:
+    """The catalog's version, or None when it has no tables yet."""
+    return database.read(_version)
+
+
 def _mismatch(connection: Connection) -> CatalogVersionMismatch:
     found = _version(connection) or "an empty database"
     advice = (

@@ -156,7 +156,7 @@ def test_retention_draws_no_more_of_the_list_than_it_lets_go() -> None:
             "a copy of it is being written",
         ),
         (_closed(9), "last of its list"),
-        (_closed(0), "subscription a, b, c and 1 more has not acknowledged"),
+        (_closed(0), "not all of it is acknowledged by a, b, c and 1 more"),
     ],
 )
 def test_retention_reason_to_keep_names_what_needs_the_ledger(facts: LedgerFacts, reason: str) -> None:

@@ -4,7 +4,18 @@ from typing import Annotated
 
 import typer
 
-from workers.cli import config, deletions, ledgers, stack, topic_append, topic_read, topic_trim, worker, workflow
+from workers.cli import (
+    catalog,
+    config,
+    deletions,
+    ledgers,
+    stack,
+    topic_append,
+    topic_read,
+    topic_trim,
+    worker,
+    workflow,
+)
 from workers.cli.command import CommandGroup, HomeFlag, JsonFlag, options
 from workers.cli.topics import topic
 
@@ -49,7 +60,15 @@ def _root(
 
 
 stack.register(app)
-for _group in (config.config, worker.worker, workflow.workflow, topic, ledgers.ledger, deletions.deletion):
+for _group in (
+    catalog.catalog,
+    config.config,
+    worker.worker,
+    workflow.workflow,
+    topic,
+    ledgers.ledger,
+    deletions.deletion,
+):
     app.add_typer(_group)
 _REGISTERED = (topic_append, topic_read, topic_trim)  # imported for the commands they add to `topic`
 

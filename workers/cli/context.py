@@ -73,6 +73,12 @@ class Services:
             problem = f"no answer at {settings.temporal_address} ({reason})"
             raise ServiceFailed("temporal", problem, advice="see `sexton status`, or run `sexton up`") from error
 
+    def upgrade(self, settings: "Settings") -> dict[str, object]:
+        """Bring the catalog to this build's version."""
+        from workers.stack import upgrade_catalog  # noqa: PLC0415
+
+        return upgrade_catalog(settings)
+
     def up(self, settings: "Settings", *, no_worker: bool, free_ports: bool, say: Say) -> dict[str, object]:
         """Start what is not running, and return when all is healthy."""
         from workers.stack import up  # noqa: PLC0415

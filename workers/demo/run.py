@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infra.catalog import Database, upgrade
 from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
@@ -19,7 +18,7 @@ from workers.demo.auditor import Auditor, Stored
 from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
 from workers.demo.scenario import Written, write_topics
 from workers.settings import Settings
-from workers.stack import at, stack_options, start_worker
+from workers.stack import at, stack_options, start_worker, upgrade_catalog
 from workers.wiring import open_log
 from workflows.trim_topic import TrimTopicResult
 
@@ -101,11 +100,7 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
 
 
 def _prepare(settings: Settings) -> None:
-    database = Database(settings.database_url)
-    try:
-        upgrade(database)
-    finally:
-        database.close()
+    upgrade_catalog(settings)
 
     async def register() -> None:
         await search_attributes.register(await connect_client(settings))
