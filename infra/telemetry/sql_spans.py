@@ -26,8 +26,7 @@ def observe_engines() -> None:
     literals, and never a parameter. Without a tracer provider this costs next to nothing.
     """
     for name, listener in _LISTENERS.items():
-        if not event.contains(Engine, name, listener):
-            event.listen(Engine, name, listener)
+        event.listen(Engine, name, listener)  # the same listener again is no second one
 
 
 def forget_engines() -> None:

@@ -129,6 +129,14 @@ def test_delete_with_one_page_refused_by_a_store_that_took_others_goes_on_in_bul
     assert peer.requests[-1].is_bulk_delete
 
 
+def test_delete_of_a_key_that_xml_cannot_spell_spoils_no_page() -> None:
+    """Such a key goes alone: in a bulk request it would have the whole page refused as malformed."""
+    with scripted(confirm_all) as peer:
+        report = store_at(peer).delete(["a", "b\x01", "c"])
+    assert report.deleted == frozenset({"a", "b\x01", "c"})
+    assert [(r.bulk_keys, r.key) for r in peer.requests] == [(["a", "c"], ""), ([], "b\x01")]
+
+
 def test_delete_one_by_one_reports_each_key() -> None:
     """Absent is gone, denied is that key's failure, and temporary answers are retried."""
     seen: Counter[str] = Counter()
