@@ -81,6 +81,7 @@ class ManagedLedger:
         )
         self._reader = Reader(ledgers=ledgers, objects=objects, clock=self._clock)
         self._lanes: dict[TopicId, Lane] = {}
+        self._hints: dict[TopicId, Hints] = {}
         self._lanes_lock = threading.Lock()
 
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
@@ -112,7 +113,15 @@ class ManagedLedger:
             PreconditionFailed: The topic is not ACTIVE.
             StoreUnavailable, CatalogBusy: Bounded retries were not enough.
         """
-        return self._roller.roll(topic.topic_id)
+        return self._roll(topic)
+
+    def _roll(self, topic: Topic) -> Rolled:
+        """Roll, and let the next append ask where to write rather than upload to the ledger just closed."""
+        rolled = self._roller.roll(topic.topic_id)
+        hints = self._hints.get(topic.topic_id)
+        if hints:
+            hints.ledger = None
+        return rolled
 
     def roll_if_due(self, topic: Topic) -> bool:
         """Roll the last ledger if a limit of the policy is reached; an idle topic's would never close else.
@@ -128,7 +137,7 @@ class ManagedLedger:
         last = self._ledgers.last(topic.topic_id)
         if last is None or not self._policy.due(last, now_us=self._clock.now_us()):
             return False
-        return self._roller.roll(topic.topic_id).closed is not None
+        return self._roll(topic).closed is not None
 
     def scan(
         self,
@@ -213,6 +222,8 @@ class ManagedLedger:
             if lane is None:
                 if len(self._lanes) >= _LANES:
                     self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.idle}
-                lane = Lane(partial(self._appender.append, topic, Hints()))
+                    self._hints = {known: self._hints[known] for known in self._lanes}
+                hints = self._hints[topic.topic_id] = Hints()
+                lane = Lane(partial(self._appender.append, topic, hints))
                 self._lanes[topic.topic_id] = lane
             return lane

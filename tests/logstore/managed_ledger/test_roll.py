@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import AlreadyExists, CatalogBusy, PreconditionFailed
-from logstore.ledgers import LedgerState, meta_key
+from logstore.ledgers import LedgerState, meta_key, segment_key
 from logstore.managed_ledger import ManagedLedger, Rolled, RollPolicy
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position
@@ -64,6 +64,16 @@ def test_roll_by_hand_closes_and_opens(world: World) -> None:
     assert process.roll(world.topic) == Rolled(closed=LedgerId(0), opened=LedgerId(1))
     assert _fill(process, world, 1) == [1]
     assert _fill(world.process(), world, 1) == [1]
+
+
+def test_roll_by_hand_leaves_no_debris_of_the_next_append(world: World) -> None:
+    """The process that rolled does not upload to the ledger it has just closed."""
+    process = world.process()
+    _fill(process, world, 1)
+    process.roll(world.topic)
+    _fill(process, world, 1)
+    segments = [found.key for found in world.objects.list("") if found.key.endswith(".parquet")]
+    assert segments == [segment_key(LedgerId(0), 0), segment_key(LedgerId(1), 0)]
 
 
 def test_roll_of_a_topic_without_ledgers_opens_the_first(world: World) -> None:
