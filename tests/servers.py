@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import boto3
-from botocore.config import Config
-
 from infra.catalog import Database, upgrade
+from infra.objects import ensure_bucket, make_client
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
 from workers.settings import Settings
@@ -60,13 +58,7 @@ def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> S
 
 
 def _create_bucket(settings: Settings) -> None:
-    client = boto3.client(
-        "s3",
-        endpoint_url=settings.s3_endpoint,
-        region_name=settings.s3_region,
-        aws_access_key_id=settings.s3_access_key.get_secret_value(),
-        aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    client.create_bucket(Bucket=settings.primary_bucket)
+    keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
+    client = make_client(settings.s3_endpoint, settings.s3_region, *keys)
+    ensure_bucket(client, settings.primary_bucket)
     client.close()

@@ -34,7 +34,8 @@ class DeleteReport:
 class ObjectStore(Protocol):
     """One bucket.
 
-    Keys are any text of 1 to 1,024 UTF-8 bytes and come back as they went in. Every method may raise
+    Keys are text of 1 to 1,024 UTF-8 bytes, no part between slashes empty, `.` or `..`, no backslash, and come
+    back as they went in: some stores keep keys as file paths and would take others for another key. Every method may raise
     `StoreUnavailable` (nothing is known to have happened, except that a put or a delete may have landed).
     """
 

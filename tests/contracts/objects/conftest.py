@@ -1,29 +1,24 @@
 """The stores that the suite holds to the port: the fake, and a real SeaweedFS with a bucket per test."""
 
 import uuid
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from infra.objects.client import ensure_bucket, make_client
 from infra.objects.store import S3ObjectStore
+from infra.stack.stack import StackAddresses
 from logstore.ports.objects import ObjectStore
 from tests.fakes.objects import FakeObjectStore
-from tests.seaweed import start_seaweed
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
 @pytest.fixture(scope="session")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[S3Client]":
-    """A client of a server of the run's own."""
-    endpoint, access, secret, kill = start_seaweed(tmp_path_factory.mktemp("seaweed"))
-    try:
-        yield make_client(endpoint, "us-east-1", access, secret, pool_size=40)
-    finally:
-        kill()
+def seaweed(servers: StackAddresses) -> "S3Client":
+    """A client of the run's server."""
+    return make_client(servers.s3, servers.region, servers.access_key, servers.secret_key, pool_size=40)
 
 
 @pytest.fixture
