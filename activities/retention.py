@@ -5,7 +5,7 @@ from typing import Protocol
 
 from temporalio import activity
 
-from logstore.ports.catalog import Topic, Topics
+from logstore.ports.catalog import Topic, Topics, TopicState
 from logstore.positions import TopicId
 
 
@@ -35,7 +35,10 @@ class Retention:
     def roll_idle(self, request: RollInput) -> bool:
         """Roll the topic's last ledger if it has entries and is past its age (apache/pulsar#9136).
 
+        A topic that is being deleted is not rolled, and its trim goes on.
+
         Idempotency: a ledger that rolled is no longer the last; the new one is empty and is not rolled.
         Raises: UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        return self._roller.roll_if_due(self._topics.by_id(TopicId(request.topic_id)))
+        topic = self._topics.by_id(TopicId(request.topic_id))
+        return topic.state is TopicState.ACTIVE and self._roller.roll_if_due(topic)

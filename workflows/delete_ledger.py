@@ -80,5 +80,5 @@ class DeleteLedger:
         cause = error.cause
         if isinstance(cause, ApplicationError) and cause.type == "ClaimHeld":
             raise error  # another workflow is at work on the row: nothing has failed
-        letter = DeadLetterInput(key=request.key, error=str(cause or error))
+        letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=str(cause or error))
         return await workflow.execute_activity_method(LedgerDeletion.dead_letter, letter, **_DEAD_LETTER)

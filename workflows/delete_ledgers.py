@@ -38,6 +38,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.delete_ledger import DeleteLedger, DeleteLedgerInput
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
+_MOST_ROWS = 1_000  # in a chunk: were every one of them to fail, the answer would name them in 90 KB
 
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
@@ -78,6 +79,7 @@ class DeleteLedgersProgress:
     objects: int = 0
     size_bytes: int = 0
     detached: int = 0
+    finished: dict[str, int] = field(default_factory=dict)  # asked for and ended before: outcome -> rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,21 +116,22 @@ class DeleteLedgers:
     @workflow.run
     async def run(self, request: DeleteLedgersInput) -> Certificate:
         """Do the numbered steps."""
-        finished = await self._detach(request.detach) if request.detach else {}
+        if request.detach:
+            await self._detach(request.detach)
         while (page := await self._next_page()).ranges:
             await asyncio.gather(*(self._delete(part) for part in page.ranges))
             self._progress = replace(self._progress, after=page.ranges[-1].last)
-            self._show()
+            workflow.set_current_details(_table(self._progress))
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, detach=None, carried=self._progress))
-        return self._ended(self._stale() if page.stale else await self._certify(), finished)
+        return self._ended(self._stale() if page.stale else await self._certify())
 
     @workflow.query
     def progress(self) -> DeleteLedgersProgress:
         """How far the batch is."""
         return self._progress
 
-    async def _detach(self, asked: ExplicitDetach) -> Mapping[str, int]:
+    async def _detach(self, asked: ExplicitDetach) -> None:
         request = self._request
         detached: DetachResult = await workflow.execute_activity_method(
             LedgerDeletion.detach,
@@ -144,8 +147,9 @@ class DeleteLedgers:
             ),
             **_SQL,
         )
-        self._progress = replace(self._progress, detached=detached.ledgers, intents=detached.intents)
-        return detached.finished
+        self._progress = replace(
+            self._progress, detached=detached.ledgers, intents=detached.intents, finished=detached.finished
+        )
 
     async def _next_page(self) -> RangesPage:
         request = self._request
@@ -153,7 +157,7 @@ class DeleteLedgers:
             batch_id=request.batch_id,
             catalog_epoch=request.catalog_epoch,
             after=self._progress.after,
-            rows=request.policy.chunk,
+            rows=min(request.policy.chunk, _MOST_ROWS),
             limit=_PAGE,
         )
         return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **_SQL)
@@ -218,11 +222,11 @@ class DeleteLedgers:
             size_bytes=progress.size_bytes,
         )
 
-    def _ended(self, certificate: Certificate, finished: Mapping[str, int]) -> Certificate:
-        outcomes = _added(certificate.outcomes, finished)
-        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(outcomes))])
-        workflow.set_current_details(_table(outcomes, certificate.objects, certificate.size_bytes))
-        return replace(certificate, outcomes=outcomes)
+    def _ended(self, certificate: Certificate) -> Certificate:
+        whole = replace(certificate, outcomes=_added(certificate.outcomes, self._progress.finished))
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(whole.outcomes))])
+        workflow.set_current_details(_table(whole))
+        return whole
 
     def _count(self, result: ChunkResult) -> None:
         self._progress = replace(
@@ -232,15 +236,11 @@ class DeleteLedgers:
             size_bytes=self._progress.size_bytes + result.size_bytes,
         )
 
-    def _show(self) -> None:
-        progress = self._progress
-        workflow.set_current_details(_table(progress.outcomes, progress.objects, progress.size_bytes))
-
 
 def _added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
     return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
 
 
-def _table(outcomes: Mapping[str, int], objects: int, size_bytes: int) -> str:
-    rows = "".join(f"| {name} | {count:,} |\n" for name, count in sorted(outcomes.items()))
-    return f"{objects:,} objects, {size_bytes:,} bytes\n\n| outcome | copies |\n|---|---|\n{rows}"
+def _table(done: DeleteLedgersProgress | Certificate) -> str:
+    rows = "".join(f"| {name} | {count:,} |\n" for name, count in sorted(done.outcomes.items()))
+    return f"{done.objects:,} objects, {done.size_bytes:,} bytes\n\n| outcome | copies |\n|---|---|\n{rows}"

@@ -4,7 +4,7 @@ Destroys ledgers that every subscription has acknowledged and no limit keeps. In
 the list, decided under its lock. To stop it, cancel or terminate it: a started `delete-ledgers` goes on by itself.
 
 Repeat until a pass that began after the last `again` detaches nothing:
-1. Roll the last ledger if it is idle and past its age.
+1. Roll the last ledger if it is idle and past its age, if that works now.
 2. Detach what retention lets go (phase one), taking up stalled intents of the topic.
 3. Run `delete-ledgers` on that batch (phase two).
 
@@ -16,6 +16,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
@@ -26,6 +27,10 @@ with workflow.unsafe.imports_passed_through():
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
+)
+_ROLL = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions
+    retry_policy=RetryPolicy(maximum_attempts=3),  # the next trim tries again
 )
 
 
@@ -92,7 +97,7 @@ class TrimTopic:
 
     async def _pass(self) -> DetachResult:
         request = self._request
-        await workflow.execute_activity_method(Retention.roll_idle, RollInput(topic_id=request.topic_id), **_SQL)
+        await self._roll_idle()
         batch_id = f"{request.topic_id}-{workflow.uuid4().hex[:12]}"
         detached = await workflow.execute_activity_method(
             LedgerDeletion.detach,
@@ -112,6 +117,16 @@ class TrimTopic:
             self._add(await self._phase_two(batch_id, detached))
         return detached
 
+    async def _roll_idle(self) -> None:
+        """At its best: what cannot be rolled now must not keep what can be deleted (apache/pulsar#26431)."""
+        try:
+            roll = RollInput(topic_id=self._request.topic_id)
+            await workflow.execute_activity_method(Retention.roll_idle, roll, **_ROLL)
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
+
     async def _phase_two(self, batch_id: str, detached: DetachResult) -> Certificate:
         """Abandoned by this one's end: intents are filed, so their deletion must not stop with the trim."""
         request = self._request
@@ -129,6 +144,7 @@ class TrimTopic:
             ),
             id=delete_ledgers.workflow_id(batch_id),
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
             static_summary=f"{detached.intents} copies of {request.topic}",
             search_attributes=TypedSearchAttributes(
                 [

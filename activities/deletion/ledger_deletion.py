@@ -6,12 +6,20 @@ it was reported as failed. What makes that harmless stands in each docstring.
 Source: PIP-186.
 """
 
-from datetime import timedelta
-
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
 
-from activities.deletion.phase_two import Examination, examine, remove
+from activities.deletion.answers import (
+    chunk_result,
+    delete_ledger_id,
+    key_of,
+    later,
+    raise_if_nothing_answered,
+    result_of,
+    sentence,
+    stale_result,
+    unfinished,
+)
+from activities.deletion.phase_two import examine, remove
 from activities.deletion.pulse import Pulse
 from activities.deletion.values import (
     Certificate,
@@ -29,7 +37,7 @@ from activities.deletion.values import (
     RangesPage,
 )
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import SextonError, StaleCatalog, UnknownObject
+from logstore.errors import OutcomeUnknown, RetryableError, SextonError, StaleCatalog, UnknownObject
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange
 from logstore.ports.storage import Storages
@@ -77,13 +85,14 @@ class LedgerDeletion:
     def next_ranges(self, request: RangesInput) -> RangesPage:
         """Read which unfinished rows of the batch come next.
 
-        Idempotency: reads only; rows that ended since are met as finished.
+        Idempotency: reads only; rows that ended since are met as finished, and a batch that is done has no more.
         Raises: StoreUnavailable (retry); ClaimHeld (terminal).
         """
         if self._stale(request.catalog_epoch):
             return RangesPage(ranges=[], stale=True)
-        self._deletions.renew(request.batch_id, _own_claim())
         found = self._deletions.ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
+        if found:
+            self._deletions.renew(request.batch_id, _own_claim())
         return RangesPage(ranges=[Range(first=part.first, last=part.last, rows=part.rows) for part in found])
 
     @activity.defn(name="deletion.delete_chunk")
@@ -97,15 +106,18 @@ class LedgerDeletion:
         """
         if self._stale(request.catalog_epoch):
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
-        pulse = Pulse(lambda: self._deletions.renew(request.batch_id, _own_claim()))
-        intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
-        open_ones = [one for one in intents if one.state is DeletionState.PENDING and one.handed_to is None]
-        found = examine(open_ones, self._deletions.referenced(open_ones), self._storages, pulse)
-        ended, errors = remove(found, self._storages, pulse)
-        _raise_if_nothing_answered(found, ended)
-        self._deletions.finish(ended)
-        self._hand_over(open_ones, errors)
-        return _chunk_result(intents, ended, errors)
+        with Pulse(lambda: self._deletions.renew(request.batch_id, _own_claim())) as pulse:
+            intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
+            open_ones = unfinished(intents)
+            ended, errors = self._act(open_ones, pulse)
+            self._deletions.finish(ended)
+            raise_if_nothing_answered(ended, errors)
+            self._hand_over(open_ones, {row: sentence(error) for row, error in errors.items()})
+        return chunk_result(intents, ended)
+
+    def _act(self, intents: list[DeletionIntent], pulse: Pulse) -> tuple[list[Ended], dict[int, SextonError]]:
+        found = examine(intents, self._deletions.referenced(intents), self._storages, pulse)
+        return remove(found, self._storages, pulse)
 
     @activity.defn(name="deletion.hand_over_chunk")
     def hand_over_chunk(self, request: ChunkInput) -> ChunkResult:
@@ -117,13 +129,13 @@ class LedgerDeletion:
         if self._stale(request.catalog_epoch):
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
         intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
-        open_ones = [one for one in intents if one.state is DeletionState.PENDING and one.handed_to is None]
-        errors = {one.row_id: "the chunk as a whole got no answer from storage" for one in open_ones}
+        open_ones = unfinished(intents)
+        errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones}
         self._hand_over(open_ones, errors)
-        return _chunk_result(intents, [], errors)
+        return chunk_result(intents, [])
 
     def _hand_over(self, intents: list[DeletionIntent], errors: dict[int, str]) -> None:
-        names = {one.row_id: delete_ledger_id(_key(one)) for one in intents if one.row_id in errors}
+        names = {one.row_id: delete_ledger_id(key_of(one)) for one in intents if one.row_id in errors}
         self._deletions.hand_over(names, errors=errors, ttl_s=_CLAIM_S)
 
     @activity.defn(name="deletion.delete_one")
@@ -132,45 +144,52 @@ class LedgerDeletion:
 
         Idempotency: keyed by (ledger, copy, generation); a finished row answers with its outcome.
         Heartbeat: per page; a hint only.
-        Raises: ClaimHeld (terminal); anything else is kept on the row, and retried after `retry_interval_s`.
+        Raises: ClaimHeld (terminal); anything else is retried after `retry_interval_s`, and kept on the row.
         """
-        if self._stale(request.catalog_epoch):
-            return OneResult(outcome=Outcome.STALE_CATALOG, detail=f"expected epoch {request.catalog_epoch}")
         try:
-            intent = self._take(request.key)
+            return self._delete_one(request)
         except UnknownObject as error:
             return OneResult(outcome=Outcome.UNKNOWN, detail=str(error))
+        except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
+            raise later(error, request.retry_interval_s) from error
+
+    def _delete_one(self, request: OneInput) -> OneResult:
+        if self._stale(request.catalog_epoch):
+            return stale_result(request.catalog_epoch)
+        intent = self._take(request.key)
         if intent.state is not DeletionState.PENDING:
-            return OneResult(outcome=intent.outcome or Outcome.UNKNOWN, detail=intent.last_error or "")
-        return self._delete_one(intent, request.retry_interval_s)
+            return result_of(intent)
+        with Pulse(lambda: self._deletions.hold(intent.row_id, _own_claim())) as pulse:
+            ended, errors = self._act([intent], pulse)
+        self._deletions.finish(ended)
+        if errors:
+            self._keep(intent, errors[intent.row_id], request.retry_interval_s)
+            raise later(errors[intent.row_id], request.retry_interval_s)
+        one = ended[0]
+        return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
 
     def _take(self, key: IntentKey) -> DeletionIntent:
         return self._deletions.take(LedgerId(key.ledger_id), CopyKind(key.copy), key.generation, _own_claim())
 
-    def _delete_one(self, intent: DeletionIntent, retry_interval_s: int) -> OneResult:
-        pulse = Pulse(lambda: self._deletions.hold(intent.row_id, _own_claim()))
-        found = examine([intent], self._deletions.referenced([intent]), self._storages, pulse)
-        ended, errors = remove(found, self._storages, pulse)
-        if not ended:
-            wait = Claim(workflow_id=_own_claim().workflow_id, run_id="", ttl_s=retry_interval_s + _CLAIM_S)
-            self._deletions.hold(intent.row_id, wait, error=errors[intent.row_id])
-            raise _later(errors[intent.row_id], found.errors.get(intent.row_id), retry_interval_s)
-        self._deletions.finish(ended)
-        one = ended[0]
-        return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
+    def _keep(self, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> None:
+        """Hold the row until the next attempt and a minute more, with the error."""
+        wait = Claim(workflow_id=_own_claim().workflow_id, run_id="", ttl_s=retry_interval_s + _CLAIM_S)
+        self._deletions.hold(intent.row_id, wait, error=sentence(error))
 
     @activity.defn(name="deletion.dead_letter")
     def dead_letter(self, request: DeadLetterInput) -> OneResult:
         """Keep an exhausted intent as a dead letter with its error: listed, never dropped.
 
         Idempotency: a row that ended meanwhile keeps its outcome, which is returned.
-        Raises: StoreUnavailable (retry).
+        Raises: ClaimHeld, UnknownObject (terminal); StoreUnavailable (retry).
         """
+        if self._stale(request.catalog_epoch):
+            return stale_result(request.catalog_epoch)
         intent = self._take(request.key)
         if intent.state is DeletionState.PENDING:
             self._deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=request.error)])
             return OneResult(outcome=Outcome.DEAD_LETTERED, detail=request.error)
-        return OneResult(outcome=intent.outcome or Outcome.UNKNOWN, detail=intent.last_error or "")
+        return result_of(intent)
 
     @activity.defn(name="deletion.certify")
     def certify(self, request: CertifyInput) -> Certificate:
@@ -194,11 +213,6 @@ class LedgerDeletion:
         return self._ledgers.epoch() != catalog_epoch
 
 
-def delete_ledger_id(key: IntentKey) -> str:
-    """Id of the workflow that deletes one copy; the generation keeps it from swallowing a later detach."""
-    return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
-
-
 def _own_claim() -> Claim:
     info = activity.info()
     return Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=_CLAIM_S)
@@ -206,30 +220,3 @@ def _own_claim() -> Claim:
 
 def _rows(chunk: Range) -> RowRange:
     return RowRange(first=chunk.first, last=chunk.last, rows=chunk.rows)
-
-
-def _key(intent: DeletionIntent) -> IntentKey:
-    return IntentKey(ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation)
-
-
-def _later(message: str, error: SextonError | None, after_s: int) -> ApplicationError:
-    kind = type(error).__name__ if error else "DeletionIncomplete"
-    return ApplicationError(message, type=kind, next_retry_delay=timedelta(seconds=after_s))
-
-
-def _raise_if_nothing_answered(found: Examination, ended: list[Ended]) -> None:
-    """A store that is down fails the chunk, not each ledger of it."""
-    if found.errors and not ended and not found.copies:
-        raise next(iter(found.errors.values()))
-
-
-def _chunk_result(intents: list[DeletionIntent], ended: list[Ended], errors: dict[int, str]) -> ChunkResult:
-    now = {one.row_id: one.outcome for one in ended} | dict.fromkeys(errors, Outcome.RETRYING)
-    final = [now.get(one.row_id) or one.outcome or Outcome.RETRYING for one in intents]
-    alone = [_key(one) for one, outcome in zip(intents, final, strict=True) if not outcome.success]
-    return ChunkResult(
-        outcomes={outcome.value: final.count(outcome) for outcome in sorted(set(final))},
-        objects=sum(one.objects for one in ended),
-        size_bytes=sum(one.size_bytes for one in ended),
-        alone=alone,
-    )

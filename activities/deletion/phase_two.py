@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from activities.deletion.pulse import Pulse
 from logstore.deletion import DeletionIntent, Finding, Outcome, StoredCopy, refusal
-from logstore.errors import SextonError, Unsupported
+from logstore.errors import DeletionIncomplete, SextonError, Unsupported
 from logstore.ports.catalog import Ended
-from logstore.ports.storage import CopyStorage, Storages
+from logstore.ports.storage import CopyStorage, Removal, Storages
 
 
 @dataclass(slots=True)
@@ -50,25 +50,30 @@ def _place(found: Examination, intent: DeletionIntent, stored: StoredCopy) -> No
         found.copies[row] = (intent, stored)
 
 
-def remove(found: Examination, storages: Storages, pulse: Pulse) -> tuple[list[Ended], dict[int, str]]:
+def remove(found: Examination, storages: Storages, pulse: Pulse) -> tuple[list[Ended], dict[int, SextonError]]:
     """Remove what was found to be ours, together per kind of copy.
 
     Returns:
         What ended, and the error of each row that did not.
     """
-    ended = list(found.ended)
-    errors = {row: f"{type(error).__name__}: {error}" for row, error in found.errors.items()}
+    ended, errors = list(found.ended), dict(found.errors)
     for kind in sorted({intent.copy for intent, _ in found.copies.values()}):
         copies = {row: stored for row, (intent, stored) in found.copies.items() if intent.copy is kind}
-        for row, removal in storages[kind.value].remove(copies, on_progress=pulse.deleted).items():
+        try:
+            removals = storages[kind.value].remove(copies, on_progress=pulse.deleted)
+        except SextonError as error:
+            errors |= dict.fromkeys(copies, error)
+            continue
+        for row, removal in removals.items():
             if removal.error:
-                errors[row] = f"DeletionIncomplete: {removal.error}"
+                errors[row] = DeletionIncomplete(removal.error)
             else:
-                done = Ended(
-                    row_id=row, outcome=Outcome.DELETED, objects=removal.objects, size_bytes=removal.size_bytes
-                )
-                ended.append(done)
+                ended.append(_deleted(row, removal))
     return ended, errors
+
+
+def _deleted(row: int, removal: Removal) -> Ended:
+    return Ended(row_id=row, outcome=Outcome.DELETED, objects=removal.objects, size_bytes=removal.size_bytes)
 
 
 def _storage(storages: Storages, intent: DeletionIntent) -> CopyStorage:

@@ -109,6 +109,7 @@ class DeadLetterInput:
     """An intent whose attempts are exhausted."""
 
     key: IntentKey
+    catalog_epoch: int
     error: str
 
 

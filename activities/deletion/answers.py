@@ -1,0 +1,67 @@
+"""What the deletion activities answer, as pure functions of what they found."""
+
+from datetime import timedelta
+
+from temporalio.exceptions import ApplicationError
+
+from activities.deletion.values import ChunkResult, IntentKey, OneResult
+from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.errors import SextonError, StoreUnavailable
+from logstore.ports.catalog import Ended
+
+_BY_CATALOG = {Outcome.STILL_IN_USE, Outcome.INVALID}  # refusals for which storage is not asked
+
+
+def delete_ledger_id(key: IntentKey) -> str:
+    """Id of the workflow that deletes one copy; the generation keeps it from swallowing a later detach."""
+    return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
+
+
+def key_of(intent: DeletionIntent) -> IntentKey:
+    """What names the intent for ever."""
+    return IntentKey(ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation)
+
+
+def unfinished(intents: list[DeletionIntent]) -> list[DeletionIntent]:
+    """Those that nobody ended and that have no workflow of their own."""
+    return [one for one in intents if one.state is DeletionState.PENDING and one.handed_to is None]
+
+
+def result_of(intent: DeletionIntent) -> OneResult:
+    """How an intent ended that had ended before."""
+    return OneResult(outcome=intent.outcome or Outcome.UNKNOWN, detail=intent.last_error or "")
+
+
+def stale_result(catalog_epoch: int) -> OneResult:
+    """The request speaks of another catalog; nothing changed."""
+    return OneResult(outcome=Outcome.STALE_CATALOG, detail=f"the catalog's epoch is no longer {catalog_epoch}")
+
+
+def sentence(error: SextonError) -> str:
+    """An error as a row keeps it."""
+    return f"{type(error).__name__}: {error}"
+
+
+def later(error: SextonError, after_s: int) -> ApplicationError:
+    """The error as one that is retried after `after_s`, whatever its class says."""
+    return ApplicationError(str(error), type=type(error).__name__, next_retry_delay=timedelta(seconds=after_s))
+
+
+def raise_if_nothing_answered(ended: list[Ended], errors: dict[int, SextonError]) -> None:
+    """A store that is down fails the chunk, not each ledger of it."""
+    answered = any(one.outcome not in _BY_CATALOG for one in ended)
+    if errors and not answered and all(isinstance(error, StoreUnavailable) for error in errors.values()):
+        raise next(iter(errors.values()))
+
+
+def chunk_result(intents: list[DeletionIntent], ended: list[Ended]) -> ChunkResult:
+    """Count a chunk; whatever did not end is retried by a workflow of its own."""
+    now = {one.row_id: one.outcome for one in ended}
+    final = [now.get(one.row_id) or one.outcome or Outcome.RETRYING for one in intents]
+    alone = [key_of(one) for one, outcome in zip(intents, final, strict=True) if not outcome.success]
+    return ChunkResult(
+        outcomes={outcome.value: final.count(outcome) for outcome in sorted(set(final))},
+        objects=sum(one.objects for one in ended),
+        size_bytes=sum(one.size_bytes for one in ended),
+        alone=alone,
+    )

@@ -1,0 +1,1 @@
+"""Activities in memory: each outcome, each crash, each fault of storage."""

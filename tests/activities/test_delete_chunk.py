@@ -1,0 +1,387 @@
+"""`deletion.delete_chunk`: phase two for many rows, whatever storage, catalog and crashes do."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from activities.deletion import ChunkResult, IntentKey
+from logstore import failpoints
+from logstore.errors import AlreadyExists, ClaimHeld, StoreUnavailable
+from logstore.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.positions import LedgerId, TopicId
+from tests.activities.world import World, chunk_input, environment, payload_bytes, run
+from tests.fakes.objects import Fault, FaultKind, Operation
+
+
+def delete(world: World) -> ChunkResult:
+    """The whole batch as one chunk."""
+    return run(world.deletion.delete_chunk, chunk_input())
+
+
+def down(*operations: Operation) -> list[Fault]:
+    """A store that answers none of these."""
+    return [Fault(operation=operation, kind=FaultKind.BEFORE, times=1000) for operation in operations]
+
+
+def at(ledger_id: LedgerId, operation: Operation, kind: FaultKind, **more: object) -> Fault:
+    """A fault of one ledger's objects."""
+    prefix = ledger_prefix(ledger_id)
+    return Fault(operation=operation, kind=kind, matches=lambda key: key.startswith(prefix), **more)  # type: ignore[arg-type]
+
+
+def test_chunk_of_own_ledgers_is_deleted_and_confirmed(world: World) -> None:
+    """DELETED: objects are gone, counted per key, and what the topic still lists is untouched (promises 1, 2)."""
+    ledgers = world.fill(3)
+    kept = [key for key in world.objects.keys if not any(key.startswith(ledger_prefix(one)) for one in ledgers)]
+    world.detach()
+    assert delete(world) == ChunkResult(outcomes={"DELETED": 3}, objects=9, size_bytes=delete_size(world))
+    assert world.objects.keys == kept
+    assert kept
+
+
+def delete_size(world: World) -> int:
+    """What the catalog recorded as deleted."""
+    return world.catalog.deletions.tally("batch-1").size_bytes
+
+
+def test_chunk_data_goes_first_and_meta_last(world: World) -> None:
+    """What is left of a half-deleted ledger still says whose it is, at any moment."""
+    world.fill(2)
+    world.detach()
+    delete(world)
+    deleted = [key for operation, key in world.objects.calls if operation is Operation.DELETE]
+    assert [key.endswith(".meta.json") for key in deleted] == [False] * 4 + [True] * 2
+
+
+def test_chunk_of_a_ledger_gone_already_counts_as_success(world: World) -> None:
+    """ALREADY_GONE: not found counts as done (PIP-186, idempotency; n 4)."""
+    (ledger,) = world.fill(1)
+    world.detach()
+    world.objects.delete([key for key in world.objects.keys if key.startswith(ledger_prefix(ledger))])
+    assert delete(world).outcomes == {"ALREADY_GONE": 1}
+
+
+def test_chunk_run_twice_ends_the_same(world: World) -> None:
+    """Running it twice equals running it once: outcomes and counters stand in rows (n 4)."""
+    world.fill(3)
+    world.detach()
+    first = delete(world)
+    tally = world.catalog.deletions.tally("batch-1")
+    again = delete(world)
+    assert again.outcomes == first.outcomes
+    assert world.catalog.deletions.tally("batch-1") == tally
+
+
+def test_chunk_concurrent_attempts_lose_nothing(world: World) -> None:
+    """Attempts that overlap agree that nothing is left (temporalio/sdk-python#1048; n 112)."""
+    ledgers = world.fill(4)
+    world.detach()
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: delete(world), range(4)))
+    assert all(sum(result.outcomes.values()) == 4 and not result.alone for result in results)
+    assert not any(world.left_of(ledger) for ledger in ledgers)
+    assert set(world.outcomes()) <= {"DELETED", "ALREADY_GONE"}
+
+
+EFFECTS = ["catalog.renew", "storage.delete_data", "storage.delete_meta", "catalog.finish", "catalog.hand_over"]
+
+
+def _with_a_refused_key(world: World) -> list[LedgerId]:
+    """Three detached ledgers, of which storage keeps one key of the second for one attempt."""
+    ledgers = world.fill(3)
+    world.detach()
+    world.objects.plan(at(ledgers[1], Operation.DELETE, FaultKind.KEY_ERROR))
+    return ledgers
+
+
+def test_chunk_has_the_effects_that_are_killed_below(world: World) -> None:
+    """No effect of a chunk escapes the kills: the list of them is what a run really hits."""
+    _with_a_refused_key(world)
+    failpoints.arm("none", "crash")
+    delete(world)
+    assert {name.rpartition(".")[0] for name in failpoints.disarm()} == set(EFFECTS)
+
+
+@pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_chunk_killed_between_two_effects_then_run_again_is_whole(world: World, effect: str, point: str) -> None:
+    """Killed at any point, the next attempt ends every row or hands it over (promise 8; n 1, n 4)."""
+    ledgers = _with_a_refused_key(world)
+    failpoints.arm(f"{effect}.{point}", "crash")
+    with pytest.raises(failpoints.SimulatedCrash):
+        delete(world)
+    again = delete(world)
+    finished = [one for one in world.intents() if one.outcome]
+    assert all(not world.left_of(one.ledger_id) for one in finished)
+    assert len(finished) + len(again.alone) == len(ledgers)
+    assert {one.handed_to is not None for one in world.intents() if not one.outcome} <= {True}
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_chunk_whose_effect_is_reported_failed_is_whole_after_a_retry(world: World, effect: str) -> None:
+    """Done but reported as failed: the retry finds it done (n 4)."""
+    ledgers = _with_a_refused_key(world)
+    failpoints.arm(f"{effect}.reported_failed", "fail")
+    try:
+        delete(world)
+    except StoreUnavailable:
+        delete(world)
+    finished = [one.ledger_id for one in world.intents() if one.outcome]
+    assert not any(world.left_of(ledger) for ledger in finished)
+    assert len(finished) >= 2 or all(one.handed_to for one in world.intents() if not one.outcome)
+    assert len(ledgers) == 3
+
+
+def test_chunk_copy_still_listed_is_refused(world: World) -> None:
+    """STILL_IN_USE: phase two re-reads the list just before it deletes (PIP-186, first phase; n 2, promise 1)."""
+    used, free = world.fill(2)
+    world.detach()
+    world.sql(
+        "INSERT INTO ledger (ledger_id, list_id, place, application, state, entries, size_bytes, segments,"
+        " last_segment, generation, epoch, created_us) VALUES (:id, 1, :id, 'sexton', 'CLOSED', 1, 1, 1, 0, 0, 1, 1)",
+        id=used,
+    )
+    world.sql("INSERT INTO ledger_copy (ledger_id, kind, state, context) VALUES (:id, 'LEDGER', 'LIVE', '{}')", id=used)
+    result = delete(world)
+    assert result.outcomes == {"DELETED": 1, "STILL_IN_USE": 1}
+    assert [one.ledger_id for one in result.alone] == [used]
+    assert len(world.left_of(used)) == 3
+    assert not world.left_of(free)
+    assert world.catalog.deletions.inflight().dead_lettered == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        ("component=''", "component"),
+        ("component='NO_SUCH'", "component"),
+        ("topic=''", "topic"),
+        ("application=''", "application"),
+        ("component='MANAGED_CURSOR'", "key 'cursor'"),
+        ("component='SCHEMA_STORAGE'", "key 'schema'"),
+        ("component='DELAYED_INDEX'", "key 'bucket'"),
+        ("component='TXN_SNAPSHOT'", "key 'snapshot'"),
+        ("component='MANAGED_CURSOR', keys='no json'", "key 'cursor'"),
+        ("copy='OFFLOADED_LEDGER'", "uuid of the offload context"),
+    ],
+)
+def test_chunk_row_without_an_essential_property_is_invalid(world: World, change: str, missing: str) -> None:
+    """INVALID: an intent that does not say enough deletes nothing, and says what it lacks (PIP-186; step 4)."""
+    bad, good = world.fill(2)
+    world.detach()
+    world.sql(f"UPDATE pending_deletion SET {change} WHERE ledger_id=:id", id=bad)
+    assert delete(world).outcomes == {"DELETED": 1, "INVALID": 1}
+    assert len(world.left_of(bad)) == 3
+    assert not world.left_of(good)
+    assert missing in (world.intents()[0].last_error or "")
+
+
+def _foreign_meta(world: World, ledger_id: LedgerId) -> None:
+    """Another topic's statement beside ours."""
+    owner = LedgerOwner(
+        application="sexton", component=Component.MANAGED_LEDGER, topic_id=TopicId(99), topic="other", keys={}
+    )
+    world.objects.put_if_absent(meta_key(ledger_id, owner), b"{}", metadata={})
+
+
+def _unknown_file(world: World, ledger_id: LedgerId) -> None:
+    world.objects.put_if_absent(f"{ledger_prefix(ledger_id)}notes.txt", b"mine", metadata={})
+
+
+def _known_name_below(world: World, ledger_id: LedgerId) -> None:
+    world.objects.put_if_absent(f"{ledger_prefix(ledger_id)}backup/00000000.parquet", b"mine", metadata={})
+
+
+def _forged(world: World, ledger_id: LedgerId) -> None:
+    """No `meta.json`, and segments that state another topic."""
+    owner = LedgerOwner(
+        application="sexton", component=Component.MANAGED_LEDGER, topic_id=TopicId(99), topic="other", keys={}
+    )
+    facts = LedgerStatement(owner=owner, ledger_id=ledger_id, created_us=1, epoch=1).to_metadata()
+    _replace_segments(world, ledger_id, facts)
+
+
+def _stating_nothing(world: World, ledger_id: LedgerId) -> None:
+    """No `meta.json`, and segments without metadata."""
+    _replace_segments(world, ledger_id, {})
+
+
+def _replace_segments(world: World, ledger_id: LedgerId, facts: dict[str, str]) -> None:
+    world.objects.delete([f"{ledger_prefix(ledger_id)}{name}" for name in world.left_of(ledger_id)])
+    world.objects.put_if_absent(segment_key(ledger_id, 0), b"mine", metadata=facts)
+
+
+@pytest.mark.parametrize("spoil", [_foreign_meta, _unknown_file, _known_name_below, _forged, _stating_nothing])
+def test_chunk_of_somebody_elses_objects_deletes_nothing(
+    world: World, spoil: Callable[[World, LedgerId], None]
+) -> None:
+    """METADATA_MISMATCH: storage contradicts the intent, so all of it stays (promise 3; n 95)."""
+    theirs, ours = world.fill(2)
+    world.detach()
+    spoil(world, theirs)
+    before = world.left_of(theirs)
+    assert delete(world).outcomes == {"DELETED": 1, "METADATA_MISMATCH": 1}
+    assert world.left_of(theirs) == before
+    assert not world.left_of(ours)
+    assert world.catalog.deletions.inflight().dead_lettered == 1
+
+
+def test_chunk_of_another_epoch_changes_nothing(world: World) -> None:
+    """STALE_CATALOG: a request from before a rebuild neither deletes nor writes (DESIGN 4)."""
+    ledgers = world.fill(2)
+    world.detach()
+    world.sql("UPDATE catalog SET epoch=2")
+    assert delete(world).outcomes == {"STALE_CATALOG": 3}
+    assert all(len(world.left_of(ledger)) == 3 for ledger in ledgers)
+    assert all(one.outcome is None and one.attempts == 0 for one in world.intents())
+
+
+def test_chunk_row_that_fails_is_handed_over_and_disturbs_no_other(world: World) -> None:
+    """One bad ledger neither spares nor stops its neighbours (YahooArchive/bookkeeper#17; n 21, n 8)."""
+    first, bad, last = world.fill(3)
+    world.detach()
+    world.objects.plan(at(bad, Operation.LIST, FaultKind.BEFORE))
+    result = delete(world)
+    assert result.outcomes == {"DELETED": 2, "RETRYING": 1}
+    assert result.alone == [IntentKey(ledger_id=bad, copy="LEDGER", generation=1)]
+    assert len(world.left_of(bad)) == 3
+    assert not world.left_of(first)
+    assert not world.left_of(last)
+    row = world.intents()[1]
+    assert (row.handed_to, row.attempts) == (f"delete-ledger/{bad}/LEDGER/1", 1)
+    assert row.last_error == "StoreUnavailable: planned fault: 503 SlowDown"
+
+
+def test_chunk_row_handed_over_is_reported_again_and_left_alone(world: World) -> None:
+    """A retry of the chunk names the row again, so that its workflow is started, and does not act on it."""
+    bad, _ = world.fill(2)
+    world.detach()
+    world.objects.plan(at(bad, Operation.LIST, FaultKind.BEFORE))
+    first = delete(world)
+    world.objects.calls.clear()
+    again = delete(world)
+    assert (again.outcomes, again.alone) == (first.outcomes, first.alone)
+    assert not world.objects.calls
+    assert world.intents()[0].attempts == 1
+
+
+def test_chunk_error_for_one_key_keeps_its_meta_and_its_row(world: World) -> None:
+    """An error for one key inside a 200 answer is an error of that ledger (apache/pulsar#14693; n 27)."""
+    bad, good = world.fill(2)
+    world.detach()
+    world.objects.plan(at(bad, Operation.DELETE, FaultKind.KEY_ERROR))
+    result = delete(world)
+    assert result.outcomes == {"DELETED": 1, "RETRYING": 1}
+    assert len(world.left_of(bad)) == 2
+    assert any(name.endswith(".meta.json") for name in world.left_of(bad))
+    assert not world.left_of(good)
+    assert "DeletionIncomplete: 1 keys kept" in (world.intents()[0].last_error or "")
+
+
+@pytest.mark.parametrize("operations", [[Operation.LIST], [Operation.DELETE], [Operation.LIST, Operation.DELETE]])
+def test_chunk_with_the_store_down_fails_as_a_whole_and_deletes_nothing(
+    world: World, operations: list[Operation]
+) -> None:
+    """A store that is down fails the chunk, not each ledger: no row is handed over, counted or ended (n 5, n 17)."""
+    world.fill(3)
+    world.detach()
+    before = world.objects.keys
+    world.objects.plan(*down(*operations))
+    with pytest.raises(StoreUnavailable):
+        delete(world)
+    assert world.objects.keys == before
+    assert all((one.outcome, one.handed_to, one.attempts) == (None, None, 0) for one in world.intents())
+
+
+def test_chunk_with_the_store_down_beside_a_refusal_still_fails_as_a_whole(world: World) -> None:
+    """A refusal comes from the catalog alone and says nothing of the store; it is kept, the rest is retried."""
+    bad, _ = world.fill(2)
+    world.detach()
+    world.sql("UPDATE pending_deletion SET topic='' WHERE ledger_id=:id", id=bad)
+    world.objects.plan(*down(Operation.LIST))
+    with pytest.raises(StoreUnavailable):
+        delete(world)
+    assert [(one.outcome, one.handed_to) for one in world.intents()][1] == (None, None)
+    assert world.outcomes() == {"INVALID": 1, "RETRYING": 1}
+
+
+def test_chunk_bucket_that_refuses_every_delete_hands_rows_over(world: World) -> None:
+    """A refusal by the store, such as a missing permission, is an error of each row: none is lost (promise 2)."""
+    world.fill(2)
+    world.detach()
+    refused = Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE, error=lambda: AlreadyExists("AccessDenied"))
+    world.objects.plan(refused)
+    assert delete(world).outcomes == {"RETRYING": 2}
+    assert [one.last_error for one in world.intents()] == ["AlreadyExists: AccessDenied"] * 2
+
+
+def test_chunk_listing_that_breaks_off_keeps_the_ledger(world: World) -> None:
+    """A listing that raises midway is no listing: nothing of that ledger is deleted (n 19)."""
+    bad, good = world.fill(2)
+    world.detach()
+    world.objects.plan(at(bad, Operation.LIST, FaultKind.MIDWAY, after_objects=1))
+    assert delete(world).outcomes == {"DELETED": 1, "RETRYING": 1}
+    assert len(world.left_of(bad)) == 3
+    assert not world.left_of(good)
+
+
+def test_chunk_listing_that_is_wrongly_empty_keeps_the_ledger(world: World) -> None:
+    """Absence is proved by two independent reads: a HEAD contradicts the empty LIST (apache/bookkeeper#870; n 19)."""
+    (ledger,) = world.fill(1)
+    world.detach()
+    world.objects.blind(lambda _key: True)
+    with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
+        delete(world)
+    assert len(world.left_of(ledger)) == 3
+    assert world.outcomes() == {"RETRYING": 1}
+
+
+@pytest.mark.parametrize("listings", [1, 2])
+def test_chunk_listing_that_lacks_a_segment_never_ends_as_success_with_it_left(world: World, listings: int) -> None:
+    """A listing shorter than the registered segments is looked at again before `meta.json` goes (n 19, n 27)."""
+    (ledger,) = world.fill(1)
+    world.detach()
+    world.objects.blind(lambda key: key.endswith("00000001.parquet"), listings=listings)
+    delete(world)
+    left = world.left_of(ledger)
+    if listings == 1:  # the second look shows what the first one lacked
+        assert world.outcomes() == {"RETRYING": 1}
+        assert len(left) == 2
+    assert len(left) < 3
+
+
+@pytest.mark.xfail(strict=True, reason="PrimaryCopies deletes only the meta.json that the LIST showed")
+def test_chunk_listing_that_lacks_the_meta_never_ends_as_success_with_it_left(world: World) -> None:
+    """A listing cut off before `meta.json`, which sorts last, must not leave it behind as DELETED (n 19, promise 2)."""
+    (ledger,) = world.fill(1)
+    world.detach()
+    world.objects.blind(lambda key: key.endswith(".meta.json"))
+    delete(world)
+    assert not world.left_of(ledger) or world.outcomes() == {"RETRYING": 1}
+
+
+def test_chunk_of_a_batch_that_another_workflow_holds_is_not_touched(world: World) -> None:
+    """Work is taken by claiming: a second workflow is told so and deletes nothing."""
+    ledgers = world.fill(1)
+    world.detach()
+    with pytest.raises(ClaimHeld):
+        run(world.deletion.delete_chunk, chunk_input(), workflow_id="delete-ledgers/impostor")
+    assert len(world.left_of(ledgers[0])) == 3
+
+
+def test_chunk_heartbeats_count_ledgers_and_confirmed_objects(world: World) -> None:
+    """Signs of life per ledger and per page, so that a killed worker is noticed (dust-tt/dust#4272; n 121)."""
+    world.fill(2)
+    world.detach()
+    env = environment()
+    beats: list[tuple[object, ...]] = []
+    env.on_heartbeat = lambda *details: beats.append(details)
+    env.run(world.deletion.delete_chunk, chunk_input())
+    assert beats == [(1, 0), (2, 0), (2, 4), (2, 6)]
+
+
+def test_chunk_result_of_failures_only_stays_below_256_kb() -> None:
+    """A thousand rows that all fail, with the longest ids, fit in one payload (temporalio/sdk-python#1285; n 109)."""
+    worst = [IntentKey(ledger_id=2**63 - 1, copy="OFFLOADED_LEDGER", generation=2**31) for _ in range(1000)]
+    assert payload_bytes(ChunkResult(outcomes={"RETRYING": 1000}, alone=worst)) < 128_000

@@ -1,0 +1,252 @@
+"""`deletion.delete_one` and `deletion.dead_letter`: one intent alone, to an end that is never silence."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from temporalio.exceptions import ApplicationError, CancelledError
+
+from activities.deletion import DeadLetterInput, IntentKey, OneResult
+from logstore import failpoints
+from logstore.deletion import Outcome
+from logstore.errors import ClaimHeld, CorruptData, StoreUnavailable, UnknownObject
+from logstore.ledgers import ledger_prefix
+from logstore.positions import LedgerId
+from tests.activities.world import World, chunk_input, environment, one_input, run
+from tests.fakes.objects import Fault, FaultKind, Operation
+
+
+def alone(world: World) -> tuple[LedgerId, IntentKey]:
+    """One ledger, detached and handed over because a listing failed once."""
+    (ledger,) = world.fill(1)
+    world.detach()
+    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
+    result = run(world.deletion.delete_chunk, chunk_input())
+    assert result.outcomes == {"RETRYING": 1}
+    return ledger, result.alone[0]
+
+
+def _corrupt() -> Exception:
+    """An error that is no sign of a store that is down."""
+    return CorruptData("planned: not XML")
+
+
+def delete(world: World, key: IntentKey, *, epoch: int = 1) -> OneResult:
+    """In the name of the workflow that the row was handed to."""
+    return run(world.deletion.delete_one, one_input(key, epoch=epoch), workflow_id=_name(key))
+
+
+def bury(world: World, key: IntentKey, *, epoch: int = 1) -> OneResult:
+    """Attempts are exhausted."""
+    letter = DeadLetterInput(key=key, catalog_epoch=epoch, error="StoreUnavailable: 503")
+    return run(world.deletion.dead_letter, letter, workflow_id=_name(key))
+
+
+def _name(key: IntentKey) -> str:
+    return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
+
+
+def test_one_handed_over_is_deleted_by_its_own_workflow(world: World) -> None:
+    """A delete that failed once has an owner that tries again until it is done (apache/pulsar#982; n 8)."""
+    ledger, key = alone(world)
+    assert delete(world, key) == OneResult(outcome=Outcome.DELETED, objects=3, size_bytes=_size(world))
+    assert not world.left_of(ledger)
+    assert world.intents()[0].attempts == 2
+
+
+def _size(world: World) -> int:
+    return world.catalog.deletions.tally("batch-1").size_bytes
+
+
+def test_one_run_twice_answers_with_the_first_outcome(world: World) -> None:
+    """A finished row answers with its outcome and storage is not asked again (n 4)."""
+    _, key = alone(world)
+    delete(world, key)
+    world.objects.calls.clear()
+    assert delete(world, key).outcome is Outcome.DELETED
+    assert not world.objects.calls
+
+
+def test_one_concurrent_attempts_agree(world: World) -> None:
+    """Two attempts of one workflow may overlap: both say that nothing is left (n 112)."""
+    ledger, key = alone(world)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: delete(world, key), range(4)))
+    assert all(result.outcome.success for result in results)
+    assert not world.left_of(ledger)
+
+
+EFFECTS = ["catalog.take", "catalog.hold", "storage.delete_data", "storage.delete_meta", "catalog.finish"]
+
+
+@pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_one_killed_between_two_effects_then_run_again_is_gone(world: World, effect: str, point: str) -> None:
+    """Killed at any point, the next attempt finishes the row, and nothing of it is left (promise 8)."""
+    ledger, key = alone(world)
+    failpoints.arm(f"{effect}.{point}", "crash")
+    with pytest.raises(failpoints.SimulatedCrash):
+        delete(world, key)
+    assert delete(world, key).outcome.success
+    assert not world.left_of(ledger)
+    assert world.catalog.deletions.inflight().estimated_inflight == 0
+
+
+@pytest.mark.parametrize("effect", ["catalog.take", "catalog.hold", "catalog.finish"])
+def test_one_without_catalog_waits_as_long_as_without_storage(world: World, effect: str) -> None:
+    """An outage of the catalog does not use ten attempts up within a minute: each waits its interval (n 5)."""
+    _, key = alone(world)
+    failpoints.arm(f"{effect}.before", "fail")
+    with pytest.raises(ApplicationError) as caught:
+        delete(world, key)
+    assert caught.value.next_retry_delay == timedelta(seconds=600)
+    assert (caught.value.type, caught.value.non_retryable) == ("StoreUnavailable", False)
+
+
+@pytest.mark.parametrize("operation", [Operation.LIST, Operation.DELETE])
+def test_one_without_storage_keeps_the_error_and_the_claim_until_the_next_attempt(
+    world: World, operation: Operation
+) -> None:
+    """Retried after its interval; the row says why, and is not stalled meanwhile (n 5, n 8)."""
+    ledger, key = alone(world)
+    world.objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE))
+    with pytest.raises(ApplicationError) as caught:
+        delete(world, key)
+    assert caught.value.next_retry_delay == timedelta(seconds=600)
+    assert caught.value.message == "planned fault: 503 SlowDown"
+    assert world.intents()[0].last_error == "StoreUnavailable: planned fault: 503 SlowDown"
+    (until, now) = world.sql("SELECT claim_until_us, CAST(strftime('%s','now') AS INT)*1000000 FROM pending_deletion")[
+        0
+    ]
+    assert 650 < (until - now) / 1_000_000 < 670
+    assert len(world.left_of(ledger)) == 3
+
+
+def test_one_error_for_a_key_is_retried_and_keeps_the_meta(world: World) -> None:
+    """An error for one key inside a 200 answer leaves the row unfinished (apache/pulsar#14693; n 27)."""
+    ledger, key = alone(world)
+    world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
+    with pytest.raises(ApplicationError) as caught:
+        delete(world, key)
+    assert (caught.value.type, caught.value.non_retryable) == ("DeletionIncomplete", False)
+    assert [name for name in world.left_of(ledger) if name.endswith(".meta.json")]
+    assert delete(world, key).outcome is Outcome.DELETED
+
+
+def test_one_answered_by_a_terminal_error_is_retried_all_the_same(world: World) -> None:
+    """Any error but a refusal is retried and then dead-lettered: a storage quirk is no verdict (DESIGN 4)."""
+    _, key = alone(world)
+    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
+    with pytest.raises(ApplicationError) as caught:
+        delete(world, key)
+    assert (caught.value.type, caught.value.non_retryable) == ("CorruptData", False)
+
+
+def test_one_that_was_never_filed_is_unknown(world: World) -> None:
+    """UNKNOWN: a row that was never filed, or was removed after its retention, deletes nothing (n 22)."""
+    ledger, key = alone(world)
+    world.sql("DELETE FROM pending_deletion")
+    assert delete(world, key).outcome is Outcome.UNKNOWN
+    assert len(world.left_of(ledger)) == 3
+
+
+def test_one_of_another_epoch_changes_nothing(world: World) -> None:
+    """STALE_CATALOG: the rebuilt catalog's own rows say what is left to do."""
+    ledger, key = alone(world)
+    assert delete(world, key, epoch=9).outcome is Outcome.STALE_CATALOG
+    assert len(world.left_of(ledger)) == 3
+    assert world.intents()[0].attempts == 1
+
+
+def test_one_that_another_workflow_holds_is_left_to_it(world: World) -> None:
+    """Work is taken by claiming: who comes second is told, and nothing is deleted."""
+    ledger, key = alone(world)
+    with pytest.raises(ClaimHeld):
+        run(world.deletion.delete_one, one_input(key), workflow_id="delete-ledger/impostor")
+    assert len(world.left_of(ledger)) == 3
+
+
+def test_one_cancelled_passes_the_cancellation_on_and_keeps_the_row(world: World) -> None:
+    """A cancellation is no error of storage: it ends the attempt and nothing records it as failed."""
+    ledger, key = alone(world)
+    env = environment(_name(key))
+
+    def stop() -> None:
+        env.cancel()
+        raise CancelledError("Cancelled")
+
+    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=stop))
+    with pytest.raises(CancelledError):
+        env.run(world.deletion.delete_one, one_input(key))
+    assert len(world.left_of(ledger)) == 3
+    assert "Cancel" not in (world.intents()[0].last_error or "")
+    assert delete(world, key).outcome is Outcome.DELETED
+
+
+def test_dead_letter_keeps_the_row_with_its_error(world: World) -> None:
+    """DEAD_LETTERED: an exhausted intent stays listed with its reason (PIP-186, back-off; n 5, promise 2)."""
+    ledger, key = alone(world)
+    assert bury(world, key) == OneResult(outcome=Outcome.DEAD_LETTERED, detail="StoreUnavailable: 503")
+    assert world.intents()[0].last_error == "StoreUnavailable: 503"
+    assert world.catalog.deletions.inflight().dead_lettered == 1
+    assert len(world.left_of(ledger)) == 3
+
+
+def test_dead_letter_run_twice_keeps_the_first_reason(world: World) -> None:
+    """Repeating it changes nothing (n 4)."""
+    _, key = alone(world)
+    first = bury(world, key)
+    assert bury(world, key) == first
+    assert world.outcomes() == {"DEAD_LETTERED": 1}
+
+
+def test_dead_letter_of_a_row_that_ended_meanwhile_keeps_its_outcome(world: World) -> None:
+    """A late letter never turns a success into a failure."""
+    _, key = alone(world)
+    delete(world, key)
+    assert bury(world, key).outcome is Outcome.DELETED
+    assert world.outcomes() == {"DELETED": 1}
+
+
+def test_dead_letter_of_another_epoch_changes_nothing(world: World) -> None:
+    """The rebuilt catalog goes on with the row: a letter from before does not bury it (DESIGN 4)."""
+    _, key = alone(world)
+    assert bury(world, key, epoch=9).outcome is Outcome.STALE_CATALOG
+    assert world.outcomes() == {"RETRYING": 1}
+
+
+@pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
+@pytest.mark.parametrize("effect", ["catalog.take", "catalog.finish"])
+def test_dead_letter_killed_between_two_effects_then_run_again_is_listed(world: World, effect: str, point: str) -> None:
+    """Never dropped, wherever the process dies (n 5)."""
+    _, key = alone(world)
+    failpoints.arm(f"{effect}.{point}", "crash")
+    with pytest.raises(failpoints.SimulatedCrash):
+        bury(world, key)
+    assert bury(world, key).outcome is Outcome.DEAD_LETTERED
+    assert world.catalog.deletions.inflight().dead_lettered == 1
+
+
+def test_dead_letter_without_catalog_is_retried(world: World) -> None:
+    """A letter that cannot be written is an error, never a silence."""
+    _, key = alone(world)
+    failpoints.arm("catalog.finish.before", "fail")
+    with pytest.raises(StoreUnavailable):
+        bury(world, key)
+
+
+def test_dead_letter_of_an_unknown_row_is_refused(world: World) -> None:
+    """Nothing is invented for a row that never was."""
+    key = IntentKey(ledger_id=77, copy="LEDGER", generation=1)
+    with pytest.raises(UnknownObject):
+        bury(world, key)
+
+
+def test_one_takes_up_a_half_deleted_ledger_whose_data_is_gone(world: World) -> None:
+    """Only `meta.json` is left of a killed attempt: it says whose it was, and goes (n 1)."""
+    ledger, key = alone(world)
+    world.objects.delete(
+        [name for name in world.objects.keys if name.startswith(ledger_prefix(ledger)) and "parquet" in name]
+    )
+    assert delete(world, key) == OneResult(outcome=Outcome.DELETED, objects=1, size_bytes=_size(world))
+    assert not world.left_of(ledger)

@@ -1,0 +1,83 @@
+"""Signs of life while one call takes longer than a heartbeat."""
+
+import threading
+
+import pytest
+
+from activities.deletion import pulse as module
+from activities.deletion.pulse import Pulse
+from logstore.errors import ClaimHeld, StoreUnavailable
+from tests.activities.world import environment
+from tests.logstore.eventually import assert_eventually
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BEAT_EVERY_S", 0.005)
+    monkeypatch.setattr(module, "_RENEW_EVERY_S", 0.01)
+
+
+def test_pulse_beats_and_renews_while_one_unit_takes_long() -> None:
+    """A throttled page that outlasts the timeout is not taken for dead, nor its rows for stalled (n 121)."""
+    beats, renewals = list[object](), list[None]()
+    env = environment()
+    env.on_heartbeat = lambda *details: beats.append(details)
+
+    def slow() -> None:
+        with Pulse(lambda: renewals.append(None)):
+            assert_eventually(lambda: len(beats) > 2 and len(renewals) > 2)
+
+    env.run(slow)
+    ended = len(beats)
+    assert threading.active_count() == 1 or not any(one.name == "pulse" for one in threading.enumerate())
+    assert len(beats) == ended
+
+
+def test_pulse_claim_lost_meanwhile_stops_the_work_at_its_next_unit() -> None:
+    """Whoever lost the claim stops before it acts again."""
+    answers: list[Exception | None] = [None, ClaimHeld("taken over")]
+
+    def renew() -> None:
+        answer = answers.pop(0) if answers else None
+        if answer:
+            raise answer
+
+    def work() -> None:
+        with Pulse(renew) as pulse:
+            assert_eventually(lambda: not answers)
+            assert_eventually(lambda: pulse._lost is not None)
+            pulse.examined()
+
+    with pytest.raises(ClaimHeld):
+        environment().run(work)
+
+
+def test_pulse_survives_a_renewal_that_the_catalog_did_not_answer() -> None:
+    """Three renewals may fail before a claim lapses; the first failure ends nothing."""
+    answers: list[Exception | None] = [None, StoreUnavailable("busy"), None, None]
+
+    def renew() -> None:
+        answer = answers.pop(0) if answers else None
+        if answer:
+            raise answer
+
+    def work() -> None:
+        with Pulse(renew) as pulse:
+            assert_eventually(lambda: not answers)
+            pulse.examined()
+
+    environment().run(work)
+
+
+def test_pulse_that_cannot_claim_starts_nothing() -> None:
+    """Work begins under a live claim or not at all."""
+
+    def refuse() -> None:
+        raise ClaimHeld("held")
+
+    def work() -> None:
+        with Pulse(refuse):
+            raise AssertionError("began without a claim")
+
+    with pytest.raises(ClaimHeld):
+        environment().run(work)

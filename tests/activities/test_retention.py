@@ -1,0 +1,58 @@
+"""`retention.roll_idle`: an idle last ledger is closed, so that it can become deletable."""
+
+import pytest
+
+from activities.retention import Retention, RollInput
+from logstore.errors import UnknownObject
+from logstore.group_commit import GroupCommitter
+from logstore.managed_ledger import ManagedLedger, RollPolicy
+from logstore.ports.catalog import Topic
+from tests.activities.world import World, run
+
+
+class CountingRoller:
+    """Rolls nothing and remembers who was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def roll_if_due(self, topic: Topic) -> bool:
+        """Always due."""
+        self.asked.append(topic.name)
+        return True
+
+
+def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> None:
+    """An idle topic's last ledger becomes deletable without traffic; twice rolls once (apache/pulsar#9136; n 14)."""
+    world.fill(0)
+    with GroupCommitter(world.catalog.commits) as committer:
+        managed = ManagedLedger(
+            ledgers=world.catalog.ledgers,
+            objects=world.objects,
+            committer=committer,
+            application="sexton",
+            policy=RollPolicy(max_age_s=0),
+        )
+        retention = Retention(topics=world.catalog.topics, roller=managed)
+        request = RollInput(topic_id=world.topic.topic_id)
+        assert [run(retention.roll_idle, request), run(retention.roll_idle, request)] == [True, False]
+        managed.close()
+    assert len(world.catalog.ledgers.listed(world.topic.topic_id)) == 2
+
+
+def test_roll_of_a_topic_that_is_being_deleted_is_left_out(world: World) -> None:
+    """A topic that takes no more ledgers is not rolled, and its trim is not stopped by that (n 17)."""
+    roller = CountingRoller()
+    retention = Retention(topics=world.catalog.topics, roller=roller)
+    request = RollInput(topic_id=world.topic.topic_id)
+    assert run(retention.roll_idle, request)
+    world.sql("UPDATE topic SET state='DELETING'")
+    assert not run(retention.roll_idle, request)
+    assert roller.asked == [world.topic.name]
+
+
+def test_roll_of_an_unknown_topic_is_terminal(world: World) -> None:
+    """Work for an object that does not exist reaches an end (n 22)."""
+    retention = Retention(topics=world.catalog.topics, roller=CountingRoller())
+    with pytest.raises(UnknownObject):
+        run(retention.roll_idle, RollInput(topic_id=404))

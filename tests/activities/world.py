@@ -1,0 +1,200 @@
+"""A catalog in SQLite and a bucket in memory, filled with ledgers that activities act on."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Row, text
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.testing import ActivityEnvironment
+
+from activities.deletion import (
+    CertifyInput,
+    ChunkInput,
+    DetachInput,
+    DetachResult,
+    IntentKey,
+    LedgerDeletion,
+    OneInput,
+    Range,
+)
+from activities.deletion.answers import key_of
+from infra.catalog import Database, SqlCatalog
+from logstore.deletion import DeletionIntent
+from logstore.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Topic
+from logstore.ports.objects import ObjectInfo
+from logstore.positions import LedgerId, Position
+from logstore.primary_copies import PrimaryCopies
+from logstore.retention import RetentionPolicy
+from tests.fakes.objects import FakeObjectStore
+
+T = TypeVar("T")
+
+NAME = "persistent://tenant/namespace/orders"
+BATCH = "batch-1"
+BATCH_WORKFLOW = f"delete-ledgers/{BATCH}"
+ALL_ROWS = RowRange(first=0, last=1_000_000, rows=0)
+
+
+class PartlyBlind(FakeObjectStore):
+    """A store whose listings leave out, as often as told, what they should show; as if that were all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: Callable[[str], bool] = lambda _key: False
+        self.blind_listings = 0
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See the port."""
+        found = list(super().list(prefix, start_after=start_after))
+        blind = self.blind_listings > 0
+        self.blind_listings -= blind
+        yield from (one for one in found if not (blind and self.hidden(one.key)))
+
+    def blind(self, hidden: Callable[[str], bool], *, listings: int = 1_000_000) -> None:
+        """Hide matching keys from the next listings."""
+        self.hidden, self.blind_listings = hidden, listings
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One topic and what holds it."""
+
+    catalog: SqlCatalog
+    objects: PartlyBlind
+    topic: Topic
+    deletion: LedgerDeletion
+
+    def fill(self, count: int, *, segments: int = 2, acknowledged: bool = True) -> list[LedgerId]:
+        """So many closed ledgers of `segments` objects each, and an open one behind them."""
+        statements = [self._ledger(segments) for _ in range(count + 1)]
+        ids = [statement.ledger_id for statement in statements]
+        if acknowledged and count:
+            self.acknowledge(ids[-2])
+        return ids[:-1]
+
+    def _ledger(self, segments: int) -> LedgerStatement:
+        last = self.catalog.ledgers.last(self.topic.topic_id)
+        made = self.catalog.ledgers.create(self.topic.topic_id, application="sexton")
+        self.store(made, segments)
+        assert self.catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)
+        self.catalog.commits.commit([self._registration(made, number) for number in range(segments)])
+        return made
+
+    def _registration(self, made: LedgerStatement, number: int) -> RegisterSegment:
+        return RegisterSegment(
+            topic_id=self.topic.topic_id,
+            ledger_id=made.ledger_id,
+            epoch=made.epoch,
+            number=number,
+            entries=10,
+            size_bytes=100,
+        )
+
+    def store(self, made: LedgerStatement, segments: int) -> None:
+        """Put the ledger's objects."""
+        facts = made.to_metadata()
+        self.objects.put_if_absent(meta_key(made.ledger_id, made.owner), made.to_json(), metadata=facts)
+        for number in range(segments):
+            self.objects.put_if_absent(segment_key(made.ledger_id, number), b"x" * 100, metadata=facts)
+
+    def acknowledge(self, ledger_id: LedgerId, name: str = "reader") -> None:
+        """Move the subscription, made at the first ledger if need be, to the end of a ledger."""
+        self.catalog.cursors.subscribe(self.topic.topic_id, name, latest=False)
+        end = Position(ledger_id, 19)
+        self.catalog.commits.commit([Acknowledge(topic_id=self.topic.topic_id, subscription=name, up_to=end)])
+
+    def detach(self, ledger_ids: list[LedgerId] | None = None, *, batch_id: str = BATCH) -> DetachResult:
+        """Phase one, in the name of the batch's workflow."""
+        return run(self.deletion.detach, self.detach_input(ledger_ids, batch_id=batch_id))
+
+    def detach_input(
+        self, ledger_ids: list[LedgerId] | None = None, *, batch_id: str = BATCH, **changes: Any
+    ) -> DetachInput:
+        """A request for phase one."""
+        request = DetachInput(
+            topic_id=self.topic.topic_id,
+            batch_id=batch_id,
+            batch_workflow_id=f"delete-ledgers/{batch_id}",
+            actor="tests",
+            reason="a test",
+            ledger_ids=None if ledger_ids is None else [int(one) for one in ledger_ids],
+        )
+        return replace(request, **changes)
+
+    def intents(self, batch_id: str = BATCH) -> list[DeletionIntent]:
+        """Every row of a batch."""
+        return self.catalog.deletions.intents(batch_id, ALL_ROWS)
+
+    def outcomes(self, batch_id: str = BATCH) -> dict[str, int]:
+        """Rows of a batch by outcome."""
+        return dict(self.catalog.deletions.tally(batch_id).outcomes)
+
+    def left_of(self, ledger_id: LedgerId) -> list[str]:
+        """Names of the ledger's objects in storage."""
+        prefix = ledger_prefix(ledger_id)
+        return [key.removeprefix(prefix) for key in self.objects.keys if key.startswith(prefix)]
+
+    def key(self, ledger_id: LedgerId) -> IntentKey:
+        """The key of the ledger's newest intent."""
+        return next(key_of(one) for one in self.catalog.deletions.list(None, limit=1000) if one.ledger_id == ledger_id)
+
+    def sql(self, statement: str, **values: Any) -> list[Row[Any]]:
+        """One statement on the catalog, in its own transaction."""
+
+        def work(connection: Any) -> list[Row[Any]]:
+            result = connection.execute(text(statement), values)
+            return list(result) if result.returns_rows else []
+
+        return self.catalog.database.write(work)
+
+
+def open_world(template: Path, folder: Path) -> World:
+    """A fresh catalog, copied from the migrated `template`, with one topic and an empty bucket."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(template, folder / "catalog.db")
+    catalog = SqlCatalog(Database(f"sqlite:///{folder / 'catalog.db'}"))
+    objects = PartlyBlind()
+    storages = {CopyKind.LEDGER.value: PrimaryCopies(objects)}
+    return World(
+        catalog=catalog,
+        objects=objects,
+        topic=catalog.topics.create(NAME, RetentionPolicy()),
+        deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
+    )
+
+
+def environment(workflow_id: str = BATCH_WORKFLOW) -> ActivityEnvironment:
+    """Where an activity runs, in the name of a workflow."""
+    env = ActivityEnvironment()
+    env.info = replace(env.info, workflow_id=workflow_id, workflow_run_id="run-1")
+    return env
+
+
+def run(activity: Callable[..., T], request: object, *, workflow_id: str = BATCH_WORKFLOW) -> T:
+    """Run one activity once."""
+    return environment(workflow_id).run(activity, request)
+
+
+def chunk_input(*, batch_id: str = BATCH, epoch: int = 1) -> ChunkInput:
+    """All rows of a batch as one chunk."""
+    return ChunkInput(batch_id=batch_id, chunk=Range(first=0, last=1_000_000, rows=3), catalog_epoch=epoch)
+
+
+def one_input(key: IntentKey, *, epoch: int = 1) -> OneInput:
+    """One intent, retried after ten minutes."""
+    return OneInput(key=key, catalog_epoch=epoch, retry_interval_s=600)
+
+
+def certify_input(batch_id: str = BATCH) -> CertifyInput:
+    """A request for the batch's certificate."""
+    return CertifyInput(batch_id=batch_id, actor="tests", reason="a test")
+
+
+def payload_bytes(value: object) -> int:
+    """How large the value is on its way through Temporal."""
+    return asyncio.run(pydantic_data_converter.encode([value]))[0].ByteSize()
