@@ -220,7 +220,7 @@ class FakeLedgers:
             if ledger_id in listed:
                 return True
             last = listed[-1] if listed else None
-            if last != after:
+            if last != after or (last is not None and ledger_id < last):
                 self._catalog._retire(ledger_id)
                 return False
             if last is not None and rows[last].state is LedgerState.OPEN:
@@ -326,7 +326,7 @@ class FakeCommits:
             raise StaleCatalog(f"append: expected catalog epoch {self._catalog.current_epoch}, found {write.epoch}")
         self._catalog.topic(write.topic_id, active=True)
         ledger = self._catalog.ledger_rows.get(write.ledger_id)
-        if ledger is None or ledger.state is not LedgerState.OPEN:
+        if ledger is None or ledger.topic_id != write.topic_id or ledger.state is not LedgerState.OPEN:
             raise LedgerFenced(f"ledger {write.ledger_id}: expected state OPEN")
         if write.number <= ledger.last_segment:
             raise AlreadyExists(f"ledger {write.ledger_id}: expected a segment above {ledger.last_segment}")

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from logstore.entries import ProducedEntries
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ledgers import meta_digest
@@ -83,12 +84,12 @@ def test_crash_of_a_roll_leaves_a_topic_that_goes_on(world: World, point: str) -
 @pytest.mark.parametrize("moment", ["before", "after", "reported_failed"])
 @pytest.mark.parametrize("produced", [plain(b"x", b"y"), numbered([0, 1])])
 def test_effect_reported_as_failed_is_ridden_out_by_the_same_process(
-    world: World, effect: str, moment: str, produced: object
+    world: World, effect: str, moment: str, produced: ProducedEntries
 ) -> None:
     """Done or not done, one failure is no reason to fail an append, and never to store it twice."""
     process = world.process()
     arm(f"{effect}.{moment}", "fail")
-    found = process.append(world.topic, produced)  # type: ignore[arg-type]
+    found = process.append(world.topic, produced)
     assert f"{effect}.{moment}" in disarm()
     assert found.count == 2
     assert [entry.position for entry in world.entries()] == [found.first, found.last]

@@ -77,10 +77,11 @@ def test_merge_keeps_the_order_in_which_appends_came(world: World, threads: Thre
 def test_merge_second_append_of_a_producer_is_judged_by_the_first(world: World, threads: ThreadPoolExecutor) -> None:
     """A request sent twice at the same time is stored once, even within one segment."""
     process = world.process()
-    futures = _behind_a_slow_one(world, threads, process, [numbered([1, 2]), numbered([2, 3]), numbered([1, 2, 3])])
-    found = [future.result(30) for future in futures]
-    assert [(place.count, place.duplicates) for place in found] == [(2, 0), (1, 1), (0, 3)]
-    assert world.payloads()[2:] == [b"p1", b"p2", b"p3"]
+    appends = [numbered([1, 2]), numbered([2, 3]), numbered([1, 2, 3]), plain(b"z")]
+    found = [future.result(30) for future in _behind_a_slow_one(world, threads, process, appends)]
+    assert [(place.count, place.duplicates) for place in found] == [(2, 0), (1, 1), (0, 3), (1, 0)]
+    assert [place.first.entry_id if place.first else None for place in found] == [2, 4, None, 5]
+    assert world.payloads()[2:] == [b"p1", b"p2", b"p3", b"z"]
 
 
 def test_merge_append_that_cannot_be_encoded_fails_alone(world: World, threads: ThreadPoolExecutor) -> None:
@@ -125,7 +126,16 @@ def test_merge_many_threads_lose_no_wake_up(threads: ThreadPoolExecutor) -> None
     assert lane.idle
 
 
-def test_merge_batch_stays_within_its_limit(threads: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize(
+    ("appends", "batches"),
+    [
+        ([plain(bytes(size << 20)) for size in (12, 12, 12, 40, 12)], [1, 2, 1, 1, 1]),
+        ([plain(*[b""] * count) for count in (20_000, 30_000, 1, 60_000, 1)], [1, 2, 1, 1, 1]),
+    ],
+)
+def test_merge_batch_stays_within_its_limits(
+    threads: ThreadPoolExecutor, appends: list[ProducedEntries], batches: list[int]
+) -> None:
     """Large appends are not piled into one object without end; one above the limit goes alone."""
     held, started = threading.Event(), threading.Event()
 
@@ -133,16 +143,15 @@ def test_merge_batch_stays_within_its_limit(threads: ThreadPoolExecutor) -> None
         started.set()
         assert held.wait(30)
 
-    lane, batches = _lane(rule)
-    large, huge = plain(bytes(12 << 20)), plain(bytes(40 << 20))
+    lane, found = _lane(rule)
     futures = [threads.submit(lane.append, plain(b"x"))]
     assert started.wait(30)
-    for at, produced in enumerate([large, large, large, huge, large], start=1):
+    for at, produced in enumerate(appends, start=1):
         futures.append(threads.submit(lane.append, produced))
         assert_eventually(lambda at=at: len(lane._queue) == at)  # type: ignore[misc]
     held.set()
-    assert [future.result(30).count for future in futures] == [1] * 6
-    assert batches == [1, 2, 1, 1, 1]
+    assert all(future.result(30).count for future in futures)
+    assert found == batches
 
 
 @pytest.mark.parametrize("death", [SimulatedCrash("planned"), KeyboardInterrupt()])

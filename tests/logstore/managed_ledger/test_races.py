@@ -1,12 +1,16 @@
 """Lost races, unknown outcomes and short outages: nothing is lost, nothing is told too early."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from logstore.errors import AlreadyExists, CatalogBusy, OutcomeUnknown, SextonError, StoreUnavailable
+from logstore.entries import ProducedEntries
+from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, OutcomeUnknown, SextonError, StoreUnavailable
 from logstore.ledgers import segment_key, segment_number
 from logstore.managed_ledger import ManagedLedger
+from logstore.managed_ledger.attempt import Race
+from logstore.ports.catalog import RegisterSegment, Segment, Write, WriteResult
 from logstore.positions import LedgerId, Position
 from tests.fakes.catalog import Misfortune, Moment
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -121,6 +125,46 @@ def test_race_ledger_closed_with_none_behind_it_is_rolled_by_the_writer(world: W
     assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
 
 
+def test_race_ledger_fenced_though_listed_as_open_is_left_behind(world: World) -> None:
+    """A ledger that refused once is rolled by its writer, whatever an old view says of it."""
+    process = _warm(world)
+    real = world.catalog.commits.commit
+
+    def commit(writes: Sequence[Write]) -> list[WriteResult]:
+        (write,) = writes
+        if isinstance(write, RegisterSegment) and write.ledger_id == 0:
+            return [LedgerFenced("planned")]
+        return real(writes)
+
+    world.catalog.commits.commit = commit  # type: ignore[method-assign]
+    assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
+
+
+def test_race_numbers_are_above_all_that_is_known_and_tried(world: World) -> None:
+    """The next one while nothing was lost; then ahead at random, and further with every loss, up to the last key."""
+    _warm(world)
+    ledger = world.catalog.ledger_rows[LedgerId(0)]
+    race = Race(deadline_s=0.0)
+    assert race.next_number(ledger) == 1
+    race.tried[ledger.ledger_id] = 7
+    assert race.next_number(ledger) == 8
+    for losses, reach in [(1, 16), (2, 32), (3, 64), (40, 1 << 16)]:
+        race.losses = losses
+        drawn = {race.next_number(ledger) for _ in range(500)}
+        assert 8 <= min(drawn) <= max(drawn) <= 7 + reach
+        assert len(drawn) > 10
+    assert race.has_numbers(replace(ledger, last_segment=99_999_999 - (1 << 16)))
+    assert not race.has_numbers(replace(ledger, last_segment=99_999_999 - (1 << 16) + 1))
+
+
+def test_race_ledger_without_numbers_left_is_rolled(world: World) -> None:
+    """Keys have eight digits; the ledger after has all of them again."""
+    _warm(world)
+    row = world.catalog.ledger_rows[LedgerId(0)]
+    world.catalog.ledger_rows[LedgerId(0)] = replace(row, last_segment=99_999_998)
+    assert world.process().append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
+
+
 def test_race_of_one_producer_in_two_processes_stores_each_entry_once(world: World) -> None:
     """The loser reads the sequences again, drops what became a duplicate and stores the rest."""
     process, other = _warm(world), world.process()
@@ -164,11 +208,11 @@ def _unknown(moment: Moment) -> Misfortune:
 
 @pytest.mark.parametrize("moment", Moment)
 @pytest.mark.parametrize("produced", [plain(b"x"), numbered([0])])
-def test_unknown_outcome_is_re_read_and_stored_once(world: World, moment: Moment, produced: object) -> None:
+def test_unknown_outcome_is_re_read_and_stored_once(world: World, moment: Moment, produced: ProducedEntries) -> None:
     """Landed or not, the entry is there once and its place is told, with a producer and without."""
     process = _warm(world)
     world.catalog.misfortunes.append(_unknown(moment))
-    found = process.append(world.topic, produced)  # type: ignore[arg-type]
+    found = process.append(world.topic, produced)
     assert found.first == Position(LedgerId(0), 1)
     assert len(world.payloads()) == 2
     assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(0), 2)
@@ -180,14 +224,14 @@ def test_unknown_outcome_of_a_commit_that_lands_late_is_not_stored_twice(world: 
     held: list[Callable[[], None]] = []
     real = world.catalog.commits.commit
 
-    def commit(writes: object) -> object:
+    def commit(writes: Sequence[Write]) -> list[WriteResult]:
         if not held:
-            held.append(once(lambda: real(writes)))  # type: ignore[arg-type]
+            held.append(once(lambda: real(writes)))
             raise OutcomeUnknown("planned: still under way")
         held[0]()
-        return real(writes)  # type: ignore[arg-type]
+        return real(writes)
 
-    world.catalog.commits.commit = commit  # type: ignore[method-assign,assignment]
+    world.catalog.commits.commit = commit  # type: ignore[method-assign]
     assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(0), 1)
     assert world.payloads() == [b"warm", b"x"]
 
@@ -198,13 +242,13 @@ def test_unknown_outcome_of_a_commit_that_landed_before_a_roll_is_found(world: W
     real = world.catalog.ledgers.segments
     misses = iter([True, False])
 
-    def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> object:
+    def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         if next(misses, False):
             other.roll(world.topic)
             raise CatalogBusy("planned")
         return real(ledger_id, from_entry=from_entry)
 
-    world.catalog.ledgers.segments = segments  # type: ignore[method-assign,assignment]
+    world.catalog.ledgers.segments = segments  # type: ignore[method-assign]
     world.catalog.misfortunes.append(_unknown(Moment.AFTER))
     assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(0), 1)
     assert world.payloads() == [b"warm", b"x"]
@@ -219,10 +263,10 @@ def test_unknown_outcome_for_ever_is_told_as_such(world: World) -> None:
     )
     real = world.catalog.ledgers.segments
 
-    def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> object:
+    def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         raise StoreUnavailable("planned")
 
-    world.catalog.ledgers.segments = segments  # type: ignore[method-assign,assignment]
+    world.catalog.ledgers.segments = segments  # type: ignore[method-assign]
     with pytest.raises(OutcomeUnknown):
         process.append(world.topic, numbered([0]))
     world.catalog.misfortunes.clear()
