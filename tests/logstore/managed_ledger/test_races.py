@@ -1,19 +1,19 @@
 """Lost races, unknown outcomes and short outages: nothing is lost, nothing is told too early."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from logstore.entries import ProducedEntries
 from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, OutcomeUnknown, SextonError, StoreUnavailable
-from logstore.ledgers import segment_key, segment_number
+from logstore.ledgers import LedgerState, segment_key, segment_number
 from logstore.managed_ledger import ManagedLedger
 from logstore.managed_ledger.attempt import Race
 from logstore.ports.catalog import RegisterSegment, Segment, Write, WriteResult
 from logstore.positions import LedgerId, Position
 from tests.fakes.catalog import Misfortune, Moment
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.managed_ledger.world import World, numbered, once, plain
 
 _FIRST_SEGMENT = segment_key(LedgerId(0), 1)
@@ -125,6 +125,15 @@ def test_race_ledger_closed_with_none_behind_it_is_rolled_by_the_writer(world: W
     assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
 
 
+def test_race_ledger_known_to_be_closed_gets_no_upload(world: World) -> None:
+    """An object below a closed ledger could only become an orphan."""
+    _warm(world)
+    row = world.catalog.ledger_rows[LedgerId(0)]
+    world.catalog.ledger_rows[LedgerId(0)] = replace(row, state=LedgerState.CLOSED)
+    assert world.process().append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
+    assert _FIRST_SEGMENT not in world.objects.keys
+
+
 def test_race_ledger_fenced_though_listed_as_open_is_left_behind(world: World) -> None:
     """A ledger that refused once is rolled by its writer, whatever an old view says of it."""
     process = _warm(world)
@@ -215,6 +224,7 @@ def test_unknown_outcome_is_re_read_and_stored_once(world: World, moment: Moment
     found = process.append(world.topic, produced)
     assert found.first == Position(LedgerId(0), 1)
     assert len(world.payloads()) == 2
+    assert len(world.catalog.batches) == 2, "what landed is found by reading, not by committing again"
     assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(0), 2)
 
 
@@ -285,6 +295,25 @@ def test_outage_of_the_store_is_ridden_out_under_the_same_number(world: World, k
     assert sum(key.endswith(".parquet") for key in world.objects.keys) == 2
     assert world.slept == sorted(world.slept)
     assert len(world.slept) == 4
+
+
+class _Forgetful(FakeObjectStore):
+    """Refuses a taken key whoever took it: it does not know an earlier call's upload again."""
+
+    def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+        if key in self._held:
+            raise AlreadyExists("planned: taken")
+        super().put_if_absent(key, body, metadata=metadata)
+
+
+def test_outage_of_a_store_that_refuses_our_own_upload_leaves_no_orphan() -> None:
+    """The refused object carries the mark of this very upload, so it is registered and not uploaded again."""
+    with World(objects=_Forgetful()) as world:
+        process = _warm(world)
+        world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.AFTER))
+        process.append(world.topic, plain(b"x"))
+        assert world.payloads() == [b"warm", b"x"]
+        assert sum(key.endswith(".parquet") for key in world.objects.keys) == 2
 
 
 def test_outage_of_the_store_that_lasts_is_raised_and_nothing_is_registered(world: World) -> None:

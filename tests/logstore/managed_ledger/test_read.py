@@ -14,7 +14,8 @@ from logstore.entries import NewEntry, ProducedEntries, encode_segment
 from logstore.errors import CorruptData, InvalidInput, MissingData, StoreUnavailable
 from logstore.ledgers import segment_key
 from logstore.managed_ledger import ManagedLedger, RollPolicy
-from logstore.positions import LedgerId, Position
+from logstore.ports.catalog import Ledger, Segment
+from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.managed_ledger.world import World, once, plain
 
@@ -158,6 +159,38 @@ def test_read_skips_segments_that_the_cursor_covers_without_fetching_them(world:
     found = process.read(world.topic, max_entries=50, cursor_state=state)
     assert [entry.position for entry in found] == [_at(1, 1), _at(2, 3)]
     assert len(world.objects.calls) - before == 2
+
+
+def test_read_looks_up_no_segments_of_ledgers_that_the_cursor_has_passed(world: World) -> None:
+    """A long consumed list costs one query, not one a ledger."""
+    process = _filled(world)
+    asked: list[LedgerId] = []
+    real = world.catalog.ledgers.segments
+
+    def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+        asked.append(ledger_id)
+        return real(ledger_id, from_entry=from_entry)
+
+    world.catalog.ledgers.segments = segments  # type: ignore[method-assign]
+    assert len(process.read(world.topic, max_entries=50, cursor_state=CursorState(_at(1, 3)))) == 4
+    assert asked == [2]
+
+
+def test_read_sees_what_an_open_ledger_gained_since_it_was_listed(world: World) -> None:
+    """A cursor at the end of the list as it was is not at the end of the log."""
+    process = _filled(world, ledgers=1, segments=1)
+    process.append(world.topic, plain(b"0:2"))
+    real = world.catalog.ledgers.listed
+
+    def listed(topic_id: TopicId) -> list[Ledger]:
+        found = real(topic_id)
+        world.catalog.ledgers.listed = real  # type: ignore[method-assign]
+        process.append(world.topic, plain(b"new"))
+        return found
+
+    world.catalog.ledgers.listed = listed  # type: ignore[method-assign]
+    state = CursorState(world.catalog.spans(world.topic.topic_id)[-1].last)
+    assert [entry.payload for entry in process.scan(world.topic, cursor_state=state)] == [b"new"]
 
 
 def test_read_for_a_subscription_leaves_out_what_is_not_due(world: World) -> None:

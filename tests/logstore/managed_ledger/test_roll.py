@@ -46,6 +46,15 @@ def test_roll_by_age_counts_from_creation(world: World) -> None:
     assert _fill(process, world, 1) == [1]
 
 
+def test_roll_by_age_spares_an_empty_ledger(world: World) -> None:
+    """An old empty ledger takes the next append; rolling it would leave an empty one behind."""
+    process = world.process(RollPolicy(max_age_s=60))
+    process.roll(world.topic)
+    world.catalog.advance(seconds=600)
+    assert not process.roll_if_due(world.topic)
+    assert _fill(process, world, 1) == [0]
+
+
 def test_roll_by_limit_sees_what_other_processes_appended(world: World) -> None:
     """A full ledger is found full by a process that knew it half empty, once it looks."""
     one, two = world.process(RollPolicy(max_entries=3)), world.process(RollPolicy(max_entries=3))
