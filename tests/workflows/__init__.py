@@ -1,0 +1,1 @@
+"""Durable jobs on a real Temporal server: what survives failures, restarts, cancellation and time."""

@@ -1,0 +1,77 @@
+"""One Temporal server that skips time, and one event loop, for every test of this folder."""
+
+import asyncio
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.testing import WorkflowEnvironment
+
+from activities.deletion import pulse
+from tests.activities.conftest import new_world, template
+from tests.activities.world import World
+from tests.workflows.house import House
+from workflows import search_attributes
+
+__all__ = ["new_world", "template"]
+
+_SERVER = [
+    f"--dynamic-config-value={value}"
+    for value in (
+        "frontend.WorkflowTimeSkippingEnabled=true",
+        "history.transferProcessorMaxPollRPS=1000",
+        "history.timerProcessorMaxPollRPS=1000",
+        "limit.historyCount.suggestContinueAsNew=100",
+    )
+]
+_runner = pytest.StashKey[asyncio.Runner]()
+_numbers = itertools.count()
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on the folder's event loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}
+    pyfuncitem.config.stash[_runner].run(pyfuncitem.obj(**arguments))
+    return True
+
+
+@pytest.fixture(scope="session")
+def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """The one event loop: a Temporal client stays with the loop it was made on."""
+    with asyncio.Runner() as runner:
+        request.config.stash[_runner] = runner
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def temporal(loop: asyncio.Runner) -> Iterator[WorkflowEnvironment]:
+    """A development server on which sleeps and retries take no time."""
+    started = WorkflowEnvironment.start_time_skipping_v2(
+        dev_server_existing_path=str(Path(sys.executable).with_name("temporal")),
+        dev_server_extra_args=_SERVER,
+        dev_server_log_level="error",
+        dev_server_startup_timeout=timedelta(seconds=30),
+        data_converter=pydantic_data_converter,
+        search_attributes=search_attributes.ALL,
+    )
+    environment = loop.run(started)
+    yield environment
+    loop.run(environment.shutdown())
+
+
+@pytest.fixture
+def house(
+    temporal: WorkflowEnvironment, new_world: Callable[[], World], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[House]:
+    """A world of its own, a task queue of its own, and workers on demand; hearts beat fast."""
+    monkeypatch.setattr(pulse, "_BEAT_EVERY_S", 0.05)
+    with House(temporal, new_world(), queue=f"workflows-{next(_numbers)}") as made:
+        yield made

@@ -1,0 +1,253 @@
+"""Workers over a world in memory, and the verbs that tests of workflows are told in."""
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from temporalio import activity
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, Worker
+
+from activities.deletion import Certificate, IntentKey, OneResult
+from activities.retention import Retention
+from logstore.errors import StoreUnavailable
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId
+from tests.activities.world import World
+from workers.fleet import WORKFLOWS
+from workers.interceptors import ActivityEdge
+from workflows import delete_ledger, delete_ledgers, trim_topic
+from workflows.delete_ledger import DeleteLedger, DeleteLedgerInput
+from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput, DeletionPolicy, ExplicitDetach
+from workflows.trim_topic import TrimTopic, TrimTopicInput, TrimTopicResult
+
+Activity = Callable[..., Any]
+
+
+class Gate:
+    """Holds an activity at an exact place until the test opens it."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        """Let everyone pass, now and later."""
+        self._open.set()
+
+    def wait(self) -> None:
+        """Be held; wakes often, so that a cancellation gets in."""
+        self.reached.set()
+        while not self._open.wait(0.01):
+            pass
+
+
+class Roller:
+    """Rolls nothing, fails as often as told, and can be held."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.calls = 0
+        self.action: Callable[[], None] = lambda: None
+
+    def roll_if_due(self, topic: Topic) -> bool:
+        """See `IdleRoller`."""
+        self.calls += 1
+        self.action()
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("planned: cannot roll")
+        return False
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of an activity, by the workflow's own clock."""
+
+    type: str
+    workflow_id: str
+    number: int
+    scheduled: datetime
+
+
+class Notebook(Interceptor):
+    """Writes every attempt down."""
+
+    def __init__(self) -> None:
+        self.attempts: list[Attempt] = []
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002
+        """See `Interceptor`."""
+        return _Noting(next, self.attempts)
+
+
+class _Noting(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor, attempts: list[Attempt]) -> None:  # noqa: A002
+        super().__init__(next)
+        self._attempts = attempts
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002
+        info = activity.info()
+        self._attempts.append(
+            Attempt(info.activity_type, info.workflow_id or "", info.attempt, info.current_attempt_scheduled_time)
+        )
+        return await self.next.execute_activity(input)
+
+
+class House:
+    """One world on one task queue."""
+
+    def __init__(self, temporal: WorkflowEnvironment, world: World, *, queue: str) -> None:
+        """Use a server and a world."""
+        self.temporal = temporal
+        self.client: Client = temporal.client
+        self.world = world
+        self.queue = queue
+        self.roller = Roller()
+        self.notebook = Notebook()
+        self.policy = DeletionPolicy(chunk=2, parallelism=2)
+        self._threads = ThreadPoolExecutor(8)
+        first = int(queue.rpartition("-")[2]) * 1000  # ids of `delete-ledger` are unique on the shared server
+        world.sql("UPDATE catalog SET next_ledger_id=:first", first=first)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def worker(self, *, cache: int = 100, instead: Sequence[Activity] = ()) -> Worker:
+        """Every workflow and activity of this build; `instead` stands for activities of the same names."""
+        return Worker(
+            self.client,
+            task_queue=self.queue,
+            workflows=WORKFLOWS,
+            activities=self._activities(instead),
+            activity_executor=self._threads,
+            max_cached_workflows=cache,
+            max_heartbeat_throttle_interval=timedelta(milliseconds=50),
+            graceful_shutdown_timeout=timedelta(0),
+            interceptors=[self.notebook, ActivityEdge()],
+        )
+
+    def _activities(self, instead: Sequence[Activity]) -> list[Activity]:
+        deletion = self.world.deletion
+        retention = Retention(topics=self.world.catalog.topics, roller=self.roller)
+        real: list[Activity] = [
+            deletion.detach,
+            deletion.next_ranges,
+            deletion.delete_chunk,
+            deletion.hand_over_chunk,
+            deletion.delete_one,
+            deletion.dead_letter,
+            deletion.certify,
+            retention.roll_idle,
+        ]
+        replaced = {_name(one) for one in instead}
+        return [one for one in real if _name(one) not in replaced] + list(instead)
+
+    def attempts(self, type_: str) -> list[Attempt]:
+        """Attempts of one activity type."""
+        return [one for one in self.notebook.attempts if one.type == type_]
+
+    async def trim(self) -> WorkflowHandle[TrimTopic, TrimTopicResult]:
+        """Start or join the topic's trim."""
+        topic = self.world.topic
+        return await self.client.start_workflow(
+            TrimTopic.run,
+            TrimTopicInput(
+                topic_id=topic.topic_id, topic=topic.name, actor="tests", reason="a test", policy=self.policy
+            ),
+            id=self.trim_id,
+            task_queue=self.queue,
+            start_signal="again",
+            static_summary=f"trim {topic.name}",
+        )
+
+    @property
+    def trim_id(self) -> str:
+        """Worlds number their topics alike; ids on the shared server tell them apart."""
+        return f"{trim_topic.workflow_id(self.world.topic.topic_id)}/{self.queue}"
+
+    def batch_input(self, batch_id: str, **more: Any) -> DeleteLedgersInput:
+        """A batch of this topic."""
+        fixed: dict[str, Any] = {"catalog_epoch": 1, "policy": self.policy}
+        return DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=self.world.topic.topic_id,
+            topic=self.world.topic.name,
+            actor="tests",
+            reason="a test",
+            **(fixed | more),
+        )
+
+    async def delete(
+        self, ledgers: Sequence[LedgerId] | None = None, *, batch_id: str | None = None, **more: Any
+    ) -> WorkflowHandle[DeleteLedgers, Certificate]:
+        """Start a batch; given ledgers are detached by it."""
+        batch = batch_id or f"b-{uuid.uuid4().hex[:8]}"
+        if ledgers is not None:
+            more["detach"] = ExplicitDetach(ledger_ids=[int(one) for one in ledgers])
+        return await self.client.start_workflow(
+            DeleteLedgers.run,
+            self.batch_input(batch, **more),
+            id=delete_ledgers.workflow_id(batch),
+            task_queue=self.queue,
+        )
+
+    async def delete_one(self, key: IntentKey, **more: Any) -> WorkflowHandle[DeleteLedger, OneResult]:
+        """Start the workflow of one row."""
+        fixed: dict[str, Any] = {"catalog_epoch": 1}
+        return await self.client.start_workflow(
+            DeleteLedger.run,
+            DeleteLedgerInput(key=key, topic=self.world.topic.name, **(fixed | more)),
+            id=delete_ledger.workflow_id(key),
+            task_queue=self.queue,
+        )
+
+    def alone(self, key: IntentKey) -> WorkflowHandle[Any, Any]:
+        """The workflow that a row was handed to."""
+        return self.client.get_workflow_handle(delete_ledger.workflow_id(key))
+
+
+def _name(one: Activity) -> str:
+    definition = activity._Definition.from_callable(one)
+    assert definition
+    assert definition.name
+    return definition.name
+
+
+async def assert_eventually(condition: Callable[[], bool | Awaitable[bool]], *, within_s: float = 20) -> None:
+    """Look again until the condition holds; fail when it does not in time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        answer = condition()
+        if answer if isinstance(answer, bool) else await answer:
+            return
+        assert time.monotonic() < deadline, "the condition never held"
+        await asyncio.sleep(0.01)
+
+
+def failure(error: WorkflowFailureError) -> tuple[str, str]:
+    """Type and message of what a workflow failed with, whether it or an activity of it raised."""
+    cause = error.cause.cause if isinstance(error.cause, ActivityError) else error.cause
+    assert isinstance(cause, ApplicationError), cause
+    return cause.type or "", cause.message
+
+
+async def details_of(handle: WorkflowHandle[Any, Any]) -> str:
+    """The current details that the Web UI shows; needs a worker."""
+    found = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+    return str(found.current_details)

@@ -1,0 +1,170 @@
+"""`delete-ledger`: one row, to success or to a dead letter that fails the workflow."""
+
+import itertools
+from datetime import timedelta
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import CancelledError, WorkflowAlreadyStartedError
+
+from activities.deletion import IntentKey
+from logstore.deletion import DeletionState, Outcome
+from logstore.positions import LedgerId
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+
+
+def handed_over(house: House) -> tuple[LedgerId, IntentKey]:
+    """A detached ledger whose row belongs to a workflow of its own."""
+    (ledger,) = house.world.fill(1)
+    house.world.detach()
+    key = house.world.key(ledger)
+    name = f"delete-ledger/{ledger}/LEDGER/1"
+    (intent,) = house.world.intents()
+    house.world.catalog.deletions.hand_over({intent.row_id: name}, errors={}, ttl_s=60)
+    return ledger, key
+
+
+async def test_delete_ledger_of_own_objects_succeeds(house: House) -> None:
+    """Nothing of the copy is left, and the row says so (promise 2)."""
+    ledger, key = handed_over(house)
+    async with house.worker():
+        result = await (await house.delete_one(key)).result()
+    assert (result.outcome, result.objects) == (Outcome.DELETED, 3)
+    assert not house.world.left_of(ledger)
+
+
+async def test_delete_ledger_after_a_transient_fault_succeeds_ten_minutes_later(house: House) -> None:
+    """A failed delete has an owner that retries, 600 s apart (apache/pulsar#982; n 8)."""
+    ledger, key = handed_over(house)
+    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE))
+    async with house.worker():
+        result = await (await house.delete_one(key)).result()
+    first, second = house.attempts("deletion.delete_one")
+    assert result.outcome is Outcome.DELETED
+    assert second.scheduled - first.scheduled >= timedelta(seconds=600)
+    assert not house.world.left_of(ledger)
+
+
+async def test_delete_ledger_exhausted_is_a_dead_letter_and_fails(house: House) -> None:
+    """Ten attempts 600 s apart, the batch's own among them, then DEAD_LETTERED with its error (PIP-186; n 5)."""
+    ledger, key = handed_over(house)
+    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
+    async with house.worker():
+        handle = await house.delete_one(key)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert failure(caught.value) == ("DEAD_LETTERED", "StoreUnavailable: planned fault: 503 SlowDown")
+    times = [one.scheduled for one in house.attempts("deletion.delete_one")]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert len(times) == 9
+    assert all(timedelta(seconds=600) <= gap < timedelta(seconds=660) for gap in gaps)
+    (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    assert row.last_error == "StoreUnavailable: planned fault: 503 SlowDown"
+    assert len(house.world.left_of(ledger)) == 3
+
+
+async def test_delete_ledger_can_be_driven_again_after_its_dead_letter(house: House) -> None:
+    """The id of a failed one is free again; a dead letter answers with what it is (n 5)."""
+    _, key = handed_over(house)
+    house.world.sql("UPDATE pending_deletion SET state='DEAD_LETTERED', outcome='DEAD_LETTERED', last_error='503'")
+    async with house.worker():
+        for _ in range(2):
+            with pytest.raises(WorkflowFailureError) as caught:
+                await (await house.delete_one(key)).result()
+            assert failure(caught.value) == ("DEAD_LETTERED", "503")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "outcome"),
+    [
+        ("UPDATE pending_deletion SET topic=''", "INVALID"),
+        ("UPDATE pending_deletion SET application='other'", "METADATA_MISMATCH"),
+        ("DELETE FROM pending_deletion", "UNKNOWN"),
+        ("UPDATE catalog SET epoch=2", "STALE_CATALOG"),
+    ],
+)
+async def test_delete_ledger_refused_fails_with_the_outcome_and_is_not_retried(
+    house: House, spoil: str, outcome: str
+) -> None:
+    """A refusal fails the workflow with its outcome as the type, at once, and deletes nothing (promise 3)."""
+    ledger, key = handed_over(house)
+    house.world.sql(spoil)
+    async with house.worker():
+        handle = await house.delete_one(key)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert failure(caught.value)[0] == outcome
+    assert len(house.attempts("deletion.delete_one")) == 1
+    assert len(house.world.left_of(ledger)) == 3
+
+
+async def test_delete_ledger_that_another_workflow_holds_fails_and_buries_nothing(house: House) -> None:
+    """Another workflow at work is no failure of the row: it stays pending and is not dead-lettered (n 112)."""
+    _, key = handed_over(house)
+    house.world.sql("UPDATE pending_deletion SET claim_workflow='delete-ledger/other'")
+    async with house.worker():
+        handle = await house.delete_one(key)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert failure(caught.value)[0] == "ClaimHeld"
+    assert house.world.intents()[0].state is DeletionState.PENDING
+
+
+async def test_delete_ledger_cancelled_midway_ends_cancelled_and_keeps_its_row(house: House) -> None:
+    """Cancellation passes through: no dead letter, no success, and the row is taken up again later (promise 2)."""
+    ledger, key = handed_over(house)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.delete_one(key)
+        await assert_eventually(gate.reached.is_set)
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    gate.open()
+    assert isinstance(caught.value.cause, CancelledError)
+    assert house.world.intents()[0].state is DeletionState.PENDING
+    assert len(house.world.left_of(ledger)) == 3
+
+
+async def test_delete_ledger_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
+    """Nothing is kept in a worker's memory: with no cache, and the worker gone in mid-delete, it ends (promise 8)."""
+    ledger, key = handed_over(house)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker(cache=0):
+        handle = await house.delete_one(key)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    async with house.worker(cache=0):
+        result = await handle.result()
+    assert result.outcome.success
+    assert not house.world.left_of(ledger)
+
+
+async def test_delete_ledger_started_twice_runs_once(house: House) -> None:
+    """One workflow a row: a second start is told that it runs, and no attempt is added (PostHog#97438; n 118)."""
+    _, key = handed_over(house)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.delete_one(key)
+        await assert_eventually(gate.reached.is_set)
+        with pytest.raises(WorkflowAlreadyStartedError):
+            await house.delete_one(key)
+        gate.open()
+        await handle.result()
+    assert len(house.attempts("deletion.delete_one")) == 1
+
+
+async def test_delete_ledger_shows_its_outcome_to_operators(house: House) -> None:
+    """The outcome is a search attribute and stands in the current details."""
+    _, key = handed_over(house)
+    async with house.worker():
+        handle = await house.delete_one(key)
+        await handle.result()
+        assert (await details_of(handle)).startswith("**DELETED** — 3 objects")
+    description = await handle.describe()
+    assert description.status is WorkflowExecutionStatus.COMPLETED
+    assert list(description.search_attributes["SextonOutcome"]) == ["DELETED"]

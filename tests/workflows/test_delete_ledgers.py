@@ -1,0 +1,283 @@
+"""`delete-ledgers`: a batch whose every row ends, or has a workflow of its own."""
+
+import asyncio
+
+import pytest
+from temporalio import activity
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
+
+from activities.deletion import Certificate, ChunkInput, ChunkResult, DetachInput, DetachResult, RangesInput, RangesPage
+from logstore.deletion import DeletionState
+from logstore.errors import LedgerFenced
+from logstore.ledgers import ledger_prefix
+from logstore.positions import LedgerId
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from workflows.delete_ledgers import DeleteLedgersProgress, DeletionPolicy
+
+
+def at(ledger_id: LedgerId, operation: Operation, kind: FaultKind, **more: object) -> Fault:
+    """A fault of one ledger's objects."""
+    prefix = ledger_prefix(ledger_id)
+    return Fault(operation=operation, kind=kind, matches=lambda key: key.startswith(prefix), **more)  # type: ignore[arg-type]
+
+
+async def test_delete_ledgers_of_given_ledgers_certifies_them(house: House) -> None:
+    """Detached, deleted, confirmed by storage and counted from rows; what stays listed is untouched (promises 1, 2)."""
+    ledgers = house.world.fill(5)
+    async with house.worker():
+        certificate = await (await house.delete(ledgers[:4])).result()
+    assert (certificate.outcomes, certificate.objects, certificate.deleted) == ({"DELETED": 4}, 12, 4)
+    assert [len(house.world.left_of(one)) for one in ledgers] == [0, 0, 0, 0, 3]
+
+
+async def test_delete_ledgers_whose_catalog_fails_at_first_still_ends(house: House) -> None:
+    """Transient, then success: phase one is tried until the catalog is back."""
+    ledgers = house.world.fill(2)
+    failures = [LedgerFenced("none"), LedgerFenced("none")]
+    real = house.world.deletion.detach
+
+    @activity.defn(name="deletion.detach")
+    def detach(request: DetachInput) -> DetachResult:
+        if failures:
+            failures.pop()
+            raise ApplicationError("catalog is away", type="StoreUnavailable")
+        return real(request)
+
+    async with house.worker(instead=[detach]):
+        certificate = await (await house.delete(ledgers)).result()
+    assert certificate.outcomes == {"DELETED": 2}
+    assert len(house.attempts("deletion.detach")) == 3
+
+
+async def test_delete_ledgers_refused_fails_and_changes_nothing(house: House) -> None:
+    """LedgerStillNeeded is the workflow's failure, and no ledger left its list (promise 1)."""
+    ledgers = house.world.fill(2, acknowledged=False)
+    house.world.acknowledge(ledgers[0])
+    before = house.world.objects.keys
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert failure(caught.value)[0] == "LedgerStillNeeded"
+    assert house.world.objects.keys == before
+    assert len(house.world.catalog.ledgers.listed(house.world.topic.topic_id)) == 3
+    assert not house.world.catalog.deletions.list(None, limit=9)
+
+
+async def test_delete_ledgers_of_a_stale_epoch_fails_and_changes_nothing(house: House) -> None:
+    """An explicit request from before a rebuild is refused (DESIGN 4)."""
+    ledgers = house.world.fill(1)
+    async with house.worker():
+        handle = await house.delete(ledgers, catalog_epoch=7)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert failure(caught.value)[0] == "StaleCatalog"
+    assert len(house.world.left_of(ledgers[0])) == 3
+
+
+async def test_delete_ledgers_whose_catalog_was_rebuilt_says_how_much_is_left(house: House) -> None:
+    """STALE_CATALOG: what is left is counted as such, and no row is changed."""
+    house.world.fill(3)
+    house.world.detach(batch_id=house.queue)
+    house.world.sql("UPDATE catalog SET epoch=2")
+    carried = DeleteLedgersProgress(intents=3)
+    async with house.worker():
+        certificate = await (await house.delete(batch_id=house.queue, carried=carried)).result()
+    assert certificate.outcomes == {"STALE_CATALOG": 3}
+    assert all(one.state is DeletionState.PENDING for one in house.world.intents(house.queue))
+
+
+async def test_delete_ledgers_hands_a_failing_row_to_a_workflow_that_outlives_it(house: House) -> None:
+    """RETRYING is counted, and the abandoned child ends the row ten minutes after its parent (n 8, n 21)."""
+    ledgers = house.world.fill(3)
+    bad = ledgers[1]
+    prefix, down = ledger_prefix(bad), ["yes"]
+    house.world.objects.plan(
+        Fault(
+            operation=Operation.LIST,
+            kind=FaultKind.BEFORE,
+            times=1000,
+            matches=lambda key: key == prefix and bool(down),
+        )
+    )
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        certificate = await handle.result()
+        assert certificate.outcomes == {"DELETED": 2, "RETRYING": 1}
+        child = house.alone(house.world.key(bad))
+        assert (await child.describe()).status is WorkflowExecutionStatus.RUNNING
+        down.clear()
+        await child.result()
+        description = await child.describe()
+    assert not house.world.left_of(bad)
+    assert await description.static_summary() == f"ledger {bad} of {house.world.topic.name}"
+    shown = description.search_attributes
+    assert shown["SextonLedgerId"] == [bad]
+    assert shown["SextonTopic"] == [house.world.topic.name]
+    assert shown["SextonRunId"] == [handle.id.removeprefix("delete-ledgers/")]
+
+
+async def test_delete_ledgers_refusals_are_counted_listed_and_fail_alone(house: House) -> None:
+    """A refusal is a dead letter, a count of the batch, and a failed workflow of its own (PIP-186; promise 3)."""
+    good, bad = house.world.fill(2)
+    house.world.objects.put_if_absent(f"{ledger_prefix(bad)}notes.txt", b"mine", metadata={})
+    async with house.worker():
+        certificate = await (await house.delete([good, bad])).result()
+        with pytest.raises(WorkflowFailureError) as caught:
+            await house.alone(house.world.key(bad)).result()
+    assert certificate.outcomes == {"DELETED": 1, "METADATA_MISMATCH": 1}
+    assert failure(caught.value)[0] == "METADATA_MISMATCH"
+    assert [one.ledger_id for one in house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)] == [bad]
+
+
+async def test_delete_ledgers_with_the_store_down_hands_every_row_over(house: House) -> None:
+    """Ten attempts of a chunk, and then each row waits alone: none is forgotten (n 5, promise 2)."""
+    ledgers = house.world.fill(2)
+    down = ["yes"]
+    house.world.objects.plan(
+        Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=1000, matches=lambda _: bool(down))
+    )
+    async with house.worker():
+        certificate = await (await house.delete(ledgers)).result()
+        assert certificate.outcomes == {"RETRYING": 2}
+        down.clear()
+        for ledger in ledgers:
+            await house.alone(house.world.key(ledger)).result()
+    assert len(house.attempts("deletion.delete_chunk")) == 10
+    assert not any(house.world.left_of(one) for one in ledgers)
+
+
+async def test_delete_ledgers_continued_as_new_carries_totals(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages, objects and outcomes of earlier runs, ledgers that ended before among them, are in the certificate."""
+    old, *ledgers = house.world.fill(5)
+    async with house.worker():
+        await (await house.delete([old])).result()
+    _page_of(monkeypatch, ranges=1)
+    monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
+    house.policy = DeletionPolicy(chunk=2, parallelism=1)
+    async with house.worker():
+        handle = await house.delete([old, *ledgers])
+        certificate = await handle.result()
+        progress = await handle.query("progress", result_type=DeleteLedgersProgress)
+    assert certificate == Certificate(
+        batch_id=certificate.batch_id, outcomes={"DELETED": 5}, objects=12, size_bytes=certificate.size_bytes
+    )
+    assert (progress.intents, progress.detached, progress.objects, progress.finished) == (4, 4, 12, {"DELETED": 1})
+    first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
+
+
+def _page_of(monkeypatch: pytest.MonkeyPatch, *, ranges: int) -> None:
+    """Pages so small that a few ledgers fill many; the sandbox passes our modules through."""
+    monkeypatch.setattr("workflows.delete_ledgers._PAGE", ranges)
+
+
+async def test_delete_ledgers_cancelled_midway_leaves_rows_to_be_taken_up(house: House) -> None:
+    """Cancelled between its chunks, it ends as cancelled and every row is deleted or still listed (promise 2)."""
+    ledgers = house.world.fill(4)
+    gate = Gate()
+    house.world.objects.plan(at(ledgers[2], Operation.LIST, FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.delete(ledgers, batch_id=house.queue)
+        await assert_eventually(gate.reached.is_set)
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    gate.open()
+    assert isinstance(caught.value.cause, (CancelledError, ActivityError))
+    assert (await handle.describe()).status is WorkflowExecutionStatus.CANCELED
+    rows = house.world.intents(house.queue)
+    assert [one.ledger_id for one in rows] == ledgers
+    assert all(one.state is DeletionState.PENDING or not house.world.left_of(one.ledger_id) for one in rows)
+
+
+async def test_delete_ledgers_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
+    """With no cache, and the worker gone in the middle of a chunk, the batch ends whole (promise 8)."""
+    ledgers = house.world.fill(4)
+    gate = Gate()
+    house.world.objects.plan(at(ledgers[1], Operation.DELETE, FaultKind.CALL, action=gate.wait))
+    async with house.worker(cache=0):
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    async with house.worker(cache=0):
+        certificate = await handle.result()
+    assert certificate.deleted == 4
+    assert not any(house.world.left_of(one) for one in ledgers)
+
+
+async def test_delete_ledgers_started_twice_with_one_batch_id_ends_the_same(house: House) -> None:
+    """Driven once more after its end, it detaches nothing, deletes nothing and certifies the same (n 4)."""
+    ledgers = house.world.fill(3)
+    async with house.worker():
+        first = await (await house.delete(ledgers, batch_id=house.queue)).result()
+        again = await (await house.delete(ledgers, batch_id=house.queue)).result()
+    assert again == first
+    assert len(house.world.sql("SELECT 1 FROM audit WHERE act='delete-ledgers'")) == 1
+
+
+async def test_delete_ledgers_started_before_any_worker_runs_when_one_comes(house: House) -> None:
+    """A start, and a query asked before the first task, wait for a worker and are answered."""
+    ledgers = house.world.fill(1)
+    handle = await house.delete(ledgers)
+    asked = asyncio.ensure_future(handle.query("progress", result_type=DeleteLedgersProgress))
+    async with house.worker():
+        assert (await handle.result()).outcomes == {"DELETED": 1}
+        assert (await asked).intents in {0, 1}
+
+
+async def test_delete_ledgers_shows_progress_while_it_works(house: House) -> None:
+    """The query, the current details and the search attributes tell an operator how far it is."""
+    ledgers = house.world.fill(4)
+    gate = Gate()
+    house.policy = DeletionPolicy(chunk=2, parallelism=1)
+    house.world.objects.plan(at(ledgers[3], Operation.LIST, FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        progress = await handle.query("progress", result_type=DeleteLedgersProgress)
+        assert (progress.intents, progress.detached, progress.outcomes, progress.objects) == (4, 4, {"DELETED": 2}, 6)
+        gate.open()
+        await handle.result()
+        assert "| DELETED | 4 |" in await details_of(handle)
+    assert (await handle.describe()).search_attributes["SextonOutcome"] == ["DELETED"]
+
+
+async def test_delete_ledgers_never_runs_more_chunks_at_once_than_told(house: House) -> None:
+    """The window is `parallelism`, however many ranges a page has (n 104)."""
+    ledgers = house.world.fill(6)
+    house.policy = DeletionPolicy(chunk=1, parallelism=2)
+    now, most = [0], [0]
+    real = house.world.deletion.delete_chunk
+
+    @activity.defn(name="deletion.delete_chunk")
+    def chunk(request: ChunkInput) -> ChunkResult:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        try:
+            return real(request)
+        finally:
+            now[0] -= 1
+
+    async with house.worker(instead=[chunk]):
+        assert (await (await house.delete(ledgers)).result()).deleted == 6
+    assert 1 <= most[0] <= 2
+
+
+async def test_delete_ledgers_asks_for_no_chunk_whose_answer_would_not_fit(house: House) -> None:
+    """A chunk larger than a payload can answer for is cut to a thousand rows (temporalio/sdk-python#1285; n 109)."""
+    ledgers = house.world.fill(1)
+    asked: list[int] = []
+    real = house.world.deletion.next_ranges
+
+    @activity.defn(name="deletion.next_ranges")
+    def next_ranges(request: RangesInput) -> RangesPage:
+        asked.append(request.rows)
+        return real(request)
+
+    house.policy = DeletionPolicy(chunk=10_000)
+    async with house.worker(instead=[next_ranges]):
+        await (await house.delete(ledgers)).result()
+    assert set(asked) == {1000}
