@@ -1,0 +1,303 @@
+"""Record histories of real runs for `test_replay.py`.
+
+`python -m tests.replay.record` starts a Temporal server of its own, runs every scene below on a world in memory
+and writes `histories/<workflow type>/v<N>/<scene>.json`, with identities and queues scrubbed. To record a new one:
+
+1. A workflow is about to change so that old runs would take another path: put the change behind
+   `workflow.patched`, raise `VERSION`, run this module, commit the new folder. Folders of older versions stay as
+   they are, for runs of that version may still be alive.
+2. A new workflow, or a new path through one: add a scene, run this module, and commit the new file alone.
+3. Raise the counts in `test_replay.py`; an extra or a missing history fails there.
+"""
+
+import asyncio
+import itertools
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.testing import WorkflowEnvironment
+
+from activities.deletion import IntentKey
+from infra.catalog import Database, upgrade
+from tests.activities.world import open_world
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.workflows.house import Gate, House, assert_eventually
+from workflows import search_attributes
+from workflows.delete_ledgers import DeletionPolicy
+from workflows.trim_topic import TrimTopic
+
+HISTORIES = Path(__file__).with_name("histories")
+VERSION = "v1"
+
+Handle = WorkflowHandle[Any, Any]
+Scene = Callable[[House], Awaitable[Handle]]
+_numbers = itertools.count(1)
+
+
+async def trim_complete(house: House) -> Handle:
+    """Two ledgers deleted, a second pass that finds none."""
+    house.world.fill(2)
+    async with house.worker():
+        handle = await house.trim()
+        await handle.result()
+    return handle
+
+
+async def trim_joined(house: House) -> Handle:
+    """`again` arrives while phase two works, and there is new work."""
+    house.world.fill(1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.trim()
+        await assert_eventually(gate.reached.is_set)
+        house.world.fill(1)
+        await handle.signal(TrimTopic.again)
+        gate.open()
+        await handle.result()
+    return handle
+
+
+async def trim_that_cannot_roll(house: House) -> Handle:
+    """The last ledger cannot be rolled; the trim goes on."""
+    house.world.fill(1)
+    house.roller.failures = 100
+    async with house.worker():
+        handle = await house.trim()
+        await handle.result()
+    return handle
+
+
+async def trim_failed(house: House) -> Handle:
+    """The topic is gone."""
+    house.world.sql("DELETE FROM topic")
+    return await _ended(house, await house.trim())
+
+
+async def trim_cancelled(house: House) -> Handle:
+    """Cancelled while its batch works."""
+    house.world.fill(1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.trim()
+        await assert_eventually(gate.reached.is_set)
+        await handle.cancel()
+        with suppress(WorkflowFailureError):
+            await handle.result()
+        gate.open()
+    return handle
+
+
+async def trim_running(house: House) -> Handle:
+    """Its batch is at work."""
+    house.world.fill(1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.trim()
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
+async def trim_continued(house: House) -> Handle:
+    """More passes than one history should hold."""
+    async with house.worker():
+        house.roller.action = lambda: _one_more(house)
+        handle = await house.trim()
+        await handle.result()
+    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
+def _one_more(house: House) -> None:
+    if house.roller.calls < 12:
+        house.world.fill(1)
+
+
+async def delete_complete(house: House) -> Handle:
+    """Given ledgers in several chunks, one of them handed over."""
+    ledgers = house.world.fill(5)
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
+    return await _ended(house, await house.delete(ledgers))
+
+
+async def delete_failed(house: House) -> Handle:
+    """A ledger is still needed."""
+    ledgers = house.world.fill(1, acknowledged=False)
+    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
+    return await _ended(house, await house.delete(ledgers))
+
+
+async def delete_stale(house: House) -> Handle:
+    """The catalog was rebuilt after phase one."""
+    house.world.fill(1)
+    house.world.detach(batch_id=house.queue)
+    house.world.sql("UPDATE catalog SET epoch=2")
+    return await _ended(house, await house.delete(batch_id=house.queue))
+
+
+async def delete_handed_over(house: House) -> Handle:
+    """The store is down for ten attempts of a chunk."""
+    ledgers = house.world.fill(2)
+    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=22))
+    return await _ended(house, await house.delete(ledgers))
+
+
+async def delete_running(house: House) -> Handle:
+    """A chunk is at work."""
+    ledgers = house.world.fill(3)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
+async def delete_continued(house: House) -> Handle:
+    """A page longer than one history should hold."""
+    ledgers = house.world.fill(60)
+    house.policy = DeletionPolicy(chunk=1, parallelism=4)
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await handle.result()
+    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
+async def one_complete(house: House) -> Handle:
+    """Deleted at the first attempt."""
+    return await _ended(house, await house.delete_one(_handed_over(house)))
+
+
+async def one_refused(house: House) -> Handle:
+    """Not ours: fails with METADATA_MISMATCH."""
+    key = _handed_over(house)
+    house.world.sql("UPDATE pending_deletion SET application='other'")
+    return await _ended(house, await house.delete_one(key))
+
+
+async def one_dead_lettered(house: House) -> Handle:
+    """Attempts exhausted."""
+    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
+    return await _ended(house, await house.delete_one(_handed_over(house)))
+
+
+async def one_running(house: House) -> Handle:
+    """Waits for its second attempt."""
+    key = _handed_over(house)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.delete_one(key)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
+SCENES: dict[str, tuple[Scene, ...]] = {
+    "trim-topic": (
+        trim_complete,
+        trim_joined,
+        trim_that_cannot_roll,
+        trim_failed,
+        trim_cancelled,
+        trim_running,
+        trim_continued,
+    ),
+    "delete-ledgers": (
+        delete_complete,
+        delete_failed,
+        delete_stale,
+        delete_handed_over,
+        delete_running,
+        delete_continued,
+    ),
+    "delete-ledger": (one_complete, one_refused, one_dead_lettered, one_running),
+}
+
+
+async def _ended(house: House, handle: Handle) -> Handle:
+    async with house.worker():
+        with suppress(WorkflowFailureError):
+            await handle.result()
+    return handle
+
+
+def _handed_over(house: House) -> IntentKey:
+    (ledger,) = house.world.fill(1)
+    house.world.detach()
+    (intent,) = house.world.intents()
+    name = f"delete-ledger/{ledger}/LEDGER/1"
+    house.world.catalog.deletions.hand_over({intent.row_id: name}, errors={}, ttl_s=60)
+    return house.world.key(ledger)
+
+
+def scrubbed(history: dict[str, Any]) -> dict[str, Any]:
+    """The history without process, host and path: identities, sticky queues named after them, stack traces."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, list):
+            return [clean(one) for one in value]
+        if isinstance(value, str):
+            return "recorded" if re.fullmatch(r"\d+@\S+", value) else value
+        if not isinstance(value, dict):
+            return value
+        kept = {name: clean(one) for name, one in value.items() if name not in {"stackTrace", "requestId"}}
+        return kept | {name: "recorded" for name in ("identity", "binaryChecksum", "buildId") if name in kept}
+
+    cleaned: dict[str, Any] = clean(history)
+    return cleaned
+
+
+@asynccontextmanager
+async def _server() -> AsyncIterator[WorkflowEnvironment]:
+    values = ("frontend.WorkflowTimeSkippingEnabled=true", "limit.historyCount.suggestContinueAsNew=100")
+    environment = await WorkflowEnvironment.start_time_skipping_v2(
+        dev_server_existing_path=str(Path(sys.executable).with_name("temporal")),
+        dev_server_extra_args=[f"--dynamic-config-value={value}" for value in values],
+        data_converter=pydantic_data_converter,
+        search_attributes=search_attributes.ALL,
+    )
+    async with environment:
+        yield environment
+
+
+async def record(folder: Path) -> None:
+    """Run every scene and write its history below `folder`, in place of what is there for this version."""
+    with tempfile.TemporaryDirectory() as scratch:
+        template = Path(scratch) / "template.db"
+        database = Database(f"sqlite:///{template}")
+        upgrade(database)
+        database.close()
+        async with _server() as environment:
+            for type_, scenes in SCENES.items():
+                target = folder / type_ / VERSION
+                shutil.rmtree(target, ignore_errors=True)
+                target.mkdir(parents=True)
+                for scene in scenes:
+                    await _record(environment, scene, template, target / f"{scene.__name__}.json")
+
+
+async def _record(environment: WorkflowEnvironment, scene: Scene, template: Path, target: Path) -> None:
+    number = next(_numbers)
+    world = open_world(template, template.parent / str(number))
+    with House(environment, world, queue=f"recorded-{number}") as house:
+        handle = await scene(house)
+        history = (await handle.fetch_history()).to_json_dict()
+    world.catalog.database.close()
+    await asyncio.to_thread(target.write_text, json.dumps(scrubbed(history), indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(record(HISTORIES))
