@@ -18,7 +18,7 @@ from workers.demo.auditor import Auditor, Stored
 from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
 from workers.demo.scenario import Written, write_topics
 from workers.settings import Settings
-from workers.stack import at, stack_options, start_worker, upgrade_catalog
+from workers.stack import WORKER, at, stack_options, start_worker, upgrade_catalog
 from workers.wiring import open_log
 from workflows.trim_topic import TrimTopicResult
 
@@ -54,7 +54,7 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
     finally:
         if not keep:
             on_progress("stopping what was started")
-            _remove(home)
+            remove(home)
 
 
 def _own(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
@@ -72,7 +72,7 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     began = time.monotonic()
     where = stack.up(stack_options(settings, free_ports=True, in_memory=True), on_progress=say)
     settings = at(settings, where)
-    _prepare(settings)
+    prepare(settings)
     auditor = Auditor(settings)
     with open_log(settings) as log:
         written = list(write_topics(log, topics=topics, ledgers=ledgers, say=say))
@@ -99,7 +99,8 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     )
 
 
-def _prepare(settings: Settings) -> None:
+def prepare(settings: Settings) -> None:
+    """Bring catalog and namespace to where a worker can start."""
     upgrade_catalog(settings)
 
     async def register() -> None:
@@ -155,10 +156,10 @@ def _counts(
     }
 
 
-def _remove(home: Path) -> None:
-    """Workers and servers are killed at once: nothing of a throw-away stack is worth a drain."""
+def remove(home: Path) -> None:
+    """Kill workers and servers at once, for nothing of a throw-away stack is worth a drain, and delete the home."""
     at_home = StackHome.at(home)
-    for name in (_FIRST, _SECOND):
-        ServiceProcess(name, at_home).kill()
+    for path in at_home.pids.glob(f"{WORKER}*.json"):
+        ServiceProcess(path.stem, at_home).kill()
     stack.kill(home)
     shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,216 @@
+"""Deletion beside the bare thing: `python -m tests.benchmarks.deletion_speed [objects|idle|memory]`."""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from temporalio import activity, workflow
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.deletion import IntentKey
+from infra.stack.home import StackHome
+from infra.stack.process import ServiceProcess
+from logstore.ledgers import CopyKind, ledger_prefix
+from logstore.ports.catalog import Cause, Claim, Topic
+from logstore.positions import LedgerId
+from tests.benchmarks.stage import Stage, make_ledgers, stage
+from workers.client import connect_client
+from workers.settings import Settings, load_settings
+from workflows import delete_ledger, delete_ledgers
+from workflows.delete_ledger import DeleteLedger, DeleteLedgerInput
+from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput, DeletionPolicy
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef
+
+_ROUNDS = 3
+_SHAPES = ((100, 60), (10, 400))  # objects a ledger, ledgers
+_IDLE_RUNS = 60
+_MANY = (1_000, 100_000)
+
+
+@activity.defn(name="bare")
+def bare_activity(number: int) -> int:
+    """Do nothing."""
+    return number
+
+
+@workflow.defn(name="bare", sandboxed=False)
+class Bare:
+    """One activity that does nothing."""
+
+    @workflow.run
+    async def run(self, number: int) -> int:
+        """Run it."""
+        return await workflow.execute_activity(bare_activity, number, start_to_close_timeout=timedelta(seconds=10))
+
+
+def objects_per_second(on: Stage) -> dict[str, Any]:
+    """Batch deletion, confirmed, beside a loop of the same parallelism that lists and deletes each ledger."""
+    found: dict[str, Any] = {}
+    for size, ledgers in _SHAPES:
+        rounds = [_objects_round(on, size, ledgers) for _ in range(_ROUNDS)]
+        ours, bare = (statistics.median(side) for side in zip(*rounds, strict=True))
+        found[f"{size} objects a ledger"] = {
+            "ours_objects_s": round(ours),
+            "bare_objects_s": round(bare),
+            "ratio": round(statistics.median(one / two for one, two in rounds), 2),
+            "rounds": [[round(one), round(two)] for one, two in rounds],
+        }
+    return found
+
+
+def _objects_round(on: Stage, size: int, ledgers: int) -> tuple[float, float]:
+    """One side, then the other, on ledgers of the same shape; objects a second of each."""
+    total = ledgers * size
+    topic, _ = make_ledgers(on, _name(), ledgers=ledgers, segments=size - 1)
+    request = _detach(on, topic)
+    began = time.perf_counter()
+    certificate = asyncio.run(_delete(on, request))
+    ours = total / (time.perf_counter() - began)
+    if certificate.objects != total:
+        raise RuntimeError(f"expected {total} objects confirmed, found {certificate}")
+    _, ids = make_ledgers(on, _name(), ledgers=ledgers, segments=size - 1)
+    began = time.perf_counter()
+    if _bare_delete(on, ids) != total:
+        raise RuntimeError("the bare loop deleted another number of objects")
+    return ours, total / (time.perf_counter() - began)
+
+
+def _bare_delete(on: Stage, ids: list[LedgerId]) -> int:
+    client, bucket = on.s3(), on.settings.primary_bucket
+
+    def one(ledger_id: LedgerId) -> int:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=ledger_prefix(ledger_id))
+        keys: list[ObjectIdentifierTypeDef] = [
+            {"Key": item["Key"]} for page in pages for item in page.get("Contents", ())
+        ]
+        for at in range(0, len(keys), 1000):
+            client.delete_objects(Bucket=bucket, Delete={"Objects": keys[at : at + 1000], "Quiet": True})
+        return len(keys)
+
+    with ThreadPoolExecutor(on.settings.deletion_parallelism) as pool:
+        return sum(pool.map(one, ids))
+
+
+def _name() -> str:
+    return f"persistent://bench/deletion/{uuid.uuid4().hex}"
+
+
+def _detach(on: Stage, topic: Topic) -> DeleteLedgersInput:
+    batch = f"{topic.topic_id}-bench"
+    name = delete_ledgers.workflow_id(batch)
+    on.log.catalog.deletions.detach(
+        topic.topic_id,
+        None,
+        force=False,
+        batch_id=batch,
+        claim=Claim(workflow_id=name, run_id="", ttl_s=60),
+        cause=Cause(actor="bench", reason="bench", workflow_id=name),
+    )
+    return DeleteLedgersInput(
+        batch_id=batch,
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        catalog_epoch=on.log.catalog.ledgers.epoch(),
+        actor="bench",
+        reason="bench",
+        policy=DeletionPolicy(parallelism=on.settings.deletion_parallelism, chunk=on.settings.deletion_chunk),
+    )
+
+
+async def _delete(on: Stage, request: DeleteLedgersInput) -> Any:
+    client = await connect_client(on.settings)
+    name, queue = delete_ledgers.workflow_id(request.batch_id), on.settings.task_queue
+    return await client.execute_workflow(DeleteLedgers.run, request, id=name, task_queue=queue)
+
+
+def idle_latency(on: Stage) -> dict[str, Any]:
+    """One `delete-ledger` beside a bare one-activity workflow, one at a time, p50."""
+    return asyncio.run(_idle(on))
+
+
+async def _idle(on: Stage) -> dict[str, Any]:
+    topic, ids = await asyncio.to_thread(make_ledgers, on, _name(), ledgers=_IDLE_RUNS, segments=1)
+    await asyncio.to_thread(_detach, on, topic)
+    await asyncio.to_thread(on.log.catalog.database.write, _let_go)
+    client = await connect_client(on.settings)
+    plain = await Client.connect(on.settings.temporal_address)
+    ours: list[float] = []
+    bare: list[float] = []
+    with ThreadPoolExecutor(4) as threads:
+        async with Worker(
+            plain, task_queue="bare", workflows=[Bare], activities=[bare_activity], activity_executor=threads
+        ):
+            for number, ledger_id in enumerate(ids):
+                bare.append(await _timed(_one_bare(plain, number)))
+                ours.append(await _timed(_one_ledger(on, client, topic, ledger_id)))
+    one, two = statistics.median(ours) * 1000, statistics.median(bare) * 1000
+    return {"ours_p50_ms": round(one, 1), "bare_p50_ms": round(two, 1), "ratio": round(one / two, 2)}
+
+
+def _let_go(connection: Any) -> None:
+    """End the batch's claim, so that single workflows may take its rows."""
+    connection.exec_driver_sql("UPDATE run SET claim_until_us = 0")
+
+
+async def _timed(work: Awaitable[None]) -> float:
+    began = time.perf_counter()
+    await work
+    return time.perf_counter() - began
+
+
+async def _one_bare(client: Client, number: int) -> None:
+    await client.execute_workflow(Bare.run, number, id=f"bare-{number}-{uuid.uuid4().hex}", task_queue="bare")
+
+
+async def _one_ledger(on: Stage, client: Client, topic: Topic, ledger_id: LedgerId) -> None:
+    key = IntentKey(ledger_id=ledger_id, copy=CopyKind.LEDGER.value, generation=1)
+    request = DeleteLedgerInput(key=key, topic=topic.name, catalog_epoch=on.log.catalog.ledgers.epoch())
+    name = delete_ledger.workflow_id(key)
+    await client.execute_workflow(DeleteLedger.run, request, id=name, task_queue=on.settings.task_queue)
+
+
+def memory(on: Stage) -> dict[str, Any]:
+    """Highest resident memory of the worker, after a small batch and after a large one."""
+    process = ServiceProcess("worker-1", StackHome.at(on.settings.home)).running()
+    if process is None:
+        raise RuntimeError("the worker does not run")
+    found = {}
+    for ledgers in _MANY:
+        topic, _ = make_ledgers(on, _name(), ledgers=ledgers, segments=0)
+        certificate = asyncio.run(_delete(on, _detach(on, topic)))
+        peak = _peak_bytes(process)
+        found[f"{ledgers} ledgers"] = {"peak_mib": round(peak / 2**20), "deleted": certificate.deleted}
+    return found
+
+
+def _peak_bytes(process: psutil.Process) -> int:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+_ALL = {"objects": objects_per_second, "idle": idle_latency, "memory": memory}
+
+
+def main() -> None:
+    """Measure what the command line names, or all of it, and print one JSON document."""
+    settings: Settings = load_settings({}, os.environ, Path.cwd()).settings
+    with stage(settings) as on:
+        found = {name: _ALL[name](on) for name in sys.argv[1:] or _ALL}
+    print(json.dumps(found, indent=1))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

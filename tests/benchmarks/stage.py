@@ -1,0 +1,133 @@
+"""What measurements stand on: a real stack of their own, one real worker, and many ledgers made quickly."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import boto3
+from botocore.config import Config
+from sqlalchemy import Connection, insert
+
+from infra.catalog import tables as t
+from infra.stack import stack
+from logstore.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement, meta_key, segment_key
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId
+from logstore.retention import RetentionPolicy
+from workers.demo.run import prepare, remove
+from workers.settings import Settings
+from workers.stack import at, stack_options, start_worker
+from workers.wiring import LogStore, open_log
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_THREADS = 8
+_BODY = b"x" * 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A running stack, its settings, and the log on it."""
+
+    settings: Settings
+    log: LogStore
+
+    def s3(self) -> "S3Client":
+        """A bare client with the pool and address style of a careful user."""
+        keys = self.settings.s3_access_key.get_secret_value(), self.settings.s3_secret_key.get_secret_value()
+        return boto3.client(
+            "s3",
+            endpoint_url=self.settings.s3_endpoint,
+            region_name=self.settings.s3_region,
+            aws_access_key_id=keys[0],
+            aws_secret_access_key=keys[1],
+            config=Config(s3={"addressing_style": "path"}, max_pool_connections=32),
+        )
+
+
+@contextmanager
+def stage(settings: Settings, *, workers: int = 1) -> Iterator[Stage]:
+    """Start a throw-away stack with `workers` worker processes; killed at the end."""
+    home = Path(tempfile.mkdtemp(prefix="sexton-bench-"))
+    own = Settings.model_validate(settings.model_dump() | {"home": home, "database_url": ""})
+    try:
+        where = stack.up(stack_options(own, free_ports=True, in_memory=True))
+        own = at(own, where)
+        prepare(own)
+        for number in range(workers):
+            start_worker(own, name=f"worker-{number + 1}")
+        with open_log(own) as log:
+            yield Stage(settings=own, log=log)
+    finally:
+        remove(home)
+
+
+def make_ledgers(on: Stage, name: str, *, ledgers: int, segments: int) -> tuple[Topic, list[LedgerId]]:
+    """A topic of closed ledgers with that many small objects each, and one open ledger behind them.
+
+    Rows go in by bulk insert and objects by plain puts: what is measured is how they go away.
+    """
+    topic = on.log.catalog.topics.create(name, RetentionPolicy())
+    first = on.log.catalog.ledgers.create(topic.topic_id, application=on.settings.application)
+    ids = _rows(on, topic, first, ledgers, segments)
+    statements = [_statement(first, ledger_id) for ledger_id in ids]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(lambda one: _objects(on, one, segments), statements))
+    return topic, ids
+
+
+def _rows(on: Stage, topic: Topic, first: LedgerStatement, ledgers: int, segments: int) -> list[LedgerId]:
+    """Takes ids from the catalog's counter, as creating each ledger would."""
+    start = int(first.ledger_id) + 1
+    ids = [LedgerId(start + number) for number in range(ledgers)]
+    now = time.time_ns() // 1000
+
+    def work(connection: Connection) -> None:
+        list_id = connection.execute(
+            t.ledger.select().with_only_columns(t.ledger.c.list_id).where(t.ledger.c.ledger_id == first.ledger_id)
+        ).scalar_one()
+        connection.execute(t.catalog.update().values(next_ledger_id=start + ledgers + 1))
+        base = {"list_id": list_id, "application": on.settings.application, "generation": 0, "epoch": first.epoch}
+        every = [*ids, LedgerId(start + ledgers)]
+        connection.execute(insert(t.ledger), [_ledger(base, row, row != every[-1], segments, now) for row in every])
+        connection.execute(insert(t.ledger_copy), [_copy(row) for row in every])
+        connection.execute(t.ledger_copy.delete().where(t.ledger_copy.c.ledger_id == first.ledger_id))
+        connection.execute(t.ledger.delete().where(t.ledger.c.ledger_id == first.ledger_id))
+
+    on.log.catalog.database.write(work)
+    return ids
+
+
+def _ledger(base: dict[str, object], row: LedgerId, closed: bool, segments: int, now: int) -> dict[str, object]:
+    return base | {
+        "ledger_id": row,
+        "place": row,
+        "state": (LedgerState.CLOSED if closed else LedgerState.OPEN).value,
+        "entries": segments if closed else 0,
+        "size_bytes": segments * len(_BODY),
+        "segments": segments if closed else 0,
+        "last_segment": segments - 1,
+        "created_us": now,
+        "closed_us": now if closed else None,
+    }
+
+
+def _copy(row: LedgerId) -> dict[str, object]:
+    return {"ledger_id": row, "kind": CopyKind.LEDGER.value, "state": CopyState.LIVE.value, "context": {}}
+
+
+def _statement(first: LedgerStatement, ledger_id: LedgerId) -> LedgerStatement:
+    return LedgerStatement(owner=first.owner, ledger_id=ledger_id, created_us=first.created_us, epoch=first.epoch)
+
+
+def _objects(on: Stage, one: LedgerStatement, segments: int) -> None:
+    metadata = one.to_metadata()
+    on.log.objects.put_if_absent(meta_key(one.ledger_id, one.owner), one.to_json(), metadata=metadata)
+    for number in range(segments):
+        on.log.objects.put_if_absent(segment_key(one.ledger_id, number), _BODY, metadata=metadata)
