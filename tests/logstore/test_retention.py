@@ -99,7 +99,7 @@ def test_retention_topic_without_subscriptions_lets_all_but_the_last_go() -> Non
 
 def test_retention_empty_ledger_is_not_unread_by_a_cursor_before_it() -> None:
     """A ledger without entries waits for nobody."""
-    assert _let_go([_closed(0, entries=0), _closed(1)], {"s": Position(LedgerId(0), -1)}, RetentionPolicy())
+    assert _let_go([_closed(0, entries=0), _closed(1)], {"s": Position(LedgerId(-1), -1)}, RetentionPolicy())
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,15 @@ def test_read_of_an_object_of_another_size_is_corrupt(world: World, columns: lis
         list(process.scan(world.topic, columns=columns))
 
 
+def test_read_of_another_segment_in_the_objects_place_is_corrupt(world: World) -> None:
+    """As many rows, well formed, and still not what was registered."""
+    process = _filled(world, ledgers=1)
+    key = segment_key(LedgerId(0), 0)
+    _replace_object(world, key, encode_segment([plain(b"another", b"segment")], publish_ms=1))
+    with pytest.raises(CorruptData, match="bytes, found"):
+        list(process.scan(world.topic))
+
+
 def test_read_of_bytes_that_are_no_segment_is_corrupt(world: World) -> None:
     """The object's name is in the error."""
     process = _filled(world, ledgers=1)
