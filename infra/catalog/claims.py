@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
 
 from infra.catalog import tables as t
+from infra.catalog.many import any_of
 from logstore.deletion import DeletionState
 from logstore.ports.catalog import Claim, Detached
 from logstore.positions import LedgerId, TopicId
@@ -43,7 +44,7 @@ def adopt_stalled(
     """Move the topic's stalled intents (of the ledgers asked for, if any) into the batch."""
     where = [t.pending_deletion.c.topic_id == topic_id, stalled(now_us)]
     if asked is not None:
-        where.append(t.pending_deletion.c.ledger_id.in_(sorted(set(asked))))
+        where.append(t.pending_deletion.c.ledger_id.in_(any_of(connection.dialect.name, asked)))
     moved = update(t.pending_deletion).where(*where)
     return connection.execute(
         moved.values(batch_id=batch_id, claim_workflow=None, claim_run=None, claim_until_us=None)

@@ -1,5 +1,6 @@
 """Subscriptions in SQL."""
 
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
@@ -10,6 +11,7 @@ from infra.catalog.ledgers import data_list, raise_version
 from infra.catalog.topics import active_topic
 from logstore.cursors import CursorState, LedgerSpan, advance, pack_acknowledged, seek, unpack_acknowledged
 from logstore.errors import UnknownObject
+from logstore.failpoints import effect
 from logstore.ports.catalog import Subscription
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -23,7 +25,8 @@ class SqlCursors:
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
         """See `Cursors.subscribe`."""
-        return self._db.write(lambda connection: self._subscribe(connection, topic_id, name, latest))
+        with effect("catalog.subscribe"):
+            return self._db.write(lambda connection: self._subscribe(connection, topic_id, name, latest))
 
     def _subscribe(self, connection: Connection, topic_id: TopicId, name: str, latest: bool) -> Subscription:
         active_topic(connection, topic_id)
@@ -43,12 +46,14 @@ class SqlCursors:
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
         """See `Cursors.all`."""
-        query = select(t.cursor).where(t.cursor.c.topic_id == topic_id).order_by(t.cursor.c.name)
-        return [subscription(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+        query = select(t.cursor).where(t.cursor.c.topic_id == topic_id)
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return sorted(map(subscription, rows), key=attrgetter("name"))  # here, for a database sorts by its own locale
 
     def seek(self, topic_id: TopicId, name: str, position: Position) -> Subscription:
         """See `Cursors.seek`."""
-        return self._db.write(lambda connection: _seek(connection, topic_id, name, position))
+        with effect("catalog.seek"):
+            return self._db.write(lambda connection: _seek(connection, topic_id, name, position))
 
 
 def _seek(connection: Connection, topic_id: TopicId, name: str, position: Position) -> Subscription:

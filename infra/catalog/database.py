@@ -8,128 +8,145 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
 
-from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown, StoreUnavailable
+from infra.catalog.faults import contended, may_have_landed, sentence, translated
+from infra.catalog.urls import parsed_url
+from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
 
 T = TypeVar("T")
 
-_GIVE_UP_S = 30.0
-_PAUSE_S = (0.0005, 0.003)  # SQLite's own busy handler starved a writer for 6 s
-_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", "cache_size=-65536")
+_PATIENCE_S = 30.0
+_PAUSE_S = (0.0005, 0.003)  # between tries for SQLite's one write lock; its own busy handler starved a writer for 6 s
+_OPENING = ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "busy_timeout=0")
+_CONNECT_S = 10
 
 
 class Database:
     """One engine; `read` and `write` run a function in one transaction of the right kind."""
 
-    def __init__(self, url: str, *, pool_size: int = 16) -> None:
+    def __init__(self, url: str, *, pool_size: int = 16, patience_s: float = _PATIENCE_S) -> None:
         """Prepare to connect; nothing is opened yet.
 
         Args:
             url: `sqlite:///path` or `postgresql+psycopg://…`.
-            pool_size: Connections kept open at the most.
+            pool_size: Connections at the most; who finds none free waits.
+            patience_s: How long contention is borne before `CatalogBusy`.
 
         Raises:
-            InvalidInput: Not the URL of one of the two.
+            InvalidInput: Not the URL of one of the two, or a folder that cannot be made.
         """
-        self.engine = _engine(url, pool_size)
-        self.is_sqlite = self.engine.dialect.name == "sqlite"
+        parsed = parsed_url(url)
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        self._patience_s = patience_s
+        pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": patience_s}
+        self.engine = _sqlite(parsed, pool) if self.is_sqlite else _postgresql(parsed, pool, patience_s)
+        self._reader = self.engine.execution_options(**_reading(self.is_sqlite))
 
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction that only reads."""
-        return self._run(work, writes=False)
+        """Run `work` in a transaction that only reads, and sees one moment from its first statement on."""
+        return self._run(self._reader, work)
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a writing transaction and commit; it may run more than once.
 
         BEGIN IMMEDIATE on SQLite: a deferred transaction that read first fails at once with a snapshot error,
-        whatever the busy timeout. Busy, deadlock and serialization errors retry the whole of it.
+        whatever the busy timeout. READ COMMITTED on PostgreSQL: a statement sees what was committed before it
+        began, so whatever is read after a row lock was granted is as new as the lock. Busy, deadlock and
+        serialization errors retry the whole of it.
 
         Raises:
-            CatalogBusy: Contention for 30 s.
+            CatalogBusy: Contention outlasted the patience.
             OutcomeUnknown: The connection broke while committing.
             StoreUnavailable: No connection, or the database's disk is full.
         """
-        return self._run(work, writes=True)
+        return self._run(self.engine, work)
 
-    def _run(self, work: Callable[[Connection], T], *, writes: bool) -> T:
-        give_up = time.monotonic() + _GIVE_UP_S
+    def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+        give_up, stale = time.monotonic() + self._patience_s, True
         while True:
             try:
-                return self._once(work, writes=writes)
+                return _once(engine, work, writes=engine is self.engine)
+            except PoolExhausted as error:
+                raise CatalogBusy(f"catalog: no connection was free within {self._patience_s:g} s") from error
             except DBAPIError as error:
-                if not _contended(error):
-                    raise _translated(error) from error
+                if error.connection_invalidated and stale:
+                    stale = False  # nothing was committed; the pool forgot its old connections, once
+                    continue
+                if not contended(error):
+                    raise translated(error) from error
                 if time.monotonic() > give_up:
-                    raise CatalogBusy(f"catalog: contended for {_GIVE_UP_S:.0f} s: {error.orig}") from error
+                    raise CatalogBusy(f"catalog: contended for {self._patience_s:g} s: {sentence(error)}") from error
             time.sleep(random.uniform(*_PAUSE_S))  # noqa: S311 - spreads retries, guards nothing
-
-    def _once(self, work: Callable[[Connection], T], *, writes: bool) -> T:
-        with self.engine.connect() as plain:
-            connection = plain.execution_options(sexton_writes=writes)
-            with connection.begin() as transaction:
-                result = work(connection)
-                try:
-                    transaction.commit()
-                except DBAPIError as error:
-                    if error.connection_invalidated:
-                        raise OutcomeUnknown(f"catalog: connection lost while committing: {error.orig}") from error
-                    raise
-                return result
 
     def now_us(self, connection: Connection) -> int:
         """The database's clock, microseconds since 1970: SQLite's is this machine's, for it runs in this process."""
         if self.is_sqlite:
             return time.time_ns() // 1000
-        seconds = connection.execute(text("SELECT extract(epoch FROM clock_timestamp()) * 1000000")).scalar_one()
-        return int(seconds)
+        return int(connection.execute(_NOW).scalar_one())
 
 
-def _engine(url: str, pool_size: int) -> Engine:
+_NOW = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+
+
+def _once(engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
+    with engine.connect() as connection, connection.begin() as transaction:
+        result = work(connection)
+        try:
+            transaction.commit()
+        except BaseException as error:
+            connection.invalidate()  # the pool would hand it out again with the transaction still open
+            if writes and isinstance(error, DBAPIError) and may_have_landed(error):
+                raise OutcomeUnknown(f"catalog: connection lost while committing: {sentence(error)}") from error
+            raise
+        return result
+
+
+def _reading(is_sqlite: bool) -> dict[str, Any]:
+    return {"sexton_reads": True} if is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+
+
+def _postgresql(url: URL, pool: dict[str, Any], patience_s: float) -> Engine:
+    arguments = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_S}
+    engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=arguments, **pool)
+
+    def prepare(connection: "psycopg.Connection[Any]", _: object) -> None:
+        """No wait for a lock is endless, and a process that was paused in a transaction loses it."""
+        connection.autocommit = True
+        limit = int(patience_s * 1000)
+        for name, value in (("lock_timeout", limit), ("idle_in_transaction_session_timeout", 4 * limit)):
+            connection.execute(f"SET {name} = {value}".encode())
+        connection.autocommit = False
+
+    event.listen(engine, "connect", prepare)
+    return engine
+
+
+def _sqlite(url: URL, pool: dict[str, Any]) -> Engine:
+    folder = Path(str(url.database)).parent
     try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise InvalidInput("database_url", expected="an SQLAlchemy URL", found=url) from error
-    if parsed.drivername == "postgresql+psycopg":
-        return create_engine(parsed, pool_size=pool_size, pool_pre_ping=True)
-    if parsed.drivername not in {"sqlite", "sqlite+pysqlite"} or not parsed.database:
-        expected = "sqlite:///PATH or postgresql+psycopg://…"
-        raise InvalidInput("database_url", expected=expected, found=parsed.render_as_string(hide_password=True))
-    Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(parsed, pool_size=pool_size, connect_args={"check_same_thread": False})
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        expected = f"a file in a folder that can be made ({error.strerror})"
+        raise InvalidInput("database_url", expected=expected, found=url.database) from error
+    engine = create_engine(url, connect_args={"check_same_thread": False}, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _: Any) -> None:  # noqa: ANN401 - SQLAlchemy's record
+def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # the driver is not to begin anything by itself
-    for pragma in _PRAGMAS:
+    for pragma in _OPENING:
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("sexton_writes", True)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _contended(error: DBAPIError) -> bool:
-    cause = error.orig
-    if isinstance(cause, sqlite3.OperationalError):
-        return cause.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-    return isinstance(cause, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
-
-
-def _translated(error: DBAPIError) -> Exception:
-    """What callers get: bugs stay as they are, the world's faults become ours."""
-    if isinstance(error, IntegrityError):
-        return error
-    if isinstance(error.orig, sqlite3.OperationalError | psycopg.OperationalError):
-        return StoreUnavailable(f"catalog: {error.orig}")
-    return error
+    reads = connection.get_execution_options().get("sexton_reads", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -1,6 +1,7 @@
 """The queue of phase two in SQL: intents are read by range, claimed, ended, counted."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
 
@@ -9,8 +10,9 @@ from infra.catalog.claims import claimed_by, holder
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
 from infra.catalog.intents import to_intent
+from infra.catalog.many import any_of
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import ClaimHeld, UnknownObject
+from logstore.errors import ClaimHeld, SextonError, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
@@ -45,25 +47,23 @@ class SqlDeletions(PhaseOne):
 
     def renew(self, batch_id: str, claim: Claim) -> None:
         """See `Deletions.renew`."""
-        self._db.write(lambda connection: self._renew(connection, batch_id, claim))
+        with effect("catalog.renew"):
+            self._db.write(lambda connection: self._renew(connection, batch_id, claim))
 
     def _renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
         now = self._db.now_us(connection)
         free = or_(t.run.c.claim_workflow == claim.workflow_id, t.run.c.claim_until_us <= now)
-        renewed = update(t.run).where(t.run.c.run_id == batch_id, free).values(**claimed_by(claim, now))
+        unfinished = (t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
+        renewed = update(t.run).where(*unfinished, free).values(**claimed_by(claim, now))
         if not connection.execute(renewed).rowcount:
-            other = holder(connection, batch_id, now)
-            raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {other}")
+            raise _not_renewed(connection, batch_id, claim)
 
     def referenced(self, intents: Sequence[DeletionIntent]) -> frozenset[int]:
         """See `Deletions.referenced`."""
         copies = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == t.ledger_copy.c.ledger_id)
-        ids = sorted({intent.ledger_id for intent in intents})
-        query = (
-            select(t.ledger_copy.c.ledger_id, t.ledger_copy.c.kind, t.ledger_copy.c.context)
-            .select_from(copies)
-            .where(t.ledger_copy.c.ledger_id.in_(ids))
-        )
+        c, ids = t.ledger_copy.c, {int(intent.ledger_id) for intent in intents}
+        asked = c.ledger_id.in_(any_of(self._db.engine.dialect.name, ids))
+        query = select(c.ledger_id, c.kind, c.context).select_from(copies).where(asked)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         live = {(row.ledger_id, row.kind, row.context.get("uuid")) for row in rows}
         return frozenset(
@@ -93,7 +93,7 @@ class SqlDeletions(PhaseOne):
                 **_UNCLAIMED,
             )
         )
-        connection.execute(statement, [_ending(item) for item in ended])
+        connection.execute(statement, [_ending(item) for item in sorted(ended, key=attrgetter("row_id"))])
 
     def hand_over(self, row_ids: Mapping[int, str], *, errors: Mapping[int, str], ttl_s: float) -> None:
         """See `Deletions.hand_over`."""
@@ -120,7 +120,8 @@ class SqlDeletions(PhaseOne):
 
     def take(self, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim) -> DeletionIntent:
         """See `Deletions.take`."""
-        return self._db.write(lambda connection: self._take(connection, ledger_id, copy, generation, claim))
+        with effect("catalog.take"):
+            return self._db.write(lambda connection: self._take(connection, ledger_id, copy, generation, claim))
 
     def _take(
         self, connection: Connection, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim
@@ -148,30 +149,25 @@ class SqlDeletions(PhaseOne):
             kept = {} if error is None else {"last_error": error}
             connection.execute(update(t.pending_deletion).where(*mine).values(**kept, **held))
 
-        self._db.write(work)
+        with effect("catalog.hold"):
+            self._db.write(work)
 
     def tally(self, batch_id: str) -> Tally:
         """See `Deletions.tally`."""
-        sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
-        query = select(_P.outcome, *sums).where(_P.batch_id == batch_id).group_by(_P.outcome)
-        rows = self._db.read(lambda connection: connection.execute(query).all())
-        return Tally(
-            outcomes={row[0] or Outcome.RETRYING.value: row[1] for row in rows},
-            objects=int(sum(row[2] for row in rows)),
-            size_bytes=int(sum(row[3] for row in rows)),
-        )
+        return self._db.read(lambda connection: _tally(connection, batch_id))
 
     def close(self, batch_id: str, cause: Cause) -> None:
         """See `Deletions.close`; the run's `finished_us` decides which of two calls writes the audit row."""
-        outcome = self.tally(batch_id)
-        self._db.write(lambda connection: self._close(connection, batch_id, cause, outcome))
+        with effect("catalog.close"):
+            self._db.write(lambda connection: self._close(connection, batch_id, cause))
 
-    def _close(self, connection: Connection, batch_id: str, cause: Cause, outcome: Tally) -> None:
+    def _close(self, connection: Connection, batch_id: str, cause: Cause) -> None:
         now = self._db.now_us(connection)
         first = update(t.run).where(t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
         row = connection.execute(first.values(finished_us=now, **_UNCLAIMED).returning(t.run.c.topic_id)).first()
         if row is None:
             return
+        outcome = _tally(connection, batch_id)
         detail = {"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes}
         connection.execute(
             insert(t.audit).values(
@@ -200,6 +196,25 @@ class SqlDeletions(PhaseOne):
         if state:
             query = query.where(_P.state == state.value)
         return [to_intent(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+
+
+def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonError:
+    row = connection.execute(select(t.run).where(t.run.c.run_id == batch_id)).first()
+    if row is None:
+        return UnknownObject("batch", expected="a batch that was detached", found=batch_id)
+    found = row.claim_workflow if row.finished_us is None else "that it is finished"
+    return ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {found}")
+
+
+def _tally(connection: Connection, batch_id: str) -> Tally:
+    sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
+    query = select(_P.outcome, *sums).where(_P.batch_id == batch_id).group_by(_P.outcome)
+    rows = connection.execute(query).all()
+    return Tally(
+        outcomes={row[0] or Outcome.RETRYING.value: row[1] for row in rows},
+        objects=int(sum(row[2] for row in rows)),
+        size_bytes=int(sum(row[3] for row in rows)),
+    )
 
 
 def _ending(item: Ended) -> dict[str, object]:

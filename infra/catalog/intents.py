@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, literal, select
 
 from infra.catalog import tables as t
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
@@ -21,12 +21,20 @@ def file_intents(connection: Connection, doomed: ColumnElement[bool], *, batch_i
         now_us: The database's clock.
     """
     names, query = _intents(doomed, batch_id, now_us)
-    filed = connection.execute(insert(t.pending_deletion).from_select(names, query)).rowcount
-    ids = select(t.ledger.c.ledger_id).where(doomed)
+    filing = insert(t.pending_deletion).from_select(names, query)
+    filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
+    gone = doomed & _has_intent()
+    ids = select(t.ledger.c.ledger_id).where(gone)
     for table in (t.segment, t.ledger_copy):
         connection.execute(delete(table).where(table.c.ledger_id.in_(ids)))
-    connection.execute(delete(t.ledger).where(doomed))
+    connection.execute(delete(t.ledger).where(gone))
     return filed
+
+
+def _has_intent() -> ColumnElement[bool]:
+    """Its intent stands: a row that turned up since the intents were filed stays."""
+    p = t.pending_deletion.c
+    return exists().where(p.ledger_id == t.ledger.c.ledger_id, p.generation == t.ledger.c.generation + 1)
 
 
 def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[list[str], Any]:

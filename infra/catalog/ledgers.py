@@ -10,6 +10,7 @@ from infra.catalog.database import Database
 from infra.catalog.intents import file_intents
 from infra.catalog.topics import active_topic
 from logstore.errors import UnknownObject
+from logstore.failpoints import effect
 from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import Ledger, Segment, Topic
 from logstore.positions import LedgerId, TopicId
@@ -38,7 +39,8 @@ class SqlLedgers:
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         """See `Ledgers.create`."""
-        return self._db.write(lambda connection: self._create(connection, topic_id, application))
+        with effect("catalog.create_ledger"):
+            return self._db.write(lambda connection: self._create(connection, topic_id, application))
 
     def _create(self, connection: Connection, topic_id: TopicId, application: str) -> LedgerStatement:
         topic = active_topic(connection, topic_id)
@@ -58,7 +60,8 @@ class SqlLedgers:
 
     def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         """See `Ledgers.attach`."""
-        return self._db.write(lambda connection: self._attach(connection, ledger_id, after))
+        with effect("catalog.attach"):
+            return self._db.write(lambda connection: self._attach(connection, ledger_id, after))
 
     def _attach(self, connection: Connection, ledger_id: LedgerId, after: LedgerId | None) -> bool:
         newborn = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
@@ -70,7 +73,8 @@ class SqlLedgers:
         current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
         if current is None or current.place is not None:
             return current is not None
-        if _last_id(connection, newborn.list_id) != after:
+        last = last_id(connection, newborn.list_id)
+        if last != after or (last is not None and last > ledger_id):  # a list ascends by id
             file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=self._db.now_us(connection))
             return False
         self._open(connection, newborn.list_id, ledger_id, after)
@@ -180,8 +184,9 @@ def _topic_of(connection: Connection, list_id: int) -> TopicId:
     return TopicId(connection.execute(query).scalar_one())
 
 
-def _last_id(connection: Connection, list_id: int) -> int | None:
-    query = select(func.max(t.ledger.c.ledger_id)).where(t.ledger.c.list_id == list_id, t.ledger.c.place.is_not(None))
+def last_id(connection: Connection, list_id: int) -> int | None:
+    """Id of the list's last ledger, or None when the list is empty."""
+    query = select(func.max(t.ledger.c.place)).where(t.ledger.c.list_id == list_id)  # places are ids
     return connection.execute(query).scalar_one_or_none()
 
 

@@ -1,6 +1,7 @@
 """Topics in SQL."""
 
 import json
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
@@ -8,6 +9,7 @@ from sqlalchemy import Connection, Row, insert, select
 from infra.catalog import tables as t
 from infra.catalog.database import Database
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
 from logstore.ledgers import Component
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
@@ -23,7 +25,8 @@ class SqlTopics:
 
     def create(self, name: str, policy: RetentionPolicy) -> Topic:
         """See `Topics.create`; the name's unique key decides between racing creators."""
-        return self._db.write(lambda connection: self._create(connection, name, policy))
+        with effect("catalog.create_topic"):
+            return self._db.write(lambda connection: self._create(connection, name, policy))
 
     def _create(self, connection: Connection, name: str, policy: RetentionPolicy) -> Topic:
         if connection.execute(select(t.topic.c.topic_id).where(t.topic.c.name == name)).first():
@@ -62,8 +65,8 @@ class SqlTopics:
 
     def all(self) -> list[Topic]:
         """See `Topics.all`."""
-        rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(t.topic.c.name)).all())
-        return [_topic(row) for row in rows]
+        rows = self._db.read(lambda connection: connection.execute(_SELECT).all())
+        return sorted(map(_topic, rows), key=attrgetter("name"))  # here, for a database sorts by its own locale
 
 
 _SELECT = select(t.topic)

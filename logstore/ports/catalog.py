@@ -132,7 +132,11 @@ class Ledgers(Protocol):
         """CREATING → OPEN at the end of its list, closing the list's last ledger, which must still be `after`.
 
         Returns whether this ledger is in its list now (true again when repeated). When another ledger came
-        first the newborn is detached in the same transaction: its deletion intent is filed (apache/pulsar#350).
+        first, or the list's last has a higher id, the newborn is detached in the same transaction: its deletion
+        intent is filed (apache/pulsar#350).
+
+        Raises:
+            PreconditionFailed: The topic is not ACTIVE.
         """
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
@@ -149,6 +153,10 @@ class Cursors(Protocol):
         """Create the subscription at the first listed entry, or behind the last one; an existing one is returned.
 
         Locks the ledger list and raises its version, so it commits before a detach decides or after.
+
+        Raises:
+            UnknownObject: No such topic.
+            PreconditionFailed: The topic is not ACTIVE.
         """
 
     def get(self, topic_id: TopicId, name: str) -> Subscription:
@@ -162,7 +170,13 @@ class Cursors(Protocol):
         """The topic's subscriptions, ascending by name."""
 
     def seek(self, topic_id: TopicId, name: str, position: Position) -> Subscription:
-        """Set the cursor so that `position` is its next entry; locks the list like `subscribe`."""
+        """Set the cursor so that `position` is its next entry; locks the list like `subscribe`.
+
+        Raises:
+            UnknownObject: No such topic or subscription.
+            InvalidInput: The position lies beyond the end.
+            PreconditionFailed: The topic is not ACTIVE.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +241,8 @@ class Commits(Protocol):
         """Do all writes in one transaction and answer each in its place.
 
         A write that a rule refuses is answered with its error and does not disturb the others: `LedgerFenced`,
-        `ProducerFenced`, `AlreadyExists` (segment number), `UnknownObject`, `InvalidInput`, `StaleCatalog`.
+        `ProducerFenced`, `AlreadyExists` (segment number), `UnknownObject`, `InvalidInput`, `StaleCatalog`,
+        `PreconditionFailed` (topic not ACTIVE).
         Raises when the transaction as a whole failed: then none of them happened, unless it raises
         `OutcomeUnknown`.
         """
@@ -285,7 +300,7 @@ class Ended:
 class Tally:
     """A batch counted from its rows, so that repeated work counts once."""
 
-    outcomes: Mapping[str, int]  # rows by outcome; RETRYING: handed over and unfinished
+    outcomes: Mapping[str, int]  # rows by outcome; RETRYING: unfinished
     objects: int  # confirmed by storage
     size_bytes: int
 
@@ -324,7 +339,8 @@ class Deletions(Protocol):
         decides, and intents of this topic without a live claim and newborn ledgers that were never attached
         join the batch. `force` moves cursors over the hole. All or nothing for given ids.
 
-        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did.
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that retention gave
+        nothing to do leaves no trace, and may find something when it is repeated.
 
         Raises:
             UnknownObject: No such topic, or an id that was never of this topic's list.
@@ -341,7 +357,8 @@ class Deletions(Protocol):
         """Hold the batch until `ttl_s` from now.
 
         Raises:
-            ClaimHeld: Another workflow holds it.
+            UnknownObject: No such batch.
+            ClaimHeld: Another workflow holds it, or it is finished.
         """
 
     def referenced(self, intents: Sequence[DeletionIntent]) -> frozenset[int]:

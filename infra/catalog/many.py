@@ -1,0 +1,57 @@
+"""Many values as one parameter: a statement's text does not grow with its input, nor reach a limit of parameters.
+
+So it is compiled once, and prepared once on a connection. SQLite reads the values from JSON, PostgreSQL from arrays.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, FromClause, Select, Text, bindparam, cast, func, literal, select
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.types import TypeEngine
+
+BIG = BigInteger()
+TEXT = Text()
+
+
+class Rows(NamedTuple):
+    """Rows that travel with a statement: what it selects from, and how its parameters are made."""
+
+    source: FromClause
+    dialect: str
+    columns: tuple[str, ...]
+
+    def packed(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """The statement's parameters; each row has the columns in their order."""
+        if self.dialect == "sqlite":
+            return {str(self.source.description): json.dumps(rows)}
+        cells = zip(*rows, strict=True) if rows else ((),) * len(self.columns)
+        return dict(zip(_names(self.source, self.columns), map(list, cells), strict=True))
+
+
+def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Rows:
+    """Rows of these columns, `BIG` or `TEXT`, under a name that no other parameter of the statement begins with."""
+    source: FromClause
+    if dialect == "sqlite":
+        value = func.json_each(bindparam(name, type_=TEXT)).table_valued("value", name=f"{name}_json").c.value
+        parts = enumerate(columns.items())
+        source = select(
+            *(cast(func.json_extract(value, f"$[{at}]"), kind).label(key) for at, (key, kind) in parts)
+        ).subquery(name)
+    else:
+        arrays = [bindparam(f"{name}_{key}", type_=ARRAY(kind)) for key, kind in columns.items()]
+        source = func.unnest(*arrays).table_valued(*columns).render_derived(name=name)
+    return Rows(source, dialect, tuple(columns))
+
+
+def any_of(dialect: str, ids: Iterable[int]) -> Select[Any]:
+    """The ids as a subquery, for `column.in_(…)`."""
+    wanted = sorted({int(one) for one in ids})
+    if dialect == "sqlite":
+        return select(func.json_each(json.dumps(wanted)).table_valued("value").c.value)
+    return select(func.unnest(literal(wanted, ARRAY(BIG))))
+
+
+def _names(source: FromClause, columns: tuple[str, ...]) -> list[str]:
+    return [f"{source.description}_{key}" for key in columns]

@@ -1,0 +1,33 @@
+"""The one place that reads a database URL, and never shows its password."""
+
+import re
+
+from sqlalchemy import URL
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from logstore.errors import InvalidInput
+
+_EXPECTED = "sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE"
+_SECRET = re.compile(r"(?<=:)[^:/@]*[^/@]*(?=@)|(?<=password=)[^&]*")
+
+
+def parsed_url(url: str) -> URL:
+    """Read `sqlite:///PATH` or `postgresql+psycopg://…`.
+
+    Raises:
+        InvalidInput: Neither of the two, or SQLite without a plain path: every connection to `:memory:` would
+            see a database of its own.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # from None: their messages show the password
+        raise InvalidInput("database_url", expected=_EXPECTED, found=_SECRET.sub("***", url)) from None
+    if parsed.drivername == "postgresql+psycopg":
+        return parsed
+    path = parsed.database or ""
+    plain = path and not (parsed.host or parsed.username or path.startswith((":memory:", "file:")))
+    if parsed.drivername in {"sqlite", "sqlite+pysqlite"} and plain:
+        return parsed
+    shown = parsed.render_as_string(hide_password=True)
+    raise InvalidInput("database_url", expected=_EXPECTED, found=_SECRET.sub("***", shown))

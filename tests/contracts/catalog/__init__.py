@@ -1,0 +1,1 @@
+"""The contract of the catalog port, run on every implementation of it."""

