@@ -108,6 +108,7 @@ async def test_delete_ledger_that_another_workflow_holds_fails_and_buries_nothin
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
     assert failure(caught.value)[0] == "ClaimHeld"
+    assert not house.attempts("deletion.dead_letter")
     assert house.world.intents()[0].state is DeletionState.PENDING
 
 

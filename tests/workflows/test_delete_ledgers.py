@@ -191,6 +191,8 @@ async def test_delete_ledgers_cancelled_midway_leaves_rows_to_be_taken_up(house:
     rows = house.world.intents(house.queue)
     assert [one.ledger_id for one in rows] == ledgers
     assert all(one.state is DeletionState.PENDING or not house.world.left_of(one.ledger_id) for one in rows)
+    assert not house.attempts("deletion.hand_over_chunk")
+    assert not house.attempts("deletion.certify")
 
 
 async def test_delete_ledgers_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
