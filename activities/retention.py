@@ -5,6 +5,7 @@ from typing import Protocol
 
 from temporalio import activity
 
+from activities.beating import beating
 from logstore.ports.catalog import Topic, Topics, TopicState
 from logstore.positions import TopicId
 
@@ -32,6 +33,7 @@ class Retention:
         self._roller = roller
 
     @activity.defn(name="retention.roll_idle")
+    @beating()
     def roll_idle(self, request: RollInput) -> bool:
         """Roll the topic's last ledger if it has entries and is past its age (apache/pulsar#9136).
 

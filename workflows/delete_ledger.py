@@ -23,6 +23,7 @@ with workflow.unsafe.imports_passed_through():
 
 _DEAD_LETTER = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(seconds=60),  # two small transactions
+    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: a dead letter is never dropped
 )
 

@@ -42,6 +42,7 @@ _MOST_ROWS = 1_000  # in a chunk: were every one of them to fail, the answer wou
 
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
+    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
 _CHUNK = workflow.ActivityConfig(

@@ -8,6 +8,7 @@ Source: PIP-186.
 
 from temporalio import activity
 
+from activities.beating import beating
 from activities.deletion.answers import (
     chunk_result,
     delete_ledger_id,
@@ -56,11 +57,12 @@ class LedgerDeletion:
         self._storages = storages
 
     @activity.defn(name="deletion.detach")
+    @beating()
     def detach(self, request: DetachInput) -> DetachResult:
         """Take ledgers out of their list and file an intent per copy, in one SQL transaction.
 
         Idempotency: keyed by `batch_id`; a second call returns what the first one did.
-        Heartbeat: none; one transaction.
+        Heartbeat: while the transaction runs.
         Raises: UnknownObject, LedgerStillNeeded, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         epoch, run_id = self._ledgers.epoch(), activity.info().workflow_run_id or ""
@@ -82,6 +84,7 @@ class LedgerDeletion:
         )
 
     @activity.defn(name="deletion.next_ranges")
+    @beating()
     def next_ranges(self, request: RangesInput) -> RangesPage:
         """Read which unfinished rows of the batch come next.
 
@@ -120,6 +123,7 @@ class LedgerDeletion:
         return remove(found, self._storages, pulse)
 
     @activity.defn(name="deletion.hand_over_chunk")
+    @beating()
     def hand_over_chunk(self, request: ChunkInput) -> ChunkResult:
         """Hand every unfinished row of the range to a workflow of its own, once the chunk as a whole gave up.
 
@@ -177,6 +181,7 @@ class LedgerDeletion:
         self._deletions.hold(intent.row_id, wait, error=sentence(error))
 
     @activity.defn(name="deletion.dead_letter")
+    @beating()
     def dead_letter(self, request: DeadLetterInput) -> OneResult:
         """Keep an exhausted intent as a dead letter with its error: listed, never dropped.
 
@@ -192,6 +197,7 @@ class LedgerDeletion:
         return result_of(intent)
 
     @activity.defn(name="deletion.certify")
+    @beating()
     def certify(self, request: CertifyInput) -> Certificate:
         """Count the batch from its rows, close its run and write the audit row.
 
