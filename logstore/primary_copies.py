@@ -47,7 +47,7 @@ class PrimaryCopies:
         return StoredCopy(
             finding=Finding.FOREIGN if foreign else Finding.OWN,
             data_keys=data,
-            meta_keys=metas,
+            meta_keys=metas or (meta_key(intent.ledger_id, intent.owner),),  # a listing cut short ends before it
             size_bytes=sum(item.size_bytes for item in found),
             short=len(data) < intent.segments,
             detail=foreign or "",

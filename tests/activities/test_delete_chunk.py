@@ -351,7 +351,6 @@ def test_chunk_listing_that_lacks_a_segment_never_ends_as_success_with_it_left(w
     assert len(left) < 3
 
 
-@pytest.mark.xfail(strict=True, reason="PrimaryCopies deletes only the meta.json that the LIST showed")
 def test_chunk_listing_that_lacks_the_meta_never_ends_as_success_with_it_left(world: World) -> None:
     """A listing cut off before `meta.json`, which sorts last, must not leave it behind as DELETED (n 19, promise 2)."""
     (ledger,) = world.fill(1)
