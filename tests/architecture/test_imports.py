@@ -1,0 +1,36 @@
+"""Who may import whom."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT, Module, modules
+
+_VENDORS = {
+    "logstore": {"pyarrow", "numpy", "pyroaring"},
+    "activities": {"temporalio", "activities", "logstore"},
+    "workflows": {"temporalio", "workflows", "activities", "logstore"},
+}
+_VENDORS["logstore"].add("logstore")
+
+
+def test_import_contracts_hold() -> None:
+    """Two wings on one ground floor, joined only under the roof."""
+    program = Path(sys.executable).with_name("lint-imports")
+    ended = subprocess.run([program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("module", modules(*_VENDORS), ids=lambda module: module.where)
+def test_left_wing_imports_only_what_it_may(module: Module) -> None:
+    """Whatever vendor comes next is refused too, for this is a list of what is allowed."""
+    allowed = _VENDORS[module.path.relative_to(ROOT).parts[0]] | sys.stdlib_module_names
+    assert not {name for name in module.imported if name.partition(".")[0] not in allowed}
+
+
+def test_modules_carry_no_vague_names() -> None:
+    """A name says what a thing is for."""
+    vague = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
+    assert not [module.where for module in modules() if vague & {*module.path.with_suffix("").parts}]

@@ -1,0 +1,82 @@
+"""Workflow files have one fixed order of parts."""
+
+import ast
+
+import pytest
+
+from tests.architecture.source import Module, decorator, modules, named
+from workers.fleet import WORKFLOWS
+from workflows import search_attributes
+
+_FILES = [
+    pytest.param(module, id=module.path.stem)
+    for module in modules("workflows")
+    if module.path.stem not in {"__init__", "search_attributes"}
+]
+
+
+def _definitions(module: Module) -> list[ast.ClassDef]:
+    return [node for node in module.tree.body if isinstance(node, ast.ClassDef) and decorator(node, "workflow.defn")]
+
+
+def test_workflows_are_found_and_hosted() -> None:
+    """A workflow that no worker serves waits for ever."""
+    in_source = {node.name for part in _FILES for node in _definitions(part.values[0])}  # type: ignore[arg-type]
+    assert in_source == {workflow.__name__ for workflow in WORKFLOWS}
+
+
+@pytest.mark.parametrize("module", _FILES)
+def test_workflow_file_holds_one_workflow_of_its_own_name(module: Module) -> None:
+    """`delete_ledger.py` defines `delete-ledger`, explicitly, in kebab case."""
+    (definition,) = _definitions(module)
+    call = decorator(definition, "workflow.defn")
+    assert call
+    assert named(call) == module.path.stem.replace("_", "-")
+    assert definition.name == module.path.stem.title().replace("_", "")
+
+
+@pytest.mark.parametrize("module", _FILES)
+def test_workflow_docstring_tells_what_it_destroys_and_how_to_stop_it(module: Module) -> None:
+    """What an operator asks first."""
+    text = ast.get_docstring(module.tree) or ""
+    assert text.startswith(f"`{module.path.stem.replace('_', '-')}`: ")
+    for part in ("Destroys", "Invariant: ", "To stop it", "Source: "):
+        assert part in text, f"{module.where} does not say `{part}…`"
+
+
+@pytest.mark.parametrize("module", _FILES)
+def test_workflow_file_keeps_the_fixed_order(module: Module) -> None:
+    """Docstring, sandboxed imports, options as named values, values, `workflow_id`, the class."""
+    functions = [node for node in module.tree.body if isinstance(node, ast.FunctionDef)]
+    (identify,) = [node for node in functions if node.name == "workflow_id"]
+    (definition,) = _definitions(module)
+    (imports,) = [node for node in module.tree.body if isinstance(node, ast.With)]
+    assert ast.unparse(imports.items[0].context_expr) == "workflow.unsafe.imports_passed_through()"
+    assert imports.lineno < identify.lineno < definition.lineno
+
+
+@pytest.mark.parametrize("module", _FILES)
+def test_workflow_calls_activities_by_reference_with_named_options(module: Module) -> None:
+    """No options inline, no names as strings, and a killed worker is noticed at the heartbeat."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "workflow.execute_activity_method":
+            assert isinstance(node.args[0], ast.Attribute), f"{module.where}:{node.lineno}"
+            assert [keyword.arg for keyword in node.keywords] == [None], f"{module.where}:{node.lineno}: inline options"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "workflow.ActivityConfig":
+            given = {keyword.arg for keyword in node.keywords}
+            needed = {"start_to_close_timeout", "heartbeat_timeout", "retry_policy"}
+            assert needed <= given, f"{module.where}:{node.lineno}"
+
+
+def test_workflows_read_no_clock_and_no_chance_of_their_own() -> None:
+    """Replay must see what was: `workflow.now()`, `workflow.uuid4()`."""
+    forbidden = {"time", "datetime.now", "random", "uuid", "os", "threading"}
+    for module in modules("workflows"):
+        assert not forbidden & {*module.imported}, module.where
+
+
+def test_search_attributes_are_few_and_registered_in_one_list() -> None:
+    """What an operator filters by."""
+    keys = {name: value for name, value in vars(search_attributes).items() if name.isupper() and name != "ALL"}
+    assert set(keys.values()) == set(search_attributes.ALL)
+    assert all(key.name.startswith("Sexton") for key in search_attributes.ALL)

@@ -1,0 +1,294 @@
+"""An auditor that trusts no code of Sexton's: it reads objects as bytes and the catalog with plain sqlite3.
+
+It recomputes four sets (stored, referenced, intended, finished) and says, in sentences, where they do not add up.
+"""
+
+import hashlib
+import io
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+_KEY = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>.+)")
+_SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
+_COMPARED = (
+    "SELECT topic_id, name, state FROM topic ORDER BY topic_id",
+    "SELECT * FROM ledger ORDER BY ledger_id",
+    "SELECT * FROM ledger_copy ORDER BY ledger_id, kind",
+    "SELECT * FROM segment ORDER BY ledger_id, number",
+    "SELECT * FROM producer_sequence ORDER BY topic_id, producer",
+    "SELECT * FROM cursor ORDER BY cursor_id",
+    "SELECT * FROM pending_deletion ORDER BY row_id",
+    "SELECT next_ledger_id FROM catalog",
+)
+
+Sequence = int
+"""What a test's producer numbers its entries with: 0, 1, 2, … on every topic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """A row of `ledger` with what else the catalog says of it."""
+
+    topic: str
+    topic_id: int
+    listed: bool
+    state: str
+    entries: int
+    application: str
+    segments: tuple[tuple[int, int, int, int], ...]  # number, first entry, entries, bytes; ascending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A row of `pending_deletion`."""
+
+    topic: str
+    batch_id: str
+    state: str
+    outcome: str | None
+    error: str | None
+    segments: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Storage and catalog at one moment."""
+
+    objects: Mapping[str, bytes]
+    planted: Mapping[str, bytes]  # what others put there, as it was
+    ledgers: Mapping[int, Ledger]
+    intents: Mapping[int, Intent]
+    batches: Mapping[str, bool]  # batch id -> finished
+    audit: tuple[tuple[str, str, dict[str, Any]], ...]  # act, workflow id, detail
+    rows: str  # everything that work done twice must not change, as text
+
+    @property
+    def stored(self) -> dict[int, list[str]]:
+        """Names of objects below each ledger's prefix, planted ones left out."""
+        found: dict[int, list[str]] = {}
+        for key in self.objects.keys() - self.planted.keys():
+            at = _KEY.fullmatch(key)
+            assert at, f"Sexton wrote a key that is no ledger's: {key}"
+            ledger_id = int(at["id"], 16)
+            assert int(at["shard"], 16) == ledger_id % 256, f"{key} stands in the wrong shard"
+            found.setdefault(ledger_id, []).append(at["name"])
+        return found
+
+    def listed(self, topic: str) -> list[int]:
+        """Ids of a topic's list, ascending."""
+        return sorted(row for row, ledger in self.ledgers.items() if ledger.topic == topic and ledger.listed)
+
+    def of_state(self, state: str) -> set[int]:
+        """Ids of intents in a state."""
+        return {row for row, intent in self.intents.items() if intent.state == state}
+
+    def entries(self, ledger_id: int) -> list[tuple[str | None, Sequence, bytes]]:
+        """Producer, sequence and payload of every entry of a ledger in order, read from its objects."""
+        found: list[tuple[str | None, Sequence, bytes]] = []
+        for number, *_ in self.ledgers[ledger_id].segments:
+            body = self.objects[f"{_prefix(ledger_id)}{number:08d}.parquet"]
+            rows = pq.read_table(io.BytesIO(body), columns=["producer", "sequence_id", "payload"]).to_pylist()
+            found += [(row["producer"], row["sequence_id"], row["payload"]) for row in rows]
+        return found
+
+
+def look(database: Path, objects: Mapping[str, bytes], planted: Mapping[str, bytes]) -> Seen:
+    """Read everything there is."""
+    with closing(sqlite3.connect(database, timeout=30)) as connection:
+        connection.execute("BEGIN")  # one moment
+        segments: dict[int, list[tuple[int, int, int, int]]] = {}
+        for ledger_id, *rest in connection.execute(
+            "SELECT ledger_id, number, first_entry, entries, size_bytes FROM segment ORDER BY ledger_id, number"
+        ):
+            segments.setdefault(ledger_id, []).append((rest[0], rest[1], rest[2], rest[3]))
+        ledgers = {
+            row[0]: Ledger(
+                topic=row[1],
+                topic_id=row[2],
+                listed=row[3] is not None,
+                state=row[4],
+                entries=row[5],
+                application=row[6],
+                segments=tuple(segments.pop(row[0], ())),
+            )
+            for row in connection.execute(
+                "SELECT l.ledger_id, t.name, t.topic_id, l.place, l.state, l.entries, l.application FROM ledger l"
+                " JOIN ledger_list ll ON ll.list_id = l.list_id JOIN topic t ON t.topic_id = ll.topic_id"
+            )
+        }
+        assert not segments, f"segments of ledgers without a row: {sorted(segments)}"
+        return Seen(
+            objects=dict(objects),
+            planted=planted,
+            ledgers=ledgers,
+            intents=_intents(connection),
+            batches={row[0]: row[1] is not None for row in connection.execute("SELECT run_id, finished_us FROM run")},
+            audit=tuple(
+                (row[0], row[1], json.loads(row[2]))
+                for row in connection.execute("SELECT act, workflow_id, detail FROM audit ORDER BY audit_id")
+            ),
+            rows="\n".join(repr(connection.execute(query).fetchall()) for query in _COMPARED),
+        )
+
+
+def _intents(connection: sqlite3.Connection) -> dict[int, Intent]:
+    query = "SELECT ledger_id, topic, batch_id, state, outcome, last_error, segments FROM pending_deletion"
+    rows = connection.execute(query).fetchall()
+    names = ("topic", "batch_id", "state", "outcome", "error", "segments")
+    found = {row[0]: Intent(**dict(zip(names, row[1:], strict=True))) for row in rows}
+    assert len(found) == len(rows), "two intents for the one copy of a ledger"
+    return found
+
+
+def _prefix(ledger_id: int) -> str:
+    return f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/"
+
+
+def _meta_name(ledger: Ledger) -> str:
+    """Worked out from the format's description: first 16 hex digits of SHA-256 over the owner's statement."""
+    statement = [ledger.application, "MANAGED_LEDGER", ledger.topic_id, ledger.topic, []]
+    return hashlib.sha256(json.dumps(statement, separators=(",", ":")).encode()).hexdigest()[:16] + ".meta.json"
+
+
+def wrong_at_any_moment(seen: Seen) -> list[str]:
+    """What no crash may leave behind, not even for a moment (apache/pulsar#13526)."""
+    return [*_forgotten(seen), *_both(seen), *_incomplete(seen), *_half_deleted(seen), *_foreign(seen)]
+
+
+def _forgotten(seen: Seen) -> Iterator[str]:
+    """Stored, and neither referenced, nor newborn, nor intended, nor a dead letter."""
+    unfinished = seen.of_state("PENDING") | seen.of_state("DEAD_LETTERED")
+    for ledger_id, names in sorted(seen.stored.items()):
+        if ledger_id not in seen.ledgers and ledger_id not in unfinished:
+            yield f"ledger {ledger_id} is forgotten: nothing names it, and {sorted(names)} are stored"
+
+
+def _both(seen: Seen) -> Iterator[str]:
+    for ledger_id in sorted(seen.ledgers.keys() & seen.intents.keys()):
+        yield f"ledger {ledger_id} has a row and a deletion intent at once"
+    for ledger_id, ledger in sorted(seen.ledgers.items()):
+        if not ledger.listed and ledger.state != "CREATING":
+            yield f"ledger {ledger_id} is {ledger.state} and in no list"
+
+
+def _incomplete(seen: Seen) -> Iterator[str]:
+    """Listed, and its statement or a registered segment is missing, or its rows do not add up."""
+    for ledger_id, ledger in sorted(seen.ledgers.items()):
+        reached = 0
+        for number, first, entries, size in ledger.segments:
+            body = seen.objects.get(f"{_prefix(ledger_id)}{number:08d}.parquet")
+            if body is None or len(body) != size:
+                yield f"ledger {ledger_id}: segment {number} is registered, and lost or of another size"
+            if first != reached:
+                yield f"ledger {ledger_id}: segment {number} begins at {first}, expected {reached}"
+            reached = first + entries
+        if reached != ledger.entries:
+            yield f"ledger {ledger_id}: its row says {ledger.entries} entries, its segments {reached}"
+        if ledger.listed and f"{_prefix(ledger_id)}{_meta_name(ledger)}" not in seen.objects:
+            yield f"ledger {ledger_id} is listed without its own statement in storage"
+
+
+def _half_deleted(seen: Seen) -> Iterator[str]:
+    """Data without the statement that says whose it is: `meta.json` is written first and deleted last."""
+    for ledger_id, names in sorted(seen.stored.items()):
+        if not any(name.endswith(".meta.json") for name in names):
+            yield f"ledger {ledger_id}: {sorted(names)} are stored without a meta.json"
+
+
+def _foreign(seen: Seen) -> Iterator[str]:
+    for key, body in seen.planted.items():
+        if seen.objects.get(key) != body:
+            yield f"{key} belongs to another application and was touched"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is true of a topic once all work has ended."""
+
+    first_kept: Sequence  # of the entries that must still be readable
+    written: int  # entries in all, of one producer
+    hole: range = range(0)  # entries of a ledger that was deleted out of the middle
+    dead_letters: int = 0
+
+
+def wrong_at_rest(seen: Seen, expected: Mapping[str, Expected]) -> list[str]:
+    """What must not be so once every job has ended, on top of what never may."""
+    return [
+        *wrong_at_any_moment(seen),
+        *_unfinished(seen),
+        *_miscounted(seen),
+        *(sentence for topic, one in expected.items() for sentence in _unlike(seen, topic, one)),
+    ]
+
+
+def _unfinished(seen: Seen) -> Iterator[str]:
+    for ledger_id in sorted(seen.of_state("PENDING")):
+        yield f"ledger {ledger_id}: its intent is unfinished"
+    for ledger_id in sorted(seen.of_state("DEAD_LETTERED")):
+        if not seen.intents[ledger_id].error:
+            yield f"ledger {ledger_id} is a dead letter without a reason"
+    for ledger_id in sorted(seen.of_state("DELETED") & seen.stored.keys()):
+        yield f"ledger {ledger_id} is said to be deleted, and {sorted(seen.stored[ledger_id])} are stored"
+    for ledger_id, ledger in sorted(seen.ledgers.items()):
+        if not ledger.listed:
+            yield f"ledger {ledger_id} was never attached and nobody took it away"
+    for batch_id in sorted(name for name, finished in seen.batches.items() if not finished):
+        yield f"batch {batch_id} was not certified"
+
+
+def _miscounted(seen: Seen) -> Iterator[str]:
+    """The audit log: one row for each act, and no act without its intents."""
+    for (act, workflow_id), count in Counter((act, workflow_id) for act, workflow_id, _ in seen.audit).items():
+        if count > 1:
+            yield f"{act} of {workflow_id} was audited {count} times"
+    told = [detail for act, _, detail in seen.audit if act == "detach"]
+    audited = {ledger_id for detail in told for ledger_id in _detached(seen, detail)}
+    if sum(detail["ledgers"] for detail in told) != len(audited):
+        yield "a ledger was detached twice, or was counted and not"
+    if audited - seen.intents.keys():
+        yield f"detached and without an intent: {sorted(audited - seen.intents.keys())}"
+    for ledger_id in sorted(seen.intents.keys() - audited):
+        if seen.intents[ledger_id].segments:
+            yield f"ledger {ledger_id} left its list without a word in the audit log"
+    per_batch = Counter(intent.batch_id for intent in seen.intents.values())
+    for act, workflow_id, detail in seen.audit:
+        batch_id = workflow_id.removeprefix("delete-ledgers/")
+        if act == "delete-ledgers" and sum(detail["outcomes"].values()) != per_batch[batch_id]:
+            yield f"batch {batch_id} was certified as {detail['outcomes']}, and has {per_batch[batch_id]} intents"
+
+
+def _detached(seen: Seen, detail: dict[str, Any]) -> Iterator[int]:
+    """Ids that an audit row speaks of: its sample, or, where that is capped, what lies between first and last."""
+    whole = len(detail["sample"]) == detail["ledgers"]
+    yield from (
+        detail["sample"]
+        if whole
+        else (row for row in seen.intents if detail["first"] <= row <= detail["last"] and seen.intents[row].segments)
+    )
+
+
+def _unlike(seen: Seen, topic: str, expected: Expected) -> Iterator[str]:
+    found = [entry for ledger_id in seen.listed(topic) for entry in seen.entries(ledger_id)]
+    wanted = [number for number in range(expected.first_kept, expected.written) if number not in expected.hole]
+    numbers = [number for _, number, _ in found]
+    if numbers != wanted:
+        yield f"{topic}: expected entries {wanted}, found {numbers}"
+    if any(payload != payload_of(topic, number) for _, number, payload in found):
+        yield f"{topic}: an entry reads differently from what was written"
+    dead = [row for row in seen.of_state("DEAD_LETTERED") if seen.intents[row].topic == topic]
+    if len(dead) != expected.dead_letters:
+        yield f"{topic}: expected {expected.dead_letters} dead letters, found ledgers {dead}"
+
+
+def payload_of(topic: str, number: Sequence) -> bytes:
+    """What the tests' producers write under a sequence id."""
+    return f"{topic} {number}".encode()

@@ -1,0 +1,72 @@
+"""Every effect that the source names, found by reading it, and what a run of the main job hits of them."""
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from logstore import failpoints
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_FOLDERS = ("logstore", "activities", "workflows", "infra", "spark", "workers")
+_FAR: Final = 1_000_000  # a hit that never comes
+
+INTERRUPTIONS: Final = (
+    ("before", "crash"),
+    ("after", "crash"),
+    ("before", "fail"),
+    ("reported_failed", "fail"),
+)
+"""Killed before, killed after, refused, and done but reported as failed."""
+
+
+@cache
+def named_in_source() -> dict[str, str]:
+    """Every name given to `effect(…)`, and where."""
+    found: dict[str, str] = {}
+    for folder in _FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "effect":
+                    (name,) = node.args
+                    assert isinstance(name, ast.Constant), f"{path}:{node.lineno}: an effect's name is a literal"
+                    found[str(name.value)] = f"{path.relative_to(ROOT)}:{node.lineno}"
+    return found
+
+
+def hits(run: Callable[[], object]) -> dict[str, int]:
+    """How often each point is hit while `run` runs undisturbed."""
+    for effect in named_in_source():
+        for moment in ("before", "after", "reported_failed"):
+            failpoints.arm(f"{effect}.{moment}", "fail", nth=_FAR)
+    run()
+    found = {name: armed.hits for name, armed in failpoints._armed.items() if armed.hits}
+    assert failpoints.disarm() == found.keys(), "a point was hit whose name is not in the source"
+    return found
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Interruption:
+    """One point, what happens there, and at which hit."""
+
+    point: str
+    action: str
+    nth: int
+
+    def arm(self) -> None:
+        """Let it happen."""
+        failpoints.arm(self.point, self.action, nth=self.nth)
+
+    def __str__(self) -> str:
+        return f"{self.point}={self.action}@{self.nth}"
+
+
+def interruptions(found: dict[str, int], effect: str, moment: str, action: str, *, most: int) -> list[Interruption]:
+    """At the first and the last hit of a point, and evenly between, at most so many."""
+    point = f"{effect}.{moment}"
+    count = found.get(point, 0)
+    step = max(1, -(-(count - 1) // max(1, most - 1)))
+    nths = sorted({*range(1, count + 1, step), count} - {0})
+    return [Interruption(point, action, nth) for nth in nths]

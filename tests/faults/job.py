@@ -1,0 +1,331 @@
+"""The main job in one process, driven as Temporal would drive it.
+
+`history` is what Temporal keeps: results of steps that ended, and attempts of those that did not. A step that
+died with its process, or failed in a way that may pass, is tried again by the next process; a step that ended is
+never done again. The order of the steps is that of the workflows `trim-topic`, `delete-ledgers` and
+`delete-ledger`, with chunks one after the other so that every run is the same.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.deletion import (
+    CertifyInput,
+    ChunkInput,
+    ChunkResult,
+    DeadLetterInput,
+    DetachInput,
+    DetachResult,
+    IntentKey,
+    OneInput,
+    OneResult,
+    Range,
+    RangesInput,
+    RangesPage,
+    delete_ledger_id,
+)
+from activities.retention import RollInput
+from logstore.entries import NewEntry, ProducedEntries
+from logstore.errors import AlreadyExists, OutcomeUnknown, RetryableError
+from logstore.failpoints import SimulatedCrash
+from logstore.ports.catalog import Acknowledge, Topic
+from logstore.positions import Position
+from logstore.retention import RetentionPolicy
+from tests.faults.auditor import Expected, Seen, payload_of, wrong_at_any_moment
+from tests.faults.scene import PER_LEDGER, PER_SEGMENT, SEGMENTS, TOPICS, TopicPlan, Trouble
+from tests.faults.world import Process
+
+T = TypeVar("T")
+
+_PRODUCER = "writer"
+_CHUNK_ROWS = 2
+_CHUNK_ATTEMPTS = 3
+_ATTEMPTS = 6  # of one intent; more than any trouble that passes
+_NEVER = 40  # tries of one step after which a test gives up
+
+
+class Exhausted(Exception):
+    """An activity failed as often as it may."""
+
+
+class Place(Protocol):
+    """Where a job works: what outlives its processes."""
+
+    def process(self, *, registration_timeout_s: float = 600) -> AbstractContextManager[Process]:
+        """A process of its own."""
+
+    def look(self) -> Seen:
+        """What the auditor sees now."""
+
+    def trouble(self, ledger_id: int, trouble: Trouble, *, last_segment: int) -> None:
+        """Let storage misbehave for one ledger."""
+
+
+PlaceT = TypeVar("PlaceT", bound=Place)
+
+
+class Job(Generic[PlaceT]):
+    """One run of the main job over a world."""
+
+    def __init__(self, world: PlaceT, plans: Sequence[TopicPlan] = TOPICS, *, run: str = "1") -> None:
+        """Begin with an empty history.
+
+        Args:
+            world: What it works on, and what outlives its processes.
+            plans: Its topics.
+            run: Tells its workflow runs from those of another job.
+        """
+        self.world = world
+        self.plans = plans
+        self.run_name = run
+        self.history: dict[str, Any] = {}
+        self.attempts: dict[str, int] = {}
+        self.crashes: list[str] = []
+        self.wrong: list[str] = []  # what the auditor found right after a crash
+        self._process: Process
+
+    def fork(self, world: PlaceT) -> "Job[PlaceT]":
+        """The same job so far, over a fork of its world."""
+        forked = Job(world, self.plans, run=self.run_name)
+        forked.history, forked.attempts = dict(self.history), dict(self.attempts)
+        return forked
+
+    def remember(self) -> None:
+        """Called when the history has grown."""
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        """What must be true of its topics in the end."""
+        return {plan.name: plan.expected for plan in self.plans}
+
+    def drive(self, *steps: Callable[[], None], registration_timeout_s: float = 600) -> Self:
+        """Go through the steps in order, in as many processes as it takes."""
+        while True:
+            with self.world.process(registration_timeout_s=registration_timeout_s) as self._process:
+                try:
+                    for step in steps:
+                        step()
+                except SimulatedCrash as crash:
+                    self.crashes.append(str(crash))
+                else:
+                    return self
+            self.wrong += [f"right after {self.crashes[-1]}: {it}" for it in wrong_at_any_moment(self.world.look())]
+
+    def run(self) -> Self:
+        """All of it, and at the end what a topic's next trim would do about newborn ledgers."""
+        return self.drive(self.write, self.remove).sweep()
+
+    def sweep(self) -> Self:
+        """Trims that take any ledger for abandoned that is not attached."""
+        return self.drive(lambda: self._trims("sweep"), registration_timeout_s=-1)
+
+    def write(self) -> None:
+        """Create, subscribe, append, roll and acknowledge; then let storage misbehave."""
+        for plan in self.plans:
+            topic = self._topic(plan)
+            for name in plan.acknowledged:
+                self._client(f"subscribe {plan.name} {name}", partial(self._subscribe, topic, name))
+            for index in range(plan.ledgers):
+                self._write_ledger(plan, topic, index)
+            self._acknowledge(plan, topic)
+        self._once("troubles", self._let_storage_misbehave)
+
+    def remove(self) -> None:
+        """Trim every topic, and delete one ledger by its id."""
+        self._trims("trim")
+        for plan in self.plans:
+            if plan.picked is not None:
+                self._delete_picked(plan, self._topic(plan))
+
+    def _trims(self, what: str) -> None:
+        for plan in self.plans:
+            if plan.picked is None or what == "sweep":
+                self._trim(self._topic(plan), f"{what}-{self.run_name}-{plan.name.rpartition('/')[2]}")
+
+    def _topic(self, plan: TopicPlan) -> Topic:
+        def create() -> Topic:
+            try:
+                return self._process.catalog.topics.create(plan.name, self._policy(plan))
+            except AlreadyExists:
+                return self._process.catalog.topics.get(plan.name)
+
+        return self._client(f"create {plan.name}", create)
+
+    def _policy(self, plan: TopicPlan) -> RetentionPolicy:
+        return RetentionPolicy() if plan.picked is None else RetentionPolicy(retention_s=86_400)
+
+    def _write_ledger(self, plan: TopicPlan, topic: Topic, index: int) -> None:
+        if index and not self.attempts.get("again"):
+            self._client(f"roll {plan.name} {index}", lambda: self._process.managed.roll(topic))
+        for part in range(SEGMENTS):
+            first = index * PER_LEDGER + part * PER_SEGMENT
+            entries = [
+                NewEntry(payload=payload_of(plan.name, number), sequence_id=number)
+                for number in range(first, first + PER_SEGMENT)
+            ]
+            produced = ProducedEntries(entries=entries, producer=_PRODUCER)
+            self._client(f"append {plan.name} {first}", partial(self._append, topic, produced))
+
+    def _acknowledge(self, plan: TopicPlan, topic: Topic) -> None:
+        listed = self._client(f"list {plan.name}", lambda: self._process.catalog.ledgers.listed(topic.topic_id))
+        for name, count in plan.acknowledged.items():
+            if not count:
+                continue
+            singles = tuple(Position(listed[0].ledger_id, entry) for entry in reversed(range(PER_LEDGER)))
+            last = Position(listed[count - 1].ledger_id, PER_LEDGER - 1)
+            for at, write in enumerate(
+                (
+                    Acknowledge(topic_id=topic.topic_id, subscription=name, positions=singles),
+                    Acknowledge(topic_id=topic.topic_id, subscription=name, up_to=last),
+                )
+            ):
+                self._client(f"acknowledge {plan.name} {name} {at}", partial(self._commit, write))
+            end = Position(last.ledger_id, last.entry_id + 1)
+            self._client(f"seek {plan.name} {name}", partial(self._seek, topic, name, end))
+
+    def _subscribe(self, topic: Topic, name: str) -> object:
+        return self._process.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+
+    def _append(self, topic: Topic, produced: ProducedEntries) -> object:
+        return self._process.managed.append(topic, produced)
+
+    def _commit(self, write: Acknowledge) -> object:
+        return self._process.committer.write(write)
+
+    def _seek(self, topic: Topic, name: str, position: Position) -> object:
+        return self._process.catalog.cursors.seek(topic.topic_id, name, position)
+
+    def _let_storage_misbehave(self) -> None:
+        seen = self.world.look()
+        for plan in self.plans:
+            listed = seen.listed(plan.name)
+            for place, trouble in plan.troubles.items():
+                segments = seen.ledgers[listed[place]].segments
+                self.world.trouble(listed[place], trouble, last_segment=segments[-1][0])
+
+    def _trim(self, topic: Topic, run: str) -> None:
+        """As `trim-topic` does."""
+        for turn in range(_NEVER):
+            workflow_id = f"trim-topic/{topic.topic_id}"
+            roll = RollInput(topic_id=topic.topic_id)
+            self._activity(f"{run} {turn} roll", workflow_id, lambda p: p.retention.roll_idle, roll)
+            batch_id = f"{topic.topic_id}-{run}-{turn}"
+            detached = self._detach(batch_id, workflow_id, topic, None)
+            if not detached.intents:
+                return
+            self._delete_ledgers(batch_id, detached.catalog_epoch)
+        raise AssertionError(f"{run} does not come to an end")
+
+    def _delete_picked(self, plan: TopicPlan, topic: Topic) -> None:
+        """As `delete-ledgers` does when it is asked for given ledgers."""
+        listed: list[int] = self._client(
+            f"pick {plan.name}",
+            lambda: [ledger.ledger_id for ledger in self._process.catalog.ledgers.listed(topic.topic_id)],
+        )
+        assert plan.picked is not None
+        batch_id = f"{topic.topic_id}-pick-{self.run_name}"
+        detached = self._detach(batch_id, f"delete-ledgers/{batch_id}", topic, [listed[plan.picked]])
+        self._delete_ledgers(batch_id, detached.catalog_epoch)
+
+    def _detach(self, batch_id: str, workflow_id: str, topic: Topic, ids: list[int] | None) -> DetachResult:
+        request = DetachInput(
+            topic_id=topic.topic_id,
+            batch_id=batch_id,
+            batch_workflow_id=f"delete-ledgers/{batch_id}",
+            actor="tests",
+            reason="the main job",
+            ledger_ids=ids,
+        )
+        return self._activity(f"{batch_id} detach", workflow_id, lambda p: p.deletion.detach, request)
+
+    def _delete_ledgers(self, batch_id: str, epoch: int) -> None:
+        workflow_id, after, alone = f"delete-ledgers/{batch_id}", 0, dict[str, IntentKey]()
+        while True:
+            asked = RangesInput(batch_id=batch_id, catalog_epoch=epoch, after=after, rows=_CHUNK_ROWS, limit=2)
+            page: RangesPage = self._activity(
+                f"{batch_id} ranges {after}", workflow_id, lambda p: p.deletion.next_ranges, asked
+            )
+            if not page.ranges:
+                break
+            for part in page.ranges:
+                result = self._chunk(batch_id, epoch, part)
+                alone |= {delete_ledger_id(key): key for key in result.alone}
+            after = page.ranges[-1].last
+        close = CertifyInput(batch_id=batch_id, actor="tests", reason="the main job")
+        self._activity(f"{batch_id} certify", workflow_id, lambda p: p.deletion.certify, close)
+        for key in alone.values():
+            self._delete_ledger(key, epoch)
+
+    def _chunk(self, batch_id: str, epoch: int, part: Range) -> ChunkResult:
+        name, workflow_id = f"{batch_id} chunk {part.first}", f"delete-ledgers/{batch_id}"
+        request = ChunkInput(batch_id=batch_id, chunk=part, catalog_epoch=epoch)
+        try:
+            return self._activity(name, workflow_id, lambda p: p.deletion.delete_chunk, request, most=_CHUNK_ATTEMPTS)
+        except Exhausted:
+            return self._activity(f"{name} over", workflow_id, lambda p: p.deletion.hand_over_chunk, request)
+
+    def _delete_ledger(self, key: IntentKey, epoch: int) -> None:
+        """As `delete-ledger` does; a workflow that ended successfully is not started again."""
+        name = delete_ledger_id(key)
+        request = OneInput(key=key, catalog_epoch=epoch, retry_interval_s=0)
+        try:
+            self._activity(name, name, lambda p: p.deletion.delete_one, request, most=_ATTEMPTS - 1)
+        except Exhausted as error:
+            letter = DeadLetterInput(key=key, error=str(error), catalog_epoch=epoch)
+            result: OneResult = self._activity(f"{name} dead", name, lambda p: p.deletion.dead_letter, letter)
+            assert not result.outcome.success, f"{name}: gave up on a ledger that is gone"
+
+    def _client(self, name: str, act: Callable[[], T]) -> T:
+        """A call that a program makes and repeats until it is answered."""
+        return self._step(name, act, _NEVER)
+
+    def _once(self, name: str, act: Callable[[], None]) -> None:
+        self._step(name, act, 1)
+
+    def _activity(
+        self,
+        name: str,
+        workflow_id: str,
+        method: Callable[[Process], Callable[[Any], T]],
+        request: object,
+        *,
+        most: int = _NEVER,
+    ) -> T:
+        environment = ActivityEnvironment()
+        environment.info = replace(environment.info, workflow_id=workflow_id, workflow_run_id=f"{workflow_id} run")
+        return self._step(name, lambda: environment.run(method(self._process), request), most)
+
+    def _step(self, name: str, act: Callable[[], T], most: int) -> T:
+        """What the history has, or what an attempt gives; a crash uses up an attempt as a timeout does."""
+        last = ""
+        while name not in self.history:
+            if self.attempts.get(name, 0) >= most:
+                assert most < _NEVER, f"{name} failed {most} times, last with {last}"
+                raise Exhausted(f"{name}: {most} attempts, last error: {last}")
+            self.attempts[name] = self.attempts.get(name, 0) + 1
+            try:
+                self.history[name] = act()
+                self.remember()
+            except (RetryableError, OutcomeUnknown) as error:
+                last = repr(error)
+            except ApplicationError as error:
+                if error.non_retryable:
+                    raise
+                last = repr(error)
+        return self.history[name]  # type: ignore[no-any-return]  # of the type that `act` gives
+
+
+def again(job: Job[PlaceT]) -> Job[PlaceT]:
+    """The same job once more in the same world, as a user or a schedule would run it."""
+    repeated = Job(job.world, job.plans, run=f"{job.run_name}-again")
+    repeated.attempts["again"] = 1
+    listed = {plan.name: job.history[f"list {plan.name}"] for plan in job.plans}
+    repeated.history |= {f"list {name}": found for name, found in listed.items()} | {"troubles": None}
+    repeated.history |= {name: result for name, result in job.history.items() if name.startswith(("seek", "pick"))}
+    return repeated.run()

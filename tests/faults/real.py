@@ -1,0 +1,233 @@
+"""Worlds on real servers: workers and writers are processes that die by SIGKILL, the auditor asks by boto3."""
+
+import asyncio
+import itertools
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Self
+
+import boto3
+from botocore.config import Config
+
+from activities.deletion import IntentKey, LedgerDeletion
+from activities.retention import Retention
+from infra.stack.home import StackHome
+from infra.stack.process import ServiceProcess
+from logstore import failpoints
+from logstore.deletion import DeletionState
+from logstore.ports.catalog import Cause, Claim
+from tests.faults.auditor import Seen, look
+from tests.faults.scene import PLANTED, TopicPlan, Trouble
+from tests.faults.world import Process
+from workers.client import Sexton, connect_client
+from workers.settings import Settings
+from workers.stack import start_worker
+from workers.wiring import open_log
+from workflows import delete_ledger, delete_ledgers
+from workflows.delete_ledger import DeleteLedger, DeleteLedgerInput
+from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput
+
+_PLAN = TopicPlan(name="persistent://shop/main/real", ledgers=6, acknowledged={"billing": 6})
+REAL: Final = (replace(_PLAN, troubles={1: Trouble.SQUATTED}),)
+WRITTEN: Final = (_PLAN,)
+ENDS_WITHIN_S: Final = 90.0
+_FIRST_IDS: Final = itertools.count(1_000, 1_000)
+
+
+class RealWorld:
+    """A bucket and a catalog of a test's own on shared servers."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Reach it; `prepare` makes it ready."""
+        self.settings = settings
+        self.planted: dict[str, bytes] = {}
+        self._database = Path(settings.database_url.removeprefix("sqlite:///"))
+        self._s3 = boto3.client(
+            "s3",
+            endpoint_url=settings.s3_endpoint,
+            region_name=settings.s3_region,
+            aws_access_key_id=settings.s3_access_key.get_secret_value(),
+            aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
+            config=Config(s3={"addressing_style": "path"}),
+        )
+
+    def prepare(self) -> Self:
+        """Plant what belongs to others, make room for workers, and count ids from a number of its own.
+
+        A namespace of Temporal serves one catalog. Here many share one, and workflow ids carry the catalog's ids.
+        """
+        first = next(_FIRST_IDS)
+        with closing(sqlite3.connect(self._database)) as connection, connection:
+            connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('topic', ?)", (first,))
+            connection.execute("UPDATE catalog SET next_ledger_id = ?", (first,))
+        StackHome.at(self.settings.home).prepare()
+        for key, body in PLANTED.items():
+            self.plant(key, body)
+        return self
+
+    def plant(self, key: str, body: bytes) -> None:
+        """Put an object that is not Sexton's."""
+        self._s3.put_object(Bucket=self.settings.primary_bucket, Key=key, Body=body)
+        self.planted[key] = body
+
+    def look(self) -> Seen:
+        """What the auditor sees; asked while nothing runs, or after it."""
+        bucket = self.settings.primary_bucket
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        keys = [item["Key"] for page in pages for item in page.get("Contents", ())]
+        objects = {key: self._s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
+        return look(self._database, objects, self.planted)
+
+    def unfinished(self) -> int:
+        """How many intents have not ended."""
+        return self._count("state = 'PENDING'")
+
+    def ended(self) -> int:
+        """How many intents have ended."""
+        return self._count("state <> 'PENDING'")
+
+    def _count(self, where: str) -> int:
+        with closing(sqlite3.connect(self._database, timeout=30)) as connection:
+            return int(connection.execute(f"SELECT count(*) FROM pending_deletion WHERE {where}").fetchone()[0])
+
+    def trouble(self, ledger_id: int, trouble: Trouble, *, last_segment: int) -> None:
+        """Let storage misbehave for one ledger; a real one can only hold what somebody else put there."""
+        assert trouble is Trouble.SQUATTED
+        assert last_segment >= 0
+        self.plant(f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/notes.txt", b"somebody else's")
+
+    @contextmanager
+    def process(self, *, registration_timeout_s: float = 600) -> Iterator[Process]:
+        """The log as any process opens it."""
+        del registration_timeout_s
+        with open_log(self.settings) as log:
+            yield Process(
+                catalog=log.catalog,
+                committer=log.committer,
+                managed=log.managed,
+                deletion=LedgerDeletion(
+                    deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages
+                ),
+                retention=Retention(topics=log.catalog.topics, roller=log.managed),
+            )
+
+    def close(self) -> None:
+        """Close the auditor's connections, and end workers that a failed test left."""
+        self._s3.close()
+        home = StackHome.at(self.settings.home)
+        for path in home.pids.glob("worker*.json"):
+            ServiceProcess(path.stem, home).kill()
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The settings as a process finds them in its environment."""
+    values = settings.model_dump(mode="json")
+    values["s3_access_key"] = settings.s3_access_key.get_secret_value()
+    values["s3_secret_key"] = settings.s3_secret_key.get_secret_value()
+    return {f"SEXTON_{name.upper()}": str(value) for name, value in values.items() if value != ""}
+
+
+class Worker:
+    """A worker process of a world."""
+
+    def __init__(self, world: RealWorld, name: str, *armed: str) -> None:
+        """Start it, with failpoints armed, and wait until it polls."""
+        self._process = ServiceProcess(name, StackHome.at(world.settings.home))
+        extra = environment(world.settings) | {failpoints.VARIABLE: ",".join(armed)}
+        self.pid = start_worker(world.settings, name=name, extra=extra)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.running() is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+
+async def eventually(true: Callable[[], bool], what: str, *, within_s: float = ENDS_WITHIN_S) -> None:
+    """Wait until it is so.
+
+    Raises:
+        AssertionError: It was not, in time.
+    """
+    give_up = time.monotonic() + within_s
+    while not await asyncio.to_thread(true):
+        assert time.monotonic() < give_up, f"not within {within_s:g} s: {what}"
+        await asyncio.sleep(0.1)
+
+
+async def trim(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
+    """Trim every topic and wait until no intent is unfinished: what was handed over may outlive its trim."""
+    sexton = await Sexton.connect(world.settings)
+    with open_log(world.settings) as log:
+        topics = [log.catalog.topics.get(plan.name) for plan in plans]
+    for handle in [await sexton.trim_topic(topic, reason="a test", actor="tests") for topic in topics]:
+        await asyncio.wait_for(handle.result(), ENDS_WITHIN_S)
+    await eventually(lambda: not world.unfinished(), "every intent has ended")
+
+
+def write_in_a_process(world: RealWorld, *armed: str) -> int:
+    """Write and acknowledge in a process of its own that remembers which calls were answered; its exit code.
+
+    Like any program that must not do things twice: what died unanswered is called again by the next process.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.writer", str(world.settings.home / "writer.pickle")],
+        env={**os.environ, **environment(world.settings), failpoints.VARIABLE: ",".join(armed)},
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+        check=False,
+    )
+    assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+    return done.returncode
+
+
+async def delete_alone(world: RealWorld) -> None:
+    """Phase one here, then one `delete-ledger` for each intent, and in the end the batch's own workflow."""
+    plan = REAL[0]
+    with open_log(world.settings) as log:
+        topic = log.catalog.topics.get(plan.name)
+        batch_id = f"{topic.topic_id}-alone"
+        batch = delete_ledgers.workflow_id(batch_id)
+        log.catalog.deletions.detach(
+            topic.topic_id,
+            None,
+            force=False,
+            batch_id=batch_id,
+            claim=Claim(workflow_id=batch, run_id="", ttl_s=0),
+            cause=Cause(actor="tests", reason="a test", workflow_id=batch),
+        )
+        intents = log.catalog.deletions.list(DeletionState.PENDING, limit=100)
+        epoch = log.catalog.ledgers.epoch()
+    client = await connect_client(world.settings)
+    queue = world.settings.task_queue
+    for intent in intents:
+        key = IntentKey(ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation)
+        one = DeleteLedgerInput(key=key, topic=topic.name, catalog_epoch=epoch, retry_interval_s=1)
+        await client.start_workflow(DeleteLedger.run, one, id=delete_ledger.workflow_id(key), task_queue=queue)
+    await eventually(lambda: not world.unfinished(), "every intent has ended")
+    rest = DeleteLedgersInput(
+        batch_id=batch_id,
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        catalog_epoch=epoch,
+        actor="tests",
+        reason="a test",
+    )
+    handle = await client.start_workflow(DeleteLedgers.run, rest, id=batch, task_queue=queue)
+    await asyncio.wait_for(handle.result(), ENDS_WITHIN_S)

@@ -1,0 +1,92 @@
+"""What the main job of these tests writes and acknowledges, and what must therefore go and what must stay.
+
+Expectations follow from the plan alone. Each topic has one producer, `writer`, whose entries are numbered from 0;
+ledger `i` holds the entries from `i * PER_LEDGER` on.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tests.faults.auditor import Expected
+
+PER_SEGMENT = 2
+SEGMENTS = 2
+PER_LEDGER = PER_SEGMENT * SEGMENTS
+
+
+class Trouble(Enum):
+    """What storage does to a ledger that is to be deleted."""
+
+    STUBBORN = "refuses one key twice, then obeys"
+    HOPELESS = "refuses one key for ever"
+    SQUATTED = "holds an object of another application under the ledger's prefix"
+    LISTED_EMPTY = "answers one listing with nothing although objects are there"
+    LISTED_SHORT = "leaves a segment out of one listing"
+    SILENT = "answers no listing for three tries"
+
+    @property
+    def deadly(self) -> bool:
+        """Whether the ledger ends as a dead letter."""
+        return self in {Trouble.HOPELESS, Trouble.SQUATTED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPlan:
+    """One topic."""
+
+    name: str  # encoded
+    ledgers: int
+    acknowledged: dict[str, int]  # ledgers, from the first on, by subscription
+    troubles: dict[int, Trouble] = field(default_factory=dict)  # by place in the list
+    picked: int | None = None  # place of a ledger to be deleted by id, out of the middle
+
+    @property
+    def doomed(self) -> int:
+        """How many ledgers retention lets go; the last one always stays."""
+        if self.picked is not None:
+            return 0
+        return min(*self.acknowledged.values(), self.ledgers - 1)
+
+    @property
+    def expected(self) -> Expected:
+        """What must be true once everything has ended."""
+        hole = range(0) if self.picked is None else range(self.picked * PER_LEDGER, (self.picked + 1) * PER_LEDGER)
+        return Expected(
+            first_kept=self.doomed * PER_LEDGER,
+            written=self.ledgers * PER_LEDGER,
+            hole=hole,
+            dead_letters=sum(trouble.deadly for trouble in self.troubles.values()),
+        )
+
+
+ORDERS = TopicPlan(
+    name="persistent://shop/main/orders",
+    ledgers=8,
+    acknowledged={"archive": 7, "billing": 8},
+    troubles={
+        1: Trouble.LISTED_EMPTY,
+        2: Trouble.STUBBORN,
+        3: Trouble.HOPELESS,
+        4: Trouble.SQUATTED,
+        5: Trouble.LISTED_SHORT,
+    },
+)
+RETURNS = TopicPlan(
+    name="persistent://shop/main/returns",
+    ledgers=3,
+    acknowledged={"billing": 3},
+    troubles={0: Trouble.SILENT, 1: Trouble.SILENT},
+)
+UNREAD = TopicPlan(name="persistent://shop/main/unread", ledgers=2, acknowledged={"audit": 0, "billing": 2})
+PICKED = TopicPlan(name="persistent://shop/main/picked", ledgers=3, acknowledged={"billing": 2}, picked=1)
+
+TOPICS = (ORDERS, RETURNS, UNREAD, PICKED)
+
+SHORT = (TopicPlan(name="persistent://shop/main/short", ledgers=3, acknowledged={"billing": 2}),)
+
+PLANTED = {
+    "another-application/ledgers/00/0000000000000000/00000000.parquet": b"theirs",
+    "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json": b"theirs too",
+    "ledgers/ff/00000000000fffff/00000000.parquet": b"and this",
+    "readme.txt": b"mind the gap",
+}

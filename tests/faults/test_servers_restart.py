@@ -1,0 +1,147 @@
+"""Servers that die and come back, and a worker that only seemed dead: for `make faults`."""
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.stack import stack
+from infra.stack.home import StackHome
+from infra.stack.ports import WantedPorts
+from infra.stack.process import ServiceProcess
+from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
+from tests.faults.job import Job
+from tests.faults.real import REAL, RealWorld, Worker, eventually, trim
+from tests.faults.scene import TopicPlan
+from tests.servers import settings_on
+from workers import search_attributes
+from workers.client import connect_client
+
+pytestmark = [
+    pytest.mark.external_service,
+    pytest.mark.sigkill,
+    pytest.mark.all_faults,
+    pytest.mark.timeout(300),
+]
+
+_IN_PHASE_TWO = "storage.delete_data.after=kill@2"
+_MANY = (TopicPlan(name="persistent://shop/main/many", ledgers=60, acknowledged={"billing": 60}),)
+
+
+class OwnStack:
+    """Temporal on disk and SeaweedFS, for tests that kill them."""
+
+    def __init__(self, home: Path) -> None:
+        self.options = stack.StackOptions(
+            home=home, ports=WantedPorts.any_free(), services=("temporal", "seaweedfs"), temporal_in_memory=False
+        )
+        self.addresses = stack.up(self.options)
+
+    def kill(self, service: str) -> None:
+        """End one server at once."""
+        assert ServiceProcess(service, StackHome.at(self.options.home)).kill()
+
+    def revive(self) -> None:
+        """Start what does not run, on its data and its ports."""
+        assert stack.up(self.options) == self.addresses
+
+
+@pytest.fixture
+def own_stack() -> Iterator[OwnStack]:
+    """A stack of this test's own; the path is short for sockets."""
+    home = Path(tempfile.mkdtemp(prefix="sx-"))
+    try:
+        yield OwnStack(home)
+    finally:
+        stack.kill(home)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def world(own_stack: OwnStack, tmp_path: Path) -> Iterator[RealWorld]:
+    """A world on that stack."""
+    quick = {"deletion_chunk": 2, "deletion_parallelism": 1, "deletion_retry_interval": 1}
+    settings = settings_on(own_stack.addresses, tmp_path, **quick)
+
+    async def register() -> None:
+        await search_attributes.register(await connect_client(settings))
+
+    asyncio.run(register())
+    found = RealWorld(settings).prepare()
+    yield found
+    found.close()
+
+
+async def _until_a_worker_died(world: RealWorld) -> "asyncio.Future[None]":
+    """Write, trim, and let the only worker die with segments gone and their ledgers' statements left."""
+    job = Job(world, REAL)
+    await asyncio.to_thread(lambda: job.drive(job.write))
+    first = await asyncio.to_thread(Worker, world, "worker-1", _IN_PHASE_TWO)
+    trimming = asyncio.ensure_future(trim(world))
+    await eventually(lambda: not first.alive, "the worker dies in phase two")
+    assert not wrong_at_any_moment(await asyncio.to_thread(world.look))
+    return trimming
+
+
+def _wrong(world: RealWorld, plans: tuple[TopicPlan, ...]) -> list[str]:
+    return wrong_at_rest(world.look(), {plan.name: plan.expected for plan in plans})
+
+
+def test_temporal_killed_in_phase_two_and_restarted_finishes_every_deletion(
+    own_stack: OwnStack, world: RealWorld
+) -> None:
+    """What Temporal keeps on disk is enough to go on (apache/pulsar#982: a delete that nobody retries leaks)."""
+
+    async def run() -> None:
+        trimming = await _until_a_worker_died(world)
+        await asyncio.to_thread(own_stack.kill, "temporal")
+        await asyncio.gather(trimming, return_exceptions=True)  # its client lost the server
+        await asyncio.to_thread(own_stack.revive)
+        await asyncio.to_thread(Worker, world, "worker-2")
+        await eventually(lambda: not world.unfinished(), "every intent has ended")
+        await trim(world)
+
+    asyncio.run(run())
+    assert not _wrong(world, REAL)
+
+
+def test_objects_away_in_phase_two_and_back_deletes_every_ledger(own_stack: OwnStack, world: RealWorld) -> None:
+    """A store that is down means keep, and ask again later (PIP-186, back-off)."""
+
+    async def run() -> None:
+        trimming = await _until_a_worker_died(world)
+        await asyncio.to_thread(own_stack.kill, "seaweedfs")
+        await asyncio.to_thread(Worker, world, "worker-2")
+        before = world.unfinished()
+        await asyncio.to_thread(own_stack.revive)
+        assert before, "nothing was left to do when the store went away"
+        await trimming
+
+    asyncio.run(run())
+    assert not _wrong(world, REAL)
+
+
+def test_worker_paused_past_its_heartbeat_and_continued_harms_nothing(world: RealWorld) -> None:
+    """A zombie attempt overlaps the retry, and its work counts once (temporalio/sdk-python#1048, dust-tt/dust#4272)."""
+
+    async def run() -> None:
+        job = Job(world, _MANY)
+        await asyncio.to_thread(lambda: job.drive(job.write))
+        zombie = await asyncio.to_thread(Worker, world, "worker-1")
+        trimming = asyncio.ensure_future(trim(world, _MANY))
+        await eventually(lambda: bool(world.ended()), "phase two has begun", within_s=30)
+        zombie.signal(signal.SIGSTOP)
+        assert world.unfinished(), "phase two was over before the worker was paused"
+        await asyncio.to_thread(Worker, world, "worker-2")
+        paused_at = world.ended()
+        await eventually(lambda: world.ended() > paused_at, "the other worker took over", within_s=60)
+        zombie.signal(signal.SIGCONT)
+        await trimming
+        await trim(world, _MANY)
+
+    asyncio.run(run())
+    assert not _wrong(world, _MANY)

@@ -1,0 +1,172 @@
+"""The same promises on real servers: processes die by SIGKILL, others go on, an auditor asks S3 and SQLite.
+
+In every run a seeded sample; with `--all-faults` every failpoint. Cases run side by side, for a killed worker is
+noticed only when its heartbeat is missed.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from threading import Lock
+
+import pytest
+
+from infra.stack import stack
+from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
+from tests.faults.conftest import SEED, Course
+from tests.faults.effects import Interruption, hits
+from tests.faults.job import Job
+from tests.faults.real import REAL, WRITTEN, RealWorld, Worker, delete_alone, eventually, trim, write_in_a_process
+from tests.faults.scene import TopicPlan
+from tests.faults.world import World
+from tests.servers import settings_on
+from workers import search_attributes
+from workers.client import connect_client
+from workers.settings import Settings
+
+pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(180)]
+
+_SIDE_BY_SIDE = 3
+_DEATHS = (("before", "kill"), ("after", "kill"), ("reported_failed", "fail"))
+_ONLY_IN_PROCESS = {"catalog.hand_over"}
+"""Needs storage that refuses one key and not the others, which no real server can be asked for."""
+
+Case = Callable[[RealWorld, Interruption], Awaitable[None]]
+
+
+async def _dies_in(world: RealWorld, one: Interruption, work: Callable[[RealWorld], Awaitable[None]]) -> None:
+    """A worker meets its failpoint in `work`; another one goes on."""
+    job = Job(world, REAL)
+    await asyncio.to_thread(lambda: job.drive(job.write))
+    first = await asyncio.to_thread(Worker, world, "worker-1", str(one))
+    working = asyncio.ensure_future(work(world))
+    if one.action == "kill":
+        await eventually(lambda: not first.alive, f"{one} kills its worker")
+        wrong = wrong_at_any_moment(await asyncio.to_thread(world.look))
+        assert not wrong, f"right after {one}: {wrong}"
+        await asyncio.to_thread(Worker, world, "worker-2")
+    await working
+    await _at_rest(world, one, REAL)
+
+
+async def _worker_dies_in_a_trim(world: RealWorld, one: Interruption) -> None:
+    await _dies_in(world, one, trim)
+
+
+async def _worker_dies_with_one_ledger(world: RealWorld, one: Interruption) -> None:
+    await _dies_in(world, one, delete_alone)
+
+
+async def _writer_dies(world: RealWorld, one: Interruption) -> None:
+    """A program that appends dies; it is started again, and then the topic is trimmed."""
+    code = await asyncio.to_thread(write_in_a_process, world, str(one))
+    assert (code != 0) == (one.action == "kill"), f"{one} did not happen"
+    wrong = wrong_at_any_moment(await asyncio.to_thread(world.look))
+    assert not wrong, f"right after {one}: {wrong}"
+    assert await asyncio.to_thread(write_in_a_process, world) == 0
+    await asyncio.to_thread(Worker, world, "worker-1")
+    await trim(world)
+    await _at_rest(world, one, WRITTEN)
+
+
+async def _at_rest(world: RealWorld, one: Interruption, plans: Sequence[TopicPlan]) -> None:
+    """Every promise holds, and one more trim changes nothing."""
+    expected = {plan.name: plan.expected for plan in plans}
+    seen = await asyncio.to_thread(world.look)
+    newborn = [f"ledger {row} was never attached" for row, it in seen.ledgers.items() if it.state == "CREATING"]
+    wrong = [it for it in wrong_at_rest(seen, expected) if not any(it.startswith(known) for known in newborn)]
+    assert not wrong, f"{one}: {wrong}"  # a newborn ledger waits for its registration timeout
+    await trim(world)
+    again = await asyncio.to_thread(world.look)
+    assert (again.objects, again.rows, again.audit) == (seen.objects, seen.rows, seen.audit), (
+        f"{one}: twice is not once"
+    )
+
+
+def _side_by_side(cases: Sequence[tuple[Case, Interruption]], worlds: Callable[[], RealWorld]) -> None:
+    """Run cases in worlds of their own, a few at a time, and report every one that failed."""
+
+    async def run() -> list[str]:
+        turn = asyncio.Semaphore(_SIDE_BY_SIDE)
+
+        async def one(case: Case, interruption: Interruption) -> str | None:
+            async with turn:
+                world = await asyncio.to_thread(worlds)
+                try:
+                    await case(world, interruption)
+                except Exception as error:  # noqa: BLE001 - the others are to run all the same
+                    return f"{interruption}: {error!r}"
+                finally:
+                    await asyncio.to_thread(world.close)
+            return None
+
+        return [it for it in await asyncio.gather(*(one(*case) for case in cases)) if it]
+
+    failed = asyncio.run(run())
+    assert not failed, "\n".join(failed)
+
+
+@pytest.fixture
+def worlds(servers: stack.StackAddresses, tmp_path: Path) -> Callable[[], RealWorld]:
+    """Worlds on the shared servers, each with its bucket, catalog and queue."""
+    numbers, one_at_a_time = iter(range(1_000)), Lock()  # Alembic migrates one database at a time
+    quick = {"deletion_chunk": 2, "deletion_parallelism": 1, "deletion_retry_interval": 1}
+
+    def make() -> RealWorld:
+        with one_at_a_time:
+            return RealWorld(settings_on(servers, tmp_path / str(next(numbers)), **quick)).prepare()
+
+    async def register(settings: Settings) -> None:
+        await search_attributes.register(await connect_client(settings))
+
+    asyncio.run(register(make().settings))
+    return make
+
+
+@pytest.fixture(scope="module")
+def every_case(
+    template: Path, fresh: Callable[[], Path], courses: dict[str, Course]
+) -> list[tuple[Case, Interruption]]:
+    """Every failpoint with every way to die there, by who meets it, from dry runs of the same plan in one process."""
+    job = Job(World(fresh(), template), REAL)
+    written = hits(lambda: job.drive(job.write))
+    trimmed = hits(lambda: job.drive(job.remove))
+    alone = {name: 1 for name in courses["remove"].hits if name not in {*trimmed, *written}}
+    found: list[tuple[Case, Interruption]] = []
+    for case, points in (
+        (_writer_dies, written),
+        (_worker_dies_in_a_trim, trimmed),
+        (_worker_dies_with_one_ledger, alone),
+    ):
+        for point, count in sorted(points.items()):
+            effect, _, moment = point.rpartition(".")
+            action = dict(_DEATHS)[moment]
+            if effect not in _ONLY_IN_PROCESS:
+                found.append((case, Interruption(point, action, min(count, 2))))
+    return found
+
+
+def test_processes_killed_at_a_sample_of_effects_lose_nothing(
+    every_case: list[tuple[Case, Interruption]], worlds: Callable[[], RealWorld]
+) -> None:
+    """Kill -9 of a worker or a writer between two effects: promises 1, 2, 3 and 8 (apache/pulsar#13526, #20898)."""
+    dice = random.Random(SEED)
+    deadly = [case for case in every_case if case[1].action == "kill"]
+    of = {who: [case for case in deadly if case[0] is who] for who, _ in deadly}
+    sample = [
+        *dice.sample(of[_writer_dies], 2),
+        *dice.sample([case for case in of[_worker_dies_in_a_trim] if case[1].point.startswith("storage.")], 2),
+        *dice.sample([case for case in of[_worker_dies_in_a_trim] if "finish" in case[1].point], 1),
+        *dice.sample(of[_worker_dies_with_one_ledger], 1),
+    ]
+    _side_by_side(sample, worlds)
+
+
+@pytest.mark.all_faults
+@pytest.mark.timeout(3_600)
+def test_processes_killed_at_every_effect_lose_nothing(
+    every_case: list[tuple[Case, Interruption]], worlds: Callable[[], RealWorld]
+) -> None:
+    """All of it, for `make faults`."""
+    _side_by_side(every_case, worlds)

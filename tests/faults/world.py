@@ -1,0 +1,165 @@
+"""What outlives a crash (SQL and objects), and the processes that come and go over it."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlalchemy import Connection, event
+
+from activities.deletion import LedgerDeletion
+from activities.retention import Retention
+from infra.catalog import Database, SqlCatalog
+from logstore.failpoints import SimulatedCrash
+from logstore.group_commit import GroupCommitter
+from logstore.ledgers import CopyKind
+from logstore.managed_ledger import ManagedLedger
+from logstore.managed_ledger.clock import Clock
+from logstore.ports.objects import ObjectInfo
+from logstore.primary_copies import PrimaryCopies
+from tests.fakes.objects import FakeObjectStore as Store
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.faults.auditor import Seen, look
+from tests.faults.scene import PLANTED, Trouble
+
+FOREVER = 1_000_000
+
+
+class LyingStore(Store):
+    """A store whose listings of some prefixes are short once, without an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short: dict[str, int] = {}  # prefix -> how many objects its next listing shows
+        self.before_write: Callable[[], None] = lambda: None
+
+    def _meet(self, operation: Operation, name: str) -> Fault | None:
+        if operation in {Operation.PUT, Operation.DELETE}:
+            self.before_write()
+        return super()._meet(operation, name)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See the port; an object that a truncated listing lacks is one of the last."""
+        found = [*super().list(prefix, start_after=start_after)]
+        metas_first = sorted(found, key=lambda item: item.key.endswith(".parquet"))
+        yield from sorted(metas_first[: self.short.pop(prefix, FOREVER)], key=lambda item: item.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """Everything that dies with a process."""
+
+    catalog: SqlCatalog
+    committer: GroupCommitter
+    managed: ManagedLedger
+    deletion: LedgerDeletion
+    retention: Retention
+
+
+class World:
+    """SQL and objects."""
+
+    def __init__(self, database: Path, template: Path, *, store: LyingStore | None = None) -> None:
+        """Begin with an empty catalog and a bucket that holds other applications' objects."""
+        shutil.copy(template, database)
+        self.database = database
+        self.store = store or LyingStore()
+        self.store.before_write = self._write
+        self.writes = 0
+        self.fatal: int | None = None  # before which write, counted from 1, its process dies
+        self.planted: dict[str, bytes] = {}
+        if store is None:
+            for key, body in PLANTED.items():
+                self.plant(key, body)
+
+    def fork(self, database: Path) -> "World":
+        """A world that is the same so far and goes its own way from here; no process may be running."""
+        store = LyingStore()
+        store._held = dict(self.store._held)
+        store._faults = [replace(fault) for fault in self.store._faults]
+        store.short = dict(self.store.short)
+        forked = World(database, self.database, store=store)
+        forked.planted = dict(self.planted)
+        return forked
+
+    def _write(self) -> None:
+        """Called before a commit lands, and before a key is put or deleted, whatever failpoints there are."""
+        self.writes += 1
+        if self.writes == self.fatal:
+            raise SimulatedCrash(f"write {self.writes}")
+
+    def _commit(self, connection: Connection) -> None:
+        if not connection.get_execution_options().get("sexton_reads"):
+            self._write()
+
+    def plant(self, key: str, body: bytes) -> None:
+        """Put an object that is not Sexton's, which is no write of Sexton's either."""
+        self.store.before_write = lambda: None
+        self.store.put_if_absent(key, body, metadata={})
+        self.store.before_write = self._write
+        self.planted[key] = body
+
+    def look(self) -> Seen:
+        """What the auditor sees."""
+        return look(self.database, self.objects, self.planted)
+
+    @property
+    def objects(self) -> Mapping[str, bytes]:
+        """The store's own dict."""
+        return {key: held.body for key, held in self.store._held.items()}
+
+    @contextmanager
+    def process(self, *, registration_timeout_s: float = 600) -> Iterator[Process]:
+        """A process over what there is; closed as a process is, however it ends."""
+        database = Database(f"sqlite:///{self.database}")
+        event.listen(database.engine, "connect", _without_fsync)
+        event.listen(database.engine, "commit", self._commit)
+        catalog = SqlCatalog(database, registration_timeout_s=registration_timeout_s)
+        committer = GroupCommitter(catalog.commits)
+        managed = ManagedLedger(
+            ledgers=catalog.ledgers,
+            objects=self.store,
+            committer=committer,
+            application="sexton",
+            clock=Clock(sleep=lambda _: None),
+        )
+        storages = {CopyKind.LEDGER.value: PrimaryCopies(self.store)}
+        try:
+            yield Process(
+                catalog=catalog,
+                committer=committer,
+                managed=managed,
+                deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
+                retention=Retention(topics=catalog.topics, roller=managed),
+            )
+        finally:
+            managed.close()
+            committer.close()
+            database.close()
+
+    def trouble(self, ledger_id: int, trouble: Trouble, *, last_segment: int) -> None:
+        """Let storage misbehave for one ledger."""
+        prefix = f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/"
+        last = f"{prefix}{last_segment:08d}.parquet"
+        match trouble:
+            case Trouble.STUBBORN | Trouble.HOPELESS:
+                times = 2 if trouble is Trouble.STUBBORN else FOREVER
+                self.store.plan(_fault(Operation.DELETE, FaultKind.KEY_ERROR, last, times))
+            case Trouble.SQUATTED:
+                self.plant(f"{prefix}notes.txt", b"somebody else's")
+            case Trouble.LISTED_EMPTY:
+                self.store.short[prefix] = 0
+            case Trouble.LISTED_SHORT:
+                self.store.short[prefix] = 2
+            case Trouble.SILENT:
+                self.store.plan(_fault(Operation.LIST, FaultKind.BEFORE, prefix, 3))
+
+
+def _fault(operation: Operation, kind: FaultKind, name: str, times: int) -> Fault:
+    return Fault(operation=operation, kind=kind, matches=lambda found: found == name, times=times)
+
+
+def _without_fsync(connection: object, _: object) -> None:
+    """No machine fails here, only processes: what they wrote, the next one reads, synced or not."""
+    connection.execute("PRAGMA synchronous=OFF")  # type: ignore[attr-defined]  # a sqlite3.Connection
