@@ -163,7 +163,7 @@ async def test_trim_asked_for_just_before_its_end_passes_once_more(house: House)
 async def test_trim_asked_for_at_any_moment_leaves_no_work_behind(house: House) -> None:
     """Whenever `again` comes, also while the last task completes: the work it announced is done (n 115)."""
     async with house.worker():
-        for _ in range(10):
+        for _ in range(6):
             handle = await house.trim()
             house.world.fill(1)
             await house.trim()
