@@ -1,0 +1,62 @@
+"""A shell with a home of its own, and a look at what it leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_SEXTON: Final = Path(sys.executable).with_name("sexton")
+_WITHIN_S: Final = 240.0
+
+
+class Shell:
+    """Runs `sexton` in a directory where temporary files go too."""
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        """Keep everything in `folder`, whose path is short for unix sockets."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+        self.folder = folder
+        self._environ: Mapping[str, str] = {**inherited, "TMPDIR": str(folder), **environ}
+
+    def run(self, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run one command."""
+        return subprocess.run(
+            [str(_SEXTON), *args],
+            cwd=self.folder,
+            env=self._environ,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_WITHIN_S,
+            check=False,
+        )
+
+    def json(self, *args: str, code: int = 0, stdin: str = "") -> Any:
+        """Run one command with `--json`; stdout must be one document and the exit code as expected."""
+        ended = self.run(*args, "--json", stdin=stdin)
+        assert ended.returncode == code, (
+            f"sexton {' '.join(args)}: exit {ended.returncode}\n{ended.stdout}{ended.stderr}"
+        )
+        return json.loads(ended.stdout)
+
+    def left_running(self) -> list[str]:
+        """Processes that were started from here, or speak of here."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                known = [*process.cmdline(), process.environ().get("TMPDIR", ""), process.cwd()]
+            except psutil.Error:
+                continue
+            if any(str(self.folder) in part for part in known):
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
+        return found
+
+    def left_on_disk(self) -> list[str]:
+        """Names in the folder."""
+        return sorted(path.name for path in self.folder.iterdir())

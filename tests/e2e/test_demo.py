@@ -1,0 +1,55 @@
+"""The demo is the end-to-end test: one command, every promise checked from outside, nothing left behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.shell import Shell
+
+pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(300)]
+
+_SMALL = ("demo", "--topics", "3", "--ledgers", "4")
+
+_LYING_BUILD = '''
+"""A build whose deletes say yes and do nothing; found by every Python process that is started here."""
+from logstore.ports.objects import DeleteReport
+from logstore.primary_copies import PrimaryCopies
+
+
+def lie(self, copies, keys, on_progress):
+    return DeleteReport(deleted=frozenset(key for copy in copies.values() for key in keys(copy)))
+
+
+PrimaryCopies._delete = lie
+'''
+
+
+def test_demo_keeps_every_promise_and_leaves_nothing_behind(shell: Shell) -> None:
+    """A worker is killed in phase two and every detached ledger is gone all the same (apache/pulsar#13526)."""
+    report = shell.json(*_SMALL)
+    assert report["ok"]
+    assert [one["promise"][0] for one in report["promises"]] == ["1", "2", "3", "8"]
+    assert all(one["ok"] for one in report["promises"]), report
+    assert report["topics"] == 3
+    assert report["ledgers"] == 12
+    assert report["detached"] == report["deleted"] == report["ledgers"] - report["kept"] > 0
+    assert shell.left_running() == []
+    assert shell.left_on_disk() == []
+
+
+def test_demo_of_a_build_that_breaks_a_promise_fails_and_names_it(folder: Path) -> None:
+    """A check that cannot fail is worth nothing: deletes that lie are seen in S3, whatever the catalog says."""
+    patch = folder / "lying"
+    patch.mkdir()
+    (patch / "sitecustomize.py").write_text(_LYING_BUILD, encoding="utf-8")
+    shell = Shell(folder, PYTHONPATH=str(patch))
+    ended = shell.run(*_SMALL, "--json")
+    assert ended.returncode == 1, ended.stderr
+    report = json.loads(ended.stdout)
+    assert not report["ok"]
+    broken = {one["promise"][0]: one["seen"] for one in report["promises"] if not one["ok"]}
+    assert set(broken) == {"2"}
+    assert "is still there" in broken["2"]
+    assert shell.left_running() == []
+    assert shell.left_on_disk() == ["lying"]

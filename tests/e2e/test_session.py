@@ -1,0 +1,77 @@
+"""A short session on a throw-away stack, and what is refused in it."""
+
+import json
+
+import pytest
+
+from tests.e2e.shell import Shell
+
+pytestmark = [pytest.mark.external_service, pytest.mark.timeout(300)]
+
+_TOPIC = "persistent://public/default/orders"
+
+
+def _lines(*payloads: str) -> str:
+    return "".join(json.dumps({"payload": payload, "key": "k"}) + "\n" for payload in payloads)
+
+
+def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: Shell) -> None:
+    """What the README shows, with `--json`."""
+    up = shell.json("up", "--free-ports")
+    assert set(up) == {"temporal", "ui", "s3", "zookeeper", "database", "worker_pids", "home"}
+    assert len(up["worker_pids"]) == 1
+    assert shell.json("up", "--free-ports")["worker_pids"] == up["worker_pids"], "up is idempotent"
+    assert all(service["ok"] for service in shell.json("status")["services"])
+    _use(shell)
+    _be_refused(shell)
+    stopped = shell.json("down")["stopped"]
+    assert {"temporal", "seaweedfs", "zookeeper"} <= set(stopped)
+    assert shell.json("down") == {"stopped": []}
+    assert shell.left_running() == []
+    assert not all(service["ok"] for service in shell.json("status", code=4)["services"])
+
+
+def _use(shell: Shell) -> None:
+    shell.json("topic", "create", _TOPIC)
+    shell.json("topic", "subscribe", _TOPIC, "billing")
+    first = shell.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines("a", "b"))
+    assert first["count"] == 2
+    rolled = shell.json("topic", "roll", _TOPIC)
+    assert first["last"] == f"{rolled['closed']}:1"
+    second = shell.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines("c"))
+    read = shell.json("topic", "read", _TOPIC, "--subscription", "billing")
+    assert [entry["position"] for entry in read] == [first["first"], first["last"], second["first"]]
+    assert shell.json("topic", "trim", _TOPIC)["detached"] == 0, "nothing is acknowledged yet"
+    acked = shell.json("topic", "ack", _TOPIC, "--subscription", "billing", "--to", first["last"])
+    assert acked["mark_delete"] == first["last"]
+    assert [ledger["ledger_id"] for ledger in shell.json("ledger", "list", _TOPIC)] == [
+        rolled["closed"],
+        rolled["opened"],
+    ]
+    trimmed = shell.json("topic", "trim", _TOPIC, "--reason", "end of day")
+    assert (trimmed["detached"], trimmed["deleted"], trimmed["outcomes"]) == (1, 1, {"DELETED": 1})
+    assert [ledger["ledger_id"] for ledger in shell.json("ledger", "list", _TOPIC)] == [rolled["opened"]]
+    assert shell.json("deletion", "inflight") == {"estimated_inflight": 0, "dead_lettered": 0}
+    left = shell.json("topic", "read", _TOPIC, "--subscription", "billing")
+    assert [entry["position"] for entry in left] == [second["first"]]
+
+
+def _be_refused(shell: Shell) -> None:
+    """Every refusal has its exit code, and changes nothing."""
+    before = (shell.json("topic", "show", _TOPIC), shell.json("ledger", "list", _TOPIC))
+    opened = str(before[1][-1]["ledger_id"])
+    bad = _lines("x") + "not json\n"
+    assert "line 2" in shell.json("topic", "append", _TOPIC, "--file", "-", stdin=bad, code=2)["error"]["message"]
+    shell.json("topic", "create", "persistent://only/two", code=2)
+    shell.json("topic", "create", _TOPIC, code=3)
+    shell.json("topic", "trim", "persistent://public/default/nothing", code=2)
+    shell.json("topic", "ack", _TOPIC, "--subscription", "billing", "--to", "99:0", code=2)
+    shell.json("ledger", "delete", _TOPIC, opened, "--force", "--reason", "a test", code=3)
+    assert (shell.json("topic", "show", _TOPIC), shell.json("ledger", "list", _TOPIC)) == before
+
+
+def test_command_without_a_stack_says_what_to_do_and_exits_4(shell: Shell) -> None:
+    """A service that cannot be reached is named, with what to try."""
+    told = shell.json("topic", "trim", _TOPIC, code=4)["error"]["message"]
+    assert "sexton up" in told
+    assert shell.left_running() == []
