@@ -63,6 +63,7 @@ class DeleteLedger:
     @workflow.run
     async def run(self, request: DeleteLedgerInput) -> OneResult:
         """Do the numbered steps."""
+        search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
         one = OneInput(key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s)
         try:

@@ -117,6 +117,7 @@ class DeleteLedgers:
     @workflow.run
     async def run(self, request: DeleteLedgersInput) -> Certificate:
         """Do the numbered steps."""
+        search_attributes.ensure_topic(request.topic)
         if request.detach:
             await self._detach(request.detach)
         while (page := await self._next_page()).ranges:

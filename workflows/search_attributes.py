@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from temporalio import workflow
 from temporalio.common import SearchAttributeKey
 
 TOPIC = SearchAttributeKey.for_keyword("SextonTopic")  # encoded name
@@ -10,3 +11,9 @@ OUTCOME = SearchAttributeKey.for_keyword_list("SextonOutcome")  # every outcome 
 RUN_ID = SearchAttributeKey.for_keyword("SextonRunId")  # batch or plan
 
 ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID)
+
+
+def ensure_topic(topic: str) -> None:
+    """Give this run its topic if whoever started it, perhaps another SDK, did not."""
+    if workflow.info().typed_search_attributes.get(TOPIC) is None:
+        workflow.upsert_search_attributes([TOPIC.value_set(topic)])

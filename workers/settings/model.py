@@ -106,7 +106,7 @@ class Settings(BaseModel):
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4
     deletion_max_attempts: Count = 10
     deletion_retry_interval: Annotated[Seconds, Field(ge=0)] = 600
-    deletion_chunk: Annotated[Count, Field(le=10_000)] = 100
+    deletion_chunk: Annotated[Count, Field(le=1_000)] = 100
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600
