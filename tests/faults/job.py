@@ -245,7 +245,7 @@ class Job(Generic[PlaceT]):
         return self._activity(f"{batch_id} detach", workflow_id, lambda p: p.deletion.detach, request)
 
     def _delete_ledgers(self, batch_id: str, epoch: int) -> None:
-        workflow_id, after, alone = f"delete-ledgers/{batch_id}", 0, dict[str, IntentKey]()
+        workflow_id, after = f"delete-ledgers/{batch_id}", 0
         while True:
             asked = RangesInput(batch_id=batch_id, catalog_epoch=epoch, after=after, rows=_CHUNK_ROWS, limit=2)
             page: RangesPage = self._activity(
@@ -254,13 +254,11 @@ class Job(Generic[PlaceT]):
             if not page.ranges:
                 break
             for part in page.ranges:
-                result = self._chunk(batch_id, epoch, part)
-                alone |= {delete_ledger_id(key): key for key in result.alone}
+                for key in self._chunk(batch_id, epoch, part).alone:
+                    self._delete_ledger(key, epoch)  # begins at once, while the batch is still at work
             after = page.ranges[-1].last
         close = CertifyInput(batch_id=batch_id, actor="tests", reason="the main job")
         self._activity(f"{batch_id} certify", workflow_id, lambda p: p.deletion.certify, close)
-        for key in alone.values():
-            self._delete_ledger(key, epoch)
 
     def _chunk(self, batch_id: str, epoch: int, part: Range) -> ChunkResult:
         name, workflow_id = f"{batch_id} chunk {part.first}", f"delete-ledgers/{batch_id}"

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import boto3
 from botocore.config import Config
+from temporalio.client import WorkflowHandle
 
 from activities.deletion import IntentKey, LedgerDeletion
 from activities.retention import Retention
@@ -170,13 +171,26 @@ async def eventually(true: Callable[[], bool], what: str, *, within_s: float = E
         await asyncio.sleep(0.1)
 
 
+async def _end(handle: WorkflowHandle[Any, Any]) -> None:
+    """Wait for the workflow's end; if it does not come, say what it and its children wait for."""
+    try:
+        await asyncio.wait_for(handle.result(), ENDS_WITHIN_S)
+    except TimeoutError:
+        told = (await handle.describe()).raw_description
+        waits = [
+            f"{one.activity_type.name}, attempt {one.attempt}: {one.last_failure}" for one in told.pending_activities
+        ]
+        waits += [child.workflow_id for child in told.pending_children]
+        raise AssertionError(f"{handle.id} did not end within {ENDS_WITHIN_S:g} s; it waits for {waits}") from None
+
+
 async def trim(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
     """Trim every topic and wait until no intent is unfinished: what was handed over may outlive its trim."""
     sexton = await Sexton.connect(world.settings)
     with open_log(world.settings) as log:
         topics = [log.catalog.topics.get(plan.name) for plan in plans]
     for handle in [await sexton.trim_topic(topic, reason="a test", actor="tests") for topic in topics]:
-        await asyncio.wait_for(handle.result(), ENDS_WITHIN_S)
+        await _end(handle)
     await eventually(lambda: not world.unfinished(), "every intent has ended")
 
 
@@ -230,4 +244,4 @@ async def delete_alone(world: RealWorld) -> None:
         reason="a test",
     )
     handle = await client.start_workflow(DeleteLedgers.run, rest, id=batch, task_queue=queue)
-    await asyncio.wait_for(handle.result(), ENDS_WITHIN_S)
+    await _end(handle)

@@ -32,9 +32,11 @@ class LyingStore(Store):
     def __init__(self) -> None:
         super().__init__()
         self.short: dict[str, int] = {}  # prefix -> how many objects its next listing shows
+        self.before_call: Callable[[], None] = lambda: None
         self.before_write: Callable[[], None] = lambda: None
 
     def _meet(self, operation: Operation, name: str) -> Fault | None:
+        self.before_call()
         if operation in {Operation.PUT, Operation.DELETE}:
             self.before_write()
         return super()._meet(operation, name)
