@@ -1,6 +1,7 @@
 """One span per SQL statement, made from SQLAlchemy's own events."""
 
 import re
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ _SPAN = "_sexton_span"  # where the statement's own context carries it between e
 _SUBJECT = re.compile(r"\b(?:from|into|update|table|join)\s+([\w.\"]+)", re.IGNORECASE)
 _SHAPES: dict[str, tuple[str, str]] = {}  # statement -> verb and summary; statements are few and repeated
 _MOST_SHAPES = 1000
+_observing = threading.Event()
 
 
 def observe_engines() -> None:
@@ -25,14 +27,17 @@ def observe_engines() -> None:
     A span tells the verb, the first table and the number of rows; never the statement's text, which may hold
     literals, and never a parameter. Without a tracer provider this costs next to nothing.
     """
-    for name, listener in _LISTENERS.items():
-        event.listen(Engine, name, listener)  # the same listener again is no second one
+    if not _observing.is_set():  # SQLAlchemy's own `contains` does not know listeners of the class again
+        _observing.set()
+        for name, listener in _LISTENERS.items():
+            event.listen(Engine, name, listener)
 
 
 def forget_engines() -> None:
     """Undo `observe_engines`."""
-    for name, listener in _LISTENERS.items():
-        if event.contains(Engine, name, listener):
+    if _observing.is_set():
+        _observing.clear()
+        for name, listener in _LISTENERS.items():
             event.remove(Engine, name, listener)
 
 
@@ -44,8 +49,8 @@ def _begin(
     context: "ExecutionContext | None",
     executemany: bool,
 ) -> None:
-    if context is None:
-        return
+    if context is None or statement == "BEGIN" or statement.startswith("PRAGMA"):
+        return  # nothing that an operator looks for: a BEGIN IMMEDIATE, which may wait, is shown
     verb, summary = _shape(statement)
     facts: dict[str, str | int] = {"db.system.name": connection.dialect.name, "db.operation.name": verb}
     if executemany:
