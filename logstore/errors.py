@@ -133,3 +133,4 @@ class ServiceFailed(SextonError):
         """Name the service, what is wrong and what to try, in one sentence."""
         super().__init__(f"{service}: {problem}; {advice}")
         self.service = service
+        self.problem = problem

@@ -126,7 +126,7 @@ def start_worker(
     except ServiceFailed as fault:
         said = process.last_words(since)
         process.kill()
-        raise ServiceFailed(name, f"{fault} ({said})", advice=f"read {process.log_file}") from fault
+        raise ServiceFailed(name, f"{fault.problem} ({said})", advice=f"read {process.log_file}") from fault
     running = process.running()
     return int(running.pid) if running else 0
 

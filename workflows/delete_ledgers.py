@@ -29,6 +29,7 @@ with workflow.unsafe.imports_passed_through():
         DetachResult,
         IntentKey,
         LedgerDeletion,
+        OneResult,
         Range,
         RangesInput,
         RangesPage,
@@ -184,7 +185,7 @@ class DeleteLedgers:
         """Give a row a workflow that an operator can open; abandoned, for it may retry longer than the batch lives."""
         policy = self._request.policy
         try:
-            await workflow.start_child_workflow(
+            child = await workflow.start_child_workflow(
                 DeleteLedger.run,
                 DeleteLedgerInput(
                     key=key,
@@ -207,6 +208,8 @@ class DeleteLedgers:
             )
         except WorkflowAlreadyStartedError:
             workflow.logger.info("already at work alone: %s", key)
+        else:
+            child.add_done_callback(_heard)
 
     async def _certify(self) -> Certificate:
         request = self._request
@@ -237,6 +240,12 @@ class DeleteLedgers:
             objects=self._progress.objects + result.objects,
             size_bytes=self._progress.size_bytes + result.size_bytes,
         )
+
+
+def _heard(child: asyncio.Task[OneResult]) -> None:
+    """Take note of how a child ended; its row says so, and nobody here waits for it."""
+    if not child.cancelled():
+        child.exception()
 
 
 def _added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:

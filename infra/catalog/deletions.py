@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, case, func, insert, or_, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.claims import claimed_by, holder
@@ -89,6 +89,7 @@ class SqlDeletions(PhaseOne):
                 objects_deleted=bindparam("new_objects"),
                 bytes_deleted=bindparam("new_bytes"),
                 last_error=bindparam("new_error"),
+                attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # a batch's only try
                 finished_us=now,
                 **_UNCLAIMED,
             )

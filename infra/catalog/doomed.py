@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from infra.catalog import tables as t
+from infra.catalog.claims import stalled
 from infra.catalog.many import any_of
 from logstore.cursors import CursorState
+from logstore.deletion import Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, UnknownObject
 from logstore.ledgers import CopyKind, CopyState, LedgerState
 from logstore.positions import LedgerId, Position, TopicId
@@ -90,19 +92,22 @@ def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *,
 
 
 def _ended(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[str, int]:
-    """Outcomes of ledgers that were detached before.
+    """Outcomes of ledgers that were detached before; RETRYING where a workflow is still at work.
+
+    A stalled intent is in none of them: the caller takes it up.
 
     Raises:
         UnknownObject: One of them never was in this topic's list, or its row has been removed.
     """
     p = t.pending_deletion.c
     asked = p.ledger_id.in_(any_of(connection.dialect.name, ids))
-    query = select(p.ledger_id, p.outcome).where(p.topic_id == view.topic_id, asked)
+    idle = stalled(view.now_us).label("idle")
+    query = select(p.ledger_id, p.outcome, idle).where(p.topic_id == view.topic_id, asked)
     rows = connection.execute(query).all() if ids else []
     unknown = sorted(set(ids) - {row.ledger_id for row in rows})
     if unknown:
         raise UnknownObject("ledger", expected=f"a ledger of {view.topic}", found=unknown[0])
-    outcomes = [row.outcome for row in rows if row.outcome]
+    outcomes = [row.outcome or Outcome.RETRYING.value for row in rows if not row.idle]
     return {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
 
 

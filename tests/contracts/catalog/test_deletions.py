@@ -166,11 +166,11 @@ def test_take_thirty_two_at_once_exactly_one_holds(sql_world: SqlWorld) -> None:
 
 
 def test_take_finished_row_is_returned_as_it_is(sql_world: SqlWorld) -> None:
-    """A workflow that comes late learns the outcome and counts no attempt (PIP-186, idempotency)."""
+    """A workflow that comes late learns the outcome and counts no attempt beyond the batch's (PIP-186, idempotency)."""
     intent = _batch(sql_world, 1)[0]
     sql_world.catalog.deletions.finish([_ended(intent)])
     taken = sql_world.catalog.deletions.take(intent.ledger_id, intent.copy, intent.generation, claim("somebody"))
-    assert (taken.outcome, taken.attempts, taken.handed_to) == (Outcome.DELETED, 0, None)
+    assert (taken.outcome, taken.attempts, taken.handed_to) == (Outcome.DELETED, 1, None)
 
 
 def test_take_unknown_row_is_refused(sql_world: SqlWorld) -> None:

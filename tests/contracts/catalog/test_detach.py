@@ -60,6 +60,16 @@ def test_detach_empty_or_single_list_takes_nothing(sql_world: SqlWorld) -> None:
     assert sql_world.sql("SELECT run_id FROM run") == []
 
 
+def test_detach_of_ids_that_another_batch_works_on_tells_so(sql_world: SqlWorld) -> None:
+    """Asked for twice at once, the second one hears that the first is at work, and takes nothing from it."""
+    topic = new_topic(sql_world)
+    ledgers = filled(sql_world, topic.topic_id, 3)
+    sql_world.phase_one(topic.topic_id, ledgers[:2], batch_id="first")
+    second = sql_world.phase_one(topic.topic_id, ledgers[:2], batch_id="second")
+    assert second == Detached(batch_id="second", ledgers=0, intents=0, finished={"RETRYING": 2})
+    assert {intent.batch_id for intent in sql_world.catalog.deletions.list(None, limit=10)} == {"first"}
+
+
 @pytest.mark.parametrize("mark", [(0, -1), (0, 4), (1, 9), (2, 3), (2, 9), (3, 9)])
 def test_detach_by_retention_is_the_prefix_behind_every_cursor(sql_world: SqlWorld, mark: tuple[int, int]) -> None:
     """What goes is a prefix, up to the slowest cursor (apache/pulsar#20898)."""
