@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock fmt lint types imports check test test-replay test-external faults demo up down clean
+.PHONY: help setup lock fmt lint types imports check test test-replay test-external faults bench demo up down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ test-external: setup ## Only the tests that start real servers
 
 faults: setup ## Every failpoint with SIGKILL of real workers (long)
 	$(BIN)/pytest tests/faults --all-faults
+
+bench: setup ## Measure ours beside the bare thing on real servers; prints ratios as JSON
+	$(BIN)/python -m tests.benchmarks.deletion_speed
 
 demo: setup ## Run the main job on a throw-away stack, kill a worker, check every promise
 	$(BIN)/sexton demo

@@ -143,6 +143,7 @@ class LedgerDeletion:
         self._deletions.hand_over(names, errors=errors, ttl_s=_CLAIM_S)
 
     @activity.defn(name="deletion.delete_one")
+    @beating()
     def delete_one(self, request: OneInput) -> OneResult:
         """Phase two for one intent.
 
@@ -163,7 +164,7 @@ class LedgerDeletion:
         intent = self._take(request.key)
         if intent.state is not DeletionState.PENDING:
             return result_of(intent)
-        with Pulse(lambda: self._deletions.hold(intent.row_id, _own_claim())) as pulse:
+        with Pulse(lambda: self._deletions.hold(intent.row_id, _own_claim()), just_claimed=True) as pulse:
             ended, errors = self._act([intent], pulse)
         self._deletions.finish(ended)
         if errors:

@@ -21,10 +21,10 @@ class Pulse:
     would then run beside work that is well alive (dust-tt/dust#4272), hence a thread that beats for it.
     """
 
-    def __init__(self, renew: Callable[[], None]) -> None:
-        """Take how the claim is renewed."""
+    def __init__(self, renew: Callable[[], None], *, just_claimed: bool = False) -> None:
+        """Take how the claim is renewed, and whether it was taken this moment."""
         self._renew = renew
-        self._renewed = 0.0
+        self._renewed = time.monotonic() if just_claimed else 0.0
         self._examined = 0
         self._objects = 0
         self._lost: TerminalError | None = None
@@ -33,13 +33,14 @@ class Pulse:
         self._thread = threading.Thread(target=context.run, args=(self._live,), name="pulse", daemon=True)
 
     def __enter__(self) -> Self:
-        """Renew at once, so that work starts under a live claim.
+        """Renew at once unless just claimed, so that work starts under a live claim.
 
         Raises:
             ClaimHeld: Another workflow is at work.
         """
-        self._renew()
-        self._renewed = time.monotonic()
+        if not self._renewed:
+            self._renew()
+            self._renewed = time.monotonic()
         self._thread.start()
         return self
 

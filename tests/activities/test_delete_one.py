@@ -76,7 +76,7 @@ def test_one_concurrent_attempts_agree(world: World) -> None:
     assert not world.left_of(ledger)
 
 
-EFFECTS = ["catalog.take", "catalog.hold", "storage.delete_data", "storage.delete_meta", "catalog.finish"]
+EFFECTS = ["catalog.take", "storage.delete_data", "storage.delete_meta", "catalog.finish"]
 
 
 @pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
@@ -92,7 +92,7 @@ def test_one_killed_between_two_effects_then_run_again_is_gone(world: World, eff
     assert world.catalog.deletions.inflight().estimated_inflight == 0
 
 
-@pytest.mark.parametrize("effect", ["catalog.take", "catalog.hold", "catalog.finish"])
+@pytest.mark.parametrize("effect", ["catalog.take", "catalog.finish"])
 def test_one_without_catalog_waits_as_long_as_without_storage(world: World, effect: str) -> None:
     """An outage of the catalog does not use ten attempts up within a minute: each waits its interval (n 5)."""
     _, key = alone(world)

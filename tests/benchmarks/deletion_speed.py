@@ -9,12 +9,10 @@ import time
 import uuid
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.worker import Worker
 
@@ -24,6 +22,7 @@ from infra.stack.process import ServiceProcess
 from logstore.ledgers import CopyKind, ledger_prefix
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
+from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, make_ledgers, stage
 from workers.client import connect_client
 from workers.settings import Settings, load_settings
@@ -38,22 +37,6 @@ _ROUNDS = 3
 _SHAPES = ((100, 60), (10, 400))  # objects a ledger, ledgers
 _IDLE_RUNS = 60
 _MANY = (1_000, 100_000)
-
-
-@activity.defn(name="bare")
-def bare_activity(number: int) -> int:
-    """Do nothing."""
-    return number
-
-
-@workflow.defn(name="bare", sandboxed=False)
-class Bare:
-    """One activity that does nothing."""
-
-    @workflow.run
-    async def run(self, number: int) -> int:
-        """Run it."""
-        return await workflow.execute_activity(bare_activity, number, start_to_close_timeout=timedelta(seconds=10))
 
 
 def objects_per_second(on: Stage) -> dict[str, Any]:
