@@ -83,7 +83,12 @@ def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
             beyond the last one.
     """
     before = Position(position.ledger_id, position.entry_id - 1)
-    _check_reachable(before, {span.ledger_id: span for span in spans}, spans, lowest=-1)
+    try:
+        _check_reachable(before, {span.ledger_id: span for span in spans}, spans, lowest=-1)
+    except InvalidInput:
+        last = spans[-1].last if spans else before
+        expected = f"an entry of a listed ledger or the one behind its last, up to {last.ledger_id}:{last.entry_id + 1}"
+        raise InvalidInput("position", expected=expected, found=str(position)) from None
     return CursorState(before)
 
 

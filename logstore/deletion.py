@@ -33,7 +33,7 @@ class Outcome(StrEnum):
     STALE_CATALOG = "STALE_CATALOG"  # the request speaks of another catalog epoch; nothing changed
     DEAD_LETTERED = "DEAD_LETTERED"  # attempts exhausted
     RETRYING = "RETRYING"  # handed to a workflow of its own
-    UNKNOWN = "UNKNOWN"  # no such intent, or its row was removed after `finished_retention`
+    UNKNOWN = "UNKNOWN"  # no such intent
 
     @property
     def state(self) -> DeletionState:
@@ -67,6 +67,7 @@ class DeletionIntent:
     keys: Mapping[str, str]
     context: Mapping[str, str] = field(default_factory=dict)  # offload context, kept as found
     segments: int = 0  # registered when it was detached
+    ledger_created_us: int = 0
     size_bytes: int = 0
     epoch: int = 0
     state: DeletionState = DeletionState.PENDING

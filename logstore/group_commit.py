@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
+from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, overload
 
@@ -33,6 +34,7 @@ _DEAD_IN_A_ROW: Final = 2
 class _Item(NamedTuple):
     write: Write
     future: "Future[Any]"
+    context: Context  # of who submitted it: a commit is part of the first one's trace
 
 
 class GroupCommitter:
@@ -69,7 +71,7 @@ class GroupCommitter:
             CatalogBusy: No room within `patience_s`; the write was not queued.
             StoreUnavailable: The committer is closed, or its thread died; the write was not queued.
         """
-        item = _Item(write, Future())
+        item = _Item(write, Future(), copy_context())
         with self._changed:
             room = self._changed.wait_for(self._has_room, timeout=self._patience_s)
             if self._refusal:
@@ -160,7 +162,7 @@ class GroupCommitter:
                 _answer(item, result)
 
     def _call(self, items: list[_Item]) -> Sequence[WriteResult]:
-        results = self._commits.commit([item.write for item in items])
+        results = items[0].context.run(self._commits.commit, [item.write for item in items])
         if len(results) != len(items):
             raise OutcomeUnknown(f"group commit: {len(results)} answers to {len(items)} writes")
         return results
@@ -168,6 +170,12 @@ class GroupCommitter:
     def _commit_alone(self, items: list[_Item], error: Exception) -> None:
         if len(items) == 1:
             items[0].future.set_exception(error)
+            return
+        if isinstance(
+            error, CatalogBusy
+        ):  # contention outlasted the catalog's patience: alone, each would wait as long
+            for item in items:
+                item.future.set_exception(CatalogBusy(f"group commit: {error}"))
             return
         _LOG.warning("group commit: %d writes failed together, trying each alone: %s", len(items), error)
         silent = 0

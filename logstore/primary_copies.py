@@ -68,8 +68,24 @@ class PrimaryCopies:
         if others or unknown:
             return f"found {(others + unknown)[0]!r}, which {digest} ({intent.topic}) never wrote"
         if metas:
-            return None
+            return None if intent.segments else self._another_birth(intent, metas[0])
         return next((reason for key in data if (reason := self._not_own(intent, key))), None)
+
+    def _another_birth(self, intent: DeletionIntent, key: str) -> str | None:
+        """Whether the statement is of another ledger with this id and owner, from before the catalog was replaced.
+
+        Only a ledger that never took a segment can meet one: its creator is refused when it puts its own.
+        """
+        seen = self._objects.head(key)
+        if seen is None:
+            return None
+        try:
+            statement = LedgerStatement.from_metadata(seen[1])
+        except CorruptData as error:
+            return f"{key!r} states no owner ({error})"
+        if (statement.created_us, statement.epoch) != (intent.ledger_created_us, intent.epoch):
+            return f"{key!r} is of another ledger {statement.ledger_id}, of epoch {statement.epoch}"
+        return None
 
     def _not_own(self, intent: DeletionIntent, key: str) -> str | None:
         """Judge an object without `meta.json` beside it by its own metadata."""

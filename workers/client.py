@@ -8,6 +8,7 @@ Example:
     ```
 """
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from activities.deletion import Certificate
-from infra.catalog import Database, SqlCatalog
-from logstore.errors import InvalidInput
+from infra.catalog import Database, SqlCatalog, check_version
+from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.settings import Settings
@@ -51,16 +52,20 @@ async def connect_client(settings: Settings, *, identity: str | None = None) -> 
     """A Temporal client that speaks our values and carries our traces.
 
     Raises:
-        ServiceFailed: No address is known.
-        RuntimeError: Nobody answers there.
+        ServiceFailed: No address is known, or nobody answers there.
     """
-    return await Client.connect(
-        settings.required("temporal_address"),
-        namespace=settings.temporal_namespace,
-        identity=identity,
-        data_converter=pydantic_data_converter,
-        plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
-    )
+    address = settings.required("temporal_address")
+    try:
+        return await Client.connect(
+            address,
+            namespace=settings.temporal_namespace,
+            identity=identity,
+            data_converter=pydantic_data_converter,
+            plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
+        )
+    except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens
+        advice = "see `sexton status`, or run `sexton up`"
+        raise ServiceFailed("temporal", f"no answer at {address} ({error})", advice=advice) from error
 
 
 class Sexton:
@@ -112,7 +117,7 @@ class Sexton:
             batch_id=batch_id,
             topic_id=topic.topic_id,
             topic=topic.name,
-            catalog_epoch=self._epoch(),
+            catalog_epoch=await asyncio.to_thread(self._epoch),
             actor=actor,
             reason=reason,
             policy=self._policy,
@@ -125,7 +130,7 @@ class Sexton:
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"delete {len(ids)} ledgers of {topic.name}",
-            search_attributes=_of_topic(topic),
+            search_attributes=_of_topic(topic, batch_id),
         )
 
     async def list_workflows(
@@ -161,6 +166,7 @@ class Sexton:
     def _epoch(self) -> int:
         database = Database(self._settings.database_url)
         try:
+            check_version(database)
             return SqlCatalog(database).ledgers.epoch()
         finally:
             database.close()
@@ -177,8 +183,9 @@ def _checked(ledger_ids: Sequence[LedgerId]) -> list[int]:
     return [int(ledger_id) for ledger_id in ids]
 
 
-def _of_topic(topic: Topic) -> TypedSearchAttributes:
-    return TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name)])
+def _of_topic(topic: Topic, batch_id: str | None = None) -> TypedSearchAttributes:
+    batch = [SearchAttributePair(search_attributes.RUN_ID, batch_id)] if batch_id else []
+    return TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name), *batch])
 
 
 def _quoted(value: str) -> str:

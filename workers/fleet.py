@@ -7,12 +7,10 @@ import signal
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from temporalio.client import Client
 from temporalio.worker import Worker
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from infra.telemetry import start_logs, start_tracing
 from logstore import failpoints
@@ -24,8 +22,6 @@ from workers.wiring import LogStore, all_activities, open_log
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.trim_topic import TrimTopic
-
-_KNOWN_PURE = ("activities", "logstore", "workflows")  # importing them anew for each run costs milliseconds
 
 WORKFLOWS = [TrimTopic, DeleteLedgers, DeleteLedger]
 
@@ -43,9 +39,6 @@ def new_worker(client: Client, log: LogStore, settings: Settings, *, queue: str,
         max_concurrent_activities=settings.activity_threads,
         graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
         interceptors=[ActivityEdge()],
-        workflow_runner=SandboxedWorkflowRunner(
-            restrictions=SandboxRestrictions.default.with_passthrough_modules(*_KNOWN_PURE)
-        ),
     )
 
 
@@ -73,10 +66,12 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with open_log(settings) as log, ThreadPoolExecutor(settings.activity_threads, "activity") as threads:
-        async with AsyncExitStack() as running:
-            for queue in queues:
-                await running.enter_async_context(new_worker(client, log, settings, queue=queue, threads=threads))
-            _log.info("serving %s as %s", ", ".join(queues), name)
-            await stop.wait()
-            _log.info("draining for at most %s s", settings.drain_timeout)
+        workers = [new_worker(client, log, settings, queue=queue, threads=threads) for queue in queues]
+        running = [asyncio.create_task(worker.run()) for worker in workers]
+        _log.info("serving %s as %s", ", ".join(queues), name)
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopped, *running], return_when=asyncio.FIRST_COMPLETED)  # one that fails ends all
+        _log.info("draining for at most %s s", settings.drain_timeout)
+        await asyncio.gather(*(worker.shutdown() for worker in workers))
+        await asyncio.gather(*running)
     _log.info("drained")

@@ -12,7 +12,7 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
 
-from infra.catalog import Database, check_version, upgrade, version
+from infra.catalog import Database, check_version, shown_url, upgrade, version
 from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
@@ -34,7 +34,8 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     """Start what does not run, and return when all is healthy; see `infra.stack.up`.
 
     Raises:
-        ServiceFailed: Something could not be started; what this call started is stopped again.
+        ServiceFailed: Something could not be started. Servers that this call started are stopped again, unless
+            they were all well and what failed came after them.
         CatalogVersionMismatch: The catalog was written by a newer build.
     """
     where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
@@ -48,7 +49,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         "ui": where.ui,
         "s3": where.s3,
         "zookeeper": where.zookeeper,
-        "database": settings.database_url,
+        "database": shown_url(settings.database_url),
         "worker_pids": pids,
         "home": str(settings.home.absolute()),
     }
@@ -96,7 +97,7 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
     database = Database(settings.database_url)
     try:
         upgrade(database)
-        return {"database": database.engine.url.render_as_string(hide_password=True), "version": version(database)}
+        return {"database": shown_url(settings.database_url), "version": version(database)}
     finally:
         database.close()
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import (
@@ -39,7 +39,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.delete_ledger import DeleteLedger, DeleteLedgerInput
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
-_MOST_ROWS = 1_000  # in a chunk: were every one of them to fail, the answer would name them in 90 KB
+_MOST_ROWS = 1_000  # in all chunks at once: were every one of them to fail, each would start a child
+_MOST_ALONE = 500  # children of one run, then continue as new: the server refuses 2,000 pending ones
 
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
@@ -61,6 +62,20 @@ class DeletionPolicy:
     chunk: int = 100  # rows in a chunk
     max_attempts: int = 10
     retry_interval_s: int = 600
+
+
+def check_policy(policy: DeletionPolicy) -> None:
+    """Refuse what could only hang: any SDK may have written it.
+
+    Raises:
+        ApplicationError: Of type `InvalidInput`, final.
+    """
+    least = {"parallelism": 1, "chunk": 1, "max_attempts": 1, "retry_interval_s": 0}
+    for name, lowest in least.items():
+        found = getattr(policy, name)
+        if found < lowest:
+            message = f"policy.{name}: expected {lowest} or more, found {found}"
+            raise ApplicationError(message, type="InvalidInput", non_retryable=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,19 +128,23 @@ class DeleteLedgers:
         """Start from what an earlier run of this batch carried over."""
         self._request = request
         self._progress = request.carried
-        self._window = asyncio.Semaphore(request.policy.parallelism)
+        self._window = asyncio.Semaphore(max(1, request.policy.parallelism))
+        self._alone = 0
 
     @workflow.run
     async def run(self, request: DeleteLedgersInput) -> Certificate:
         """Do the numbered steps."""
+        check_policy(request.policy)
         search_attributes.ensure_topic(request.topic)
         if request.detach:
             await self._detach(request.detach)
         while (page := await self._next_page()).ranges:
             await asyncio.gather(*(self._delete(part) for part in page.ranges))
-            self._progress = replace(self._progress, after=page.ranges[-1].last)
+            full = self._alone >= _MOST_ALONE
+            if not full:
+                self._progress = replace(self._progress, after=page.ranges[-1].last)
             workflow.set_current_details(_table(self._progress))
-            if workflow.info().is_continue_as_new_suggested():
+            if full or workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, detach=None, carried=self._progress))
         return self._ended(self._stale() if page.stale else await self._certify())
 
@@ -160,7 +179,7 @@ class DeleteLedgers:
             batch_id=request.batch_id,
             catalog_epoch=request.catalog_epoch,
             after=self._progress.after,
-            rows=min(request.policy.chunk, _MOST_ROWS),
+            rows=min(request.policy.chunk, max(1, _MOST_ROWS // request.policy.parallelism)),
             limit=_PAGE,
         )
         return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **_SQL)
@@ -168,7 +187,10 @@ class DeleteLedgers:
     async def _delete(self, part: Range) -> None:
         chunk = ChunkInput(batch_id=self._request.batch_id, chunk=part, catalog_epoch=self._request.catalog_epoch)
         async with self._window:
+            if self._alone >= _MOST_ALONE:
+                return  # left for the next run, which meets only what is unfinished
             result = await self._delete_or_hand_over(chunk)
+            self._alone += len(result.alone)
         self._count(result)
         for key in result.alone:
             await self._start_alone(key)
@@ -177,7 +199,8 @@ class DeleteLedgers:
         try:
             return await workflow.execute_activity_method(LedgerDeletion.delete_chunk, chunk, **_CHUNK)
         except ActivityError as error:
-            if is_cancelled_exception(error):
+            held = isinstance(error.cause, ApplicationError) and error.cause.type == "ClaimHeld"
+            if held or is_cancelled_exception(error):
                 raise
             return await workflow.execute_activity_method(LedgerDeletion.hand_over_chunk, chunk, **_SQL)
 

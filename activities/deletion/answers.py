@@ -6,9 +6,10 @@ from temporalio.exceptions import ApplicationError
 
 from activities.deletion.values import ChunkResult, IntentKey, OneResult
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import SextonError, StoreUnavailable
+from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable
 from logstore.ports.catalog import Ended
 
+_OF_THE_STORE = (StoreUnavailable, PreconditionFailed)  # not of one ledger: no answer, or no permission
 _BY_CATALOG = {Outcome.STILL_IN_USE, Outcome.INVALID}  # refusals for which storage is not asked
 
 
@@ -48,10 +49,15 @@ def later(error: SextonError, after_s: int) -> ApplicationError:
 
 
 def raise_if_nothing_answered(ended: list[Ended], errors: dict[int, SextonError]) -> None:
-    """A store that is down fails the chunk, not each ledger of it."""
+    """A store that is down, or that lets nobody in, fails the chunk and not each ledger of it.
+
+    Raises:
+        StoreUnavailable: So that the chunk is tried again before its rows are handed over.
+    """
     answered = any(one.outcome not in _BY_CATALOG for one in ended)
-    if errors and not answered and all(isinstance(error, StoreUnavailable) for error in errors.values()):
-        raise next(iter(errors.values()))
+    if errors and not answered and all(isinstance(error, _OF_THE_STORE) for error in errors.values()):
+        first = next(iter(errors.values()))
+        raise StoreUnavailable(str(first)) from first
 
 
 def chunk_result(intents: list[DeletionIntent], ended: list[Ended]) -> ChunkResult:

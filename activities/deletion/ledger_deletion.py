@@ -143,7 +143,6 @@ class LedgerDeletion:
         self._deletions.hand_over(names, errors=errors, ttl_s=_CLAIM_S)
 
     @activity.defn(name="deletion.delete_one")
-    @beating()
     def delete_one(self, request: OneInput) -> OneResult:
         """Phase two for one intent.
 
@@ -161,20 +160,22 @@ class LedgerDeletion:
     def _delete_one(self, request: OneInput) -> OneResult:
         if self._stale(request.catalog_epoch):
             return stale_result(request.catalog_epoch)
-        intent = self._take(request.key)
+        with beating():  # another writer may make this one wait longer than a heartbeat timeout
+            intent = self._take(request.key)
         if intent.state is not DeletionState.PENDING:
             return result_of(intent)
         with Pulse(lambda: self._deletions.hold(intent.row_id, _own_claim()), just_claimed=True) as pulse:
             ended, errors = self._act([intent], pulse)
-        self._deletions.finish(ended)
-        if errors:
-            self._keep(intent, errors[intent.row_id], request.retry_interval_s)
-            raise later(errors[intent.row_id], request.retry_interval_s)
+            self._deletions.finish(ended)
+            if errors:
+                self._keep(intent, errors[intent.row_id], request.retry_interval_s)
+                raise later(errors[intent.row_id], request.retry_interval_s)
         one = ended[0]
         return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
 
-    def _take(self, key: IntentKey) -> DeletionIntent:
-        return self._deletions.take(LedgerId(key.ledger_id), CopyKind(key.copy), key.generation, _own_claim())
+    def _take(self, key: IntentKey, *, attempt: bool = True) -> DeletionIntent:
+        ledger_id, copy = LedgerId(key.ledger_id), CopyKind(key.copy)
+        return self._deletions.take(ledger_id, copy, key.generation, _own_claim(), attempt=attempt)
 
     def _keep(self, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> None:
         """Hold the row until the next attempt and a minute more, with the error."""
@@ -191,7 +192,7 @@ class LedgerDeletion:
         """
         if self._stale(request.catalog_epoch):
             return stale_result(request.catalog_epoch)
-        intent = self._take(request.key)
+        intent = self._take(request.key, attempt=False)
         if intent.state is DeletionState.PENDING:
             self._deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=request.error)])
             return OneResult(outcome=Outcome.DEAD_LETTERED, detail=request.error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from activities.deletion.pulse import Pulse
 from logstore.deletion import DeletionIntent, Finding, Outcome, StoredCopy, refusal
-from logstore.errors import DeletionIncomplete, SextonError, Unsupported
+from logstore.errors import ClaimHeld, DeletionIncomplete, SextonError, Unsupported
 from logstore.ports.catalog import Ended
 from logstore.ports.storage import CopyStorage, Removal, Storages
 
@@ -61,6 +61,8 @@ def remove(found: Examination, storages: Storages, pulse: Pulse) -> tuple[list[E
         copies = {row: stored for row, (intent, stored) in found.copies.items() if intent.copy is kind}
         try:
             removals = storages[kind.value].remove(copies, on_progress=pulse.deleted)
+        except ClaimHeld:
+            raise  # another workflow is at work on the rows: they are not ours to judge
         except SextonError as error:
             errors |= dict.fromkeys(copies, error)
             continue

@@ -2,6 +2,7 @@
 
 from infra.catalog.catalog import SqlCatalog
 from infra.catalog.database import Database
+from infra.catalog.urls import shown_url
 from infra.catalog.versions import check_version, upgrade, version
 
-__all__ = ["Database", "SqlCatalog", "check_version", "upgrade", "version"]
+__all__ = ["Database", "SqlCatalog", "check_version", "shown_url", "upgrade", "version"]

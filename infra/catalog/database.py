@@ -114,7 +114,7 @@ def _reading(is_sqlite: bool) -> dict[str, Any]:
 
 def _postgresql(url: URL, pool: dict[str, Any], patience_s: float) -> Engine:
     arguments = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_S}
-    engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=arguments, **pool)
+    engine = create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, connect_args=arguments, **pool)
 
     def prepare(connection: "psycopg.Connection[Any]", _: object) -> None:
         """No wait for a lock is endless, and a process that was paused in a transaction loses it."""
@@ -135,7 +135,7 @@ def _sqlite(url: URL, pool: dict[str, Any]) -> Engine:
     except OSError as error:
         expected = f"a file in a folder that can be made ({error.strerror})"
         raise InvalidInput("database_url", expected=expected, found=url.database) from error
-    engine = create_engine(url, connect_args={"check_same_thread": False}, **pool)
+    engine = create_engine(url, hide_parameters=True, connect_args={"check_same_thread": False}, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

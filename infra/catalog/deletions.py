@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from sqlalchemy import Connection, and_, bindparam, case, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, func, insert, or_, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.claims import claimed_by, holder
@@ -33,7 +33,7 @@ class SqlDeletions(PhaseOne):
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See `Deletions.ranges`."""
-        unfinished = (_P.batch_id == batch_id, _P.row_id > after, _P.state == _PENDING)
+        unfinished = (_P.batch_id == batch_id, _P.row_id > after, _P.state == _PENDING, _P.claim_workflow.is_(None))
         query = select(_P.row_id).where(*unfinished).order_by(_P.row_id).limit(rows * limit)
         ids = self._db.read(lambda connection: connection.execute(query).scalars().all())
         parts = [ids[at : at + rows] for at in range(0, len(ids), rows)]
@@ -119,26 +119,28 @@ class SqlDeletions(PhaseOne):
         rows = [{"row": row, "workflow": name, "error": errors.get(row)} for row, name in sorted(row_ids.items())]
         connection.execute(statement, rows)
 
-    def take(self, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim) -> DeletionIntent:
-        """See `Deletions.take`."""
-        with effect("catalog.take"):
-            return self._db.write(lambda connection: self._take(connection, ledger_id, copy, generation, claim))
-
-    def _take(
-        self, connection: Connection, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim
+    def take(
+        self, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim, *, attempt: bool = True
     ) -> DeletionIntent:
+        """See `Deletions.take`."""
         key = and_(_P.ledger_id == ledger_id, _P.copy == copy.value, _P.generation == generation)
+        with effect("catalog.take"):
+            return self._db.write(lambda connection: self._take(connection, key, claim, attempt=attempt))
+
+    def _take(self, connection: Connection, key: ColumnElement[bool], claim: Claim, *, attempt: bool) -> DeletionIntent:
         row = connection.execute(select(t.pending_deletion).where(key).with_for_update()).first()
         if row is None:
-            found = f"{ledger_id}/{copy.value}/{generation}"
-            raise UnknownObject("deletion", expected="an intent that was filed and not yet removed", found=found)
+            raise UnknownObject(
+                "deletion", expected="an intent that was filed and not yet removed", found=claim.workflow_id
+            )
         if row.state != _PENDING:
             return to_intent(row)
         now = self._db.now_us(connection)
         other = row.claim_workflow or holder(connection, row.batch_id, now)
         if other not in {None, claim.workflow_id} and (not row.claim_workflow or row.claim_until_us > now):
-            raise ClaimHeld(f"ledger {ledger_id}: expected no other workflow at work, found {other}")
-        taken = update(t.pending_deletion).where(key).values(attempts=row.attempts + 1, **claimed_by(claim, now))
+            raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {other}")
+        attempts = row.attempts + int(attempt)
+        taken = update(t.pending_deletion).where(key).values(attempts=attempts, **claimed_by(claim, now))
         return to_intent(connection.execute(taken.returning(t.pending_deletion)).one())
 
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
@@ -148,7 +150,8 @@ class SqlDeletions(PhaseOne):
             held = claimed_by(claim, self._db.now_us(connection))
             mine = (_P.row_id == row_id, _P.state == _PENDING, _P.claim_workflow == claim.workflow_id)
             kept = {} if error is None else {"last_error": error}
-            connection.execute(update(t.pending_deletion).where(*mine).values(**kept, **held))
+            if not connection.execute(update(t.pending_deletion).where(*mine).values(**kept, **held)).rowcount:
+                _refuse_if_held(connection, row_id)
 
         with effect("catalog.hold"):
             self._db.write(work)
@@ -216,6 +219,14 @@ def _tally(connection: Connection, batch_id: str) -> Tally:
         objects=int(sum(row[2] for row in rows)),
         size_bytes=int(sum(row[3] for row in rows)),
     )
+
+
+def _refuse_if_held(connection: Connection, row_id: int) -> None:
+    """A row that ended needs no claim; one that is another's must be left to it."""
+    query = select(_P.claim_workflow).where(_P.row_id == row_id, _P.state == _PENDING)
+    other = connection.execute(query).first()
+    if other is not None:
+        raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {other[0]}")
 
 
 def _ending(item: Ended) -> dict[str, object]:

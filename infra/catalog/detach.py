@@ -19,6 +19,7 @@ from infra.catalog.intents import file_intents
 from infra.catalog.ledgers import data_list, last_id, raise_version
 from infra.catalog.topics import topic_row
 from logstore.cursors import advance
+from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached
@@ -64,7 +65,7 @@ class PhaseOne:
 
         def work(connection: Connection) -> Detached:
             view = self._view(connection, topic_id, lock=True)
-            done = _done_before(connection, batch_id)
+            done = _done_before(connection, batch_id, topic_id)
             if done:
                 return done
             return self._replace(connection, view, doomed(connection, view, ledger_ids, force=force), order)
@@ -112,9 +113,20 @@ class PhaseOne:
         return file_intents(connection, abandoned, batch_id=batch_id, now_us=view.now_us)
 
 
-def _done_before(connection: Connection, batch_id: str) -> Detached | None:
-    summary = connection.execute(select(t.run.c.summary).where(t.run.c.run_id == batch_id)).scalar_one_or_none()
-    return Detached(batch_id=batch_id, **summary) if summary else None
+def _done_before(connection: Connection, batch_id: str, topic_id: TopicId) -> Detached | None:
+    """What an earlier call with this batch id did.
+
+    Raises:
+        PreconditionFailed: It was a batch of another topic.
+    """
+    if not batch_id:
+        raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
+    run = connection.execute(select(t.run.c.summary, t.run.c.topic_id).where(t.run.c.run_id == batch_id)).first()
+    if run is None:
+        return None
+    if run.topic_id != topic_id:
+        raise PreconditionFailed(f"batch {batch_id}: expected one of topic {topic_id}, found topic {run.topic_id}")
+    return Detached(batch_id=batch_id, **run.summary)
 
 
 def _close_holes(connection: Connection, view: ListView, removed: Sequence[LedgerId]) -> None:

@@ -12,6 +12,11 @@ _EXPECTED = "sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE"
 _SECRET = re.compile(r"(?<=:)[^:/@]*[^/@]*(?=@)|(?<=password=)[^&]*")
 
 
+def shown_url(url: str) -> str:
+    """The URL as it may be printed: no password, wherever it stands in it."""
+    return _SECRET.sub("***", url)
+
+
 def parsed_url(url: str) -> URL:
     """Read `sqlite:///PATH` or `postgresql+psycopg://…`.
 
@@ -22,7 +27,7 @@ def parsed_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # from None: their messages show the password
-        raise InvalidInput("database_url", expected=_EXPECTED, found=_SECRET.sub("***", url)) from None
+        raise InvalidInput("database_url", expected=_EXPECTED, found=shown_url(url)) from None
     if parsed.drivername == "postgresql+psycopg":
         return parsed
     path = parsed.database or ""
@@ -30,4 +35,4 @@ def parsed_url(url: str) -> URL:
     if parsed.drivername in {"sqlite", "sqlite+pysqlite"} and plain:
         return parsed
     shown = parsed.render_as_string(hide_password=True)
-    raise InvalidInput("database_url", expected=_EXPECTED, found=_SECRET.sub("***", shown))
+    raise InvalidInput("database_url", expected=_EXPECTED, found=shown_url(shown))

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -35,7 +36,7 @@ class Prefetcher:
             for item in islice(items, 1):
                 yield item, fetch(item)
             for item in items:
-                under_way.append((item, self._pool.submit(fetch, item)))
+                under_way.append((item, self._pool.submit(copy_context().run, fetch, item)))
                 if len(under_way) > _AHEAD:
                     ready, future = under_way.popleft()
                     yield ready, future.result()

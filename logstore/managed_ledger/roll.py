@@ -5,6 +5,7 @@ and only then does it join the list. Whoever loses that race uses the winner's l
 deletion intent for the newborn in the transaction that refuses it (apache/pulsar#350).
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,8 @@ from logstore.positions import LedgerId, TopicId
 
 _TRIES: Final = 5
 """A trim takes a newborn away when its roll was slower than the trim's patience: not twice in a row by chance."""
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +102,14 @@ class Roller:
         return self._ledgers.last(topic_id)
 
     def _open_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
-        """Create a ledger and attach it behind `last`; None when another came first."""
+        """Create a ledger and attach it behind `last`; None when another came first, or holds its id in storage."""
         deadline = self._clock.monotonic_s() + self._patience_s
         statement = self._clock.patiently(lambda: self._create_row(topic_id), deadline_s=deadline)
-        self._clock.patiently(lambda: self._put_meta(statement), deadline_s=deadline)
+        try:
+            self._clock.patiently(lambda: self._put_meta(statement), deadline_s=deadline)
+        except AlreadyExists:
+            _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
+            return None
         after = last.ledger_id if last else None
         attached = self._clock.patiently(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline)
         return statement.ledger_id if attached else None

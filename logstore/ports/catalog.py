@@ -373,18 +373,23 @@ class Deletions(Protocol):
         Rows already handed over keep their claim.
         """
 
-    def take(self, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim) -> DeletionIntent:
-        """Claim one row and count an attempt; a finished row is returned as it is.
+    def take(
+        self, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim, *, attempt: bool = True
+    ) -> DeletionIntent:
+        """Claim one row and count an attempt unless told otherwise; a finished row is returned as it is.
 
         Raises:
-            UnknownObject: No such row: it was never filed, or was removed after `finished_retention`.
+            UnknownObject: No such row: it was never filed, or has been removed.
             ClaimHeld: Another workflow holds it.
         """
 
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
         """Keep the row claimed until `ttl_s` from now, and the error of an attempt if there was one.
 
-        A row that ended, or that another workflow holds, is left alone.
+        A row that ended is left alone.
+
+        Raises:
+            ClaimHeld: Another workflow holds it.
         """
 
     def tally(self, batch_id: str) -> Tally:

@@ -306,14 +306,15 @@ def test_chunk_with_the_store_down_beside_a_refusal_still_fails_as_a_whole(world
     assert world.outcomes() == {"INVALID": 1, "RETRYING": 1}
 
 
-def test_chunk_bucket_that_refuses_every_delete_hands_rows_over(world: World) -> None:
-    """A refusal by the store, such as a missing permission, is an error of each row: none is lost (promise 2)."""
+def test_chunk_bucket_that_refuses_every_delete_fails_as_a_whole(world: World) -> None:
+    """A missing permission is the whole chunk's: tried again, then handed over, and none is lost (promise 2)."""
     world.fill(2)
     world.detach()
     refused = Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE, error=lambda: AlreadyExists("AccessDenied"))
     world.objects.plan(refused)
-    assert delete(world).outcomes == {"RETRYING": 2}
-    assert [one.last_error for one in world.intents()] == ["AlreadyExists: AccessDenied"] * 2
+    with pytest.raises(StoreUnavailable, match="AccessDenied"):
+        delete(world)
+    assert delete(world).outcomes == {"DELETED": 2}
 
 
 def test_chunk_listing_that_breaks_off_keeps_the_ledger(world: World) -> None:

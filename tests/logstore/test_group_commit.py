@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_group_commit_refused_item_fails_alone() -> None:
     assert len(commits.batches) == 2
 
 
-@pytest.mark.parametrize("error", [CatalogBusy("planned"), TypeError("planned"), StoreUnavailable("planned")])
+@pytest.mark.parametrize("error", [TypeError("planned"), StoreUnavailable("planned")])
 def test_group_commit_item_that_breaks_the_whole_is_taken_out_and_tried_alone(error: Exception) -> None:
     """The batch by default, alone when it fails; one bad item costs its neighbours nothing but time."""
 
@@ -114,6 +115,31 @@ def test_group_commit_item_that_breaks_the_whole_is_taken_out_and_tried_alone(er
         assert futures[2].exception(10) is error
         assert [futures[at].result(10).first_entry for at in (0, 1, 3)] == [0, 1, 3]
     assert commits.batches == [[0], [1, 2, 3], [1], [2], [3]]
+
+
+def test_group_commit_contended_catalog_is_not_asked_once_for_every_item() -> None:
+    """A group that waited as long as the catalog waits is busy as a whole: alone, each would wait as long again."""
+
+    def rule(numbers: list[int]) -> None:
+        if numbers != [0]:
+            raise CatalogBusy("planned")
+
+    commits = _Commits(rule)
+    with GroupCommitter(commits) as committer:
+        futures = _held_up(commits, committer, [1, 2, 3])
+        assert all(isinstance(future.exception(10), CatalogBusy) for future in futures[1:])
+    assert commits.batches == [[0], [1, 2, 3]]
+
+
+def test_group_commit_runs_in_the_context_of_who_submitted() -> None:
+    """What the catalog does for an append is part of that append's trace."""
+    speaker: ContextVar[str] = ContextVar("speaker", default="nobody")
+    heard: list[str] = []
+    commits = _Commits(lambda _: heard.append(speaker.get()))
+    with GroupCommitter(commits) as committer:
+        speaker.set("append")
+        committer.write(_write(0))
+    assert heard == ["append"]
 
 
 def test_group_commit_absent_catalog_is_not_asked_once_for_every_item() -> None:
@@ -151,7 +177,7 @@ def test_group_commit_unknown_outcome_of_an_item_tried_alone_is_its_own() -> Non
 
     def rule(numbers: list[int]) -> None:
         if len(numbers) > 1:
-            raise CatalogBusy("planned")
+            raise TypeError("planned")
         if numbers == [2]:
             raise OutcomeUnknown("planned")
 

@@ -1,22 +1,20 @@
 """`config show`: every setting and where its value came from."""
 
-import re
-
 from workers.cli.command import command, group
 from workers.cli.context import Session
 from workers.cli.output import Answer
 
 config = group("config", "Settings and where they come from.")
 
-_PASSWORD = re.compile(r"(?P<before>://[^/@:]*:)[^@]*(?=@)")
-
 
 @command(config, "show", examples=["sexton config show", "SEXTON_DELETION_CHUNK=50 sexton config show --json"])
 def show(session: Session) -> Answer:
     """Show each setting's value and origin; secrets are masked."""
+    from infra.catalog.urls import shown_url  # noqa: PLC0415 - start-up time
+
     loaded = session.loaded
     values = loaded.settings.model_dump(mode="json")
-    values["database_url"] = _PASSWORD.sub(r"\g<before>***", values["database_url"])
+    values["database_url"] = shown_url(values["database_url"])
     rows = [
         {"name": name, "value": None if value == "" else value, "origin": loaded.origins[name]}
         for name, value in values.items()

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from logstore.errors import ServiceFailed
 from logstore.names import TopicName
 
 if TYPE_CHECKING:
@@ -66,12 +65,7 @@ class Services:
         """
         from workers.client import Sexton  # noqa: PLC0415
 
-        try:
-            return await Sexton.connect(settings)
-        except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens
-            reason = str(error).partition(": tonic")[0]  # what follows is the SDK's own debugging text
-            problem = f"no answer at {settings.temporal_address} ({reason})"
-            raise ServiceFailed("temporal", problem, advice="see `sexton status`, or run `sexton up`") from error
+        return await Sexton.connect(settings)
 
     def upgrade(self, settings: "Settings") -> dict[str, object]:
         """Bring the catalog to this build's version."""

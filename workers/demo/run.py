@@ -12,6 +12,7 @@ from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.errors import ServiceFailed
+from logstore.ledgers import ledger_prefix
 from workers import search_attributes
 from workers.client import Sexton, connect_client
 from workers.demo.auditor import Auditor, Stored
@@ -23,7 +24,7 @@ from workers.wiring import open_log
 from workflows.trim_topic import TrimTopicResult
 
 _FIRST, _SECOND = "worker-1", "worker-2"
-_DIE = "storage.delete_data.after=kill@2"  # segments of the second chunk are gone, its meta.json are not
+_LATEST_DEATH = 6  # after the segments of so many chunks are gone, and before the meta.json of the last of them
 _DIES_WITHIN_S = 60.0
 _PLANTED = (
     "another-application/ledgers/00/0000000000000000/00000000.parquet",
@@ -76,19 +77,20 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     auditor = Auditor(settings)
     with open_log(settings) as log:
         written = list(write_topics(log, topics=topics, ledgers=ledgers, say=say))
-    for key in _PLANTED:
+    planted = [*_PLANTED, *_contest(written)]
+    for key in planted:
         auditor.plant(key, b"not Sexton's")
     before = auditor.stored()
-    results, died, unfinished = asyncio.run(_trim_through_a_crash(settings, auditor, written, say))
+    results, states = asyncio.run(_trim_through_a_crash(settings, auditor, written, say))
     after = auditor.stored()
     say("trimming once more")
     asyncio.run(_trim(settings, written))
     same = auditor.stored() == after
     shown = [
         check_needed(auditor, before, after, written),
-        check_gone(auditor, after, written),
-        check_foreign(before, after, _PLANTED),
-        check_crash(died=died, unfinished=unfinished, same_after_again=same),
+        check_gone(auditor, before, after, written),
+        check_foreign(before, after, planted),
+        check_crash(finished=states.count("DELETED"), unfinished=states.count("PENDING"), same_after_again=same),
     ]
     return DemoReport(
         shown=shown,
@@ -109,30 +111,49 @@ def prepare(settings: Settings) -> None:
     asyncio.run(register())
 
 
+def _contest(written: Sequence[Written]) -> list[str]:
+    """Choose a ledger that is to go, where more than one is, and a key for somebody else's object in its midst."""
+    for one in written:
+        if len(one.doomed) > 1:
+            one.contested.add(one.doomed[0])
+            return [f"{ledger_prefix(one.doomed[0])}another-application.parquet"]
+    return []
+
+
+def _death(settings: Settings, written: Sequence[Written]) -> str:
+    """When the worker kills itself: half way, or at the first chunk where there is only one."""
+    chunks = sum(-(-len(one.doomed) // settings.deletion_chunk) for one in written)
+    return f"storage.delete_data.after=kill@{max(1, min(_LATEST_DEATH, chunks // 2))}"
+
+
 async def _trim_through_a_crash(
     settings: Settings, auditor: Auditor, written: Sequence[Written], say: Say
-) -> tuple[list[TrimTopicResult], bool, int]:
-    """Start trims, let the only worker die by SIGKILL in phase two, start another, wait for the trims."""
-    await asyncio.to_thread(start_worker, settings, name=_FIRST, extra={failpoints.VARIABLE: _DIE}, on_progress=say)
+) -> tuple[list[TrimTopicResult], list[str]]:
+    """Start trims, let the only worker die by SIGKILL in phase two, start another, wait for the trims.
+
+    Returns:
+        The trims' results, and the state of each deletion at the moment of death.
+    """
+    death = {failpoints.VARIABLE: _death(settings, written)}
+    await asyncio.to_thread(start_worker, settings, name=_FIRST, extra=death, on_progress=say)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
     handles = [await sexton.trim_topic(one.topic, reason="demo", actor="sexton demo") for one in written]
-    died = await _dead(settings)
-    unfinished = sum(state != "DELETED" for state, _ in auditor.intents().values())
-    say(f"{_FIRST} was killed by SIGKILL with {unfinished} deletions unfinished")
+    await _until_dead(settings)
+    states = [state for state, _ in auditor.intents().values()]
+    say(f"{_FIRST} was killed by SIGKILL with {states.count('PENDING')} deletions unfinished")
     await asyncio.to_thread(start_worker, settings, name=_SECOND, on_progress=say)
     say("waiting for the trims")
-    return [await handle.result() for handle in handles], died, unfinished
+    return [await handle.result() for handle in handles], states
 
 
-async def _dead(settings: Settings) -> bool:
+async def _until_dead(settings: Settings) -> None:
     process = ServiceProcess(_FIRST, StackHome.at(settings.home))
     give_up = time.monotonic() + _DIES_WITHIN_S
     while process.running():
         if time.monotonic() > give_up:
             raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
         await asyncio.sleep(0.05)
-    return True
 
 
 async def _trim(settings: Settings, written: Sequence[Written]) -> None:

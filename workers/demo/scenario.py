@@ -34,11 +34,17 @@ class Written:
     kind: str
     payloads: dict[LedgerId, list[bytes]] = field(default_factory=dict)
     acknowledged: dict[str, int] = field(default_factory=dict)  # ledgers, from the first on, by subscription
+    contested: set[LedgerId] = field(default_factory=set)  # somebody else's object lies among their own
 
     @property
     def doomed(self) -> list[LedgerId]:
         """Ledgers that every subscription has passed; the last ledger always stays."""
         return list(self.payloads)[: min(*self.acknowledged.values(), len(self.payloads) - 1)]
+
+    @property
+    def deletable(self) -> list[LedgerId]:
+        """Those of the doomed that hold nothing but their own objects; the others must be refused."""
+        return [ledger_id for ledger_id in self.doomed if ledger_id not in self.contested]
 
     @property
     def needed(self) -> list[LedgerId]:

@@ -111,7 +111,6 @@ class Settings(BaseModel):
     ledger_max_bytes: Count = 64 * 1024 * 1024
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600
     registration_timeout: Annotated[Seconds, Field(ge=1)] = 600
-    finished_retention: Annotated[Seconds, Field(ge=0)] = 30 * 86_400
     temporal_port: Port = 7233
     ui_port: Port = 8233
     s3_port: Port = 8333

@@ -191,7 +191,8 @@ def test_hold_keeps_the_error_and_the_claim_of_its_holder_only(sql_world: SqlWor
     deletions = sql_world.catalog.deletions
     key = (intent.ledger_id, intent.copy, intent.generation)
     taken = deletions.take(*key, claim("w", ttl_s=-1))
-    deletions.hold(intent.row_id, claim("zombie"), error="mine")
+    with pytest.raises(ClaimHeld, match="found w"):
+        deletions.hold(intent.row_id, claim("zombie"), error="mine")
     assert _now(sql_world, intent) == taken
     deletions.hold(intent.row_id, claim("w", ttl_s=60), error="storage is away")
     assert _now(sql_world, intent) == replace(taken, last_error="storage is away")

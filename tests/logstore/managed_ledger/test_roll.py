@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.errors import AlreadyExists, CatalogBusy, PreconditionFailed
+from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.ledgers import LedgerState, meta_key, segment_key
 from logstore.managed_ledger import ManagedLedger, Rolled, RollPolicy
 from logstore.ports.catalog import TopicState
@@ -173,12 +173,14 @@ def test_roll_whose_newborns_are_always_taken_gives_up(world: World) -> None:
 
 
 def test_roll_id_that_storage_knows_already_is_never_attached(world: World) -> None:
-    """Ids are never reused; a ledger under another's statement would be deleted as the other's."""
+    """A ledger under another's statement would be deleted as the other's: the next id is taken."""
     key = meta_key(LedgerId(0), OWNER)
     world.objects.put_if_absent(key, b"another incarnation", metadata={})
-    with pytest.raises(AlreadyExists):
-        world.process().roll(world.topic)
-    assert world.catalog.ledgers.listed(world.topic.topic_id) == []
+    assert world.process().roll(world.topic) == Rolled(closed=None, opened=LedgerId(1))
+    assert [ledger.ledger_id for ledger in world.catalog.ledgers.listed(world.topic.topic_id)] == [1]
+    found = world.objects.get(key)
+    assert found is not None
+    assert found.body == b"another incarnation"
 
 
 @pytest.mark.parametrize("kind", [FaultKind.BEFORE, FaultKind.AFTER])
