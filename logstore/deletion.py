@@ -67,6 +67,7 @@ class DeletionIntent:
     keys: Mapping[str, str]
     context: Mapping[str, str] = field(default_factory=dict)  # offload context, kept as found
     segments: int = 0  # registered when it was detached
+    last_segment: int = -1  # the highest number of them
     ledger_created_us: int = 0
     size_bytes: int = 0
     epoch: int = 0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from logstore.deletion import DeletionIntent, Finding, StoredCopy
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import effect
-from logstore.ledgers import LedgerStatement, ledger_prefix, meta_digest, meta_key, segment_number
+from logstore.ledgers import LedgerStatement, ledger_prefix, meta_digest, meta_key, segment_key, segment_number
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId
@@ -37,7 +37,7 @@ class PrimaryCopies:
         Raises:
             StoreUnavailable: Storage did not answer, or LIST and HEAD contradict each other.
         """
-        found = list(self._objects.list(ledger_prefix(intent.ledger_id)))
+        found = list({item.key: item for item in self._objects.list(ledger_prefix(intent.ledger_id))}.values())
         if not found:
             return self._prove_absent(intent)
         direct = [item.key for item in found if _is_direct(item.key, intent.ledger_id)]
@@ -49,7 +49,7 @@ class PrimaryCopies:
             data_keys=data,
             meta_keys=metas or (meta_key(intent.ledger_id, intent.owner),),  # a listing cut short ends before it
             size_bytes=sum(item.size_bytes for item in found),
-            short=len(data) < intent.segments,
+            short=not metas or not _expected(intent) or not _expected(intent) <= set(data),
             detail=foreign or "",
         )
 
@@ -62,33 +62,23 @@ class PrimaryCopies:
     def _contradiction(
         self, intent: DeletionIntent, found: list[ObjectInfo], metas: tuple[str, ...], data: tuple[str, ...]
     ) -> str | None:
+        """Say what is not ours; objects whose names alone do not tell are asked for their own metadata.
+
+        `meta.json` speaks for itself by its name, and a segment by a number that the catalog registered. A ledger
+        that never took a segment may meet the statement of another one with its id, from before the catalog was
+        replaced: its creator was refused when it put its own.
+        """
         digest = intent.owner.digest
         others = [key for key in metas if meta_digest(key) != digest]
         unknown = [item.key for item in found if item.key not in {*metas, *data}]
         if others or unknown:
             return f"found {(others + unknown)[0]!r}, which {digest} ({intent.topic}) never wrote"
-        if metas:
-            return None if intent.segments else self._another_birth(intent, metas[0])
-        return next((reason for key in data if (reason := self._not_own(intent, key))), None)
-
-    def _another_birth(self, intent: DeletionIntent, key: str) -> str | None:
-        """Whether the statement is of another ledger with this id and owner, from before the catalog was replaced.
-
-        Only a ledger that never took a segment can meet one: its creator is refused when it puts its own.
-        """
-        seen = self._objects.head(key)
-        if seen is None:
-            return None
-        try:
-            statement = LedgerStatement.from_metadata(seen[1])
-        except CorruptData as error:
-            return f"{key!r} states no owner ({error})"
-        if (statement.created_us, statement.epoch) != (intent.ledger_created_us, intent.epoch):
-            return f"{key!r} is of another ledger {statement.ledger_id}, of epoch {statement.epoch}"
-        return None
+        silent = [key for key in data if key not in _expected(intent)] if metas else list(data)
+        meta = [] if metas and intent.segments else [meta_key(intent.ledger_id, intent.owner)]
+        return next((reason for key in (*meta, *silent) if (reason := self._not_own(intent, key))), None)
 
     def _not_own(self, intent: DeletionIntent, key: str) -> str | None:
-        """Judge an object without `meta.json` beside it by its own metadata."""
+        """Judge an object by its own metadata."""
         seen = self._objects.head(key)
         if seen is None:
             return None  # it went away since the listing; nothing of it can be harmed
@@ -98,6 +88,8 @@ class PrimaryCopies:
             return f"{key!r} states no owner ({error})"
         if statement.owner.digest != intent.owner.digest or statement.ledger_id != intent.ledger_id:
             return f"{key!r} states ledger {statement.ledger_id} of {statement.owner.topic}"
+        if statement.created_us != intent.ledger_created_us:
+            return f"{key!r} is of another ledger {statement.ledger_id}, of catalog epoch {statement.epoch}"
         return None
 
     def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
@@ -136,6 +128,13 @@ class PrimaryCopies:
 def _is_direct(key: str, ledger_id: LedgerId) -> bool:
     """Whether the key stands where the ledger's own do; a known name below another prefix is unknown."""
     return "/" not in key.removeprefix(ledger_prefix(ledger_id))
+
+
+def _expected(intent: DeletionIntent) -> frozenset[str]:
+    """Keys of the registered segments, or nothing where lost races left gaps, so that only a count is known."""
+    if intent.last_segment + 1 != intent.segments:
+        return frozenset()
+    return frozenset(segment_key(intent.ledger_id, number) for number in range(intent.segments))
 
 
 def _errors(keys: Iterable[str], report: DeleteReport) -> _Errors | None:

@@ -13,6 +13,8 @@ from logstore.errors import InvalidInput
 from logstore.ledgers import LedgerState
 from logstore.positions import LedgerId, Position
 
+_MOST_S = 100 * 366 * 86_400
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
@@ -22,10 +24,10 @@ class RetentionPolicy:
     retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size
 
     def __post_init__(self) -> None:
-        if self.retention_s < 0:
-            raise InvalidInput("retention", expected="a duration of 0s or more", found=self.retention_s)
-        if self.retention_bytes is not None and self.retention_bytes < 0:
-            raise InvalidInput("retention_bytes", expected="0 or more", found=self.retention_bytes)
+        if not 0 <= self.retention_s <= _MOST_S:
+            raise InvalidInput("retention", expected="a duration of 0s to 100 years", found=self.retention_s)
+        if self.retention_bytes is not None and not 0 <= self.retention_bytes < 2**63:
+            raise InvalidInput("retention_bytes", expected="0 to 2**63 - 1", found=self.retention_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

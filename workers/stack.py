@@ -25,6 +25,7 @@ from workers.settings import Settings
 WORKER = "worker"
 _POLL_WITHIN_S = 60.0  # importing the SDKs takes seconds on a busy machine
 _LEAVE_S = 15.0  # beyond draining
+_FRESH_S = 70.0  # an idle worker's poll is answered and made anew each minute
 
 Say = Callable[[str], None]
 Row = Mapping[str, object]
@@ -143,14 +144,15 @@ async def _polling(settings: Settings, identity: str, process: ServiceProcess) -
         await asyncio.sleep(0.1)
 
 
-async def _pollers(client: Client, settings: Settings) -> set[str]:
+async def _pollers(client: Client, settings: Settings, *, within_s: float = 300.0) -> set[str]:
     request = DescribeTaskQueueRequest(
         namespace=client.namespace,
         task_queue=TaskQueue(name=settings.task_queue),
         task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
     )
     answer = await client.workflow_service.describe_task_queue(request)
-    return {poller.identity for poller in answer.pollers}
+    oldest = time.time() - within_s
+    return {poller.identity for poller in answer.pollers if poller.last_access_time.ToSeconds() >= oldest}
 
 
 def down(settings: Settings) -> list[str]:
@@ -182,11 +184,17 @@ def _database(settings: Settings) -> Row:
 
 
 def _workers(settings: Settings) -> Row:
-    home = StackHome.at(settings.home)
-    names = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
-    alive = [name for name in names if ServiceProcess(name, home).running()]
-    detail = f"running: {', '.join(alive)}" if alive else "none runs in this home: `sexton up` starts one"
-    return {"name": "worker", "ok": bool(alive), "detail": detail}
+    """Who polls the task queue, wherever it runs; Temporal forgets one that went away only after minutes."""
+
+    async def ask() -> list[str]:
+        return sorted(await _pollers(await connect_client(settings), settings, within_s=_FRESH_S))
+
+    try:
+        names = asyncio.run(ask())
+    except SextonError:
+        return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
+    advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
+    return {"name": WORKER, "ok": bool(names), "detail": ", ".join(names) or advice}
 
 
 def doctor(settings: Settings) -> list[Row]:

@@ -80,7 +80,7 @@ class DeleteLedger:
         if is_cancelled_exception(error):
             raise error
         cause = error.cause
-        if isinstance(cause, ApplicationError) and cause.type == "ClaimHeld":
-            raise error  # another workflow is at work on the row: nothing has failed
+        if isinstance(cause, ApplicationError) and cause.type in {"ClaimHeld", "InvalidInput"}:
+            raise error  # another workflow is at work on the row, or there is no such row: nothing has failed
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=str(cause or error))
         return await workflow.execute_activity_method(LedgerDeletion.dead_letter, letter, **_DEAD_LETTER)

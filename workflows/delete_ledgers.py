@@ -251,7 +251,11 @@ class DeleteLedgers:
         )
 
     def _ended(self, certificate: Certificate) -> Certificate:
-        whole = replace(certificate, outcomes=_added(certificate.outcomes, self._progress.finished))
+        outcomes = _added(certificate.outcomes, self._progress.finished)
+        elsewhere = self._progress.intents - sum(certificate.outcomes.values())  # taken up by another batch
+        whole = replace(
+            certificate, outcomes=_added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {})
+        )
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(whole.outcomes))])
         workflow.set_current_details(_table(whole))
         return whole

@@ -38,13 +38,14 @@ from activities.deletion.values import (
     RangesPage,
 )
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import OutcomeUnknown, RetryableError, SextonError, StaleCatalog, UnknownObject
+from logstore.errors import InvalidInput, OutcomeUnknown, RetryableError, SextonError, StaleCatalog, UnknownObject
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
 
-_CLAIM_S = 60.0  # while work runs; renewed with heartbeats
+_CLAIM_S = 60.0  # of a row, while work runs; renewed with heartbeats
+_BATCH_CLAIM_S = 120.0  # of a batch: the longest wait of a chunk before its next attempt, and 60 s more
 
 
 class LedgerDeletion:
@@ -73,7 +74,7 @@ class LedgerDeletion:
             None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids],
             force=request.force,
             batch_id=request.batch_id,
-            claim=Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_CLAIM_S),
+            claim=Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_BATCH_CLAIM_S),
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
         return DetachResult(
@@ -95,7 +96,7 @@ class LedgerDeletion:
             return RangesPage(ranges=[], stale=True)
         found = self._deletions.ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
         if found:
-            self._deletions.renew(request.batch_id, _own_claim())
+            self._deletions.renew(request.batch_id, _own_claim(_BATCH_CLAIM_S))
         return RangesPage(ranges=[Range(first=part.first, last=part.last, rows=part.rows) for part in found])
 
     @activity.defn(name="deletion.delete_chunk")
@@ -109,7 +110,7 @@ class LedgerDeletion:
         """
         if self._stale(request.catalog_epoch):
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
-        with Pulse(lambda: self._deletions.renew(request.batch_id, _own_claim())) as pulse:
+        with Pulse(lambda: self._deletions.renew(request.batch_id, _own_claim(_BATCH_CLAIM_S))) as pulse:
             intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
             open_ones = unfinished(intents)
             ended, errors = self._act(open_ones, pulse)
@@ -174,6 +175,8 @@ class LedgerDeletion:
         return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
 
     def _take(self, key: IntentKey, *, attempt: bool = True) -> DeletionIntent:
+        if key.copy not in set(CopyKind):
+            raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
         ledger_id, copy = LedgerId(key.ledger_id), CopyKind(key.copy)
         return self._deletions.take(ledger_id, copy, key.generation, _own_claim(), attempt=attempt)
 
@@ -221,9 +224,9 @@ class LedgerDeletion:
         return self._ledgers.epoch() != catalog_epoch
 
 
-def _own_claim() -> Claim:
+def _own_claim(ttl_s: float = _CLAIM_S) -> Claim:
     info = activity.info()
-    return Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=_CLAIM_S)
+    return Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=ttl_s)
 
 
 def _rows(chunk: Range) -> RowRange:

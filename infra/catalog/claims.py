@@ -51,9 +51,12 @@ def adopt_stalled(
     ).rowcount
 
 
-def open_run(connection: Connection, result: Detached, topic_id: TopicId, claim: Claim, now_us: int) -> None:
+def open_run(
+    connection: Connection, result: Detached, topic_id: TopicId, claim: Claim, now_us: int, *, request: str
+) -> None:
     """Insert the batch's run, claimed, with what the detach did, so that a repeated call can answer the same."""
-    summary = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
+    summary: dict[str, Any] = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
+    summary["request"] = request
     connection.execute(
         insert(t.run).values(
             run_id=result.batch_id,

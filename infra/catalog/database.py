@@ -73,6 +73,8 @@ class Database:
         while True:
             try:
                 return _once(engine, work, writes=engine is self.engine)
+            except OverflowError as error:  # SQLite's driver: beyond 64 bits
+                raise InvalidInput("value", expected="a number of at most 64 bits", found=str(error)) from error
             except PoolExhausted as error:
                 raise CatalogBusy(f"catalog: no connection was free within {self._patience_s:g} s") from error
             except DBAPIError as error:
@@ -84,6 +86,25 @@ class Database:
                 if time.monotonic() > give_up:
                     raise CatalogBusy(f"catalog: contended for {self._patience_s:g} s: {sentence(error)}") from error
             time.sleep(random.uniform(*_PAUSE_S))  # noqa: S311 - spreads retries, guards nothing
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether it is a SQLite file that nobody has made yet; connecting would make it."""
+        return self.is_sqlite and not Path(str(self.engine.url.database)).exists()
+
+    def make_folder(self) -> None:
+        """Make the folder of a SQLite file.
+
+        Raises:
+            InvalidInput: It cannot be made.
+        """
+        if not self.is_sqlite:
+            return
+        try:
+            Path(str(self.engine.url.database)).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            expected = f"a file in a folder that can be made ({error.strerror})"
+            raise InvalidInput("database_url", expected=expected, found=self.engine.url.database) from error
 
     def now_us(self, connection: Connection) -> int:
         """The database's clock, microseconds since 1970: SQLite's is this machine's, for it runs in this process."""
@@ -129,12 +150,6 @@ def _postgresql(url: URL, pool: dict[str, Any], patience_s: float) -> Engine:
 
 
 def _sqlite(url: URL, pool: dict[str, Any]) -> Engine:
-    folder = Path(str(url.database)).parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        expected = f"a file in a folder that can be made ({error.strerror})"
-        raise InvalidInput("database_url", expected=expected, found=url.database) from error
     engine = create_engine(url, hide_parameters=True, connect_args={"check_same_thread": False}, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)

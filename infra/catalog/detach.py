@@ -5,6 +5,7 @@ Either all of it is committed or none: a ledger is listed, or has an intent, and
 Source: PIP-186, first phase; there it is a message and a metadata update, which can part.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class _Order:
     batch_id: str
     claim: Claim
     cause: Cause
+    request: str  # what was asked, so that a batch id used twice is told from a repeated call
 
 
 class PhaseOne:
@@ -61,11 +63,12 @@ class PhaseOne:
         cause: Cause,
     ) -> Detached:
         """See `Deletions.detach`."""
-        order = _Order(ledger_ids=ledger_ids, batch_id=batch_id, claim=claim, cause=cause)
+        request = _fingerprint(topic_id, ledger_ids, force=force)
+        order = _Order(ledger_ids=ledger_ids, batch_id=batch_id, claim=claim, cause=cause, request=request)
 
         def work(connection: Connection) -> Detached:
             view = self._view(connection, topic_id, lock=True)
-            done = _done_before(connection, batch_id, topic_id)
+            done = _done_before(connection, batch_id, request)
             if done:
                 return done
             return self._replace(connection, view, doomed(connection, view, ledger_ids, force=force), order)
@@ -97,7 +100,7 @@ class PhaseOne:
         intents = stalled + newborn + filed
         result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
         if intents or asked is not None:
-            claims.open_run(connection, result, view.topic_id, order.claim, now)
+            claims.open_run(connection, result, view.topic_id, order.claim, now, request=order.request)
         if gone.ids:
             raise_version(connection, view.list_id)
             _audit(connection, view, gone, order.cause)
@@ -113,20 +116,26 @@ class PhaseOne:
         return file_intents(connection, abandoned, batch_id=batch_id, now_us=view.now_us)
 
 
-def _done_before(connection: Connection, batch_id: str, topic_id: TopicId) -> Detached | None:
+def _fingerprint(topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> str:
+    ids = "retention" if ledger_ids is None else ",".join(str(ledger_id) for ledger_id in sorted(set(ledger_ids)))
+    return hashlib.sha256(f"{topic_id}/{force}/{ids}".encode()).hexdigest()
+
+
+def _done_before(connection: Connection, batch_id: str, request: str) -> Detached | None:
     """What an earlier call with this batch id did.
 
     Raises:
-        PreconditionFailed: It was a batch of another topic.
+        PreconditionFailed: It asked for something else.
     """
     if not batch_id:
         raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
-    run = connection.execute(select(t.run.c.summary, t.run.c.topic_id).where(t.run.c.run_id == batch_id)).first()
-    if run is None:
+    found = connection.execute(select(t.run.c.summary).where(t.run.c.run_id == batch_id)).scalar_one_or_none()
+    if found is None:
         return None
-    if run.topic_id != topic_id:
-        raise PreconditionFailed(f"batch {batch_id}: expected one of topic {topic_id}, found topic {run.topic_id}")
-    return Detached(batch_id=batch_id, **run.summary)
+    summary = dict(found)
+    if summary.pop("request") != request:
+        raise PreconditionFailed(f"batch {batch_id}: expected a name never used before, found one of another request")
+    return Detached(batch_id=batch_id, **summary)
 
 
 def _close_holes(connection: Connection, view: ListView, removed: Sequence[LedgerId]) -> None:

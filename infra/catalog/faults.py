@@ -5,7 +5,7 @@ import sqlite3
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from logstore.errors import CorruptData, StoreUnavailable
+from logstore.errors import CorruptData, InvalidInput, StoreUnavailable
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -33,6 +33,8 @@ def translated(error: DBAPIError) -> Exception:
     if code in _BROKEN:
         return CorruptData(f"catalog: {sentence(error)}")
     fault = isinstance(error.orig, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR  # that one is wrong SQL
+    if isinstance(error.orig, psycopg.DataError):
+        return InvalidInput("value", expected="one that the catalog can hold", found=sentence(error))
     if fault or isinstance(error.orig, _AWAY) or error.connection_invalidated:
         return StoreUnavailable(f"catalog: {sentence(error)}")
     return error

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, literal, select, update
 
 from infra.catalog import tables as t
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
@@ -55,6 +55,7 @@ def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[l
         "keys": t.ledger_list.c.owner,
         "context": t.ledger_copy.c.context,
         "segments": t.ledger.c.segments,
+        "last_segment": t.ledger.c.last_segment,
         "ledger_created_us": t.ledger.c.created_us,
         "size_bytes": t.ledger.c.size_bytes,
         "epoch": t.ledger.c.epoch,
@@ -66,6 +67,14 @@ def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[l
     }
     query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(doomed)
     return list(columns), query.order_by(t.ledger.c.ledger_id, t.ledger_copy.c.kind)
+
+
+def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
+    """Let phase two look again at a newborn that was abandoned too early: its creator has put a `meta.json` since."""
+    p = t.pending_deletion.c
+    ended = (p.ledger_id == ledger_id, p.segments == 0, p.state == DeletionState.DELETED.value)
+    again = {"state": DeletionState.PENDING.value, "outcome": None, "batch_id": "", "finished_us": None}
+    connection.execute(update(t.pending_deletion).where(*ended).values(again))
 
 
 def to_intent(row: Row[Any]) -> DeletionIntent:
@@ -84,6 +93,7 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
         keys=_keys(found["keys"]),
         context=found["context"],
         segments=found["segments"],
+        last_segment=found["last_segment"],
         ledger_created_us=found["ledger_created_us"],
         size_bytes=found["size_bytes"],
         epoch=found["epoch"],

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.database import Database
-from infra.catalog.intents import file_intents
+from infra.catalog.intents import file_intents, reopen_intent
 from infra.catalog.topics import active_topic
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
@@ -66,11 +66,14 @@ class SqlLedgers:
     def _attach(self, connection: Connection, ledger_id: LedgerId, after: LedgerId | None) -> bool:
         newborn = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
         if newborn is None:
-            return False  # a trim took it for abandoned: its intent is filed
+            reopen_intent(connection, ledger_id)
+            return False  # a trim took it for abandoned
         topic_id = _topic_of(connection, newborn.list_id)
         active_topic(connection, topic_id)
         data_list(connection, topic_id, lock=True)
         current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
+        if current is None:
+            reopen_intent(connection, ledger_id)
         if current is None or current.place is not None:
             return current is not None
         last = last_id(connection, newborn.list_id)

@@ -132,6 +132,7 @@ class PendingDeletionRow(SQLModel, table=True):
     keys: str  # canonical JSON
     context: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
     segments: int = Field(default=0, sa_type=Big)
+    last_segment: int = Field(sa_type=Big)
     ledger_created_us: int = Field(sa_type=Big)
     size_bytes: int = Field(default=0, sa_type=Big)
     epoch: int = Field(sa_type=Big)

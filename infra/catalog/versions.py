@@ -21,6 +21,7 @@ def upgrade(database: Database) -> None:
     Raises:
         CatalogVersionMismatch: It was written by a newer build.
     """
+    database.make_folder()
     database.write(_upgrade)
 
 
@@ -28,7 +29,7 @@ def _upgrade(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     if _version(connection) not in {None, *_known()}:
-        raise _mismatch(connection)
+        raise _mismatch(_version(connection))
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
@@ -40,10 +41,13 @@ def check_version(database: Database) -> None:
     Raises:
         CatalogVersionMismatch: The catalog is empty, older, or newer.
     """
+    if database.is_absent:
+        raise _mismatch(None)
 
     def work(connection: Connection) -> None:
-        if _version(connection) != _head():
-            raise _mismatch(connection)
+        found = _version(connection)
+        if found != _head():
+            raise _mismatch(found)
 
     database.read(work)
 
@@ -53,8 +57,8 @@ def version(database: Database) -> str | None:
     return database.read(_version)
 
 
-def _mismatch(connection: Connection) -> CatalogVersionMismatch:
-    found = _version(connection) or "an empty database"
+def _mismatch(version: str | None) -> CatalogVersionMismatch:
+    found = version or "an empty database"
     advice = (
         "run `sexton up`, or `sexton catalog upgrade`"
         if found in {*_known(), "an empty database"}

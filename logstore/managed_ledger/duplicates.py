@@ -24,6 +24,8 @@ def check(produced: ProducedEntries) -> None:
     """
     if not produced.entries:
         raise InvalidInput("entries", expected="at least one", found=produced.entries)
+    if produced.producer is not None and not (0 < len(produced.producer) <= 200 and produced.producer.isprintable()):
+        raise InvalidInput("producer", expected="1 to 200 printable characters", found=produced.producer)
     before = -1
     for at, entry in enumerate(produced.entries):
         sequence_id = entry.sequence_id

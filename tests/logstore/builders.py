@@ -7,6 +7,7 @@ from logstore.deletion import DeletionIntent
 from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.positions import LedgerId, TopicId
 
+CREATED_US = 5
 TOPIC = "persistent://tenant/namespace/orders"
 
 OWNER = LedgerOwner(application="sexton", component=Component.MANAGED_LEDGER, topic_id=TopicId(1), topic=TOPIC, keys={})
@@ -14,7 +15,7 @@ OWNER = LedgerOwner(application="sexton", component=Component.MANAGED_LEDGER, to
 
 def statement(ledger_id: int, owner: LedgerOwner = OWNER) -> LedgerStatement:
     """Storage's own statement of a ledger."""
-    return LedgerStatement(owner=owner, ledger_id=LedgerId(ledger_id), created_us=5, epoch=1)
+    return LedgerStatement(owner=owner, ledger_id=LedgerId(ledger_id), created_us=CREATED_US, epoch=1)
 
 
 def intent(ledger_id: int = 7, **changes: Any) -> DeletionIntent:
@@ -31,4 +32,5 @@ def intent(ledger_id: int = 7, **changes: Any) -> DeletionIntent:
         topic=OWNER.topic,
         keys={},
     )
-    return replace(base, **changes)
+    segments = int(changes.get("segments", 0))
+    return replace(base, **{"last_segment": segments - 1, "ledger_created_us": CREATED_US} | changes)

@@ -282,3 +282,45 @@ def test_primary_copy_nothing_to_remove_asks_nobody() -> None:
     objects = FakeObjectStore()
     assert PrimaryCopies(objects).remove({}, on_progress=lambda _count: None) == {}
     assert objects.calls == []
+
+
+@pytest.mark.parametrize("hidden", [set(), {_META}])
+def test_inspect_ledger_of_an_earlier_catalog_with_this_id_is_foreign(hidden: set[str]) -> None:
+    """A catalog that starts anew on an old bucket never deletes what the old one wrote (promises 1 and 3)."""
+    objects = _Blind(hidden)
+    _store(into=objects)
+    newborn = intent(_L, segments=0, ledger_created_us=6)
+    assert PrimaryCopies(objects).inspect(newborn).finding is Finding.FOREIGN
+
+
+def test_inspect_segment_that_the_catalog_never_registered_is_asked_for_its_owner() -> None:
+    """Another application's segment beside our own meta.json is not ours because of its name (promise 3)."""
+    objects = _store()
+    objects.put_if_absent(segment_key(_L, 9), b"theirs", metadata=statement(_L, _STRANGER).to_metadata())
+    assert _inspect(objects).finding is Finding.FOREIGN
+
+
+def test_inspect_segment_of_a_lost_race_is_ours() -> None:
+    """What an append uploaded and never registered goes with its ledger."""
+    objects = _store(segments=4)
+    found = _inspect(objects, segments=3)
+    assert (found.finding, len(found.data_keys), found.short) == (Finding.OWN, 4, False)
+
+
+@pytest.mark.parametrize("extra", ["debris", "duplicate"])
+def test_inspect_short_listing_is_noticed_whatever_fills_the_count(extra: str) -> None:
+    """Neither an unregistered upload nor a key listed twice makes a short listing look complete (n 19)."""
+    objects = _Doubled({segment_key(_L, 1)}) if extra == "duplicate" else _Blind({segment_key(_L, 1)})
+    _store(into=objects, segments=3 if extra == "duplicate" else 4)
+    found = _inspect(objects, segments=3)
+    assert found.short
+    removal, _ = _remove(objects, found)
+    assert removal.error
+    assert objects.head(_META)
+
+
+class _Doubled(_Blind):
+    """Lists every key twice."""
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        return (item for found in super().list(prefix, start_after=start_after) for item in (found, found))

@@ -57,7 +57,8 @@ def list_(
 
     rows = [_row(found) for found in session.with_client(ask)]
     shown = [row | {"topic": topic_shown(str(row["topic"]))} if row.get("topic") else row for row in rows]
-    return Answer(document=shown, empty="no workflows")
+    narrow = [{name: value for name, value in row.items() if name != "run_id"} for row in shown]
+    return Answer(document=shown, shown=narrow, empty="no workflows")
 
 
 def _row(found: Any) -> dict[str, object]:  # noqa: ANN401 - a dataclass or a mapping
@@ -66,4 +67,4 @@ def _row(found: Any) -> dict[str, object]:  # noqa: ANN401 - a dataclass or a ma
 
 
 def _plain(value: object) -> object:
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else value

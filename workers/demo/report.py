@@ -26,6 +26,7 @@ class DemoReport:
     counts: dict[str, int]
     ui: str
     home: str
+    kept: bool  # whether the stack still runs
     seconds: float
 
     @property
@@ -39,16 +40,25 @@ class DemoReport:
         rows: list[dict[str, object]] = [
             {"promise": one.promise, "held": "yes" if one.ok else "NO", "seen": one.seen} for one in self.shown
         ]
-        return [
-            *rows,
-            {"promise": "Web UI", "held": "", "seen": self.ui},
-            {"promise": "home", "held": "", "seen": self.home},
-        ]
+        if not self.kept:
+            return rows
+        stop = f"sexton --home {self.home} down; rm -r {self.home}"
+        more = {"Web UI": self.ui, "to stop it": stop}
+        rows += [{"promise": name, "held": "", "seen": value} for name, value in more.items()]
+        return rows
 
     def to_json(self) -> dict[str, object]:
         """One document for scripts."""
         promises = [{"promise": one.promise, "ok": one.ok, "seen": one.seen} for one in self.shown]
-        return {"ok": self.ok, **self.counts, "promises": promises, "ui": self.ui, "seconds": round(self.seconds, 1)}
+        return {
+            "ok": self.ok,
+            **self.counts,
+            "promises": promises,
+            "ui": self.ui,
+            "home": self.home,
+            "kept": self.kept,
+            "seconds": round(self.seconds, 1),
+        }
 
 
 def check_needed(auditor: Auditor, before: Stored, after: Stored, topics: Sequence[Written]) -> Shown:

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from infra.stack import stack
@@ -51,7 +52,8 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
     """
     home = Path(tempfile.mkdtemp(prefix="sexton-demo-"))
     try:
-        return _run(_own(settings, home, topics, ledgers), topics, ledgers, on_progress)
+        own = _own(settings, home, topics, ledgers)
+        return replace(_run(own, topics, ledgers, on_progress), kept=keep)
     finally:
         if not keep:
             on_progress("stopping what was started")
@@ -97,6 +99,7 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
         counts=_counts(written, before, after, results),
         ui=where.ui,
         home=str(settings.home),
+        kept=False,
         seconds=time.monotonic() - began,
     )
 

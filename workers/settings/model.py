@@ -105,12 +105,12 @@ class Settings(BaseModel):
     application: Word = "sexton"
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4
     deletion_max_attempts: Count = 10
-    deletion_retry_interval: Annotated[Seconds, Field(ge=0)] = 600
+    deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600
     deletion_chunk: Annotated[Count, Field(le=1_000)] = 100
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600
-    registration_timeout: Annotated[Seconds, Field(ge=1)] = 600
+    registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 600
     temporal_port: Port = 7233
     ui_port: Port = 8233
     s3_port: Port = 8333

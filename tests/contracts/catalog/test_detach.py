@@ -5,7 +5,7 @@ from sqlalchemy import event
 
 from logstore.cursors import CursorState
 from logstore.deletion import DeletionState, Outcome
-from logstore.errors import InvalidInput, LedgerStillNeeded, UnknownObject
+from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Detached, Ended, TopicState
@@ -58,6 +58,36 @@ def test_detach_empty_or_single_list_takes_nothing(sql_world: SqlWorld) -> None:
     assert sql_world.phase_one(topic.topic_id).ledgers == 0
     assert listed(sql_world, topic.topic_id) == [ledger]
     assert sql_world.sql("SELECT run_id FROM run") == []
+
+
+def test_detach_with_a_batch_id_of_another_request_is_refused(sql_world: SqlWorld) -> None:
+    """A name used twice is told from a call repeated, and nobody is certified what another one asked for."""
+    topic = new_topic(sql_world)
+    ledgers = filled(sql_world, topic.topic_id, 4)
+    sql_world.phase_one(topic.topic_id, ledgers[:1], batch_id="b")
+    other = new_topic(sql_world, "persistent://a/b/other")
+    for topic_id, ids, force in (
+        (topic.topic_id, ledgers[1:2], False),
+        (topic.topic_id, ledgers[:1], True),
+        (topic.topic_id, None, False),
+        (other.topic_id, None, False),
+    ):
+        with pytest.raises(PreconditionFailed, match="another request"):
+            sql_world.phase_one(topic_id, ids, force=force, batch_id="b")
+    assert listed(sql_world, topic.topic_id) == ledgers[1:]
+
+
+def test_attach_of_a_newborn_abandoned_too_early_lets_phase_two_look_again(sql_world: SqlWorld) -> None:
+    """A creator that slept through the timeout has put a meta.json since: its intent is open again (n 1)."""
+    topic = new_topic(sql_world)
+    late = newborn(sql_world, topic.topic_id)
+    sql_world.sql("UPDATE ledger SET created_us = 0")
+    sql_world.phase_one(topic.topic_id)
+    row = sql_world.catalog.deletions.list(None, limit=1)[0]
+    sql_world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)])
+    assert not sql_world.catalog.ledgers.attach(late, after=None)
+    assert sql_world.catalog.deletions.inflight().estimated_inflight == 1
+    assert sql_world.phase_one(topic.topic_id).intents == 1
 
 
 def test_detach_of_ids_that_another_batch_works_on_tells_so(sql_world: SqlWorld) -> None:

@@ -68,7 +68,7 @@ def test_sqlite_folder_that_cannot_be_made_is_invalid_input(tmp_path: Path) -> N
     """A file stands where a folder should be."""
     (tmp_path / "taken").write_text("")
     with pytest.raises(InvalidInput, match="a file in a folder that can be made") as caught:
-        Database(f"sqlite:///{tmp_path}/taken/deeper/catalog.db")
+        upgrade(Database(f"sqlite:///{tmp_path}/taken/deeper/catalog.db"))
     _sentence(caught.value)
 
 
@@ -138,6 +138,7 @@ def test_write_that_dies_while_committing_is_rolled_back(url: str, connect: Conn
 def test_bug_in_sql_stays_what_it_is(url: str, connect: Connect) -> None:
     """Wrong SQL is not taken for a service that is away, which would be retried for ever."""
     database = connect(url)
+    database.make_folder()
     with pytest.raises(Exception, match="no_such_table") as caught:
         database.read(lambda connection: connection.execute(text("SELECT * FROM no_such_table")))
     assert not isinstance(caught.value, SextonError)

@@ -103,7 +103,7 @@ def test_check_version_empty_database_is_refused_and_stays_empty(url: str, conne
     database = connect(url)
     with pytest.raises(CatalogVersionMismatch, match="found an empty database; run"):
         check_version(database)
-    assert _tables(database) == set()
+    assert database.is_absent or _tables(database) == set()
 
 
 def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

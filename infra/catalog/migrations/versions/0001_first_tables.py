@@ -95,6 +95,7 @@ def upgrade() -> None:
         sa.Column("keys", sa.String(), nullable=False),
         sa.Column("context", sa.JSON(), nullable=False),
         sa.Column("segments", _BIG, nullable=False),
+        sa.Column("last_segment", _BIG, nullable=False),
         sa.Column("ledger_created_us", _BIG, nullable=False),
         sa.Column("size_bytes", _BIG, nullable=False),
         sa.Column("epoch", _BIG, nullable=False),
