@@ -269,7 +269,7 @@ async def test_delete_ledgers_never_runs_more_chunks_at_once_than_told(house: Ho
 
 
 async def test_delete_ledgers_asks_for_no_chunk_whose_answer_would_not_fit(house: House) -> None:
-    """A chunk larger than a payload can answer for is cut to a thousand rows (temporalio/sdk-python#1285; n 109)."""
+    """Chunks stay within a thousand rows together: their answers fit a payload (temporalio/sdk-python#1285; n 109)."""
     ledgers = house.world.fill(1)
     asked: list[int] = []
     real = house.world.deletion.next_ranges
@@ -282,4 +282,20 @@ async def test_delete_ledgers_asks_for_no_chunk_whose_answer_would_not_fit(house
     house.policy = DeletionPolicy(chunk=10_000)
     async with house.worker(instead=[next_ranges]):
         await (await house.delete(ledgers)).result()
-    assert set(asked) == {1000}
+    assert set(asked) == {1000 // house.policy.parallelism}
+
+
+@pytest.mark.parametrize("changes", [{"parallelism": 0}, {"parallelism": -1}, {"chunk": 0}, {"max_attempts": 0}])
+async def test_delete_ledgers_with_a_policy_that_could_only_hang_is_refused(
+    house: House, changes: dict[str, int]
+) -> None:
+    """Any SDK may have written the input: it names the field, and nothing is detached."""
+    ledgers = house.world.fill(1)
+    house.policy = DeletionPolicy(**changes)
+    async with house.worker():
+        with pytest.raises(WorkflowFailureError) as caught:
+            await (await house.delete(ledgers)).result()
+    cause = caught.value.cause
+    assert isinstance(cause, ApplicationError)
+    assert (cause.type, next(iter(changes)) in cause.message) == ("InvalidInput", True)
+    assert house.world.intents() == []

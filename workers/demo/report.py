@@ -56,7 +56,7 @@ class DemoReport:
             "promises": promises,
             "ui": self.ui,
             "home": self.home,
-            "kept": self.kept,
+            "running": self.kept,
             "seconds": round(self.seconds, 1),
         }
 
