@@ -40,11 +40,12 @@ class DemoReport:
         rows: list[dict[str, object]] = [
             {"promise": one.promise, "held": "yes" if one.ok else "NO", "seen": one.seen} for one in self.shown
         ]
-        if not self.kept:
-            return rows
-        stop = f"sexton --home {self.home} down; rm -r {self.home}"
-        more = {"Web UI": self.ui, "to stop it": stop}
-        rows += [{"promise": name, "held": "", "seen": value} for name, value in more.items()]
+        rows.append(
+            {"promise": "Web UI", "held": "", "seen": self.ui if self.kept else f"{self.ui} (--keep leaves it up)"}
+        )
+        if self.kept:
+            stop = f"sexton --home {self.home} down; rm -r {self.home}"
+            rows.append({"promise": "to stop it", "held": "", "seen": stop})
         return rows
 
     def to_json(self) -> dict[str, object]:
