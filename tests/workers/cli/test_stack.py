@@ -56,6 +56,8 @@ def test_config_show_masks_secrets_and_tells_origins(run: Run, services: FakeSer
     assert rows["s3_secret_key"]["origin"] == "environment SEXTON_S3_SECRET_KEY"
     assert rows["deletion_retry_interval"] == {"name": "deletion_retry_interval", "value": "10m", "origin": "default"}
     assert "hunter2" not in run("config", "show").output
+    services.environ["SEXTON_DATABASE_URL"] = "postgresql+psycopg://host/db?user=me&password=hunter2"
+    assert "hunter2" not in run("config", "show").output
 
 
 def test_worker_run_serves_the_queues_named(run: Run, services: FakeServices) -> None:
