@@ -32,6 +32,14 @@ def doctor(settings: Settings) -> list[Row]:
     return [*status(settings), *(_checked(name, check, settings) for name, check in checks.items())]
 
 
+def elsewhere(settings: Settings) -> list[Row]:
+    """Services that were not started here, at the addresses that the settings name."""
+    where = {"temporal": settings.temporal_address, "object store": settings.s3_endpoint or "AWS"}
+    checks = {"temporal": _temporal_version, "object store": _buckets}
+    found = [_checked(name, check, settings) for name, check in checks.items()]
+    return [{**row, "detail": f"{where[str(row['name'])]}: {row['detail']}"} for row in found]
+
+
 def _checked(name: str, check: Callable[[Settings], str], settings: Settings) -> Row:
     try:
         return {"name": name, "ok": True, "detail": check(settings)}

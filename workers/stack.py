@@ -15,7 +15,7 @@ from temporalio.client import Client
 from infra.catalog import Database, check_version, shown_url, upgrade, version
 from infra.stack import stack
 from infra.stack.home import StackHome
-from infra.stack.ports import WantedPorts
+from infra.stack.ports import WantedPorts, recorded_ports
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed, SextonError
 from workers import search_attributes
@@ -165,10 +165,16 @@ def down(settings: Settings) -> list[str]:
 
 def status(settings: Settings) -> list[Row]:
     """Whether each service answers."""
-    services: list[Row] = [
-        {"name": found.name, "ok": found.ok, "detail": found.detail} for found in stack.health(settings.home)
-    ]
-    return [*services, _database(settings), _workers(settings)]
+    return [*_services(settings), _database(settings), _workers(settings)]
+
+
+def _services(settings: Settings) -> list[Row]:
+    """Servers of this home or, where none was ever started, those that the settings name."""
+    if recorded_ports(StackHome.at(settings.home)) is None and settings.temporal_address:
+        from workers.doctor import elsewhere  # noqa: PLC0415 - it builds on this module
+
+        return elsewhere(settings)
+    return [{"name": found.name, "ok": found.ok, "detail": found.detail} for found in stack.health(settings.home)]
 
 
 def _database(settings: Settings) -> Row:
