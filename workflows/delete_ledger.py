@@ -19,6 +19,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
+    from logstore.deletion import Outcome
     from workflows import search_attributes
 
 _DEAD_LETTER = workflow.ActivityConfig(
@@ -37,6 +38,14 @@ class DeleteLedgerInput:
     catalog_epoch: int
     max_attempts: int = 10  # the batch's own attempt counts as one
     retry_interval_s: int = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgerProgress:
+    """Where the deletion of one copy is."""
+
+    step: str  # deleting, giving up, ended
+    outcome: Outcome | None = None  # once it ended
 
 
 def workflow_id(key: IntentKey) -> str:
@@ -60,6 +69,10 @@ def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
 class DeleteLedger:
     """See the module's text."""
 
+    def __init__(self) -> None:
+        """Begin at the first step."""
+        self._progress = DeleteLedgerProgress(step="deleting")
+
     @workflow.run
     async def run(self, request: DeleteLedgerInput) -> OneResult:
         """Do the numbered steps."""
@@ -70,11 +83,17 @@ class DeleteLedger:
             result = await workflow.execute_activity_method(LedgerDeletion.delete_one, one, **_delete_one(request))
         except ActivityError as error:
             result = await self._give_up(request, error)
+        self._progress = DeleteLedgerProgress(step="ended", outcome=result.outcome)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([result.outcome.value])])
         workflow.set_current_details(f"**{result.outcome.value}** — {result.objects} objects. {result.detail}")
         if not result.outcome.success:
             raise ApplicationError(result.detail, type=result.outcome.value, non_retryable=True)
         return result
+
+    @workflow.query
+    def progress(self) -> DeleteLedgerProgress:
+        """Which step it is at, and how it ended."""
+        return self._progress
 
     async def _give_up(self, request: DeleteLedgerInput, error: ActivityError) -> OneResult:
         if is_cancelled_exception(error):
@@ -82,5 +101,6 @@ class DeleteLedger:
         cause = error.cause
         if isinstance(cause, ApplicationError) and cause.type in {"ClaimHeld", "InvalidInput"}:
             raise error  # another workflow is at work on the row, or there is no such row: nothing has failed
+        self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=str(cause or error))
         return await workflow.execute_activity_method(LedgerDeletion.dead_letter, letter, **_DEAD_LETTER)

@@ -12,6 +12,7 @@ from logstore.deletion import DeletionState, Outcome
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from workflows.delete_ledger import DeleteLedger
 
 
 def handed_over(house: House) -> tuple[LedgerId, IntentKey]:
@@ -29,8 +30,11 @@ async def test_delete_ledger_of_own_objects_succeeds(house: House) -> None:
     """Nothing of the copy is left, and the row says so (promise 2)."""
     ledger, key = handed_over(house)
     async with house.worker():
-        result = await (await house.delete_one(key)).result()
+        handle = await house.delete_one(key)
+        result = await handle.result()
+        progress = await handle.query(DeleteLedger.progress)
     assert (result.outcome, result.objects) == (Outcome.DELETED, 3)
+    assert (progress.step, progress.outcome) == ("ended", Outcome.DELETED)
     assert not house.world.left_of(ledger)
 
 
