@@ -45,6 +45,12 @@ class NewEntry:
     sequence_id: int | None = None  # needs a producer; ascending within one append
     properties: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def size_bytes(self) -> int:
+        """What it weighs in memory, about: its payload, key and properties."""
+        texts = len(self.key or "") + sum(len(f"{name}{value}") for name, value in self.properties.items())
+        return len(self.payload) + texts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:

@@ -28,7 +28,7 @@ class _Waiter:
 
     def __init__(self, produced: ProducedEntries) -> None:
         self.produced = produced
-        self.size_bytes = sum(len(entry.payload) for entry in produced.entries)
+        self.size_bytes = sum(entry.size_bytes for entry in produced.entries)
         self.woken = threading.Event()
         self.leads = False
         self.answer: Answer | None = None

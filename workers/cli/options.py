@@ -4,13 +4,26 @@ from typing import Annotated
 
 import typer
 
-from logstore.errors import Unsupported
+from logstore.errors import InvalidInput, Unsupported
+
+_MOST_REASON = 2_000
 
 TopicArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, as a person writes it.")
 ]
 SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUB", help="The subscription's name.")]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; stored in the audit log.")]
+
+
+def _storable(reason: str) -> str:
+    """What every database holds and every payload carries."""
+    if len(reason) > _MOST_REASON or not all(char.isprintable() for char in reason):
+        raise InvalidInput("reason", expected=f"at most {_MOST_REASON} printable characters", found=reason)
+    return reason
+
+
+Reason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; stored in the audit log.", callback=_storable)
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would go and change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the workflow's result.")]
 Transaction = Annotated[

@@ -95,7 +95,7 @@ class _Lines:
         parsed = parse_lines(self.source, with_producer=self.producer is not None)
         for number, entry in islice(parsed, self.total):
             held.append(entry)
-            size += len(entry.payload)
+            size += entry.size_bytes
             if len(held) >= self.batch or size >= _BATCH_BYTES:
                 yield number, held
                 held, size = [], 0

@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import boto3
 import pyarrow.parquet as pq
@@ -31,7 +32,7 @@ class Auditor:
     def __init__(self, settings: Settings) -> None:
         """Make a client of its own."""
         self._bucket = settings.primary_bucket
-        self._path = settings.database_url.removeprefix("sqlite:///")
+        self._path = unquote(settings.database_url.removeprefix("sqlite:///"))
         self._s3 = boto3.client(
             "s3",
             endpoint_url=settings.s3_endpoint,

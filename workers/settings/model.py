@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -124,7 +124,8 @@ class Settings(BaseModel):
     def _database_in_home(cls, values: object) -> object:
         if not isinstance(values, Mapping) or values.get("database_url") or "home" not in values:
             return values
-        return {**values, "database_url": f"sqlite:///{Path(str(values['home'])).absolute() / 'catalog.db'}"}
+        path = quote(str(Path(str(values["home"])).absolute() / "catalog.db"))  # `?` and `%` mean something in a URL
+        return {**values, "database_url": f"sqlite:///{path}"}
 
     def required(self, name: str) -> str:
         """The address of that name, which must be known.

@@ -203,3 +203,10 @@ def test_workflow_list_passes_filters_encoded(run: Run, services: FakeServices) 
     (row,) = document(run("workflow", "list", "--topic", name, "--status", "running", "--json"))
     assert services.client.asked == [(None, "Running", "persistent://public/default/a%20b", 100)]
     assert row["topic"] == name
+
+
+@pytest.mark.parametrize("reason", ["a\x00b", "a\udcffb", "x" * 2001])
+def test_trim_reason_that_the_audit_log_cannot_hold_is_bad_input(run: Run, reason: str) -> None:
+    """Refused before anything starts, naming the field."""
+    result = run("topic", "trim", "persistent://a/b/c", "--reason", reason, "--json")
+    assert document(result, 2)["error"]["field"] == "reason"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from infra.catalog import Database, upgrade
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings import Loaded, load_settings
 
@@ -30,6 +31,16 @@ def test_load_settings_nothing_given_uses_defaults(tmp_path: Path) -> None:
     assert settings.database_url == f"sqlite:///{tmp_path}/.sexton/catalog.db"
     assert set(loaded.origins.values()) == {"default"}
     assert set(loaded.origins) == set(type(settings).model_fields)
+
+
+@pytest.mark.parametrize("name", ["q?1", "x%201", "a b"])
+def test_settings_home_with_signs_of_a_url_keeps_its_own_catalog(tmp_path: Path, name: str) -> None:
+    """Two homes are two stacks, whatever they are called."""
+    settings = load_settings({"home": str(tmp_path / name)}, {}, tmp_path).settings
+    database = Database(settings.database_url)
+    upgrade(database)
+    database.close()
+    assert (tmp_path / name / "catalog.db").is_file()
 
 
 def test_load_settings_every_source_stronger_one_wins(tmp_path: Path) -> None:
