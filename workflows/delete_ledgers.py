@@ -40,7 +40,6 @@ with workflow.unsafe.imports_passed_through():
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
 _MOST_ROWS = 1_000  # in all chunks at once: were every one of them to fail, each would start a child
-_MOST_ALONE = 500  # children of one run, then continue as new: the server refuses 2,000 pending ones
 
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
@@ -62,6 +61,7 @@ class DeletionPolicy:
     chunk: int = 100  # rows in a chunk
     max_attempts: int = 10
     retry_interval_s: int = 600
+    alone: int = 500  # children of one run, then it continues as new: the server refuses 2,000 pending ones
 
 
 def check_policy(policy: DeletionPolicy) -> None:
@@ -70,7 +70,7 @@ def check_policy(policy: DeletionPolicy) -> None:
     Raises:
         ApplicationError: Of type `InvalidInput`, final.
     """
-    least = {"parallelism": 1, "chunk": 1, "max_attempts": 1, "retry_interval_s": 0}
+    least = {"parallelism": 1, "chunk": 1, "max_attempts": 1, "retry_interval_s": 0, "alone": 1}
     for name, lowest in least.items():
         found = getattr(policy, name)
         if found < lowest:
@@ -140,7 +140,7 @@ class DeleteLedgers:
             await self._detach(request.detach)
         while (page := await self._next_page()).ranges:
             await asyncio.gather(*(self._delete(part) for part in page.ranges))
-            full = self._alone >= _MOST_ALONE
+            full = self._alone >= self._request.policy.alone
             if not full:
                 self._progress = replace(self._progress, after=page.ranges[-1].last)
             workflow.set_current_details(_table(self._progress))
@@ -187,7 +187,7 @@ class DeleteLedgers:
     async def _delete(self, part: Range) -> None:
         chunk = ChunkInput(batch_id=self._request.batch_id, chunk=part, catalog_epoch=self._request.catalog_epoch)
         async with self._window:
-            if self._alone >= _MOST_ALONE:
+            if self._alone >= self._request.policy.alone:
                 return  # left for the next run, which meets only what is unfinished
             result = await self._delete_or_hand_over(chunk)
             self._alone += len(result.alone)

@@ -299,3 +299,17 @@ async def test_delete_ledgers_with_a_policy_that_could_only_hang_is_refused(
     assert isinstance(cause, ApplicationError)
     assert (cause.type, next(iter(changes)) in cause.message) == ("InvalidInput", True)
     assert house.world.intents() == []
+
+
+async def test_delete_ledgers_with_many_rows_alone_goes_on_in_new_runs(house: House) -> None:
+    """The server refuses a run 2,000 pending children: the batch starts anew before that, and misses no row."""
+    ledgers = house.world.fill(5)
+    for ledger in ledgers[:4]:
+        house.world.objects.put_if_absent(f"{ledger_prefix(ledger)}theirs.txt", b"theirs", metadata={})
+    house.policy = DeletionPolicy(chunk=1, parallelism=1, alone=2)
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        certificate = await handle.result()
+    assert certificate.outcomes == {"DELETED": 1, "METADATA_MISMATCH": 4}
+    first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
