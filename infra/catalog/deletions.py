@@ -1,7 +1,9 @@
 """The queue of phase two in SQL: intents are read by range, claimed, ended, counted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, func, insert, or_, select, update
 
@@ -20,6 +22,7 @@ from logstore.positions import LedgerId
 
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
+_MOST_SEGMENTS = 20_000  # in a range: some 10 MB of keys while a chunk works
 _UNCLAIMED = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
 
 
@@ -34,10 +37,9 @@ class SqlDeletions(PhaseOne):
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See `Deletions.ranges`."""
         unfinished = (_P.batch_id == batch_id, _P.row_id > after, _P.state == _PENDING, _P.claim_workflow.is_(None))
-        query = select(_P.row_id).where(*unfinished).order_by(_P.row_id).limit(rows * limit)
-        ids = self._db.read(lambda connection: connection.execute(query).scalars().all())
-        parts = [ids[at : at + rows] for at in range(0, len(ids), rows)]
-        return [RowRange(first=part[0], last=part[-1], rows=len(part)) for part in parts]
+        query = select(_P.row_id, _P.segments).where(*unfinished).order_by(_P.row_id).limit(rows * limit)
+        found = self._db.read(lambda connection: connection.execute(query).all())
+        return list(islice(_cut(found, rows), limit))
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """See `Deletions.intents`."""
@@ -219,6 +221,20 @@ def _tally(connection: Connection, batch_id: str) -> Tally:
         objects=int(sum(row[2] for row in rows)),
         size_bytes=int(sum(row[3] for row in rows)),
     )
+
+
+def _cut(found: Iterable[Any], rows: int) -> Iterator[RowRange]:
+    """Ranges of at most `rows` rows that hold few enough objects to be listed at once."""
+    ids: list[int] = []
+    segments = 0
+    for row in found:
+        if ids and (len(ids) == rows or segments + row.segments > _MOST_SEGMENTS):
+            yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
+            ids, segments = [], 0
+        ids.append(row.row_id)
+        segments += row.segments
+    if ids:
+        yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
 
 
 def _refuse_if_held(connection: Connection, row_id: int) -> None:

@@ -23,6 +23,18 @@ def _batch(world: SqlWorld, count: int, *, ttl_s: float = 60.0, name: str = "b")
     return world.catalog.deletions.intents(name, _ALL)
 
 
+def test_ranges_hold_no_more_segments_than_can_be_listed_at_once(sql_world: SqlWorld) -> None:
+    """A few ledgers of very many segments are a range of their own, so that memory stays flat (apache/iceberg#14278)."""
+    rows = [intent.row_id for intent in _batch(sql_world, 4)]
+    sql_world.sql("UPDATE pending_deletion SET segments = 9000 WHERE row_id > :row", row=rows[0])
+    assert sql_world.catalog.deletions.ranges("b", after=0, rows=9, limit=9) == [
+        RowRange(first=rows[0], last=rows[2], rows=3),
+        RowRange(first=rows[3], last=rows[3], rows=1),
+    ]
+    sql_world.sql("UPDATE pending_deletion SET segments = 90000")
+    assert [part.rows for part in sql_world.catalog.deletions.ranges("b", after=0, rows=9, limit=3)] == [1, 1, 1]
+
+
 def _ended(intent: DeletionIntent, outcome: Outcome = Outcome.DELETED, objects: int = 2) -> Ended:
     return Ended(row_id=intent.row_id, outcome=outcome, objects=objects, size_bytes=10 * objects)
 
