@@ -24,7 +24,7 @@ def _batch(world: SqlWorld, count: int, *, ttl_s: float = 60.0, name: str = "b")
 
 
 def test_ranges_hold_no_more_segments_than_can_be_listed_at_once(sql_world: SqlWorld) -> None:
-    """A few ledgers of very many segments are a range of their own, so that memory stays flat (apache/iceberg#14278)."""
+    """Ledgers of very many segments are a range of their own: memory stays flat (apache/iceberg#14278)."""
     rows = [intent.row_id for intent in _batch(sql_world, 4)]
     sql_world.sql("UPDATE pending_deletion SET segments = 9000 WHERE row_id > :row", row=rows[0])
     assert sql_world.catalog.deletions.ranges("b", after=0, rows=9, limit=9) == [
