@@ -24,7 +24,7 @@ def certify(world: World) -> Certificate:
 
 
 def test_ranges_cover_every_unfinished_row_once(world: World) -> None:
-    """Pages follow on each other without a gap or an overlap, up to an empty one (n 21)."""
+    """Pages follow on each other without a gap or an overlap, up to an empty one (YahooArchive/bookkeeper#17)."""
     world.fill(5)
     world.detach()
     first = next_page(world)
@@ -51,7 +51,7 @@ def test_ranges_of_a_batch_that_another_workflow_holds_are_refused(world: World)
 
 
 def test_ranges_of_a_batch_that_is_done_are_empty(world: World) -> None:
-    """A batch that is driven once more after its end finds nothing to do, which is no error (n 4)."""
+    """A batch that is driven once more after its end finds nothing to do, which is no error (PIP-186)."""
     world.fill(2)
     world.detach()
     run(world.deletion.delete_chunk, chunk_input())
@@ -61,7 +61,7 @@ def test_ranges_of_a_batch_that_is_done_are_empty(world: World) -> None:
 
 
 def test_hand_over_gives_every_unfinished_row_a_workflow(world: World) -> None:
-    """A chunk that gave up leaves no row without an owner (apache/pulsar#982; n 8)."""
+    """A chunk that gave up leaves no row without an owner (apache/pulsar#982)."""
     ledgers = world.fill(3)
     world.detach()
     result = hand_over(world)
@@ -71,7 +71,7 @@ def test_hand_over_gives_every_unfinished_row_a_workflow(world: World) -> None:
 
 
 def test_hand_over_run_twice_counts_one_attempt(world: World) -> None:
-    """Rows handed over before keep their claim and are reported again (n 4)."""
+    """Rows handed over before keep their claim and are reported again (PIP-186)."""
     world.fill(2)
     world.detach()
     first = hand_over(world)
@@ -108,7 +108,7 @@ def test_hand_over_keeps_rows_that_ended(world: World) -> None:
 
 
 def test_certificate_counts_rows_once_and_is_audited_once(world: World) -> None:
-    """Counts come from rows, so that repeated work counts once; one audit row says who, why and what (n 4)."""
+    """Counts come from rows, so that repeated work counts once; one audit row says who, why and what (PIP-186)."""
     world.fill(3)
     world.detach()
     run(world.deletion.delete_chunk, chunk_input())
@@ -137,7 +137,7 @@ def test_certificate_killed_around_its_commit_is_the_same_when_run_again(
 
 
 def test_certificate_names_rows_that_are_still_retried(world: World) -> None:
-    """A batch never claims what is not confirmed: rows handed over stand as RETRYING (n 29)."""
+    """A batch never claims what is not confirmed: rows handed over stand as RETRYING."""
     world.fill(2)
     world.detach()
     hand_over(world)

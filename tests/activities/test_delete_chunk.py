@@ -55,7 +55,7 @@ def test_chunk_data_goes_first_and_meta_last(world: World) -> None:
 
 
 def test_chunk_of_a_ledger_gone_already_counts_as_success(world: World) -> None:
-    """ALREADY_GONE: not found counts as done (PIP-186, idempotency; n 4)."""
+    """ALREADY_GONE: not found counts as done (PIP-186, idempotency)."""
     (ledger,) = world.fill(1)
     world.detach()
     world.objects.delete([key for key in world.objects.keys if key.startswith(ledger_prefix(ledger))])
@@ -63,7 +63,7 @@ def test_chunk_of_a_ledger_gone_already_counts_as_success(world: World) -> None:
 
 
 def test_chunk_run_twice_ends_the_same(world: World) -> None:
-    """Running it twice equals running it once: outcomes and counters stand in rows (n 4)."""
+    """Running it twice equals running it once: outcomes and counters stand in rows (PIP-186)."""
     world.fill(3)
     world.detach()
     first = delete(world)
@@ -74,7 +74,7 @@ def test_chunk_run_twice_ends_the_same(world: World) -> None:
 
 
 def test_chunk_concurrent_attempts_lose_nothing(world: World) -> None:
-    """Attempts that overlap agree that nothing is left (temporalio/sdk-python#1048; n 112)."""
+    """Attempts that overlap agree that nothing is left (temporalio/sdk-python#1048)."""
     ledgers = world.fill(4)
     world.detach()
     with ThreadPoolExecutor(4) as pool:
@@ -106,7 +106,7 @@ def test_chunk_has_the_effects_that_are_killed_below(world: World) -> None:
 @pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_chunk_killed_between_two_effects_then_run_again_is_whole(world: World, effect: str, point: str) -> None:
-    """Killed at any point, the next attempt ends every row or hands it over (promise 8; n 1, n 4)."""
+    """Killed at any point, the next attempt ends every row or hands it over (promise 8)."""
     ledgers = _with_a_refused_key(world)
     failpoints.arm(f"{effect}.{point}", "crash")
     with pytest.raises(failpoints.SimulatedCrash):
@@ -120,7 +120,7 @@ def test_chunk_killed_between_two_effects_then_run_again_is_whole(world: World, 
 
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_chunk_whose_effect_is_reported_failed_is_whole_after_a_retry(world: World, effect: str) -> None:
-    """Done but reported as failed: the retry finds it done (n 4)."""
+    """Done but reported as failed: the retry finds it done (PIP-186)."""
     ledgers = _with_a_refused_key(world)
     failpoints.arm(f"{effect}.reported_failed", "fail")
     try:
@@ -216,7 +216,7 @@ def _replace_segments(world: World, ledger_id: LedgerId, facts: dict[str, str]) 
 def test_chunk_of_somebody_elses_objects_deletes_nothing(
     world: World, spoil: Callable[[World, LedgerId], None]
 ) -> None:
-    """METADATA_MISMATCH: storage contradicts the intent, so all of it stays (promise 3; n 95)."""
+    """METADATA_MISMATCH: storage contradicts the intent, so all of it stays (promise 3)."""
     theirs, ours = world.fill(2)
     world.detach()
     spoil(world, theirs)
@@ -228,7 +228,7 @@ def test_chunk_of_somebody_elses_objects_deletes_nothing(
 
 
 def test_chunk_of_another_epoch_changes_nothing(world: World) -> None:
-    """STALE_CATALOG: a request from before a rebuild neither deletes nor writes (DESIGN 4)."""
+    """STALE_CATALOG: a request from before a rebuild neither deletes nor writes."""
     ledgers = world.fill(2)
     world.detach()
     world.sql("UPDATE catalog SET epoch=2")
@@ -238,7 +238,7 @@ def test_chunk_of_another_epoch_changes_nothing(world: World) -> None:
 
 
 def test_chunk_row_that_fails_is_handed_over_and_disturbs_no_other(world: World) -> None:
-    """One bad ledger neither spares nor stops its neighbours (YahooArchive/bookkeeper#17; n 21, n 8)."""
+    """One bad ledger neither spares nor stops its neighbours (YahooArchive/bookkeeper#17)."""
     first, bad, last = world.fill(3)
     world.detach()
     world.objects.plan(at(bad, Operation.LIST, FaultKind.BEFORE))
@@ -267,7 +267,7 @@ def test_chunk_row_handed_over_is_reported_again_and_left_alone(world: World) ->
 
 
 def test_chunk_error_for_one_key_keeps_its_meta_and_its_row(world: World) -> None:
-    """An error for one key inside a 200 answer is an error of that ledger (apache/pulsar#14693; n 27)."""
+    """An error for one key inside a 200 answer is an error of that ledger (apache/pulsar#14693)."""
     bad, good = world.fill(2)
     world.detach()
     world.objects.plan(at(bad, Operation.DELETE, FaultKind.KEY_ERROR))
@@ -283,7 +283,7 @@ def test_chunk_error_for_one_key_keeps_its_meta_and_its_row(world: World) -> Non
 def test_chunk_with_the_store_down_fails_as_a_whole_and_deletes_nothing(
     world: World, operations: list[Operation]
 ) -> None:
-    """A store that is down fails the chunk, not each ledger: no row is handed over, counted or ended (n 5, n 17)."""
+    """A store that is down fails the chunk, not each ledger: no row is handed over, counted or ended (PIP-186)."""
     world.fill(3)
     world.detach()
     before = world.objects.keys
@@ -318,7 +318,7 @@ def test_chunk_bucket_that_refuses_every_delete_fails_as_a_whole(world: World) -
 
 
 def test_chunk_listing_that_breaks_off_keeps_the_ledger(world: World) -> None:
-    """A listing that raises midway is no listing: nothing of that ledger is deleted (n 19)."""
+    """A listing that raises midway is no listing: nothing of that ledger is deleted (apache/bookkeeper#870)."""
     bad, good = world.fill(2)
     world.detach()
     world.objects.plan(at(bad, Operation.LIST, FaultKind.MIDWAY, after_objects=1))
@@ -328,7 +328,7 @@ def test_chunk_listing_that_breaks_off_keeps_the_ledger(world: World) -> None:
 
 
 def test_chunk_listing_that_is_wrongly_empty_keeps_the_ledger(world: World) -> None:
-    """Absence is proved by two independent reads: a HEAD contradicts the empty LIST (apache/bookkeeper#870; n 19)."""
+    """Absence is proved by two independent reads: a HEAD contradicts the empty LIST (apache/bookkeeper#870)."""
     (ledger,) = world.fill(1)
     world.detach()
     world.objects.blind(lambda _key: True)
@@ -340,7 +340,7 @@ def test_chunk_listing_that_is_wrongly_empty_keeps_the_ledger(world: World) -> N
 
 @pytest.mark.parametrize("listings", [1, 2])
 def test_chunk_listing_that_lacks_a_segment_never_ends_as_success_with_it_left(world: World, listings: int) -> None:
-    """A listing shorter than the registered segments is looked at again before `meta.json` goes (n 19, n 27)."""
+    """A listing shorter than the registered segments is looked at again before `meta.json` goes."""
     (ledger,) = world.fill(1)
     world.detach()
     world.objects.blind(lambda key: key.endswith("00000001.parquet"), listings=listings)
@@ -371,7 +371,7 @@ def test_chunk_of_a_batch_that_another_workflow_holds_is_not_touched(world: Worl
 
 
 def test_chunk_heartbeats_count_ledgers_and_confirmed_objects(world: World) -> None:
-    """Signs of life per ledger and per page, so that a killed worker is noticed (dust-tt/dust#4272; n 121)."""
+    """Signs of life per ledger and per page, so that a killed worker is noticed (dust-tt/dust#4272)."""
     world.fill(2)
     world.detach()
     env = environment()
@@ -382,6 +382,6 @@ def test_chunk_heartbeats_count_ledgers_and_confirmed_objects(world: World) -> N
 
 
 def test_chunk_result_of_failures_only_stays_below_256_kb() -> None:
-    """A thousand rows that all fail, with the longest ids, fit in one payload (temporalio/sdk-python#1285; n 109)."""
+    """A thousand rows that all fail, with the longest ids, fit in one payload (temporalio/sdk-python#1285)."""
     worst = [IntentKey(ledger_id=2**63 - 1, copy="OFFLOADED_LEDGER", generation=2**31) for _ in range(1000)]
     assert payload_bytes(ChunkResult(outcomes={"RETRYING": 1000}, alone=worst)) < 128_000

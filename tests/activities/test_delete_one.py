@@ -47,7 +47,7 @@ def _name(key: IntentKey) -> str:
 
 
 def test_one_handed_over_is_deleted_by_its_own_workflow(world: World) -> None:
-    """A delete that failed once has an owner that tries again until it is done (apache/pulsar#982; n 8)."""
+    """A delete that failed once has an owner that tries again until it is done (apache/pulsar#982)."""
     ledger, key = alone(world)
     assert delete(world, key) == OneResult(outcome=Outcome.DELETED, objects=3, size_bytes=_size(world))
     assert not world.left_of(ledger)
@@ -59,7 +59,7 @@ def _size(world: World) -> int:
 
 
 def test_one_run_twice_answers_with_the_first_outcome(world: World) -> None:
-    """A finished row answers with its outcome and storage is not asked again (n 4)."""
+    """A finished row answers with its outcome and storage is not asked again (PIP-186)."""
     _, key = alone(world)
     delete(world, key)
     world.objects.calls.clear()
@@ -68,7 +68,7 @@ def test_one_run_twice_answers_with_the_first_outcome(world: World) -> None:
 
 
 def test_one_concurrent_attempts_agree(world: World) -> None:
-    """Two attempts of one workflow may overlap: both say that nothing is left (n 112)."""
+    """Two attempts of one workflow may overlap: both say that nothing is left (temporalio/sdk-python#1048)."""
     ledger, key = alone(world)
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: delete(world, key), range(4)))
@@ -94,7 +94,7 @@ def test_one_killed_between_two_effects_then_run_again_is_gone(world: World, eff
 
 @pytest.mark.parametrize("effect", ["catalog.take", "catalog.finish"])
 def test_one_without_catalog_waits_as_long_as_without_storage(world: World, effect: str) -> None:
-    """An outage of the catalog does not use ten attempts up within a minute: each waits its interval (n 5)."""
+    """An outage of the catalog does not use ten attempts up within a minute: each waits its interval (PIP-186)."""
     _, key = alone(world)
     failpoints.arm(f"{effect}.before", "fail")
     with pytest.raises(ApplicationError) as caught:
@@ -107,7 +107,7 @@ def test_one_without_catalog_waits_as_long_as_without_storage(world: World, effe
 def test_one_without_storage_keeps_the_error_and_the_claim_until_the_next_attempt(
     world: World, operation: Operation
 ) -> None:
-    """Retried after its interval; the row says why, and is not stalled meanwhile (n 5, n 8)."""
+    """Retried after its interval; the row says why, and is not stalled meanwhile (PIP-186, apache/pulsar#982)."""
     ledger, key = alone(world)
     world.objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE))
     with pytest.raises(ApplicationError) as caught:
@@ -121,7 +121,7 @@ def test_one_without_storage_keeps_the_error_and_the_claim_until_the_next_attemp
 
 
 def test_one_error_for_a_key_is_retried_and_keeps_the_meta(world: World) -> None:
-    """An error for one key inside a 200 answer leaves the row unfinished (apache/pulsar#14693; n 27)."""
+    """An error for one key inside a 200 answer leaves the row unfinished (apache/pulsar#14693)."""
     ledger, key = alone(world)
     world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
     with pytest.raises(ApplicationError) as caught:
@@ -132,7 +132,7 @@ def test_one_error_for_a_key_is_retried_and_keeps_the_meta(world: World) -> None
 
 
 def test_one_answered_by_a_terminal_error_is_retried_all_the_same(world: World) -> None:
-    """Any error but a refusal is retried and then dead-lettered: a storage quirk is no verdict (DESIGN 4)."""
+    """Any error but a refusal is retried and then dead-lettered: a storage quirk is no verdict."""
     _, key = alone(world)
     world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
     with pytest.raises(ApplicationError) as caught:
@@ -141,7 +141,7 @@ def test_one_answered_by_a_terminal_error_is_retried_all_the_same(world: World) 
 
 
 def test_one_that_was_never_filed_is_unknown(world: World) -> None:
-    """UNKNOWN: a row that was never filed, or was removed after its retention, deletes nothing (n 22)."""
+    """UNKNOWN: a row that was never filed, or was removed after its retention, deletes nothing."""
     ledger, key = alone(world)
     world.sql("DELETE FROM pending_deletion")
     assert delete(world, key).outcome is Outcome.UNKNOWN
@@ -191,7 +191,7 @@ def test_dead_letter_keeps_the_row_with_its_error(world: World) -> None:
 
 
 def test_dead_letter_run_twice_keeps_the_first_reason(world: World) -> None:
-    """Repeating it changes nothing (n 4)."""
+    """Repeating it changes nothing (PIP-186)."""
     _, key = alone(world)
     first = bury(world, key)
     assert bury(world, key) == first
@@ -207,7 +207,7 @@ def test_dead_letter_of_a_row_that_ended_meanwhile_keeps_its_outcome(world: Worl
 
 
 def test_dead_letter_of_another_epoch_changes_nothing(world: World) -> None:
-    """The rebuilt catalog goes on with the row: a letter from before does not bury it (DESIGN 4)."""
+    """The rebuilt catalog goes on with the row: a letter from before does not bury it."""
     _, key = alone(world)
     assert bury(world, key, epoch=9).outcome is Outcome.STALE_CATALOG
     assert world.outcomes() == {"RETRYING": 1}
@@ -216,7 +216,7 @@ def test_dead_letter_of_another_epoch_changes_nothing(world: World) -> None:
 @pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
 @pytest.mark.parametrize("effect", ["catalog.take", "catalog.finish"])
 def test_dead_letter_killed_between_two_effects_then_run_again_is_listed(world: World, effect: str, point: str) -> None:
-    """Never dropped, wherever the process dies (n 5)."""
+    """Never dropped, wherever the process dies (PIP-186)."""
     _, key = alone(world)
     failpoints.arm(f"{effect}.{point}", "crash")
     with pytest.raises(failpoints.SimulatedCrash):
@@ -241,7 +241,7 @@ def test_dead_letter_of_an_unknown_row_is_refused(world: World) -> None:
 
 
 def test_one_takes_up_a_half_deleted_ledger_whose_data_is_gone(world: World) -> None:
-    """Only `meta.json` is left of a killed attempt: it says whose it was, and goes (n 1)."""
+    """Only `meta.json` is left of a killed attempt: it says whose it was, and goes (apache/pulsar#13526)."""
     ledger, key = alone(world)
     world.objects.delete(
         [name for name in world.objects.keys if name.startswith(ledger_prefix(ledger)) and "parquet" in name]

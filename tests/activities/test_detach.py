@@ -15,7 +15,7 @@ def listed(world: World) -> list[LedgerId]:
 
 
 def test_detach_run_twice_answers_what_the_first_did(world: World) -> None:
-    """Keyed by batch id: the second call changes nothing and counts the same (PIP-186, idempotency; n 4)."""
+    """Keyed by batch id: the second call changes nothing and counts the same (PIP-186, idempotency)."""
     ledgers = world.fill(3)
     first = world.detach()
     assert world.detach() == first
@@ -24,7 +24,7 @@ def test_detach_run_twice_answers_what_the_first_did(world: World) -> None:
 
 
 def test_detach_concurrent_attempts_file_each_ledger_once(world: World) -> None:
-    """Two attempts may overlap (temporalio/sdk-python#1048; n 112): all answer alike, rows stand once."""
+    """Two attempts may overlap (temporalio/sdk-python#1048): all answer alike, rows stand once."""
     world.fill(3)
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: world.detach(), range(4)))
@@ -34,7 +34,7 @@ def test_detach_concurrent_attempts_file_each_ledger_once(world: World) -> None:
 
 @pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
 def test_detach_killed_around_its_commit_ends_the_same(world: World, point: str) -> None:
-    """At every crash point a ledger is listed or has an intent, and never neither (apache/pulsar#13526; n 1)."""
+    """At every crash point a ledger is listed or has an intent, and never neither (apache/pulsar#13526)."""
     ledgers = world.fill(3)
     failpoints.arm(f"catalog.detach.{point}", "crash")
     with pytest.raises(failpoints.SimulatedCrash):
@@ -65,7 +65,7 @@ def test_detach_of_another_epoch_changes_nothing(world: World) -> None:
 
 
 def test_detach_of_an_unknown_topic_is_terminal(world: World) -> None:
-    """Work for an object that does not exist reaches an end (apache/bookkeeper#3316; n 22)."""
+    """Work for an object that does not exist reaches an end (apache/bookkeeper#3316)."""
     with pytest.raises(UnknownObject, match="topic_id"):
         run(world.deletion.detach, world.detach_input(topic_id=99))
 
@@ -89,6 +89,6 @@ def test_detach_without_catalog_is_retried(world: World) -> None:
 
 
 def test_detach_input_at_its_bound_stays_below_256_kb(world: World) -> None:
-    """10,000 of the longest ids fit in one payload (temporalio/sdk-python#1285; n 109)."""
+    """10,000 of the longest ids fit in one payload (temporalio/sdk-python#1285)."""
     request = world.detach_input([LedgerId(2**63 - 1 - number) for number in range(10_000)])
     assert payload_bytes(request) < 220_000

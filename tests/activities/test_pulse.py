@@ -18,7 +18,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pulse_beats_and_renews_while_one_unit_takes_long() -> None:
-    """A throttled page that outlasts the timeout is not taken for dead, nor its rows for stalled (n 121)."""
+    """A throttled page that outlasts the timeout is not taken for dead, nor its rows for stalled."""
     beats, renewals = list[object](), list[None]()
     env = environment()
     env.on_heartbeat = lambda *details: beats.append(details)

@@ -23,7 +23,7 @@ class CountingRoller:
 
 
 def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> None:
-    """An idle topic's last ledger becomes deletable without traffic; twice rolls once (apache/pulsar#9136; n 14)."""
+    """An idle topic's last ledger becomes deletable without traffic; twice rolls once (apache/pulsar#9136)."""
     world.fill(0)
     with GroupCommitter(world.catalog.commits) as committer:
         managed = ManagedLedger(
@@ -41,7 +41,7 @@ def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> Non
 
 
 def test_roll_of_a_topic_that_is_being_deleted_is_left_out(world: World) -> None:
-    """A topic that takes no more ledgers is not rolled, and its trim is not stopped by that (n 17)."""
+    """A topic that takes no more ledgers is not rolled, and its trim is not stopped by that (apache/pulsar#26431)."""
     roller = CountingRoller()
     retention = Retention(topics=world.catalog.topics, roller=roller)
     request = RollInput(topic_id=world.topic.topic_id)
@@ -52,7 +52,7 @@ def test_roll_of_a_topic_that_is_being_deleted_is_left_out(world: World) -> None
 
 
 def test_roll_of_an_unknown_topic_is_terminal(world: World) -> None:
-    """Work for an object that does not exist reaches an end (n 22)."""
+    """Work for an object that does not exist reaches an end (apache/bookkeeper#3316)."""
     retention = Retention(topics=world.catalog.topics, roller=CountingRoller())
     with pytest.raises(UnknownObject):
         run(retention.roll_idle, RollInput(topic_id=404))

@@ -309,7 +309,7 @@ def test_inspect_segment_of_a_lost_race_is_ours() -> None:
 
 @pytest.mark.parametrize("extra", ["debris", "duplicate"])
 def test_inspect_short_listing_is_noticed_whatever_fills_the_count(extra: str) -> None:
-    """Neither an unregistered upload nor a key listed twice makes a short listing look complete (n 19)."""
+    """Neither an unregistered upload nor a key listed twice makes a short listing look complete."""
     objects = _Doubled({segment_key(_L, 1)}) if extra == "duplicate" else _Blind({segment_key(_L, 1)})
     _store(into=objects, segments=3 if extra == "duplicate" else 4)
     found = _inspect(objects, segments=3)

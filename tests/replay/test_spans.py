@@ -26,7 +26,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 
 async def test_traced_run_replayed_at_every_task_has_each_span_once(house: House, spans: InMemorySpanExporter) -> None:
-    """Every task replays without a cache, and then all of it: no span repeats (pydantic/pydantic-ai#6974; n 117)."""
+    """Every task replays without a cache, and then all of it: no span repeats (pydantic/pydantic-ai#6974)."""
     plugin = OpenTelemetryPlugin(add_temporal_spans=True)
     house.client = await house.temporal.connect_client(data_converter=pydantic_data_converter, plugins=[plugin])
     house.world.fill(2)

@@ -39,7 +39,7 @@ async def test_delete_ledger_of_own_objects_succeeds(house: House) -> None:
 
 
 async def test_delete_ledger_after_a_transient_fault_succeeds_ten_minutes_later(house: House) -> None:
-    """A failed delete has an owner that retries, 600 s apart (apache/pulsar#982; n 8)."""
+    """A failed delete has an owner that retries, 600 s apart (apache/pulsar#982)."""
     ledger, key = handed_over(house)
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE))
     async with house.worker():
@@ -51,7 +51,7 @@ async def test_delete_ledger_after_a_transient_fault_succeeds_ten_minutes_later(
 
 
 async def test_delete_ledger_exhausted_is_a_dead_letter_and_fails(house: House) -> None:
-    """Ten attempts 600 s apart, the batch's own among them, then DEAD_LETTERED with its error (PIP-186; n 5)."""
+    """Ten attempts 600 s apart, the batch's own among them, then DEAD_LETTERED with its error (PIP-186)."""
     ledger, key = handed_over(house)
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
     async with house.worker():
@@ -69,7 +69,7 @@ async def test_delete_ledger_exhausted_is_a_dead_letter_and_fails(house: House) 
 
 
 async def test_delete_ledger_can_be_driven_again_after_its_dead_letter(house: House) -> None:
-    """The id of a failed one is free again; a dead letter answers with what it is (n 5)."""
+    """The id of a failed one is free again; a dead letter answers with what it is (PIP-186)."""
     _, key = handed_over(house)
     house.world.sql("UPDATE pending_deletion SET state='DEAD_LETTERED', outcome='DEAD_LETTERED', last_error='503'")
     async with house.worker():
@@ -104,7 +104,7 @@ async def test_delete_ledger_refused_fails_with_the_outcome_and_is_not_retried(
 
 
 async def test_delete_ledger_that_another_workflow_holds_fails_and_buries_nothing(house: House) -> None:
-    """Another workflow at work is no failure of the row: it stays pending and is not dead-lettered (n 112)."""
+    """Another workflow at work is no failure of the row: it stays pending and is not dead-lettered."""
     _, key = handed_over(house)
     house.world.sql("UPDATE pending_deletion SET claim_workflow='delete-ledger/other'")
     async with house.worker():
@@ -149,7 +149,7 @@ async def test_delete_ledger_whose_worker_is_lost_is_finished_by_another(house: 
 
 
 async def test_delete_ledger_started_twice_runs_once(house: House) -> None:
-    """One workflow a row: a second start is told that it runs, and no attempt is added (PostHog#97438; n 118)."""
+    """One workflow a row: a second start is told that it runs, and no attempt is added (PostHog#97438)."""
     _, key = handed_over(house)
     gate = Gate()
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=gate.wait))

@@ -67,7 +67,7 @@ async def test_delete_ledgers_refused_fails_and_changes_nothing(house: House) ->
 
 
 async def test_delete_ledgers_of_a_stale_epoch_fails_and_changes_nothing(house: House) -> None:
-    """An explicit request from before a rebuild is refused (DESIGN 4)."""
+    """An explicit request from before a rebuild is refused."""
     ledgers = house.world.fill(1)
     async with house.worker():
         handle = await house.delete(ledgers, catalog_epoch=7)
@@ -90,7 +90,7 @@ async def test_delete_ledgers_whose_catalog_was_rebuilt_says_how_much_is_left(ho
 
 
 async def test_delete_ledgers_hands_a_failing_row_to_a_workflow_that_outlives_it(house: House) -> None:
-    """RETRYING is counted, and the abandoned child ends the row ten minutes after its parent (n 8, n 21)."""
+    """RETRYING is counted, and the abandoned child ends the row ten minutes after its parent (apache/pulsar#982)."""
     ledgers = house.world.fill(3)
     bad = ledgers[1]
     prefix, down = ledger_prefix(bad), ["yes"]
@@ -211,7 +211,7 @@ async def test_delete_ledgers_whose_worker_is_lost_is_finished_by_another(house:
 
 
 async def test_delete_ledgers_started_twice_with_one_batch_id_ends_the_same(house: House) -> None:
-    """Driven once more after its end, it detaches nothing, deletes nothing and certifies the same (n 4)."""
+    """Driven once more after its end, it detaches nothing, deletes nothing and certifies the same (PIP-186)."""
     ledgers = house.world.fill(3)
     async with house.worker():
         first = await (await house.delete(ledgers, batch_id=house.queue)).result()
@@ -248,7 +248,7 @@ async def test_delete_ledgers_shows_progress_while_it_works(house: House) -> Non
 
 
 async def test_delete_ledgers_never_runs_more_chunks_at_once_than_told(house: House) -> None:
-    """The window is `parallelism`, however many ranges a page has (n 104)."""
+    """The window is `parallelism`, however many ranges a page has."""
     ledgers = house.world.fill(6)
     house.policy = DeletionPolicy(chunk=1, parallelism=2)
     now, most = [0], [0]
@@ -269,7 +269,7 @@ async def test_delete_ledgers_never_runs_more_chunks_at_once_than_told(house: Ho
 
 
 async def test_delete_ledgers_asks_for_no_chunk_whose_answer_would_not_fit(house: House) -> None:
-    """Chunks stay within a thousand rows together: their answers fit a payload (temporalio/sdk-python#1285; n 109)."""
+    """Chunks stay within a thousand rows together: their answers fit a payload (temporalio/sdk-python#1285)."""
     ledgers = house.world.fill(1)
     asked: list[int] = []
     real = house.world.deletion.next_ranges

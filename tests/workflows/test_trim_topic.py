@@ -34,7 +34,7 @@ async def test_trim_of_consumed_ledgers_deletes_them(house: House) -> None:
 
 
 async def test_trim_of_a_topic_that_needs_all_changes_nothing(house: House) -> None:
-    """A ledger that a subscription has not acknowledged stays, and all behind it too (apache/pulsar#20898; n 11)."""
+    """A ledger that a subscription has not acknowledged stays, and all behind it too (apache/pulsar#20898)."""
     ledgers = house.world.fill(3, acknowledged=False)
     house.world.acknowledge(ledgers[0], "fast")
     house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
@@ -55,7 +55,7 @@ async def test_trim_whose_storage_fails_at_first_still_ends(house: House) -> Non
 
 
 async def test_trim_that_cannot_roll_deletes_all_the_same(house: House) -> None:
-    """A best-effort step does not veto the main one (apache/pulsar#26431; n 17)."""
+    """A best-effort step does not veto the main one (apache/pulsar#26431)."""
     house.world.fill(2)
     house.roller.failures = 100
     async with house.worker():
@@ -65,7 +65,7 @@ async def test_trim_that_cannot_roll_deletes_all_the_same(house: House) -> None:
 
 
 async def test_trim_of_an_unknown_topic_fails(house: House) -> None:
-    """Terminal: work for a topic that is gone ends and says so (apache/bookkeeper#3316; n 22)."""
+    """Terminal: work for a topic that is gone ends and says so (apache/bookkeeper#3316)."""
     house.world.sql("DELETE FROM topic")
     async with house.worker():
         handle = await house.trim()
@@ -122,7 +122,7 @@ async def test_trim_asked_for_before_any_worker_passes_after_the_signal(house: H
 
 
 async def test_trim_asked_for_while_it_runs_joins_and_swallows_no_work(house: House) -> None:
-    """Signal-with-start coalesces into the running one, which then passes over the new work (n 118)."""
+    """Signal-with-start coalesces into the running one, which then passes over the new work (PostHog/posthog#97438)."""
     (old,) = house.world.fill(1)
     gate = Gate()
     house.world.objects.plan(deletes_of(old, kind=FaultKind.CALL, action=gate.wait))
@@ -138,7 +138,7 @@ async def test_trim_asked_for_while_it_runs_joins_and_swallows_no_work(house: Ho
 
 
 async def test_trim_asked_for_just_before_its_end_passes_once_more(house: House) -> None:
-    """`again` at the worst moment, while the last empty pass is being answered, is not lost (n 115)."""
+    """`again` at the worst moment, while the last empty pass is being answered, is not lost."""
     gate = Gate()
     real = house.world.deletion.detach
     held = [gate]
@@ -161,7 +161,7 @@ async def test_trim_asked_for_just_before_its_end_passes_once_more(house: House)
 
 
 async def test_trim_asked_for_at_any_moment_leaves_no_work_behind(house: House) -> None:
-    """Whenever `again` comes, also while the last task completes: the work it announced is done (n 115)."""
+    """Whenever `again` comes, also while the last task completes: the work it announced is done."""
     async with house.worker():
         for _ in range(6):
             handle = await house.trim()

@@ -78,7 +78,7 @@ def test_detach_with_a_batch_id_of_another_request_is_refused(sql_world: SqlWorl
 
 
 def test_attach_of_a_newborn_abandoned_too_early_lets_phase_two_look_again(sql_world: SqlWorld) -> None:
-    """A creator that slept through the timeout has put a meta.json since: its intent is open again (n 1)."""
+    """A creator that slept through the timeout has put a meta.json since: its intent is open again."""
     topic = new_topic(sql_world)
     late = newborn(sql_world, topic.topic_id)
     sql_world.sql("UPDATE ledger SET created_us = 0")
