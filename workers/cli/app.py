@@ -1,6 +1,9 @@
 """The root of the command line: every command is registered by importing its module."""
 
-from typing import Annotated
+import os
+import sys
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -75,4 +78,22 @@ _REGISTERED = (topic_append, topic_read, topic_trim)  # imported for the command
 
 def main() -> None:
     """Run the command line; the process exits with its code."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        _leave(end.code)
+
+
+def _leave(code: str | int | None) -> NoReturn:
+    """End the process, at once where Temporal's SDK was used.
+
+    Its threads let go of Python objects a moment after they answered. An interpreter that is finalizing by then
+    aborts under them ("PyGILState_Release", exit 134), and a command that did its work would look like a crash.
+    By now every answer is printed, every file closed, and spans are flushed.
+    """
+    if "temporalio.bridge" not in sys.modules or not isinstance(code, int | None):
+        raise SystemExit(code)
+    with suppress(BrokenPipeError):  # whoever read has heard enough
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code or 0)
