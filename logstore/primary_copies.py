@@ -44,12 +44,13 @@ class PrimaryCopies:
         metas = tuple(key for key in direct if meta_digest(key))
         data = tuple(key for key in direct if segment_number(key) is not None)
         foreign = self._contradiction(intent, found, metas, data)
+        expected = _expected(intent)
         return StoredCopy(
             finding=Finding.FOREIGN if foreign else Finding.OWN,
             data_keys=data,
             meta_keys=metas or (meta_key(intent.ledger_id, intent.owner),),  # a listing cut short ends before it
             size_bytes=sum(item.size_bytes for item in found),
-            short=not metas or not _expected(intent) or not _expected(intent) <= set(data),
+            short=not metas or not expected or not expected.issubset(data),
             detail=foreign or "",
         )
 
@@ -70,10 +71,12 @@ class PrimaryCopies:
         """
         digest = intent.owner.digest
         others = [key for key in metas if meta_digest(key) != digest]
-        unknown = [item.key for item in found if item.key not in {*metas, *data}]
+        known = {*metas, *data}
+        unknown = [item.key for item in found if item.key not in known]
         if others or unknown:
             return f"found {(others + unknown)[0]!r}, which {digest} ({intent.topic}) never wrote"
-        silent = [key for key in data if key not in _expected(intent)] if metas else list(data)
+        expected = _expected(intent) if metas else frozenset()
+        silent = [key for key in data if key not in expected]
         meta = [] if metas and intent.segments else [meta_key(intent.ledger_id, intent.owner)]
         return next((reason for key in (*meta, *silent) if (reason := self._not_own(intent, key))), None)
 
