@@ -1,0 +1,65 @@
+"""The catalog as Sexton needs it: every method is one transaction, decided under its own locks.
+
+A method that writes may be called again after a crash or an unknown outcome: each docstring says what makes
+that harmless. All of them may raise `CatalogBusy` (contention) and `StoreUnavailable` (no connection).
+"""
+
+from typing import Protocol
+
+from logstore.ports.catalog.commits import (
+    Acknowledge,
+    Acknowledged,
+    Commits,
+    ProducerAdvance,
+    Registered,
+    RegisterSegment,
+    Write,
+    WriteResult,
+)
+from logstore.ports.catalog.cursors import Cursors, Subscription
+from logstore.ports.catalog.deletions import Cause, Claim, Deletions, Detached, Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment
+from logstore.ports.catalog.topics import Topic, Topics, TopicState
+
+__all__ = [
+    "Acknowledge",
+    "Acknowledged",
+    "Catalog",
+    "Cause",
+    "Claim",
+    "Commits",
+    "Cursors",
+    "Deletions",
+    "Detached",
+    "Ended",
+    "Inflight",
+    "Ledger",
+    "Ledgers",
+    "ProducerAdvance",
+    "RegisterSegment",
+    "Registered",
+    "RowRange",
+    "Segment",
+    "Subscription",
+    "Tally",
+    "Topic",
+    "TopicState",
+    "Topics",
+    "Write",
+    "WriteResult",
+]
+
+
+class Catalog(Protocol):
+    """All of it; consumers take the part they need."""
+
+    @property
+    def topics(self) -> Topics: ...  # noqa: D102
+    @property
+    def ledgers(self) -> Ledgers: ...  # noqa: D102
+    @property
+    def cursors(self) -> Cursors: ...  # noqa: D102
+    @property
+    def commits(self) -> Commits: ...  # noqa: D102
+    @property
+    def deletions(self) -> Deletions: ...  # noqa: D102

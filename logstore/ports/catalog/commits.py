@@ -1,0 +1,77 @@
+"""Small writes, committed in groups, and their port."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from logstore.errors import SextonError
+from logstore.positions import LedgerId, Position, TopicId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerAdvance:
+    """One producer's sequence ids in a segment: registered only if `first` is beyond its last one."""
+
+    producer: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterSegment:
+    """Make an uploaded segment part of its ledger: the moment at which its data exists."""
+
+    topic_id: TopicId
+    ledger_id: LedgerId
+    epoch: int
+    number: int
+    entries: int
+    size_bytes: int
+    producers: tuple[ProducerAdvance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledge:
+    """Acknowledge single positions, or everything up to one, for a subscription."""
+
+    topic_id: TopicId
+    subscription: str
+    positions: tuple[Position, ...] = ()
+    up_to: Position | None = None
+
+
+Write = RegisterSegment | Acknowledge
+"""A small write that travels in a group commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """Where a segment's entries went, and what its ledger holds now."""
+
+    first_entry: int
+    ledger_entries: int
+    ledger_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged:
+    """Where the cursor stands now."""
+
+    mark_delete: Position
+
+
+WriteResult = Registered | Acknowledged | SextonError
+
+
+class Commits(Protocol):
+    """The one writer's door."""
+
+    def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
+        """Do all writes in one transaction and answer each in its place.
+
+        A write that a rule refuses is answered with its error and does not disturb the others: `LedgerFenced`,
+        `ProducerFenced`, `AlreadyExists` (segment number), `UnknownObject`, `InvalidInput`, `StaleCatalog`,
+        `PreconditionFailed` (topic not ACTIVE).
+        Raises when the transaction as a whole failed: then none of them happened, unless it raises
+        `OutcomeUnknown`.
+        """

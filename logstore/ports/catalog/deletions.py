@@ -1,0 +1,166 @@
+"""Two-phase deletion in the catalog: claims, batches, intents, and their port."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.ledgers import CopyKind
+from logstore.positions import LedgerId, TopicId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who works on something, until when by the catalog's clock."""
+
+    workflow_id: str
+    run_id: str
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why something is destroyed, for the audit log."""
+
+    actor: str
+    reason: str
+    workflow_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """What phase one did, the same when it is repeated with the same batch id."""
+
+    batch_id: str
+    ledgers: int  # taken out of the list by this call
+    intents: int  # rows for phase two: new ones and stalled ones taken up
+    finished: Mapping[str, int] = field(default_factory=dict)  # asked for, but ended before: outcome -> rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRange:
+    """Intents of a batch by row id, both ends inclusive."""
+
+    first: int
+    last: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How phase two ended for a row."""
+
+    row_id: int
+    outcome: Outcome
+    objects: int = 0
+    size_bytes: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """A batch counted from its rows, so that repeated work counts once."""
+
+    outcomes: Mapping[str, int]  # rows by outcome; RETRYING: unfinished
+    objects: int  # confirmed by storage
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inflight:
+    """Only both at zero mean that all is deleted."""
+
+    estimated_inflight: int
+    dead_lettered: int
+
+
+class Deletions(Protocol):
+    """Phase one, and the queue of phase two."""
+
+    def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
+        """What a detach would take out now; None asks for what retention lets go. Changes nothing.
+
+        Raises:
+            UnknownObject, LedgerStillNeeded: As `detach`.
+        """
+
+    def detach(
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        *,
+        force: bool,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+    ) -> Detached:
+        """Phase one in one transaction: take ledgers out of the list and file an intent per copy.
+
+        Locks the list row, evaluates the whole rule, raises the version. With `ledger_ids` None, retention
+        decides, and intents of this topic without a live claim and newborn ledgers that were never attached
+        join the batch. `force` moves cursors over the hole. All or nothing for given ids.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that retention gave
+        nothing to do leaves no trace, and may find something when it is repeated.
+
+        Raises:
+            UnknownObject: No such topic, or an id that was never of this topic's list.
+            LedgerStillNeeded: Not forced and still needed, or the open last ledger.
+        """
+
+    def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+        """Up to `limit` ranges of about `rows` unfinished intents of the batch, beyond row id `after`."""
+
+    def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
+        """The batch's intents in the range, finished or not, ascending by row id."""
+
+    def renew(self, batch_id: str, claim: Claim) -> None:
+        """Hold the batch until `ttl_s` from now.
+
+        Raises:
+            UnknownObject: No such batch.
+            ClaimHeld: Another workflow holds it, or it is finished.
+        """
+
+    def referenced(self, intents: Sequence[DeletionIntent]) -> frozenset[int]:
+        """Row ids of those whose copy a ledger list references now."""
+
+    def finish(self, ended: Sequence[Ended]) -> None:
+        """Record outcomes of rows that are still PENDING; a row that ended before keeps its outcome."""
+
+    def hand_over(self, row_ids: Mapping[int, str], *, errors: Mapping[int, str], ttl_s: float) -> None:
+        """Move claims of PENDING rows to the workflows named; counts as their first attempt.
+
+        Rows already handed over keep their claim.
+        """
+
+    def take(
+        self, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim, *, attempt: bool = True
+    ) -> DeletionIntent:
+        """Claim one row and count an attempt unless told otherwise; a finished row is returned as it is.
+
+        Raises:
+            UnknownObject: No such row: it was never filed, or has been removed.
+            ClaimHeld: Another workflow holds it.
+        """
+
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
+        """Keep the row claimed until `ttl_s` from now, and the error of an attempt if there was one.
+
+        A row that ended is left alone.
+
+        Raises:
+            ClaimHeld: Another workflow holds it.
+        """
+
+    def tally(self, batch_id: str) -> Tally:
+        """Count the batch by outcome."""
+
+    def close(self, batch_id: str, cause: Cause) -> None:
+        """Mark the batch's run finished and write its outcome to the audit log, once."""
+
+    def inflight(self) -> Inflight:
+        """Unfinished and dead-lettered intents."""
+
+    def list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
+        """Intents, newest first."""

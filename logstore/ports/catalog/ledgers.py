@@ -1,0 +1,83 @@
+"""Ledgers, their segments, and their port."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from logstore.cursors import LedgerSpan
+from logstore.ledgers import Component, CopyKind, LedgerState, LedgerStatement
+from logstore.positions import LedgerId, TopicId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """A ledger row."""
+
+    ledger_id: LedgerId
+    topic_id: TopicId
+    component: Component
+    state: LedgerState
+    entries: int
+    size_bytes: int
+    last_segment: int  # highest registered number; -1: none
+    generation: int
+    created_us: int
+    closed_us: int | None
+    copies: tuple[CopyKind, ...] = (CopyKind.LEDGER,)
+
+    @property
+    def span(self) -> LedgerSpan:
+        """What cursors need of it."""
+        return LedgerSpan(self.ledger_id, self.entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A registered segment: entries `first_entry` (inclusive) to `first_entry + entries` (exclusive)."""
+
+    ledger_id: LedgerId
+    number: int
+    first_entry: int
+    entries: int
+    size_bytes: int
+
+
+class Ledgers(Protocol):
+    """Ledgers of a topic's data list and their segments."""
+
+    def epoch(self) -> int:
+        """The catalog's epoch; a rebuilt catalog has another."""
+
+    def listed(self, topic_id: TopicId) -> list[Ledger]:
+        """The topic's data ledgers, in list order, which is ascending by id."""
+
+    def last(self, topic_id: TopicId) -> Ledger | None:
+        """The list's last ledger, or None when the list is empty."""
+
+    def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
+        """Take the next ledger id and insert the row, CREATING and in no list yet.
+
+        Not idempotent: a row that is never attached is detached again by the topic's next trim, after
+        `registration_timeout`, so a repeated call leaves nothing behind for ever.
+
+        Raises:
+            UnknownObject: No such topic.
+            PreconditionFailed: The topic is not ACTIVE.
+        """
+
+    def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
+        """CREATING → OPEN at the end of its list, closing the list's last ledger, which must still be `after`.
+
+        Returns whether this ledger is in its list now (true again when repeated). When another ledger came
+        first, or the list's last has a higher id, the newborn is detached in the same transaction: its deletion
+        intent is filed (apache/pulsar#350).
+
+        Raises:
+            PreconditionFailed: The topic is not ACTIVE.
+        """
+
+    def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+        """Registered segments that hold entries at or after `from_entry`, ascending."""
+
+    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, int]:
+        """Last registered sequence id of those producers that have one."""

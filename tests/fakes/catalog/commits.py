@@ -1,0 +1,125 @@
+"""Group commits in memory, with faults on request."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from logstore import cursors
+from logstore.errors import (
+    AlreadyExists,
+    InvalidInput,
+    LedgerFenced,
+    OutcomeUnknown,
+    ProducerFenced,
+    SextonError,
+    StaleCatalog,
+)
+from logstore.ledgers import LedgerState
+from logstore.ports.catalog import (
+    Acknowledge,
+    Acknowledged,
+    Registered,
+    RegisterSegment,
+    Segment,
+    Write,
+    WriteResult,
+)
+
+if TYPE_CHECKING:
+    from tests.fakes.catalog.state import FakeCatalog
+
+
+class Moment(StrEnum):
+    """When a planned misfortune of a commit happens."""
+
+    BEFORE = "before"  # nothing is written
+    AFTER = "after"  # everything is written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misfortune:
+    """What happens at one call of `commit`: `action` runs, then `error` is raised if there is one."""
+
+    moment: Moment
+    error: Callable[[], BaseException | None] = field(default=lambda: OutcomeUnknown("planned: connection lost"))
+    action: Callable[[], None] = field(default=lambda: None)
+
+
+class FakeCommits:
+    """The `Commits` port."""
+
+    def __init__(self, catalog: "FakeCatalog") -> None:
+        self._catalog = catalog
+
+    def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
+        """See the port."""
+        self._suffer(Moment.BEFORE)
+        with self._catalog.lock:
+            self._catalog.batches.append(len(writes))
+            results = [self._one(write) for write in writes]
+        self._suffer(Moment.AFTER)
+        return results
+
+    def _suffer(self, moment: Moment) -> None:
+        with self._catalog.lock:
+            planned = self._catalog.misfortunes
+            if not planned or planned[0].moment is not moment:
+                return
+            misfortune = planned.pop(0)
+        misfortune.action()
+        error = misfortune.error()
+        if error is not None:
+            raise error
+
+    def _one(self, write: Write) -> WriteResult:
+        try:
+            return self._register(write) if isinstance(write, RegisterSegment) else self._acknowledge(write)
+        except SextonError as refused:
+            return refused
+
+    def _register(self, write: RegisterSegment) -> Registered:
+        if write.epoch != self._catalog.current_epoch:
+            raise StaleCatalog(f"append: expected catalog epoch {self._catalog.current_epoch}, found {write.epoch}")
+        self._catalog.topic(write.topic_id, active=True)
+        ledger = self._catalog.ledger_rows.get(write.ledger_id)
+        if ledger is None or ledger.topic_id != write.topic_id or ledger.state is not LedgerState.OPEN:
+            raise LedgerFenced(f"ledger {write.ledger_id}: expected state OPEN")
+        if write.number <= ledger.last_segment:
+            raise AlreadyExists(f"ledger {write.ledger_id}: expected a segment above {ledger.last_segment}")
+        self._advance_producers(write)
+        row = Segment(
+            ledger_id=write.ledger_id,
+            number=write.number,
+            first_entry=ledger.entries,
+            entries=write.entries,
+            size_bytes=write.size_bytes,
+        )
+        self._catalog.segment_rows.setdefault(write.ledger_id, []).append(row)
+        grown = replace(
+            ledger,
+            entries=ledger.entries + write.entries,
+            size_bytes=ledger.size_bytes + write.size_bytes,
+            last_segment=write.number,
+        )
+        self._catalog.ledger_rows[write.ledger_id] = grown
+        return Registered(first_entry=ledger.entries, ledger_entries=grown.entries, ledger_size_bytes=grown.size_bytes)
+
+    def _advance_producers(self, write: RegisterSegment) -> None:
+        if write.entries < 1:
+            raise InvalidInput("entries", expected="1 or more", found=write.entries)
+        known = self._catalog.sequences
+        for part in write.producers:
+            last = known.get((write.topic_id, part.producer), -1)
+            if part.first <= last:
+                raise ProducerFenced(f"producer {part.producer!r}: expected an id above {last}, found {part.first}")
+        known.update({(write.topic_id, part.producer): part.last for part in write.producers})
+
+    def _acknowledge(self, write: Acknowledge) -> Acknowledged:
+        row = self._catalog.cursors.get(write.topic_id, write.subscription)
+        spans = self._catalog.spans(write.topic_id)
+        state = cursors.acknowledge(row.state, write.positions, spans)
+        if write.up_to is not None:
+            state = cursors.acknowledge_to(state, write.up_to, spans)
+        self._catalog.cursors._store(write.topic_id, write.subscription, state)
+        return Acknowledged(mark_delete=state.mark_delete)

@@ -1,0 +1,100 @@
+"""Ledgers in memory."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from logstore.ledgers import Component, LedgerOwner, LedgerState, LedgerStatement
+from logstore.ports.catalog import (
+    Ledger,
+    Segment,
+)
+from logstore.positions import LedgerId, TopicId
+
+if TYPE_CHECKING:
+    from tests.fakes.catalog.state import FakeCatalog
+
+
+class FakeLedgers:
+    """The `Ledgers` port."""
+
+    def __init__(self, catalog: "FakeCatalog") -> None:
+        self._catalog = catalog
+
+    def epoch(self) -> int:
+        """See the port."""
+        return self._catalog.current_epoch
+
+    def listed(self, topic_id: TopicId) -> list[Ledger]:
+        """See the port."""
+        with self._catalog.lock:
+            return [self._catalog.ledger_rows[ledger_id] for ledger_id in self._catalog.lists.get(topic_id, [])]
+
+    def last(self, topic_id: TopicId) -> Ledger | None:
+        """See the port."""
+        return next(reversed(self.listed(topic_id)), None)
+
+    def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
+        """See the port."""
+        with self._catalog.lock:
+            topic = self._catalog.topic(topic_id, active=True)
+            ledger_id = LedgerId(self._catalog.next_ledger)
+            self._catalog.next_ledger += 1
+            self._catalog.ledger_rows[ledger_id] = Ledger(
+                ledger_id=ledger_id,
+                topic_id=topic_id,
+                component=Component.MANAGED_LEDGER,
+                state=LedgerState.CREATING,
+                entries=0,
+                size_bytes=0,
+                last_segment=-1,
+                generation=0,
+                created_us=self._catalog.now_us,
+                closed_us=None,
+            )
+            owner = LedgerOwner(
+                application=application,
+                component=Component.MANAGED_LEDGER,
+                topic_id=topic_id,
+                topic=topic.name,
+                keys={},
+            )
+            return LedgerStatement(
+                owner=owner,
+                ledger_id=ledger_id,
+                created_us=self._catalog.now_us,
+                epoch=self._catalog.current_epoch,
+            )
+
+    def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
+        """See the port."""
+        with self._catalog.lock:
+            rows = self._catalog.ledger_rows
+            newborn = rows.get(ledger_id)
+            if newborn is None:
+                return False
+            self._catalog.topic(newborn.topic_id, active=True)
+            listed = self._catalog.lists[newborn.topic_id]
+            if ledger_id in listed:
+                return True
+            last = listed[-1] if listed else None
+            if last != after or (last is not None and ledger_id < last):
+                self._catalog._retire(ledger_id)
+                return False
+            if last is not None and rows[last].state is LedgerState.OPEN:
+                rows[last] = replace(rows[last], state=LedgerState.CLOSED, closed_us=self._catalog.now_us)
+            rows[ledger_id] = replace(newborn, state=LedgerState.OPEN)
+            listed.append(ledger_id)
+            return True
+
+    def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+        """See the port."""
+        with self._catalog.lock:
+            rows = self._catalog.segment_rows.get(ledger_id, [])
+            return [row for row in rows if row.first_entry + row.entries > from_entry]
+
+    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, int]:
+        """See the port."""
+        with self._catalog.lock:
+            found = {name: self._catalog.sequences.get((topic_id, name)) for name in producers}
+        return {name: last for name, last in found.items() if last is not None}

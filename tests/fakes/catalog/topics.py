@@ -1,0 +1,59 @@
+"""Topics in memory."""
+
+from typing import TYPE_CHECKING
+
+from logstore.errors import (
+    AlreadyExists,
+    UnknownObject,
+)
+from logstore.ports.catalog import (
+    Topic,
+    TopicState,
+)
+from logstore.positions import TopicId
+from logstore.retention import RetentionPolicy
+
+if TYPE_CHECKING:
+    from tests.fakes.catalog.state import FakeCatalog
+
+
+class FakeTopics:
+    """The `Topics` port."""
+
+    def __init__(self, catalog: "FakeCatalog") -> None:
+        self._catalog = catalog
+
+    def create(self, name: str, policy: RetentionPolicy) -> Topic:
+        """See the port."""
+        with self._catalog.lock:
+            rows = self._catalog.topic_rows
+            if any(topic.name == name for topic in rows.values()):
+                raise AlreadyExists(f"topic {name!r} exists already")
+            topic = Topic(
+                topic_id=TopicId(len(rows) + 1),
+                name=name,
+                state=TopicState.ACTIVE,
+                policy=policy,
+                created_us=self._catalog.now_us,
+            )
+            rows[topic.topic_id] = topic
+            self._catalog.lists[topic.topic_id] = []
+            return topic
+
+    def get(self, name: str) -> Topic:
+        """See the port."""
+        with self._catalog.lock:
+            found = next((topic for topic in self._catalog.topic_rows.values() if topic.name == name), None)
+        if found is None:
+            raise UnknownObject("topic", expected="an existing topic", found=name)
+        return found
+
+    def by_id(self, topic_id: TopicId) -> Topic:
+        """See the port."""
+        with self._catalog.lock:
+            return self._catalog.topic(topic_id)
+
+    def all(self) -> list[Topic]:
+        """See the port."""
+        with self._catalog.lock:
+            return sorted(self._catalog.topic_rows.values(), key=lambda topic: topic.name)
