@@ -97,7 +97,21 @@ class CursorRow(SQLModel, table=True):
     name: str
     mark_ledger: int = Field(sa_type=Big)
     mark_entry: int = Field(sa_type=Big)
-    acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)
+    acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)  # beyond the snapshot, if there is one
+    snapshot_ledger: int | None = Field(default=None, sa_type=Big)  # its cursor ledger, once the state outgrew the row
+    seeks: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # resets: tells states apart
+    created_us: int = Field(sa_type=Big)
+
+
+class SchemaVersionRow(SQLModel, table=True):
+    """A version of a topic's schema, and the ledger that holds its content."""
+
+    __tablename__ = "schema_version"
+    topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    version: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})  # from 0
+    ledger_id: int = Field(sa_type=Big)
+    digest: str  # SHA-256 of the content, hexadecimal
+    size_bytes: int = Field(sa_type=Big)
     created_us: int = Field(sa_type=Big)
 
 
@@ -118,6 +132,7 @@ class PendingDeletionRow(SQLModel, table=True):
         UniqueConstraint("ledger_id", "copy", "generation"),
         Index("pending_deletion_by_batch", "batch_id", "row_id"),
         Index("pending_deletion_by_state", "state", "topic_id"),
+        Index("pending_deletion_by_end", "finished_us"),
         {"sqlite_autoincrement": True},  # pages go on behind the highest row id seen
     )
     row_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
@@ -143,6 +158,7 @@ class PendingDeletionRow(SQLModel, table=True):
     claim_workflow: str | None = None
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
+    keys_left: int | None = Field(default=None, sa_type=Big)  # after the last attempt that storage answered
     objects_deleted: int = Field(default=0, sa_type=Big)
     bytes_deleted: int = Field(default=0, sa_type=Big)
     created_us: int = Field(sa_type=Big)
@@ -193,6 +209,7 @@ ledger = _table("ledger")
 ledger_copy = _table("ledger_copy")
 segment = _table("segment")
 cursor = _table("cursor")
+schema_version = _table("schema_version")
 producer_sequence = _table("producer_sequence")
 pending_deletion = _table("pending_deletion")
 run = _table("run")
