@@ -76,6 +76,7 @@ class DeletionIntent:
     attempts: int = 0
     last_error: str | None = None
     handed_to: str | None = None  # workflow of its own that holds the claim, or None: its batch works on it
+    referenced: bool = False  # a ledger list named this very copy when the row was read
 
     @property
     def owner(self) -> LedgerOwner:
@@ -132,12 +133,12 @@ class StoredCopy:
     detail: str = ""
 
 
-def refusal(intent: DeletionIntent, *, referenced: bool) -> tuple[Outcome, str] | None:
+def refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
     """Steps 3 and 4 of phase two: why the intent must not be acted on, or None.
 
     Source: PIP-186, section on the second phase; refusals are not retried.
     """
-    if referenced:
+    if intent.referenced:
         return Outcome.STILL_IN_USE, f"the ledger list references the {intent.copy.value} copy"
     missing = missing_property(intent)
     if missing:

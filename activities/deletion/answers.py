@@ -33,11 +33,6 @@ def result_of(intent: DeletionIntent) -> OneResult:
     return OneResult(outcome=intent.outcome or Outcome.UNKNOWN, detail=intent.last_error or "")
 
 
-def stale_result(catalog_epoch: int) -> OneResult:
-    """The request speaks of another catalog; nothing changed."""
-    return OneResult(outcome=Outcome.STALE_CATALOG, detail=f"the catalog's epoch is no longer {catalog_epoch}")
-
-
 def sentence(error: SextonError) -> str:
     """An error as a row keeps it."""
     return f"{type(error).__name__}: {error}"

@@ -17,7 +17,6 @@ from activities.deletion.answers import (
     raise_if_nothing_answered,
     result_of,
     sentence,
-    stale_result,
     unfinished,
 )
 from activities.deletion.phase_two import examine, remove
@@ -120,7 +119,7 @@ class LedgerDeletion:
         return chunk_result(intents, ended)
 
     def _act(self, intents: list[DeletionIntent], pulse: Pulse) -> tuple[list[Ended], dict[int, SextonError]]:
-        found = examine(intents, self._deletions.referenced(intents), self._storages, pulse)
+        found = examine(intents, self._storages, pulse)
         return remove(found, self._storages, pulse)
 
     @activity.defn(name="deletion.hand_over_chunk")
@@ -155,14 +154,14 @@ class LedgerDeletion:
             return self._delete_one(request)
         except UnknownObject as error:
             return OneResult(outcome=Outcome.UNKNOWN, detail=str(error))
+        except StaleCatalog as error:
+            return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
         except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
             raise later(error, request.retry_interval_s) from error
 
     def _delete_one(self, request: OneInput) -> OneResult:
-        if self._stale(request.catalog_epoch):
-            return stale_result(request.catalog_epoch)
         with beating():  # another writer may make this one wait longer than a heartbeat timeout
-            intent = self._take(request.key)
+            intent = self._take(request.key, request.catalog_epoch)
         if intent.state is not DeletionState.PENDING:
             return result_of(intent)
         with Pulse(lambda: self._deletions.hold(intent.row_id, _own_claim()), just_claimed=True) as pulse:
@@ -174,11 +173,11 @@ class LedgerDeletion:
         one = ended[0]
         return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
 
-    def _take(self, key: IntentKey, *, attempt: bool = True) -> DeletionIntent:
+    def _take(self, key: IntentKey, catalog_epoch: int, *, attempt: bool = True) -> DeletionIntent:
         if key.copy not in set(CopyKind):
             raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
         ledger_id, copy = LedgerId(key.ledger_id), CopyKind(key.copy)
-        return self._deletions.take(ledger_id, copy, key.generation, _own_claim(), attempt=attempt)
+        return self._deletions.take(ledger_id, copy, key.generation, _own_claim(), epoch=catalog_epoch, attempt=attempt)
 
     def _keep(self, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> None:
         """Hold the row until the next attempt and a minute more, with the error."""
@@ -193,9 +192,10 @@ class LedgerDeletion:
         Idempotency: a row that ended meanwhile keeps its outcome, which is returned.
         Raises: ClaimHeld, UnknownObject (terminal); StoreUnavailable (retry).
         """
-        if self._stale(request.catalog_epoch):
-            return stale_result(request.catalog_epoch)
-        intent = self._take(request.key, attempt=False)
+        try:
+            intent = self._take(request.key, request.catalog_epoch, attempt=False)
+        except StaleCatalog as error:
+            return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
         if intent.state is DeletionState.PENDING:
             self._deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=request.error)])
             return OneResult(outcome=Outcome.DEAD_LETTERED, detail=request.error)
@@ -211,8 +211,7 @@ class LedgerDeletion:
         """
         workflow_id = activity.info().workflow_id or ""
         cause = Cause(actor=request.actor, reason=request.reason, workflow_id=workflow_id)
-        self._deletions.close(request.batch_id, cause)
-        tally = self._deletions.tally(request.batch_id)
+        tally = self._deletions.close(request.batch_id, cause)
         return Certificate(
             batch_id=request.batch_id,
             outcomes=dict(tally.outcomes),

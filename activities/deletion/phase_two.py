@@ -3,7 +3,7 @@
 Source: PIP-186, second phase, steps 3 to 6.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from activities.deletion.pulse import Pulse
@@ -22,13 +22,11 @@ class Examination:
     errors: dict[int, SextonError] = field(default_factory=dict)  # no answer: treated as "keep"
 
 
-def examine(
-    intents: Sequence[DeletionIntent], referenced: Collection[int], storages: Storages, pulse: Pulse
-) -> Examination:
+def examine(intents: Sequence[DeletionIntent], storages: Storages, pulse: Pulse) -> Examination:
     """Judge each intent; every error but a definite absence means that nothing is deleted."""
     found = Examination()
     for intent in intents:
-        refused = refusal(intent, referenced=intent.row_id in referenced)
+        refused = refusal(intent)
         if refused:
             found.ended.append(Ended(row_id=intent.row_id, outcome=refused[0], error=refused[1]))
             continue

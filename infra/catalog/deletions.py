@@ -1,17 +1,19 @@
 """The queue of phase two in SQL: intents are read by range, claimed, ended, counted."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, func, insert, or_, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.claims import claimed_by, holder
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
 from infra.catalog.intents import to_intent
+from infra.catalog.ledgers import require_epoch
 from infra.catalog.many import any_of
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, SextonError, UnknownObject
@@ -45,7 +47,7 @@ class SqlDeletions(PhaseOne):
         """See `Deletions.intents`."""
         rows = (_P.batch_id == batch_id, _P.row_id >= chunk.first, _P.row_id <= chunk.last)
         query = select(t.pending_deletion).where(*rows).order_by(_P.row_id)
-        return [to_intent(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+        return self._db.read(lambda connection: _with_references(connection, connection.execute(query).all()))
 
     def renew(self, batch_id: str, claim: Claim) -> None:
         """See `Deletions.renew`."""
@@ -59,20 +61,6 @@ class SqlDeletions(PhaseOne):
         renewed = update(t.run).where(*unfinished, free).values(**claimed_by(claim, now))
         if not connection.execute(renewed).rowcount:
             raise _not_renewed(connection, batch_id, claim)
-
-    def referenced(self, intents: Sequence[DeletionIntent]) -> frozenset[int]:
-        """See `Deletions.referenced`."""
-        copies = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == t.ledger_copy.c.ledger_id)
-        c, ids = t.ledger_copy.c, {int(intent.ledger_id) for intent in intents}
-        asked = c.ledger_id.in_(any_of(self._db.engine.dialect.name, ids))
-        query = select(c.ledger_id, c.kind, c.context).select_from(copies).where(asked)
-        rows = self._db.read(lambda connection: connection.execute(query).all())
-        live = {(row.ledger_id, row.kind, row.context.get("uuid")) for row in rows}
-        return frozenset(
-            intent.row_id
-            for intent in intents
-            if (intent.ledger_id, intent.copy.value, intent.context.get("uuid")) in live
-        )
 
     def finish(self, ended: Sequence[Ended]) -> None:
         """See `Deletions.finish`."""
@@ -122,12 +110,24 @@ class SqlDeletions(PhaseOne):
         connection.execute(statement, rows)
 
     def take(
-        self, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim, *, attempt: bool = True
+        self,
+        ledger_id: LedgerId,
+        copy: CopyKind,
+        generation: int,
+        claim: Claim,
+        *,
+        epoch: int | None = None,
+        attempt: bool = True,
     ) -> DeletionIntent:
         """See `Deletions.take`."""
         key = and_(_P.ledger_id == ledger_id, _P.copy == copy.value, _P.generation == generation)
+
+        def work(connection: Connection) -> DeletionIntent:
+            require_epoch(connection, epoch)
+            return self._take(connection, key, claim, attempt=attempt)
+
         with effect("catalog.take"):
-            return self._db.write(lambda connection: self._take(connection, key, claim, attempt=attempt))
+            return self._db.write(work)
 
     def _take(self, connection: Connection, key: ColumnElement[bool], claim: Claim, *, attempt: bool) -> DeletionIntent:
         row = connection.execute(select(t.pending_deletion).where(key).with_for_update()).first()
@@ -143,7 +143,7 @@ class SqlDeletions(PhaseOne):
             raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {other}")
         attempts = row.attempts + int(attempt)
         taken = update(t.pending_deletion).where(key).values(attempts=attempts, **claimed_by(claim, now))
-        return to_intent(connection.execute(taken.returning(t.pending_deletion)).one())
+        return _with_references(connection, [connection.execute(taken.returning(t.pending_deletion)).one()])[0]
 
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
         """See `Deletions.hold`."""
@@ -162,18 +162,18 @@ class SqlDeletions(PhaseOne):
         """See `Deletions.tally`."""
         return self._db.read(lambda connection: _tally(connection, batch_id))
 
-    def close(self, batch_id: str, cause: Cause) -> None:
+    def close(self, batch_id: str, cause: Cause) -> Tally:
         """See `Deletions.close`; the run's `finished_us` decides which of two calls writes the audit row."""
         with effect("catalog.close"):
-            self._db.write(lambda connection: self._close(connection, batch_id, cause))
+            return self._db.write(lambda connection: self._close(connection, batch_id, cause))
 
-    def _close(self, connection: Connection, batch_id: str, cause: Cause) -> None:
+    def _close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
         now = self._db.now_us(connection)
         first = update(t.run).where(t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
         row = connection.execute(first.values(finished_us=now, **_UNCLAIMED).returning(t.run.c.topic_id)).first()
-        if row is None:
-            return
         outcome = _tally(connection, batch_id)
+        if row is None:
+            return outcome
         detail = {"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes}
         connection.execute(
             insert(t.audit).values(
@@ -186,6 +186,7 @@ class SqlDeletions(PhaseOne):
                 detail=detail,
             )
         )
+        return outcome
 
     def inflight(self) -> Inflight:
         """See `Deletions.inflight`."""
@@ -202,6 +203,17 @@ class SqlDeletions(PhaseOne):
         if state:
             query = query.where(_P.state == state.value)
         return [to_intent(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+
+
+def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
+    """The rows as intents; compares the copy's uuid, for a copy made anew is another one."""
+    c, ids = t.ledger_copy.c, {row.ledger_id for row in rows}
+    copies = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == c.ledger_id)
+    query = select(c.ledger_id, c.kind, c.context).select_from(copies)
+    named = connection.execute(query.where(c.ledger_id.in_(any_of(connection.dialect.name, ids))))
+    live = {(row.ledger_id, row.kind, row.context.get("uuid")) for row in named}
+    found = map(to_intent, rows)
+    return [replace(one, referenced=(one.ledger_id, one.copy.value, one.context.get("uuid")) in live) for one in found]
 
 
 def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonError:

@@ -9,7 +9,7 @@ from infra.catalog import tables as t
 from infra.catalog.database import Database
 from infra.catalog.intents import file_intents, reopen_intent
 from infra.catalog.topics import active_topic
-from logstore.errors import UnknownObject
+from logstore.errors import StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import Ledger, Segment, Topic
@@ -121,6 +121,17 @@ class SqlLedgers:
 def epoch(connection: Connection) -> int:
     """The catalog's epoch."""
     return int(connection.execute(select(t.catalog.c.epoch)).scalar_one())
+
+
+def require_epoch(connection: Connection, expected: int | None) -> None:
+    """Refuse a request that speaks of another catalog; None says nothing of it.
+
+    Raises:
+        StaleCatalog: The catalog has another epoch.
+    """
+    found = epoch(connection) if expected is not None else None
+    if found != expected:
+        raise StaleCatalog(f"catalog epoch: expected {found}, found {expected} in the request")
 
 
 def data_list(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:

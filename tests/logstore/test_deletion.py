@@ -51,19 +51,19 @@ def test_intent_missing_property_is_named(changes: dict[str, Any], missing: str 
 
 def test_refusal_of_a_referenced_copy_comes_before_any_other() -> None:
     """The list is read just before deleting: still in use ends the intent. Source: PIP-186, second phase."""
-    found = refusal(intent(component="WHATEVER"), referenced=True)
+    found = refusal(intent(component="WHATEVER", referenced=True))
     assert found is not None
     assert found[0] is Outcome.STILL_IN_USE
 
 
 def test_refusal_of_an_invalid_intent_names_the_property() -> None:
     """The dead letter says what was wrong with it."""
-    assert refusal(intent(topic=""), referenced=False) == (Outcome.INVALID, "missing topic")
+    assert refusal(intent(topic="")) == (Outcome.INVALID, "missing topic")
 
 
 def test_refusal_of_a_sound_unreferenced_intent_is_none() -> None:
     """Then storage decides."""
-    assert refusal(intent(), referenced=False) is None
+    assert refusal(intent()) is None
 
 
 @pytest.mark.parametrize("outcome", Outcome)

@@ -112,7 +112,7 @@ class Deletions(Protocol):
         """Up to `limit` ranges of about `rows` unfinished intents of the batch, beyond row id `after`."""
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
-        """The batch's intents in the range, finished or not, ascending by row id."""
+        """The batch's intents in the range, finished or not, ascending by row id; says which are referenced now."""
 
     def renew(self, batch_id: str, claim: Claim) -> None:
         """Hold the batch until `ttl_s` from now.
@@ -121,9 +121,6 @@ class Deletions(Protocol):
             UnknownObject: No such batch.
             ClaimHeld: Another workflow holds it, or it is finished.
         """
-
-    def referenced(self, intents: Sequence[DeletionIntent]) -> frozenset[int]:
-        """Row ids of those whose copy a ledger list references now."""
 
     def finish(self, ended: Sequence[Ended]) -> None:
         """Record outcomes of rows that are still PENDING; a row that ended before keeps its outcome."""
@@ -135,11 +132,21 @@ class Deletions(Protocol):
         """
 
     def take(
-        self, ledger_id: LedgerId, copy: CopyKind, generation: int, claim: Claim, *, attempt: bool = True
+        self,
+        ledger_id: LedgerId,
+        copy: CopyKind,
+        generation: int,
+        claim: Claim,
+        *,
+        epoch: int | None = None,
+        attempt: bool = True,
     ) -> DeletionIntent:
-        """Claim one row and count an attempt unless told otherwise; a finished row is returned as it is.
+        """Claim one row and count an attempt unless told otherwise; says whether it is referenced now.
+
+        A finished row is returned as it is. One transaction, for it is most of what a single deletion waits for.
 
         Raises:
+            StaleCatalog: `epoch` is given and not the catalog's; nothing changed.
             UnknownObject: No such row: it was never filed, or has been removed.
             ClaimHeld: Another workflow holds it.
         """
@@ -156,8 +163,8 @@ class Deletions(Protocol):
     def tally(self, batch_id: str) -> Tally:
         """Count the batch by outcome."""
 
-    def close(self, batch_id: str, cause: Cause) -> None:
-        """Mark the batch's run finished and write its outcome to the audit log, once."""
+    def close(self, batch_id: str, cause: Cause) -> Tally:
+        """Count the batch by outcome, mark its run finished and write the outcome to the audit log, once."""
 
     def inflight(self) -> Inflight:
         """Unfinished and dead-lettered intents."""

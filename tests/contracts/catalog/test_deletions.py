@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import ClaimHeld, UnknownObject
+from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId
@@ -296,7 +296,7 @@ def test_list_is_newest_first_by_state_and_limited(sql_world: SqlWorld) -> None:
 
 def test_referenced_is_per_copy(sql_world: SqlWorld) -> None:
     """Phase two asks for this copy, by kind and by uuid, not for the ledger (PIP-186, second phase)."""
-    gone = _batch(sql_world, 1)[0]
+    gone, primary, tiered, older = (intent.row_id for intent in _batch(sql_world, 4))
     topic = new_topic(sql_world)
     ledger = filled(sql_world, topic.topic_id, 2)[0]
     sql_world.sql(
@@ -304,25 +304,55 @@ def test_referenced_is_per_copy(sql_world: SqlWorld) -> None:
         id=ledger,
         context='{"uuid": "u-2"}',
     )
-    primary = replace(gone, row_id=101, ledger_id=ledger)
-    tiered = replace(primary, row_id=102, copy=CopyKind.OFFLOADED_LEDGER, context={"uuid": "u-2"})
-    older = replace(tiered, row_id=103, context={"uuid": "u-1"})
-    ask = sql_world.catalog.deletions.referenced
-    assert ask([gone, primary, tiered, older]) == {101, 102}
-    assert ask([]) == frozenset()
+    _speak_of(sql_world, primary, ledger, "LEDGER", "{}")
+    _speak_of(sql_world, tiered, ledger, "OFFLOADED_LEDGER", '{"uuid": "u-2"}')
+    _speak_of(sql_world, older, ledger, "OFFLOADED_LEDGER", '{"uuid": "u-1"}', generation=2)
+    assert _referenced(sql_world) == {primary, tiered}
     sql_world.sql("DELETE FROM ledger_copy WHERE ledger_id = :id AND kind = 'LEDGER'", id=ledger)
-    assert ask([gone, primary, tiered, older]) == {102}
+    assert _referenced(sql_world) == {tiered}
+    sql_world.sql("UPDATE pending_deletion SET generation = generation + 5 WHERE row_id <> :row", row=gone)
     sql_world.phase_one(topic.topic_id, [ledger])
-    assert ask([gone, primary, tiered, older]) == frozenset()
+    assert _referenced(sql_world) == set()
 
 
-def test_referenced_forty_thousand_at_once_is_answered(sql_world: SqlWorld) -> None:
-    """No limit of parameters is met: SQLite has 32,766 and PostgreSQL 65,535."""
+def test_take_says_whether_the_copy_is_referenced(sql_world: SqlWorld) -> None:
+    """One transaction claims the row and asks the list, so nothing can come between."""
     intent = _batch(sql_world, 1)[0]
     topic = new_topic(sql_world)
-    ledger = filled(sql_world, topic.topic_id, 1)[0]
-    many = [replace(intent, row_id=number, ledger_id=LedgerId(ledger + number)) for number in range(70_000)]
-    assert sql_world.catalog.deletions.referenced(many) == {0}
+    ledger = filled(sql_world, topic.topic_id, 2)[0]
+    key = (LedgerId(ledger), CopyKind.LEDGER, 1)
+    _speak_of(sql_world, intent.row_id, ledger, "LEDGER", "{}")
+    sql_world.sql("UPDATE run SET claim_until_us = 0")
+    assert sql_world.catalog.deletions.take(*key, claim("w")).referenced
+    sql_world.sql("DELETE FROM ledger_copy WHERE ledger_id = :id", id=ledger)
+    assert not sql_world.catalog.deletions.take(*key, claim("w")).referenced
+
+
+def test_take_for_another_epoch_claims_nothing(sql_world: SqlWorld) -> None:
+    """A request that speaks of an older catalog changes nothing, not even a claim."""
+    intent = _batch(sql_world, 1)[0]
+    sql_world.sql("UPDATE run SET claim_until_us = 0")
+    key = (intent.ledger_id, intent.copy, intent.generation)
+    with pytest.raises(StaleCatalog, match="catalog epoch: expected 1, found 7"):
+        sql_world.catalog.deletions.take(*key, claim("stale"), epoch=7)
+    assert sql_world.catalog.deletions.take(*key, claim("other"), epoch=1).attempts == 1
+
+
+def _speak_of(world: SqlWorld, row: int, ledger: int, copy: str, context: str, *, generation: int = 1) -> None:
+    """Let a row speak of a listed ledger, as no detach would."""
+    world.sql(
+        "UPDATE pending_deletion SET ledger_id = :id, copy = :copy, context = :context, generation = :generation"
+        " WHERE row_id = :row",
+        id=ledger,
+        copy=copy,
+        context=context,
+        generation=generation,
+        row=row,
+    )
+
+
+def _referenced(world: SqlWorld) -> set[int]:
+    return {one.row_id for one in world.catalog.deletions.intents("b", _ALL) if one.referenced}
 
 
 def test_row_ids_are_never_given_again(sql_world: SqlWorld) -> None:
@@ -341,4 +371,4 @@ def test_newborn_is_not_listed_and_its_intent_is_not_referenced(sql_world: SqlWo
     (intent,) = sql_world.catalog.deletions.intents("trim", _ALL)
     assert intent.ledger_id == born
     assert listed(sql_world, topic.topic_id) == []
-    assert sql_world.catalog.deletions.referenced([intent]) == frozenset()
+    assert not intent.referenced
