@@ -1,7 +1,8 @@
 """One bucket of S3, or of a store compatible with it, as an `ObjectStore`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, BinaryIO
 
 from botocore.exceptions import ClientError
 
@@ -9,6 +10,7 @@ from infra.objects.answers import code_of, status_of, translated
 from infra.objects.bulk_delete import BulkDelete
 from infra.objects.keys import check_key, check_metadata, check_written_key
 from infra.objects.listing import Listing, micros
+from infra.objects.parts import PART_BYTES, PartedUploads
 from infra.objects.patience import Pace, Patience
 from logstore.errors import AlreadyExists, InvalidInput, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
@@ -26,10 +28,17 @@ class S3ObjectStore:
     """
 
     def __init__(
-        self, client: "S3Client", bucket: str, *, patience: Patience | None = None, pace: Pace | None = None
+        self,
+        client: "S3Client",
+        bucket: str,
+        *,
+        patience: Patience | None = None,
+        pace: Pace | None = None,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         self._client, self.bucket = client, bucket
         self._patience = patience or Patience()
+        self._parted = PartedUploads(client, bucket, patience=self._patience, part_bytes=part_bytes)
         self._deletes = BulkDelete(client, bucket, patience=self._patience, pace=pace or Pace())
 
     def for_bucket(self, bucket: str) -> "S3ObjectStore":
@@ -48,7 +57,40 @@ class S3ObjectStore:
         check_written_key(key)
         check_metadata(metadata)
         if not self._patience.ask(lambda: self._put(key, body, metadata)):
-            raise AlreadyExists(f"put {self.bucket}/{key}: the key holds another object")
+            raise self._taken(key)
+
+    def put_file_if_absent(
+        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
+    ) -> None:
+        """Store a file unless the key is taken: by one PUT, or from `part_bytes` on in parts, one in memory at a time.
+
+        Raises:
+            AlreadyExists, InvalidInput, StoreUnavailable: As `put_if_absent`.
+        """
+        check_written_key(key)
+        check_metadata(metadata)
+        if self._parted.fits_one(file):
+            body = _whole(file)
+
+            def put() -> bool:
+                proceed()
+                return self._put(key, body, metadata)
+
+            stored = self._patience.ask(put)
+        else:
+            stored = self._parted.put(key, file, metadata, proceed) or self._holds_file(key, file, metadata)
+        if not stored:
+            raise self._taken(key)
+
+    def open_uploads(self, prefix: str) -> list[str]:
+        """Keys with the prefix that have an unfinished upload in parts, ascending."""
+        return sorted({key for key, _ in self._parted.unfinished(prefix)})
+
+    def abort_uploads(self, key: str) -> None:
+        """Abort every unfinished upload in parts of the key."""
+        for found, upload_id in self._parted.unfinished(key):
+            if found == key:
+                self._parted.abort(key, upload_id)
 
     def get(self, key: str) -> StoredObject | None:
         """The whole object, or None when the store says NoSuchKey (and no other kind of 404)."""
@@ -118,6 +160,24 @@ class S3ObjectStore:
         stored = self._get(key)
         return stored is not None and stored.body == body
 
+    def _holds_file(self, key: str, file: BinaryIO, metadata: Mapping[str, str]) -> bool:
+        """As `_holds`, without holding the content in memory."""
+        found = self.head(key)
+        if found is None:
+            raise StoreUnavailable(f"{self._what('put', key)}: refused as taken, yet no object is there")
+        if found[0].size_bytes != file.seek(0, io.SEEK_END) or found[1] != metadata:
+            return False
+        file.seek(0)
+        at = 0
+        while part := file.read(PART_BYTES):
+            if self.get_range(key, at, len(part)) != part:
+                return False
+            at += len(part)
+        return True
+
+    def _taken(self, key: str) -> AlreadyExists:
+        return AlreadyExists(f"{self._what('put', key)}: the key holds another object")
+
     def _get(self, key: str) -> StoredObject | None:
         with translated(self._what("get", key)):
             try:
@@ -162,6 +222,11 @@ class S3ObjectStore:
         """A HEAD has no body to say which 404 it means, the key's or the bucket's: a GET of one byte has."""
         if self._get_range(key, 0, 1) is not None:
             raise StoreUnavailable(f"{self._what('head', key)}: the object appeared while it was asked for")
+
+
+def _whole(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
 def _check_absent(error: ClientError) -> None:

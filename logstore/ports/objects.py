@@ -1,8 +1,8 @@
 """The object store as Sexton needs it: conditional writes, ordered listings, deletes confirmed per key."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,31 @@ class ObjectStore(Protocol):
             AlreadyExists: The key holds another object; nothing changed.
         """
 
+    def put_file_if_absent(
+        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
+    ) -> None:
+        """As `put_if_absent` with all of a seekable file; a large one goes in parts and appears as a whole.
+
+        `proceed` is called before every request that sends data, also before one that is repeated; what it raises
+        ends the upload and is raised here. Of an upload that ends with an error no part is left, unless the store
+        did not answer to that either; one whose process died leaves parts, which `open_uploads` shows.
+
+        Raises:
+            AlreadyExists: The key holds another object; nothing changed.
+        """
+
+    def open_uploads(self, prefix: str) -> list[str]:
+        """Keys that begin with `prefix` and have an upload in parts that was neither finished nor aborted, ascending.
+
+        Such parts take room, and no listing shows them.
+        """
+
+    def abort_uploads(self, key: str) -> None:
+        """End every upload in parts of exactly this key and free its parts: what is sent to them later is refused.
+
+        A key without one is no error.
+        """
+
     def get(self, key: str) -> StoredObject | None:
         """The whole object, or None when the store says definitely that there is none."""
 
@@ -77,3 +102,7 @@ class ObjectStore(Protocol):
 def keys_of(objects: Iterable[ObjectInfo]) -> list[str]:
     """The keys, in the order given."""
     return [found.key for found in objects]
+
+
+Buckets = Callable[[str], ObjectStore]
+"""A bucket by its name: an offload context says in which one its copy stands."""

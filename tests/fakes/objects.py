@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import BinaryIO
 
 from infra.objects.keys import check_key, check_metadata, check_written_key, refusal
 from logstore.errors import AlreadyExists, InvalidInput, StoreUnavailable
@@ -20,6 +21,8 @@ class Operation(StrEnum):
     HEAD = "head"
     LIST = "list"
     DELETE = "delete"
+    UPLOADS = "uploads"
+    ABORT = "abort"
 
 
 class FaultKind(StrEnum):
@@ -66,6 +69,8 @@ class FakeObjectStore:
     def __init__(self, *, now_us: int = 1_750_000_000_000_000) -> None:
         self.now_us = now_us  # the store's own clock; stands still until moved
         self.calls: list[tuple[Operation, str]] = []  # one per key; a listing by its prefix
+        self.part_bytes = 16 << 20  # a larger file goes in parts
+        self.unfinished: set[str] = set()  # keys with parts that nobody finished or aborted
         self._held: dict[str, _Held] = {}
         self._faults: list[Fault] = []
         self._lock = threading.RLock()
@@ -98,6 +103,39 @@ class FakeObjectStore:
                 raise AlreadyExists(f"put {key}: the key holds another object")
             if held is None:
                 self._held[key] = _Held(bytes(body), dict(metadata), self.now_us)
+        _raise_after(fault)
+
+    def put_file_if_absent(
+        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
+    ) -> None:
+        """See the port; a process that dies between two parts leaves them."""
+        check_written_key(key)
+        check_metadata(metadata)
+        file.seek(0)
+        body = b""
+        try:
+            proceed()
+            while part := file.read(self.part_bytes):
+                body += part
+                if len(part) == self.part_bytes:
+                    proceed()
+            self.put_if_absent(key, body, metadata=metadata)
+        except Exception:
+            raise  # aborted, as the real one does
+        except BaseException:
+            if len(body) >= self.part_bytes:
+                self.unfinished.add(key)
+            raise
+
+    def open_uploads(self, prefix: str) -> list[str]:
+        """See the port."""
+        self._meet(Operation.UPLOADS, prefix)
+        return sorted(key for key in self.unfinished if key.startswith(prefix))
+
+    def abort_uploads(self, key: str) -> None:
+        """See the port."""
+        fault = self._meet(Operation.ABORT, key)
+        self.unfinished.discard(key)
         _raise_after(fault)
 
     def get(self, key: str) -> StoredObject | None:

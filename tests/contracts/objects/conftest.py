@@ -14,6 +14,8 @@ from tests.fakes.objects import FakeObjectStore
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+PART_BYTES = 5 << 20  # the least that S3 takes
+
 
 @pytest.fixture(scope="session")
 def seaweed(servers: StackAddresses) -> "S3Client":
@@ -26,13 +28,15 @@ def s3_store(seaweed: "S3Client") -> S3ObjectStore:
     """A bucket of the test's own."""
     bucket = f"test-{uuid.uuid4().hex}"
     ensure_bucket(seaweed, bucket)
-    return S3ObjectStore(seaweed, bucket)
+    return S3ObjectStore(seaweed, bucket, part_bytes=PART_BYTES)
 
 
 @pytest.fixture(params=["fake", pytest.param("seaweed", marks=pytest.mark.external_service)])
 def store(request: pytest.FixtureRequest) -> ObjectStore:
     """An empty store, each kind in turn."""
     if request.param == "fake":
-        return FakeObjectStore()
+        fake = FakeObjectStore()
+        fake.part_bytes = PART_BYTES
+        return fake
     found: S3ObjectStore = request.getfixturevalue("s3_store")
     return found

@@ -1,6 +1,9 @@
 """The contract of `ObjectStore`, over the fake and over a real SeaweedFS."""
 
+import io
+import random
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from threading import Barrier
@@ -9,10 +12,13 @@ import pytest
 
 from infra.objects.client import ensure_bucket
 from infra.objects.store import S3ObjectStore
-from logstore.errors import AlreadyExists, InvalidInput, PreconditionFailed
+from logstore.errors import AlreadyExists, InvalidInput, OutcomeUnknown, PreconditionFailed
+from logstore.failpoints import SimulatedCrash
 from logstore.ports.objects import ObjectStore, keys_of
+from tests.contracts.objects.conftest import PART_BYTES
 from tests.fakes.objects import FakeObjectStore
 
+LARGE = random.Random(7).randbytes(2 * PART_BYTES + 77)
 ODD_KEYS = [
     "a b", " lead", "trail ", "a%b", "a%20b", "a%2Fb", "a~b", "a+b", "a&b", "a&amp;b", 'a"b', "a'b", "a<b>", "a?b=c",
     "a#b", "a;b,c", "a:b@c", "(a)[b]{c}", "a*|^`$!", "a\nb", "a\tb", "a\rb", "a\x7fb", "a\u2028b", "é", "e\u0301",
@@ -103,6 +109,81 @@ def test_put_if_absent_with_metadata_that_would_change_is_refused(store: ObjectS
     """Metadata names an object's owner: what does not come back as it went in is refused."""
     with pytest.raises(InvalidInput, match="metadata"):
         store.put_if_absent("key", b"", metadata=metadata)
+
+
+def _put_file(
+    store: ObjectStore, key: str, body: bytes, *, by: str = "a", proceed: Callable[[], None] = lambda: None
+) -> None:
+    store.put_file_if_absent(key, io.BytesIO(body), metadata={"by": by}, proceed=proceed)
+
+
+@pytest.mark.parametrize("body", [b"", b"small", LARGE], ids=["empty", "small", "in parts"])
+def test_put_file_stores_all_of_it_however_it_travels(store: ObjectStore, body: bytes) -> None:
+    """One PUT or parts: bytes and metadata come back the same, wherever the file stood, and nothing is unfinished."""
+    file = io.BytesIO(body)
+    file.seek(len(body) // 2)
+    store.put_file_if_absent("u-ledger-1", file, metadata={"by": "a"}, proceed=lambda: None)
+    stored = store.get("u-ledger-1")
+    assert stored is not None
+    assert (stored.body == body, stored.metadata) == (True, {"by": "a"})
+    assert store.open_uploads("") == []
+
+
+@pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "in parts"])
+def test_put_file_on_a_taken_key_changes_nothing_unless_it_is_the_same(store: ObjectStore, body: bytes) -> None:
+    """An upload whose answer was lost may be repeated; another object stays, and no part of the loser does."""
+    _put_file(store, "key", body)
+    _put_file(store, "key", body)
+    for other, by in ((body[:-1] + b"!", "a"), (body, "b")):
+        with pytest.raises(AlreadyExists, match="key"):
+            _put_file(store, "key", other, by=by)
+    stored = store.get("key")
+    assert stored is not None
+    assert (stored.body == body, stored.metadata) == (True, {"by": "a"})
+    assert store.open_uploads("") == []
+
+
+@pytest.mark.parametrize(("body", "last"), [(b"small", 1), (LARGE, 1), (LARGE, 2)])
+def test_put_file_that_may_not_proceed_leaves_nothing(store: ObjectStore, body: bytes, last: int) -> None:
+    """An uploader past its deadline sends nothing more: no object appears, and no part of one is left."""
+    asked: list[int] = []
+
+    def proceed() -> None:
+        asked.append(1)
+        if len(asked) == last:
+            raise OutcomeUnknown("too late")
+
+    with pytest.raises(OutcomeUnknown, match="too late"):
+        _put_file(store, "key", body, proceed=proceed)
+    assert len(asked) == last
+    assert (store.head("key"), store.open_uploads("")) == (None, [])
+
+
+def test_abort_uploads_of_a_key_frees_its_parts_and_no_others(store: ObjectStore) -> None:
+    """What a process that died in mid-upload has left is found by prefix and ended key by key, again if asked."""
+    for key in ("u-ledger-1", "u-ledger-1-index", "u-ledger-12", "v"):
+        _die_in_upload(store, key)
+    _put_file(store, "u-ledger-1", b"beside it")
+    assert store.open_uploads("u-ledger-1") == ["u-ledger-1", "u-ledger-1-index", "u-ledger-12"]
+    store.abort_uploads("u-ledger-1")
+    store.abort_uploads("u-ledger-1")
+    assert store.open_uploads("") == ["u-ledger-1-index", "u-ledger-12", "v"]
+    assert store.head("u-ledger-1") is not None
+
+
+def _die_in_upload(store: ObjectStore, key: str) -> None:
+    """As a process that is killed between two parts."""
+    if isinstance(store, S3ObjectStore):
+        store._client.create_multipart_upload(Bucket=store.bucket, Key=key)
+        return
+    calls = iter(range(3))
+
+    def proceed() -> None:
+        if next(calls):
+            raise SimulatedCrash(key)
+
+    with pytest.raises(SimulatedCrash):
+        _put_file(store, key, LARGE, proceed=proceed)
 
 
 def test_reads_of_an_absent_key_return_none(store: ObjectStore) -> None:
