@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,14 @@ def postgres_url(postgres: Postgres, postgres_template: str) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", _POSTGRES])
 def sql_world(request: pytest.FixtureRequest) -> Iterator[SqlWorld]:
-    """A catalog in SQL with all of its parts; no test may leave a connection in use."""
+    """A catalog in SQL, for what a test can say in SQL only."""
+    with _in_sql(request) as found:
+        yield found
+
+
+@contextmanager
+def _in_sql(request: pytest.FixtureRequest) -> Iterator[SqlWorld]:
+    """A fresh one; no test may leave a connection in use."""
     found = SqlWorld(request.getfixturevalue(f"{request.param}_url"))
     yield found
     disarm()
@@ -63,10 +71,9 @@ def sql_world(request: pytest.FixtureRequest) -> Iterator[SqlWorld]:
 
 @pytest.fixture(params=["memory", "sqlite", _POSTGRES])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Topics, ledgers, cursors and commits, which the fake has too."""
+    """Every implementation of the port."""
     if request.param == "memory":
         yield MemoryWorld()
         return
-    found = SqlWorld(request.getfixturevalue(f"{request.param}_url"))
-    yield found
-    found.database.close()
+    with _in_sql(request) as found:
+        yield found

@@ -6,16 +6,16 @@ import pytest
 
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
-from logstore.ledgers import CopyKind
+from logstore.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
-from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
+from tests.contracts.catalog.worlds import CAUSE, World, claim
 
 _ALL = RowRange(first=0, last=2**62, rows=0)
 
 
-def _batch(world: SqlWorld, count: int, *, ttl_s: float = 60.0, name: str = "b") -> list[DeletionIntent]:
+def _batch(world: World, count: int, *, ttl_s: float = 60.0, name: str = "b") -> list[DeletionIntent]:
     """A detached batch of so many rows, held by `w`."""
     topic = new_topic(world, f"persistent://a/b/{name}")
     filled(world, topic.topic_id, count + 1)
@@ -23,34 +23,36 @@ def _batch(world: SqlWorld, count: int, *, ttl_s: float = 60.0, name: str = "b")
     return world.catalog.deletions.intents(name, _ALL)
 
 
-def test_ranges_hold_no_more_segments_than_can_be_listed_at_once(sql_world: SqlWorld) -> None:
+def test_ranges_hold_no_more_segments_than_can_be_listed_at_once(world: World) -> None:
     """Ledgers of very many segments are a range of their own: memory stays flat (apache/iceberg#14278)."""
-    rows = [intent.row_id for intent in _batch(sql_world, 4)]
-    sql_world.sql("UPDATE pending_deletion SET segments = 9000 WHERE row_id > :row", row=rows[0])
-    assert sql_world.catalog.deletions.ranges("b", after=0, rows=9, limit=9) == [
+    rows = [intent.row_id for intent in _batch(world, 4)]
+    for row in rows[1:]:
+        world.swell(row, segments=9_000)
+    assert world.catalog.deletions.ranges("b", after=0, rows=9, limit=9) == [
         RowRange(first=rows[0], last=rows[2], rows=3),
         RowRange(first=rows[3], last=rows[3], rows=1),
     ]
-    sql_world.sql("UPDATE pending_deletion SET segments = 90000")
-    assert [part.rows for part in sql_world.catalog.deletions.ranges("b", after=0, rows=9, limit=3)] == [1, 1, 1]
+    for row in rows:
+        world.swell(row, segments=90_000)
+    assert [part.rows for part in world.catalog.deletions.ranges("b", after=0, rows=9, limit=3)] == [1, 1, 1]
 
 
 def _ended(intent: DeletionIntent, outcome: Outcome = Outcome.DELETED, objects: int = 2) -> Ended:
     return Ended(row_id=intent.row_id, outcome=outcome, objects=objects, size_bytes=10 * objects)
 
 
-def _now(world: SqlWorld, intent: DeletionIntent) -> DeletionIntent:
+def _now(world: World, intent: DeletionIntent) -> DeletionIntent:
     (found,) = world.catalog.deletions.intents(
         intent.batch_id, RowRange(first=intent.row_id, last=intent.row_id, rows=1)
     )
     return found
 
 
-def test_ranges_cover_unfinished_rows_once_and_page_on(sql_world: SqlWorld) -> None:
+def test_ranges_cover_unfinished_rows_once_and_page_on(world: World) -> None:
     """Pages by row id, both ends inclusive, the last one short; finished rows and other batches are not in them."""
-    rows = [intent.row_id for intent in _batch(sql_world, 7)]
-    _batch(sql_world, 3, name="other")
-    deletions = sql_world.catalog.deletions
+    rows = [intent.row_id for intent in _batch(world, 7)]
+    _batch(world, 3, name="other")
+    deletions = world.catalog.deletions
     assert deletions.ranges("b", after=0, rows=3, limit=2) == [
         RowRange(first=rows[0], last=rows[2], rows=3),
         RowRange(first=rows[3], last=rows[5], rows=3),
@@ -62,162 +64,162 @@ def test_ranges_cover_unfinished_rows_once_and_page_on(sql_world: SqlWorld) -> N
     assert deletions.ranges("b", after=0, rows=3, limit=9) == [RowRange(first=rows[4], last=rows[6], rows=3)]
 
 
-def test_intents_of_a_range_are_ascending_finished_or_not(sql_world: SqlWorld) -> None:
+def test_intents_of_a_range_are_ascending_finished_or_not(world: World) -> None:
     """A chunk that is done again sees what was done, so that it can skip it."""
-    intents = _batch(sql_world, 4)
-    sql_world.catalog.deletions.finish([_ended(intents[1])])
-    found = sql_world.catalog.deletions.intents("b", RowRange(first=intents[1].row_id, last=intents[2].row_id, rows=2))
+    intents = _batch(world, 4)
+    world.catalog.deletions.finish([_ended(intents[1])])
+    found = world.catalog.deletions.intents("b", RowRange(first=intents[1].row_id, last=intents[2].row_id, rows=2))
     assert [one.row_id for one in found] == [intents[1].row_id, intents[2].row_id]
     assert [one.outcome for one in found] == [Outcome.DELETED, None]
-    assert sql_world.catalog.deletions.intents("other", _ALL) == []
+    assert world.catalog.deletions.intents("other", _ALL) == []
 
 
-def test_finish_row_that_ended_keeps_its_first_outcome(sql_world: SqlWorld) -> None:
+def test_finish_row_that_ended_keeps_its_first_outcome(world: World) -> None:
     """A zombie that finishes late changes nothing: state, outcome, counts and error stay (PostHog#78455)."""
-    intent = _batch(sql_world, 1)[0]
-    deletions = sql_world.catalog.deletions
+    intent = _batch(world, 1)[0]
+    deletions = world.catalog.deletions
     deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DELETED, objects=5, size_bytes=50)])
-    first = _now(sql_world, intent)
+    first = _now(world, intent)
     deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, objects=1, error="late")])
     deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.ALREADY_GONE)])
     deletions.hand_over({intent.row_id: "late"}, errors={intent.row_id: "late"}, ttl_s=60)
     deletions.hold(intent.row_id, claim("w"), error="late")
-    assert _now(sql_world, intent) == first
+    assert _now(world, intent) == first
     assert (first.state, first.outcome) == (DeletionState.DELETED, Outcome.DELETED)
     assert deletions.tally("b") == Tally(outcomes={"DELETED": 1}, objects=5, size_bytes=50)
     deletions.finish([])
 
 
-def test_finish_thirty_two_at_once_one_outcome_stands(sql_world: SqlWorld) -> None:
+def test_finish_thirty_two_at_once_one_outcome_stands(world: World) -> None:
     """Whoever is first decides, whatever order each names the rows in; nobody deadlocks for good."""
-    intents = _batch(sql_world, 8)
+    intents = _batch(world, 8)
     outcomes = (Outcome.DELETED, Outcome.ALREADY_GONE)
 
     def finish(number: int) -> None:
         order = intents if number % 2 else intents[::-1]
-        sql_world.catalog.deletions.finish([_ended(one, outcomes[number % 2], objects=number) for one in order])
+        world.catalog.deletions.finish([_ended(one, outcomes[number % 2], objects=number) for one in order])
 
     assert set(race(finish)) == {None}
-    found = sql_world.catalog.deletions.intents("b", _ALL)
+    found = world.catalog.deletions.intents("b", _ALL)
     assert {one.state for one in found} == {DeletionState.DELETED}
-    tally = sql_world.catalog.deletions.tally("b")
+    tally = world.catalog.deletions.tally("b")
     assert sum(tally.outcomes.values()) == 8
     assert tally.objects % 8 == 0  # one writer's answer for all of them, or none of it
 
 
 @pytest.mark.parametrize("outcome", [one for one in Outcome if one.state is not DeletionState.PENDING])
-def test_finish_outcome_decides_the_state(sql_world: SqlWorld, outcome: Outcome) -> None:
+def test_finish_outcome_decides_the_state(world: World, outcome: Outcome) -> None:
     """Success is DELETED; refusals and exhausted attempts stay listed with their reason, never dropped (PIP-186)."""
-    intent = _batch(sql_world, 1)[0]
-    sql_world.catalog.deletions.finish([Ended(row_id=intent.row_id, outcome=outcome, error="why")])
-    found = _now(sql_world, intent)
+    intent = _batch(world, 1)[0]
+    world.catalog.deletions.finish([Ended(row_id=intent.row_id, outcome=outcome, error="why")])
+    found = _now(world, intent)
     assert (found.state, found.outcome, found.last_error) == (outcome.state, outcome, "why")
     dead = outcome.state is DeletionState.DEAD_LETTERED
-    assert sql_world.catalog.deletions.inflight() == Inflight(estimated_inflight=0, dead_lettered=int(dead))
-    assert sql_world.catalog.deletions.list(outcome.state, limit=9) == [found]
+    assert world.catalog.deletions.inflight() == Inflight(estimated_inflight=0, dead_lettered=int(dead))
+    assert world.catalog.deletions.list(outcome.state, limit=9) == [found]
 
 
-def test_hand_over_moves_the_claim_and_counts_the_first_attempt(sql_world: SqlWorld) -> None:
+def test_hand_over_moves_the_claim_and_counts_the_first_attempt(world: World) -> None:
     """A row handed over is held by its own workflow, even when its batch's claim has died."""
-    mine, other = _batch(sql_world, 2, ttl_s=-1)
-    deletions = sql_world.catalog.deletions
+    mine, other = _batch(world, 2, ttl_s=-1)
+    deletions = world.catalog.deletions
     deletions.hand_over({mine.row_id: "delete-ledger/1"}, errors={mine.row_id: "slow down"}, ttl_s=60)
-    found = _now(sql_world, mine)
+    found = _now(world, mine)
     assert (found.attempts, found.last_error, found.handed_to) == (1, "slow down", "delete-ledger/1")
-    assert _now(sql_world, other) == other
+    assert _now(world, other) == other
     with pytest.raises(ClaimHeld, match="delete-ledger/1"):
         deletions.take(mine.ledger_id, mine.copy, mine.generation, claim("somebody"))
     taken = deletions.take(mine.ledger_id, mine.copy, mine.generation, claim("delete-ledger/1"))
     assert taken == replace(found, attempts=2)
 
 
-def test_hand_over_again_keeps_the_claim(sql_world: SqlWorld) -> None:
+def test_hand_over_again_keeps_the_claim(world: World) -> None:
     """A repeated hand-over, to the same workflow or another, neither moves the claim nor counts again."""
-    intent = _batch(sql_world, 1)[0]
-    deletions = sql_world.catalog.deletions
+    intent = _batch(world, 1)[0]
+    deletions = world.catalog.deletions
     deletions.hand_over({intent.row_id: "first"}, errors={}, ttl_s=60)
-    before = _now(sql_world, intent)
+    before = _now(world, intent)
     deletions.hand_over({intent.row_id: "second"}, errors={intent.row_id: "again"}, ttl_s=600)
-    assert _now(sql_world, intent) == before
+    assert _now(world, intent) == before
     assert (before.attempts, before.handed_to) == (1, "first")
     deletions.hand_over({}, errors={}, ttl_s=60)
 
 
-def test_take_while_another_workflow_is_at_work_is_refused(sql_world: SqlWorld) -> None:
+def test_take_while_another_workflow_is_at_work_is_refused(world: World) -> None:
     """The batch's live claim covers its rows; the holder itself may take, and take again."""
-    intent = _batch(sql_world, 1)[0]
+    intent = _batch(world, 1)[0]
     key = (intent.ledger_id, intent.copy, intent.generation)
     with pytest.raises(ClaimHeld, match="found w"):
-        sql_world.catalog.deletions.take(*key, claim("somebody"))
-    assert _now(sql_world, intent) == intent
-    assert sql_world.catalog.deletions.take(*key, claim("w")).attempts == 1
-    assert sql_world.catalog.deletions.take(*key, claim("w")).attempts == 2
+        world.catalog.deletions.take(*key, claim("somebody"))
+    assert _now(world, intent) == intent
+    assert world.catalog.deletions.take(*key, claim("w")).attempts == 1
+    assert world.catalog.deletions.take(*key, claim("w")).attempts == 2
 
 
-def test_take_dead_claim_is_taken_over(sql_world: SqlWorld) -> None:
+def test_take_dead_claim_is_taken_over(world: World) -> None:
     """Once a claim has ended its row is anybody's, and then its new holder's alone."""
-    intent = _batch(sql_world, 1, ttl_s=-1)[0]
+    intent = _batch(world, 1, ttl_s=-1)[0]
     key = (intent.ledger_id, intent.copy, intent.generation)
-    sql_world.catalog.deletions.take(*key, claim("first", ttl_s=-1))
-    taken = sql_world.catalog.deletions.take(*key, claim("second"))
+    world.catalog.deletions.take(*key, claim("first", ttl_s=-1))
+    taken = world.catalog.deletions.take(*key, claim("second"))
     assert (taken.attempts, taken.handed_to) == (2, "second")
     with pytest.raises(ClaimHeld, match="found second"):
-        sql_world.catalog.deletions.take(*key, claim("first"))
+        world.catalog.deletions.take(*key, claim("first"))
 
 
-def test_take_thirty_two_at_once_exactly_one_holds(sql_world: SqlWorld) -> None:
+def test_take_thirty_two_at_once_exactly_one_holds(world: World) -> None:
     """A stalled row is claimed by one workflow; the others are told, and none counted an attempt."""
-    intent = _batch(sql_world, 1, ttl_s=-1)[0]
+    intent = _batch(world, 1, ttl_s=-1)[0]
     key = (intent.ledger_id, intent.copy, intent.generation)
-    answers = race(lambda number: sql_world.catalog.deletions.take(*key, claim(f"w{number}")))
+    answers = race(lambda number: world.catalog.deletions.take(*key, claim(f"w{number}")))
     winners = [answer for answer in answers if isinstance(answer, DeletionIntent)]
     assert len(winners) == 1
     assert {type(answer) for answer in answers} == {DeletionIntent, ClaimHeld}
-    assert _now(sql_world, intent) == winners[0]
+    assert _now(world, intent) == winners[0]
     assert winners[0].attempts == 1
 
 
-def test_take_finished_row_is_returned_as_it_is(sql_world: SqlWorld) -> None:
+def test_take_finished_row_is_returned_as_it_is(world: World) -> None:
     """A workflow that comes late learns the outcome and counts no attempt beyond the batch's (PIP-186, idempotency)."""
-    intent = _batch(sql_world, 1)[0]
-    sql_world.catalog.deletions.finish([_ended(intent)])
-    taken = sql_world.catalog.deletions.take(intent.ledger_id, intent.copy, intent.generation, claim("somebody"))
+    intent = _batch(world, 1)[0]
+    world.catalog.deletions.finish([_ended(intent)])
+    taken = world.catalog.deletions.take(intent.ledger_id, intent.copy, intent.generation, claim("somebody"))
     assert (taken.outcome, taken.attempts, taken.handed_to) == (Outcome.DELETED, 1, None)
 
 
-def test_take_unknown_row_is_refused(sql_world: SqlWorld) -> None:
+def test_take_unknown_row_is_refused(world: World) -> None:
     """Another copy, generation or ledger is another row."""
-    intent = _batch(sql_world, 1)[0]
+    intent = _batch(world, 1)[0]
     for key in (
         (LedgerId(intent.ledger_id + 9), intent.copy, intent.generation),
         (intent.ledger_id, CopyKind.OFFLOADED_LEDGER, intent.generation),
         (intent.ledger_id, intent.copy, intent.generation + 1),
     ):
         with pytest.raises(UnknownObject, match="deletion"):
-            sql_world.catalog.deletions.take(*key, claim())
+            world.catalog.deletions.take(*key, claim())
 
 
-def test_hold_keeps_the_error_and_the_claim_of_its_holder_only(sql_world: SqlWorld) -> None:
+def test_hold_keeps_the_error_and_the_claim_of_its_holder_only(world: World) -> None:
     """The holder's error is kept and its claim prolonged; another workflow's word changes nothing."""
-    intent = _batch(sql_world, 1)[0]
-    deletions = sql_world.catalog.deletions
+    intent = _batch(world, 1)[0]
+    deletions = world.catalog.deletions
     key = (intent.ledger_id, intent.copy, intent.generation)
     taken = deletions.take(*key, claim("w", ttl_s=-1))
     with pytest.raises(ClaimHeld, match="found w"):
         deletions.hold(intent.row_id, claim("zombie"), error="mine")
-    assert _now(sql_world, intent) == taken
+    assert _now(world, intent) == taken
     deletions.hold(intent.row_id, claim("w", ttl_s=60), error="storage is away")
-    assert _now(sql_world, intent) == replace(taken, last_error="storage is away")
+    assert _now(world, intent) == replace(taken, last_error="storage is away")
     deletions.hold(intent.row_id, claim("w", ttl_s=60))
-    assert _now(sql_world, intent).last_error == "storage is away"
+    assert _now(world, intent).last_error == "storage is away"
     with pytest.raises(ClaimHeld, match="found w"):
         deletions.take(*key, claim("zombie"))
 
 
-def test_renew_is_refused_while_another_holds_and_taken_over_once_dead(sql_world: SqlWorld) -> None:
+def test_renew_is_refused_while_another_holds_and_taken_over_once_dead(world: World) -> None:
     """One workflow at a time works on a batch; a new attempt of the same one goes on."""
-    _batch(sql_world, 1)
-    deletions = sql_world.catalog.deletions
+    _batch(world, 1)
+    deletions = world.catalog.deletions
     with pytest.raises(ClaimHeld, match="found w"):
         deletions.renew("b", claim("other"))
     deletions.renew("b", replace(claim("w", ttl_s=-1), run_id="second attempt"))
@@ -226,28 +228,28 @@ def test_renew_is_refused_while_another_holds_and_taken_over_once_dead(sql_world
         deletions.renew("b", claim("w"))
 
 
-def test_renew_thirty_two_at_once_exactly_one_takes_a_dead_batch(sql_world: SqlWorld) -> None:
+def test_renew_thirty_two_at_once_exactly_one_takes_a_dead_batch(world: World) -> None:
     """The update's own condition decides, looked at again by whoever waited."""
-    _batch(sql_world, 1, ttl_s=-1)
-    answers = race(lambda number: sql_world.catalog.deletions.renew("b", claim(f"w{number}")))
+    _batch(world, 1, ttl_s=-1)
+    answers = race(lambda number: world.catalog.deletions.renew("b", claim(f"w{number}")))
     assert sum(answer is None for answer in answers) == 1
     assert {type(answer) for answer in answers} == {type(None), ClaimHeld}
 
 
-def test_renew_unknown_or_finished_batch_is_refused(sql_world: SqlWorld) -> None:
+def test_renew_unknown_or_finished_batch_is_refused(world: World) -> None:
     """A heartbeat that comes after the end brings nothing back to life."""
-    _batch(sql_world, 1)
+    _batch(world, 1)
     with pytest.raises(UnknownObject, match="batch"):
-        sql_world.catalog.deletions.renew("nobody", claim())
-    sql_world.catalog.deletions.close("b", CAUSE)
+        world.catalog.deletions.renew("nobody", claim())
+    world.catalog.deletions.close("b", CAUSE)
     with pytest.raises(ClaimHeld, match="finished"):
-        sql_world.catalog.deletions.renew("b", claim())
+        world.catalog.deletions.renew("b", claim())
 
 
-def test_tally_repeated_work_counts_once(sql_world: SqlWorld) -> None:
+def test_tally_repeated_work_counts_once(world: World) -> None:
     """Running any step twice gives the same counters (PIP-186, idempotency)."""
-    intents = _batch(sql_world, 4)
-    deletions = sql_world.catalog.deletions
+    intents = _batch(world, 4)
+    deletions = world.catalog.deletions
     assert deletions.tally("nobody") == Tally(outcomes={}, objects=0, size_bytes=0)
     for _ in range(3):
         deletions.finish([_ended(one) for one in intents[:2]])
@@ -259,116 +261,96 @@ def test_tally_repeated_work_counts_once(sql_world: SqlWorld) -> None:
     assert deletions.tally("b").outcomes == {"DELETED": 3, "METADATA_MISMATCH": 1}
 
 
-def test_close_audits_once_and_lets_go(sql_world: SqlWorld) -> None:
+def test_close_audits_once_and_lets_go(world: World) -> None:
     """Every destructive act leaves one row, however often the end is reported; what is left over is stalled."""
-    intents = _batch(sql_world, 2)
-    sql_world.catalog.deletions.finish([_ended(intents[0])])
-    race(lambda _: sql_world.catalog.deletions.close("b", CAUSE), 8)
-    rows = sql_world.sql("SELECT actor, reason, workflow_id, detail FROM audit WHERE act = 'delete-ledgers'")
-    assert len(rows) == 1
-    assert tuple(rows[0][:3]) == ("tests", "a test", "w")
-    assert '"DELETED": 1' in str(rows[0][3]).replace("'", '"')
+    intents = _batch(world, 2)
+    world.catalog.deletions.finish([_ended(intents[0])])
+    race(lambda _: world.catalog.deletions.close("b", CAUSE), 8)
+    (row,) = world.audited("delete-ledgers")
+    assert (row.actor, row.reason, row.workflow_id) == ("tests", "a test", "w")
+    assert row.detail["outcomes"] == {"DELETED": 1, "RETRYING": 1}
     left = intents[1]
-    assert sql_world.catalog.deletions.take(left.ledger_id, left.copy, left.generation, claim("next")).attempts == 1
-    sql_world.catalog.deletions.close("nobody", CAUSE)
+    assert world.catalog.deletions.take(left.ledger_id, left.copy, left.generation, claim("next")).attempts == 1
+    world.catalog.deletions.close("nobody", CAUSE)
 
 
-def test_inflight_counts_unfinished_and_dead_lettered(sql_world: SqlWorld) -> None:
+def test_inflight_counts_unfinished_and_dead_lettered(world: World) -> None:
     """Only both at zero mean that all is deleted."""
-    deletions = sql_world.catalog.deletions
+    deletions = world.catalog.deletions
     assert deletions.inflight() == Inflight(estimated_inflight=0, dead_lettered=0)
-    intents = _batch(sql_world, 5)
+    intents = _batch(world, 5)
     deletions.hand_over({intents[0].row_id: "own"}, errors={}, ttl_s=60)
     deletions.finish([_ended(intents[1]), _ended(intents[2], Outcome.DEAD_LETTERED)])
     assert deletions.inflight() == Inflight(estimated_inflight=3, dead_lettered=1)
 
 
-def test_list_is_newest_first_by_state_and_limited(sql_world: SqlWorld) -> None:
+def test_list_is_newest_first_by_state_and_limited(world: World) -> None:
     """What an operator reads."""
-    intents = _batch(sql_world, 3)
+    intents = _batch(world, 3)
     rows = [one.row_id for one in intents]
-    deletions = sql_world.catalog.deletions
+    deletions = world.catalog.deletions
     assert [one.row_id for one in deletions.list(None, limit=2)] == [rows[2], rows[1]]
     deletions.finish([_ended(intents[2])])
     assert [one.row_id for one in deletions.list(DeletionState.PENDING, limit=9)] == [rows[1], rows[0]]
     assert deletions.list(DeletionState.DEAD_LETTERED, limit=9) == []
 
 
-def test_referenced_is_per_copy(sql_world: SqlWorld) -> None:
+def test_referenced_is_per_copy(world: World) -> None:
     """Phase two asks for this copy, by kind and by uuid, not for the ledger (PIP-186, second phase)."""
-    gone, primary, tiered, older = (intent.row_id for intent in _batch(sql_world, 4))
-    topic = new_topic(sql_world)
-    ledger = filled(sql_world, topic.topic_id, 2)[0]
-    sql_world.sql(
-        "INSERT INTO ledger_copy (ledger_id, kind, state, context) VALUES (:id, 'OFFLOADED_LEDGER', 'LIVE', :context)",
-        id=ledger,
-        context='{"uuid": "u-2"}',
-    )
-    _speak_of(sql_world, primary, ledger, "LEDGER", "{}")
-    _speak_of(sql_world, tiered, ledger, "OFFLOADED_LEDGER", '{"uuid": "u-2"}')
-    _speak_of(sql_world, older, ledger, "OFFLOADED_LEDGER", '{"uuid": "u-1"}', generation=2)
-    assert _referenced(sql_world) == {primary, tiered}
-    sql_world.sql("DELETE FROM ledger_copy WHERE ledger_id = :id AND kind = 'LEDGER'", id=ledger)
-    assert _referenced(sql_world) == {tiered}
-    sql_world.sql("UPDATE pending_deletion SET generation = generation + 5 WHERE row_id <> :row", row=gone)
-    sql_world.phase_one(topic.topic_id, [ledger])
-    assert _referenced(sql_world) == set()
+    _, primary, tiered, older = (intent.row_id for intent in _batch(world, 4))
+    topic = new_topic(world)
+    ledger = filled(world, topic.topic_id, 2)[0]
+    world.add_copy(ledger, CopyState.LIVE, uuid="u-2")
+    world.forge(primary, ledger, CopyKind.LEDGER)
+    world.forge(tiered, ledger, CopyKind.OFFLOADED_LEDGER, uuid="u-2")
+    world.forge(older, ledger, CopyKind.OFFLOADED_LEDGER, generation=2, uuid="u-1")
+    assert _referenced(world) == {primary, tiered}
+    world.remove_copy(ledger, CopyKind.LEDGER)
+    assert _referenced(world) == {tiered}
+    world.forge(tiered, ledger, CopyKind.OFFLOADED_LEDGER, generation=6, uuid="u-2")
+    world.phase_one(topic.topic_id, [ledger])
+    assert _referenced(world) == set()
 
 
-def test_take_says_whether_the_copy_is_referenced(sql_world: SqlWorld) -> None:
+def test_take_says_whether_the_copy_is_referenced(world: World) -> None:
     """One transaction claims the row and asks the list, so nothing can come between."""
-    intent = _batch(sql_world, 1)[0]
-    topic = new_topic(sql_world)
-    ledger = filled(sql_world, topic.topic_id, 2)[0]
+    intent = _batch(world, 1, ttl_s=-1)[0]
+    topic = new_topic(world)
+    ledger = filled(world, topic.topic_id, 2)[0]
     key = (LedgerId(ledger), CopyKind.LEDGER, 1)
-    _speak_of(sql_world, intent.row_id, ledger, "LEDGER", "{}")
-    sql_world.sql("UPDATE run SET claim_until_us = 0")
-    assert sql_world.catalog.deletions.take(*key, claim("w")).referenced
-    sql_world.sql("DELETE FROM ledger_copy WHERE ledger_id = :id", id=ledger)
-    assert not sql_world.catalog.deletions.take(*key, claim("w")).referenced
+    world.forge(intent.row_id, ledger, CopyKind.LEDGER)
+    assert world.catalog.deletions.take(*key, claim("w")).referenced
+    world.remove_copy(ledger, CopyKind.LEDGER)
+    assert not world.catalog.deletions.take(*key, claim("w")).referenced
 
 
-def test_take_for_another_epoch_claims_nothing(sql_world: SqlWorld) -> None:
+def test_take_for_another_epoch_claims_nothing(world: World) -> None:
     """A request that speaks of an older catalog changes nothing, not even a claim."""
-    intent = _batch(sql_world, 1)[0]
-    sql_world.sql("UPDATE run SET claim_until_us = 0")
+    intent = _batch(world, 1, ttl_s=-1)[0]
     key = (intent.ledger_id, intent.copy, intent.generation)
     with pytest.raises(StaleCatalog, match="catalog epoch: expected 1, found 7"):
-        sql_world.catalog.deletions.take(*key, claim("stale"), epoch=7)
-    assert sql_world.catalog.deletions.take(*key, claim("other"), epoch=1).attempts == 1
+        world.catalog.deletions.take(*key, claim("stale"), epoch=7)
+    assert world.catalog.deletions.take(*key, claim("other"), epoch=1).attempts == 1
 
 
-def _speak_of(world: SqlWorld, row: int, ledger: int, copy: str, context: str, *, generation: int = 1) -> None:
-    """Let a row speak of a listed ledger, as no detach would."""
-    world.sql(
-        "UPDATE pending_deletion SET ledger_id = :id, copy = :copy, context = :context, generation = :generation"
-        " WHERE row_id = :row",
-        id=ledger,
-        copy=copy,
-        context=context,
-        generation=generation,
-        row=row,
-    )
-
-
-def _referenced(world: SqlWorld) -> set[int]:
+def _referenced(world: World) -> set[int]:
     return {one.row_id for one in world.catalog.deletions.intents("b", _ALL) if one.referenced}
 
 
-def test_row_ids_are_never_given_again(sql_world: SqlWorld) -> None:
+def test_row_ids_are_never_given_again(world: World) -> None:
     """Pages go on behind the highest row id seen, so a row that is removed leaves its id unused."""
-    last = _batch(sql_world, 1)[0].row_id
-    sql_world.sql("DELETE FROM pending_deletion")
-    assert _batch(sql_world, 1, name="next")[0].row_id > last
+    last = _batch(world, 1)[0].row_id
+    world.forget_intents()
+    assert _batch(world, 1, name="next")[0].row_id > last
 
 
-def test_newborn_is_not_listed_and_its_intent_is_not_referenced(sql_world: SqlWorld) -> None:
+def test_newborn_is_not_listed_and_its_intent_is_not_referenced(world: World) -> None:
     """What was abandoned before it was attached can be deleted."""
-    topic = new_topic(sql_world)
-    born = newborn(sql_world, topic.topic_id)
-    sql_world.sql("UPDATE ledger SET created_us = 0")
-    sql_world.phase_one(topic.topic_id, batch_id="trim")
-    (intent,) = sql_world.catalog.deletions.intents("trim", _ALL)
+    topic = new_topic(world)
+    born = newborn(world, topic.topic_id)
+    world.age(born, seconds=601)
+    world.phase_one(topic.topic_id, batch_id="trim")
+    (intent,) = world.catalog.deletions.intents("trim", _ALL)
     assert intent.ledger_id == born
-    assert listed(sql_world, topic.topic_id) == []
+    assert listed(world, topic.topic_id) == []
     assert not intent.referenced

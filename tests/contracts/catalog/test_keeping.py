@@ -6,50 +6,50 @@ from logstore.cursors import CursorState
 from logstore.errors import LedgerStillNeeded
 from logstore.ports.catalog import Acknowledged, Subscription
 from tests.contracts.catalog.steps import acknowledge, at, filled, listed, new_topic, race
-from tests.contracts.catalog.worlds import SqlWorld
+from tests.contracts.catalog.worlds import World
 
 
-def test_detach_after_subscribe_keeps_what_the_cursor_needs(sql_world: SqlWorld) -> None:
+def test_detach_after_subscribe_keeps_what_the_cursor_needs(world: World) -> None:
     """Subscribe first: the decision counts the new cursor."""
-    topic = new_topic(sql_world)
-    ledgers = filled(sql_world, topic.topic_id, 3)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "new", latest=False)
-    assert sql_world.phase_one(topic.topic_id).ledgers == 0
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 3)
+    world.catalog.cursors.subscribe(topic.topic_id, "new", latest=False)
+    assert world.phase_one(topic.topic_id).ledgers == 0
     with pytest.raises(LedgerStillNeeded, match="new"):
-        sql_world.phase_one(topic.topic_id, ledgers[:1])
-    acknowledge(sql_world, topic.topic_id, "new", up_to=(ledgers[1], 9))
-    sql_world.catalog.cursors.seek(topic.topic_id, "new", at(ledgers[1], 0))
-    assert sql_world.phase_one(topic.topic_id).ledgers == 1
+        world.phase_one(topic.topic_id, ledgers[:1])
+    acknowledge(world, topic.topic_id, "new", up_to=(ledgers[1], 9))
+    world.catalog.cursors.seek(topic.topic_id, "new", at(ledgers[1], 0))
+    assert world.phase_one(topic.topic_id).ledgers == 1
 
 
-def test_subscribe_after_detach_begins_behind_it(sql_world: SqlWorld) -> None:
+def test_subscribe_after_detach_begins_behind_it(world: World) -> None:
     """Detach first: the cursor begins at what is left, and a seek to what is gone waits for nothing."""
-    topic = new_topic(sql_world)
-    ledgers = filled(sql_world, topic.topic_id, 3)
-    sql_world.phase_one(topic.topic_id)
-    made = sql_world.catalog.cursors.subscribe(topic.topic_id, "new", latest=False)
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 3)
+    world.phase_one(topic.topic_id)
+    made = world.catalog.cursors.subscribe(topic.topic_id, "new", latest=False)
     assert made.state == CursorState(at(ledgers[2], -1))
-    sql_world.catalog.cursors.seek(topic.topic_id, "new", at(ledgers[0], 0))
-    assert acknowledge(sql_world, topic.topic_id, "new", (ledgers[2], 0)) == Acknowledged(mark_delete=at(ledgers[2], 0))
+    world.catalog.cursors.seek(topic.topic_id, "new", at(ledgers[0], 0))
+    assert acknowledge(world, topic.topic_id, "new", (ledgers[2], 0)) == Acknowledged(mark_delete=at(ledgers[2], 0))
 
 
 @pytest.mark.parametrize("turn", range(3))
-def test_subscribe_and_seek_racing_detach_lose_no_entry(sql_world: SqlWorld, turn: int) -> None:
+def test_subscribe_and_seek_racing_detach_lose_no_entry(world: World, turn: int) -> None:
     """However they race, every ledger from a cursor's next entry on that was listed when it moved still is."""
-    topic = new_topic(sql_world)
-    ledgers = filled(sql_world, topic.topic_id, 6)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "old", latest=True)
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 6)
+    world.catalog.cursors.subscribe(topic.topic_id, "old", latest=True)
 
     def act(number: int) -> object:
         if number % 4 == 0:
-            return sql_world.phase_one(topic.topic_id, batch_id=f"trim-{number}")
+            return world.phase_one(topic.topic_id, batch_id=f"trim-{number}")
         if number % 4 == 1:
-            return sql_world.catalog.cursors.seek(topic.topic_id, "old", at(ledgers[number % 6], 0))
-        return sql_world.catalog.cursors.subscribe(topic.topic_id, f"new-{number}", latest=False)
+            return world.catalog.cursors.seek(topic.topic_id, "old", at(ledgers[number % 6], 0))
+        return world.catalog.cursors.subscribe(topic.topic_id, f"new-{number}", latest=False)
 
     answers = race(act, 16)
     assert not [answer for answer in answers if isinstance(answer, Exception)], answers
-    left = listed(sql_world, topic.topic_id)
+    left = listed(world, topic.topic_id)
     assert left == ledgers[-len(left) :]
     made = [one for one in answers if isinstance(one, Subscription) and one.name != "old"]
     assert made

@@ -15,6 +15,7 @@ from logstore.errors import (
     SextonError,
     StaleCatalog,
 )
+from logstore.failpoints import effect
 from logstore.ledgers import LedgerState
 from logstore.ports.catalog import (
     Acknowledge,
@@ -55,7 +56,7 @@ class FakeCommits:
     def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
         """See the port."""
         self._suffer(Moment.BEFORE)
-        with self._catalog.lock:
+        with effect("catalog.group_commit"), self._catalog.lock:
             self._catalog.batches.append(len(writes))
             results = [self._one(write) for write in writes]
         self._suffer(Moment.AFTER)

@@ -7,6 +7,7 @@ from logstore.cursors import CursorState
 from logstore.errors import (
     UnknownObject,
 )
+from logstore.failpoints import effect
 from logstore.ports.catalog import (
     Subscription,
 )
@@ -27,7 +28,7 @@ class FakeCursors:
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
         """See the port."""
-        with self._catalog.lock:
+        with effect("catalog.subscribe"), self._catalog.lock:
             self._catalog.topic(topic_id, active=True)
             existing = self._catalog.cursor_rows.get((topic_id, name))
             if existing:
@@ -36,6 +37,7 @@ class FakeCursors:
             start = BEFORE_ANY
             if spans:
                 start = spans[-1].last if latest else Position(spans[0].ledger_id, -1)
+            self._catalog.versions[topic_id] += 1
             return self._store(topic_id, name, cursors.advance(CursorState(start), spans))
 
     def get(self, topic_id: TopicId, name: str) -> Subscription:
@@ -53,9 +55,10 @@ class FakeCursors:
 
     def seek(self, topic_id: TopicId, name: str, position: Position) -> Subscription:
         """See the port."""
-        with self._catalog.lock:
+        with effect("catalog.seek"), self._catalog.lock:
             self._catalog.topic(topic_id, active=True)
             self.get(topic_id, name)
+            self._catalog.versions[topic_id] += 1
             return self._store(topic_id, name, cursors.seek(position, self._catalog.spans(topic_id)))
 
     def _store(self, topic_id: TopicId, name: str, state: CursorState) -> Subscription:

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from logstore.ledgers import Component, LedgerOwner, LedgerState, LedgerStatement
+from logstore.failpoints import effect
+from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import (
     Ledger,
     Segment,
@@ -28,7 +29,12 @@ class FakeLedgers:
     def listed(self, topic_id: TopicId) -> list[Ledger]:
         """See the port."""
         with self._catalog.lock:
-            return [self._catalog.ledger_rows[ledger_id] for ledger_id in self._catalog.lists.get(topic_id, [])]
+            rows = [self._catalog.ledger_rows[ledger_id] for ledger_id in self._catalog.lists.get(topic_id, [])]
+            return [replace(row, copies=self._live(row.ledger_id)) for row in rows]
+
+    def _live(self, ledger_id: LedgerId) -> tuple[CopyKind, ...]:
+        copies = self._catalog.copies[ledger_id]
+        return tuple(kind for kind, copy in sorted(copies.items()) if copy.state is CopyState.LIVE)
 
     def last(self, topic_id: TopicId) -> Ledger | None:
         """See the port."""
@@ -36,22 +42,8 @@ class FakeLedgers:
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         """See the port."""
-        with self._catalog.lock:
+        with effect("catalog.create_ledger"), self._catalog.lock:
             topic = self._catalog.topic(topic_id, active=True)
-            ledger_id = LedgerId(self._catalog.next_ledger)
-            self._catalog.next_ledger += 1
-            self._catalog.ledger_rows[ledger_id] = Ledger(
-                ledger_id=ledger_id,
-                topic_id=topic_id,
-                component=Component.MANAGED_LEDGER,
-                state=LedgerState.CREATING,
-                entries=0,
-                size_bytes=0,
-                last_segment=-1,
-                generation=0,
-                created_us=self._catalog.now_us,
-                closed_us=None,
-            )
             owner = LedgerOwner(
                 application=application,
                 component=Component.MANAGED_LEDGER,
@@ -59,32 +51,30 @@ class FakeLedgers:
                 topic=topic.name,
                 keys={},
             )
-            return LedgerStatement(
-                owner=owner,
-                ledger_id=ledger_id,
-                created_us=self._catalog.now_us,
-                epoch=self._catalog.current_epoch,
-            )
+            return self._catalog.bear(owner)
 
     def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         """See the port."""
-        with self._catalog.lock:
+        with effect("catalog.attach"), self._catalog.lock:
             rows = self._catalog.ledger_rows
             newborn = rows.get(ledger_id)
             if newborn is None:
-                return False
+                self._catalog.reopen_intent(ledger_id)
+                return False  # a trim took it for abandoned
             self._catalog.topic(newborn.topic_id, active=True)
             listed = self._catalog.lists[newborn.topic_id]
             if ledger_id in listed:
                 return True
             last = listed[-1] if listed else None
             if last != after or (last is not None and ledger_id < last):
-                self._catalog._retire(ledger_id)
+                self._catalog.file_intents(ledger_id, "")
                 return False
             if last is not None and rows[last].state is LedgerState.OPEN:
                 rows[last] = replace(rows[last], state=LedgerState.CLOSED, closed_us=self._catalog.now_us)
             rows[ledger_id] = replace(newborn, state=LedgerState.OPEN)
+            self._catalog.confirm_copy(ledger_id, CopyKind.LEDGER)
             listed.append(ledger_id)
+            self._catalog.versions[newborn.topic_id] += 1
             return True
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:

@@ -1,15 +1,19 @@
 """The state that every port's fake shares, under one lock."""
 
 import threading
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from logstore.cursors import LedgerSpan
+from logstore.deletion import DeletionIntent, DeletionState
 from logstore.errors import (
     PreconditionFailed,
     UnknownObject,
 )
+from logstore.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import (
+    Cause,
     Ledger,
     Segment,
     Subscription,
@@ -19,42 +23,81 @@ from logstore.ports.catalog import (
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.commits import FakeCommits, Misfortune
 from tests.fakes.catalog.cursors import FakeCursors
+from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.ledgers import FakeLedgers
+from tests.fakes.catalog.phase_one import Run
 from tests.fakes.catalog.topics import FakeTopics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """One copy of a ledger."""
+
+    state: CopyState
+    context: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """A row of the audit log."""
+
+    act: str
+    cause: Cause
+    detail: Mapping[str, Any]
 
 
 class FakeCatalog:
     """The ports' in-memory state. Any number of threads may use it; every method is one transaction."""
 
-    def __init__(self, *, now_us: int = 1_750_000_000_000_000, first_ledger: int = 0) -> None:
+    def __init__(
+        self, *, now_us: int = 1_750_000_000_000_000, first_ledger: int = 0, registration_timeout_s: float = 600
+    ) -> None:
         self.now_us = now_us  # stands still until moved
         self.current_epoch = 1
         self.next_ledger = first_ledger
+        self.registration_timeout_s = registration_timeout_s  # a newborn older than this was abandoned
         self.lock = threading.RLock()
         self.topic_rows: dict[TopicId, Topic] = {}
         self.ledger_rows: dict[LedgerId, Ledger] = {}
+        self.statements: dict[LedgerId, LedgerStatement] = {}  # whose each ledger is, also after it has gone
+        self.copies: dict[LedgerId, dict[CopyKind, Copy]] = {}
         self.lists: dict[TopicId, list[LedgerId]] = {}
+        self.versions: dict[TopicId, int] = {}
         self.segment_rows: dict[LedgerId, list[Segment]] = {}
         self.sequences: dict[tuple[TopicId, str], int] = {}
         self.cursor_rows: dict[tuple[TopicId, str], Subscription] = {}
-        self.pending_deletion: list[LedgerId] = []
+        self.intent_rows: dict[int, DeletionIntent] = {}
+        self.claims_us: dict[int, int] = {}  # until when an intent with `handed_to` is held
+        self.confirmed: dict[int, tuple[int, int]] = {}  # objects and bytes that an intent's end reported
+        self.next_row = 1
+        self.runs: dict[str, Run] = {}
+        self.audited: list[Audited] = []
         self.misfortunes: list[Misfortune] = []
         self.batches: list[int] = []  # writes of every commit call
         self.topics = FakeTopics(self)
         self.ledgers = FakeLedgers(self)
         self.cursors = FakeCursors(self)
         self.commits = FakeCommits(self)
+        self.deletions = FakeDeletions(self)
 
     def advance(self, *, seconds: float) -> None:
         """Move the catalog's clock."""
         self.now_us += round(seconds * 1_000_000)
 
+    def until_us(self, seconds: float) -> int:
+        """So long from now."""
+        return self.now_us + round(seconds * 1_000_000)
+
+    @property
+    def pending_deletion(self) -> list[LedgerId]:
+        """Ledgers that an intent was filed for, in the order of filing, one for each copy."""
+        return [row.ledger_id for row in self.intent_rows.values()]
+
     def detach(self, topic_id: TopicId, ledger_ids: Iterable[LedgerId]) -> None:
-        """Phase one: out of the list, with an intent."""
+        """Phase one whatever its rule says: out of the list, with an intent that nobody works on."""
         with self.lock:
             for ledger_id in ledger_ids:
-                self.lists[topic_id].remove(ledger_id)
-                self._retire(ledger_id)
+                self.file_intents(ledger_id, "")
 
     def set_state(self, topic_id: TopicId, state: TopicState) -> None:
         """Let the topic be deleted, or not."""
@@ -74,7 +117,74 @@ class FakeCatalog:
             raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
         return found
 
-    def _retire(self, ledger_id: LedgerId) -> None:
-        del self.ledger_rows[ledger_id]
-        self.segment_rows.pop(ledger_id, None)
-        self.pending_deletion.append(ledger_id)
+    def audit(self, act: str, cause: Cause, detail: Mapping[str, Any]) -> None:
+        """Keep who did what, and why."""
+        self.audited.append(Audited(act=act, cause=cause, detail=detail))
+
+    def bear(self, owner: LedgerOwner) -> LedgerStatement:
+        """A ledger with the next id, CREATING and in no list yet."""
+        ledger_id = LedgerId(self.next_ledger)
+        self.next_ledger += 1
+        statement = LedgerStatement(owner=owner, ledger_id=ledger_id, created_us=self.now_us, epoch=self.current_epoch)
+        self.statements[ledger_id] = statement
+        self.copies[ledger_id] = {CopyKind.LEDGER: Copy(state=CopyState.WRITING)}
+        self.ledger_rows[ledger_id] = Ledger(
+            ledger_id=ledger_id,
+            topic_id=owner.topic_id,
+            component=owner.component,
+            state=LedgerState.CREATING,
+            entries=0,
+            size_bytes=0,
+            last_segment=-1,
+            generation=0,
+            created_us=self.now_us,
+            closed_us=None,
+        )
+        return statement
+
+    def confirm_copy(self, ledger_id: LedgerId, kind: CopyKind) -> None:
+        """The copy's evidence was checked: it is LIVE."""
+        copies = self.copies[ledger_id]
+        copies[kind] = replace(copies[kind], state=CopyState.LIVE)
+
+    def file_intents(self, ledger_id: LedgerId, batch_id: str) -> int:
+        """Take the ledger out of its list, with an intent for each of its copies in its place, and count those."""
+        row = self.ledger_rows.pop(ledger_id)
+        segments = self.segment_rows.pop(ledger_id, [])
+        copies = self.copies.pop(ledger_id)
+        if ledger_id in self.lists[row.topic_id]:
+            self.lists[row.topic_id].remove(ledger_id)
+        for kind, copy in sorted(copies.items()):
+            self._file(row, kind, copy, batch_id, len(segments))
+        return len(copies)
+
+    def _file(self, row: Ledger, kind: CopyKind, copy: Copy, batch_id: str, segments: int) -> None:
+        statement, generation = self.statements[row.ledger_id], row.generation + 1
+        twin = (row.ledger_id, kind, generation)
+        assert all((one.ledger_id, one.copy, one.generation) != twin for one in self.intent_rows.values()), twin
+        self.intent_rows[self.next_row] = DeletionIntent(
+            row_id=self.next_row,
+            batch_id=batch_id,
+            ledger_id=row.ledger_id,
+            copy=kind,
+            generation=generation,
+            application=statement.owner.application,
+            component=statement.owner.component.value,
+            topic_id=row.topic_id,
+            topic=statement.owner.topic,
+            keys=statement.owner.keys,
+            context=copy.context,
+            segments=segments,
+            last_segment=row.last_segment,
+            ledger_created_us=row.created_us,
+            size_bytes=row.size_bytes,
+            epoch=statement.epoch,
+        )
+        self.next_row += 1
+
+    def reopen_intent(self, ledger_id: LedgerId) -> None:
+        """Let phase two look again at a newborn that was abandoned too early."""
+        for row in [one for one in self.intent_rows.values() if one.ledger_id == ledger_id]:
+            if row.state is DeletionState.DELETED and not row.segments:
+                again = replace(row, state=DeletionState.PENDING, outcome=None, batch_id="")
+                self.intent_rows[row.row_id] = again

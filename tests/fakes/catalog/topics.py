@@ -6,6 +6,7 @@ from logstore.errors import (
     AlreadyExists,
     UnknownObject,
 )
+from logstore.failpoints import effect
 from logstore.ports.catalog import (
     Topic,
     TopicState,
@@ -25,7 +26,7 @@ class FakeTopics:
 
     def create(self, name: str, policy: RetentionPolicy) -> Topic:
         """See the port."""
-        with self._catalog.lock:
+        with effect("catalog.create_topic"), self._catalog.lock:
             rows = self._catalog.topic_rows
             if any(topic.name == name for topic in rows.values()):
                 raise AlreadyExists(f"topic {name!r} exists already")
@@ -38,6 +39,7 @@ class FakeTopics:
             )
             rows[topic.topic_id] = topic
             self._catalog.lists[topic.topic_id] = []
+            self._catalog.versions[topic.topic_id] = 0
             return topic
 
     def get(self, name: str) -> Topic:

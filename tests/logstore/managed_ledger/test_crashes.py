@@ -35,7 +35,7 @@ def test_crash_points_are_all_there_are(world: World) -> None:
     process.append(world.topic, plain(b"b"))
     process.roll(world.topic)
     names = {point.rpartition(".")[0] for point in disarm()}
-    assert names == set(_EFFECTS)
+    assert {name for name in names if not name.startswith("catalog.")} == set(_EFFECTS)
 
 
 @pytest.mark.parametrize("policy", [None, _ONE_EACH])

@@ -138,7 +138,7 @@ def test_roll_newborn_that_a_trim_took_is_not_used(world: World) -> None:
     process = world.process()
 
     def trim() -> None:
-        world.catalog._retire(LedgerId(0))
+        world.catalog.file_intents(LedgerId(0), "")
 
     trimmed = Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim)
     world.objects.plan(trimmed)
@@ -152,7 +152,7 @@ def test_roll_by_hand_whose_newborn_a_trim_took_tries_again(world: World) -> Non
     _fill(process, world, 1)
 
     def trim() -> None:
-        world.catalog._retire(LedgerId(1))
+        world.catalog.file_intents(LedgerId(1), "")
 
     world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim))
     assert process.roll(world.topic) == Rolled(closed=LedgerId(0), opened=LedgerId(2))
@@ -163,7 +163,7 @@ def test_roll_whose_newborns_are_always_taken_gives_up(world: World) -> None:
     process = world.process()
 
     def trim() -> None:
-        world.catalog._retire(LedgerId(world.catalog.next_ledger - 1))
+        world.catalog.file_intents(LedgerId(world.catalog.next_ledger - 1), "")
 
     world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim, times=100))
     with pytest.raises(CatalogBusy, match="taken away"):

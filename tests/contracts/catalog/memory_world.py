@@ -1,0 +1,84 @@
+"""The fake, and what fate does to it."""
+
+from dataclasses import replace
+
+from logstore.ledgers import CopyKind, CopyState, LedgerState
+from logstore.ports.catalog import TopicState
+from logstore.positions import LedgerId, TopicId
+from tests.contracts.catalog.world import Audited, Rows, World
+from tests.fakes.catalog import Copy, FakeCatalog
+
+
+class MemoryWorld(World):
+    """The fake."""
+
+    def __init__(self) -> None:
+        """Begin with an empty catalog."""
+        super().__init__()
+        self._fake = FakeCatalog()
+
+    @property
+    def catalog(self) -> FakeCatalog:
+        """See `World`."""
+        return self._fake
+
+    def set_state(self, topic_id: TopicId, state: TopicState) -> None:
+        """See `World`."""
+        self._fake.set_state(topic_id, state)
+
+    def intents(self) -> list[LedgerId]:
+        """See `World`."""
+        return sorted(self._fake.pending_deletion)
+
+    def rows(self) -> Rows:
+        """See `World`."""
+        fake = self._fake
+        return Rows(
+            ledgers=sorted(fake.ledger_rows),
+            copies=sorted(one for one, copies in fake.copies.items() for _ in copies),
+            segments=sorted(row.ledger_id for rows in fake.segment_rows.values() for row in rows),
+            versions=list(fake.versions.values()),
+            runs=sorted(fake.runs),
+        )
+
+    def audited(self, act: str) -> list[Audited]:
+        """See `World`."""
+        return [
+            Audited(row.act, row.cause.actor, row.cause.reason, row.cause.workflow_id, row.detail)
+            for row in self._fake.audited
+            if row.act == act
+        ]
+
+    def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
+        """See `World`."""
+        row, us = self._fake.ledger_rows[ledger_id], seconds * 1_000_000
+        closed_us = None if row.closed_us is None else row.closed_us - us
+        self._fake.ledger_rows[ledger_id] = replace(row, created_us=row.created_us - us, closed_us=closed_us)
+
+    def close_ledger(self, ledger_id: LedgerId) -> None:
+        """See `World`."""
+        row = self._fake.ledger_rows[ledger_id]
+        self._fake.ledger_rows[ledger_id] = replace(row, state=LedgerState.CLOSED, closed_us=self._fake.now_us)
+
+    def add_copy(self, ledger_id: LedgerId, state: CopyState, **context: str) -> None:
+        """See `World`."""
+        self._fake.copies[ledger_id][CopyKind.OFFLOADED_LEDGER] = Copy(state=state, context=context)
+
+    def remove_copy(self, ledger_id: LedgerId, kind: CopyKind) -> None:
+        """See `World`."""
+        del self._fake.copies[ledger_id][kind]
+
+    def swell(self, row_id: int, *, segments: int) -> None:
+        """See `World`."""
+        rows = self._fake.intent_rows
+        rows[row_id] = replace(rows[row_id], segments=segments)
+
+    def forge(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, *, generation: int = 1, **context: str) -> None:
+        """See `World`."""
+        rows = self._fake.intent_rows
+        named = replace(rows[row_id], ledger_id=ledger_id, copy=copy)
+        rows[row_id] = replace(named, generation=generation, context=context)
+
+    def forget_intents(self) -> None:
+        """See `World`."""
+        self._fake.intent_rows.clear()

@@ -1,0 +1,121 @@
+"""A catalog in SQL, and what fate does to it: statements behind the port's back."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import event, text
+
+from infra.catalog import Database, SqlCatalog
+from logstore.ledgers import CopyKind, CopyState
+from logstore.ports.catalog import TopicState
+from logstore.positions import LedgerId, TopicId
+from tests.contracts.catalog.world import Audited, Rows, World
+
+
+class SqlWorld(World):
+    """SQLite or PostgreSQL."""
+
+    def __init__(self, url: str) -> None:
+        """Open the catalog at `url`."""
+        super().__init__()
+        self.url = url
+        self.database = Database(url, pool_size=40)
+        if self.database.is_sqlite:
+            event.listen(self.database.engine, "connect", _hurry)
+        self._sql = SqlCatalog(self.database)
+
+    @property
+    def catalog(self) -> SqlCatalog:
+        """See `World`."""
+        return self._sql
+
+    def sql(self, statement: str, **values: Any) -> list[Any]:
+        """Run one statement in a transaction of its own."""
+
+        def work(connection: Any) -> list[Any]:
+            done = connection.execute(text(statement), values)
+            return list(done.all()) if done.returns_rows else []
+
+        return self.database.write(work)
+
+    def set_state(self, topic_id: TopicId, state: TopicState) -> None:
+        """See `World`."""
+        self.sql("UPDATE topic SET state = :state WHERE topic_id = :topic", state=state.value, topic=topic_id)
+
+    def intents(self) -> list[LedgerId]:
+        """See `World`."""
+        return [LedgerId(row[0]) for row in self.sql("SELECT ledger_id FROM pending_deletion ORDER BY ledger_id")]
+
+    def rows(self) -> Rows:
+        """See `World`."""
+        return Rows(
+            ledgers=self._column("SELECT ledger_id FROM ledger ORDER BY ledger_id"),
+            copies=self._column("SELECT ledger_id FROM ledger_copy ORDER BY ledger_id"),
+            segments=self._column("SELECT ledger_id FROM segment ORDER BY ledger_id"),
+            versions=self._column("SELECT version FROM ledger_list ORDER BY list_id"),
+            runs=self._column("SELECT run_id FROM run ORDER BY run_id"),
+        )
+
+    def _column(self, query: str) -> list[Any]:
+        return [row[0] for row in self.sql(query)]
+
+    def audited(self, act: str) -> list[Audited]:
+        """See `World`."""
+        query = "SELECT act, actor, reason, workflow_id, detail FROM audit WHERE act = :act ORDER BY audit_id"
+        rows = self.sql(query, act=act)
+        told = [row._mapping for row in rows]
+        return [Audited(**row | {"detail": _read(row["detail"])}) for row in map(dict, told)]
+
+    def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
+        """See `World`."""
+        earlier = "UPDATE ledger SET created_us = created_us - :us, closed_us = closed_us - :us WHERE ledger_id = :id"
+        self.sql(earlier, us=seconds * 1_000_000, id=ledger_id)
+
+    def close_ledger(self, ledger_id: LedgerId) -> None:
+        """See `World`."""
+        self.sql("UPDATE ledger SET state = 'CLOSED', closed_us = 1 WHERE ledger_id = :id", id=ledger_id)
+
+    def add_copy(self, ledger_id: LedgerId, state: CopyState, **context: str) -> None:
+        """See `World`."""
+        self.sql(
+            "INSERT INTO ledger_copy (ledger_id, kind, state, context)"
+            " VALUES (:id, 'OFFLOADED_LEDGER', :state, :context)",
+            id=ledger_id,
+            state=state.value,
+            context=json.dumps(context),
+        )
+
+    def remove_copy(self, ledger_id: LedgerId, kind: CopyKind) -> None:
+        """See `World`."""
+        self.sql("DELETE FROM ledger_copy WHERE ledger_id = :id AND kind = :kind", id=ledger_id, kind=kind.value)
+
+    def swell(self, row_id: int, *, segments: int) -> None:
+        """See `World`."""
+        self.sql("UPDATE pending_deletion SET segments = :count WHERE row_id = :row", count=segments, row=row_id)
+
+    def forge(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, *, generation: int = 1, **context: str) -> None:
+        """See `World`."""
+        self.sql(
+            "UPDATE pending_deletion SET ledger_id = :id, copy = :copy, context = :context, generation = :generation"
+            " WHERE row_id = :row",
+            id=ledger_id,
+            copy=copy.value,
+            context=json.dumps(context),
+            generation=generation,
+            row=row_id,
+        )
+
+    def forget_intents(self) -> None:
+        """See `World`."""
+        self.sql("DELETE FROM pending_deletion")
+
+
+def _read(detail: Any) -> Mapping[str, Any]:
+    """SQLite keeps JSON as text."""
+    return detail if isinstance(detail, dict) else json.loads(detail)
+
+
+def _hurry(connection: Any, _: object) -> None:
+    """No test here cuts the power, so none waits for the disk."""
+    connection.execute("PRAGMA synchronous=OFF")

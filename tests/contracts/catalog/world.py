@@ -1,0 +1,133 @@
+"""What the suite runs on: a catalog, and what a test may do to it that no port allows."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from logstore.ledgers import CopyKind, CopyState
+from logstore.ports.catalog import Cause, Claim, Commits, Cursors, Deletions, Detached, Ledgers, Topics, TopicState
+from logstore.positions import LedgerId, TopicId
+
+CAUSE = Cause(actor="tests", reason="a test", workflow_id="w")
+
+
+def claim(workflow_id: str = "w", *, ttl_s: float = 60.0) -> Claim:
+    """A claim, live by default; a negative time is a claim that ended."""
+    return Claim(workflow_id=workflow_id, run_id=f"{workflow_id}-run", ttl_s=ttl_s)
+
+
+class Parts(Protocol):
+    """The parts of a catalog that every implementation has."""
+
+    @property
+    def topics(self) -> Topics: ...  # noqa: D102
+    @property
+    def ledgers(self) -> Ledgers: ...  # noqa: D102
+    @property
+    def cursors(self) -> Cursors: ...  # noqa: D102
+    @property
+    def commits(self) -> Commits: ...  # noqa: D102
+    @property
+    def deletions(self) -> Deletions: ...  # noqa: D102
+
+
+class Rows(NamedTuple):
+    """What a catalog holds that no port shows whole; each ascending."""
+
+    ledgers: list[LedgerId]
+    copies: list[LedgerId]  # one for each copy
+    segments: list[LedgerId]  # one for each segment
+    versions: list[int]  # of ledger lists, by the order in which they were made
+    runs: list[str]
+
+
+class Audited(NamedTuple):
+    """A row of the audit log."""
+
+    act: str
+    actor: str
+    reason: str
+    workflow_id: str
+    detail: Mapping[str, Any]
+
+
+class World(ABC):
+    """A catalog and the hand of fate."""
+
+    def __init__(self) -> None:
+        """Begin before the first batch."""
+        self.batches = 0
+
+    @property
+    @abstractmethod
+    def catalog(self) -> Parts:
+        """What is tested."""
+
+    @abstractmethod
+    def set_state(self, topic_id: TopicId, state: TopicState) -> None:
+        """Let the topic be deleted, or not."""
+
+    @abstractmethod
+    def intents(self) -> list[LedgerId]:
+        """Ledgers that an intent was filed for, ascending, one for each copy."""
+
+    @abstractmethod
+    def rows(self) -> Rows:
+        """What the catalog holds."""
+
+    @abstractmethod
+    def audited(self, act: str) -> list[Audited]:
+        """What was destroyed in that way, in order."""
+
+    @abstractmethod
+    def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
+        """Let the ledger have been created, and closed if it is, so much earlier."""
+
+    @abstractmethod
+    def close_ledger(self, ledger_id: LedgerId) -> None:
+        """Close an open ledger that nothing follows."""
+
+    @abstractmethod
+    def add_copy(self, ledger_id: LedgerId, state: CopyState, **context: str) -> None:
+        """Give the ledger a tiered copy."""
+
+    @abstractmethod
+    def remove_copy(self, ledger_id: LedgerId, kind: CopyKind) -> None:
+        """Forget one copy."""
+
+    @abstractmethod
+    def swell(self, row_id: int, *, segments: int) -> None:
+        """Let the intent be of a ledger with so many segments."""
+
+    @abstractmethod
+    def forge(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, *, generation: int = 1, **context: str) -> None:
+        """Let an intent speak of a copy that it was not filed for, as no detach would."""
+
+    @abstractmethod
+    def forget_intents(self) -> None:
+        """Remove every intent."""
+
+    def detach(self, topic_id: TopicId, ledger_ids: Iterable[LedgerId]) -> None:
+        """Phase one by force."""
+        self.phase_one(topic_id, list(ledger_ids), force=True)
+
+    def phase_one(
+        self,
+        topic_id: TopicId,
+        ledger_ids: list[LedgerId] | None = None,
+        *,
+        force: bool = False,
+        batch_id: str = "",
+        ttl_s: float = 60.0,
+        by: str = "w",
+    ) -> Detached:
+        """Detach, under a batch id of its own unless one is given."""
+        self.batches += 1
+        return self.catalog.deletions.detach(
+            topic_id,
+            ledger_ids,
+            force=force,
+            batch_id=batch_id or f"batch-{self.batches}",
+            claim=claim(by, ttl_s=ttl_s),
+            cause=CAUSE,
+        )

@@ -1,0 +1,164 @@
+"""Two-phase deletion in memory: the queue of phase two."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
+from logstore.failpoints import effect
+from logstore.ledgers import CopyKind
+from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
+from logstore.positions import LedgerId
+from tests.fakes.catalog.phase_one import FakePhaseOne
+
+_MOST_SEGMENTS = 20_000  # in a range
+
+
+class FakeDeletions(FakePhaseOne):
+    """The `Deletions` port."""
+
+    def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+        """See the port."""
+        parts: list[list[DeletionIntent]] = []
+        for row in self._rows(batch_id):
+            if row.row_id <= after or row.state is not DeletionState.PENDING or row.handed_to is not None:
+                continue
+            full = not parts or len(parts[-1]) == rows
+            if full or sum(one.segments for one in (*parts[-1], row)) > _MOST_SEGMENTS:
+                parts.append([])
+            parts[-1].append(row)
+        return [RowRange(first=part[0].row_id, last=part[-1].row_id, rows=len(part)) for part in parts[:limit]]
+
+    def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
+        """See the port."""
+        with self._catalog.lock:
+            found = [row for row in self._rows(batch_id) if chunk.first <= row.row_id <= chunk.last]
+            return [self._with_reference(row) for row in found]
+
+    def renew(self, batch_id: str, claim: Claim) -> None:
+        """See the port."""
+        with effect("catalog.renew"), self._catalog.lock:
+            run = self._catalog.runs.get(batch_id)
+            if run is None:
+                raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
+            if run.finished:
+                raise ClaimHeld(f"batch {batch_id}: expected it unfinished, found that it is finished")
+            if run.holder != claim.workflow_id and run.until_us > self._catalog.now_us:
+                raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found {run.holder}")
+            run.holder, run.until_us = claim.workflow_id, self._catalog.until_us(claim.ttl_s)
+
+    def finish(self, ended: Sequence[Ended]) -> None:
+        """See the port."""
+        if not ended:
+            return
+        with effect("catalog.finish"), self._catalog.lock:
+            for end in ended:
+                row = self._catalog.intent_rows[end.row_id]
+                if row.state is not DeletionState.PENDING:
+                    continue
+                attempts = row.attempts or 1  # a batch's only try
+                self._catalog.confirmed[end.row_id] = (end.objects, end.size_bytes)
+                self._store(row, state=end.outcome.state, outcome=end.outcome, attempts=attempts, last_error=end.error)
+
+    def hand_over(self, row_ids: Mapping[int, str], *, errors: Mapping[int, str], ttl_s: float) -> None:
+        """See the port."""
+        if not row_ids:
+            return
+        with effect("catalog.hand_over"), self._catalog.lock:
+            for row_id, workflow_id in row_ids.items():
+                row = self._catalog.intent_rows[row_id]
+                if row.state is DeletionState.PENDING and row.handed_to is None:
+                    claim = Claim(workflow_id=workflow_id, run_id="", ttl_s=ttl_s)
+                    self._store(row, claim, attempts=row.attempts + 1, last_error=errors.get(row_id))
+
+    def take(
+        self,
+        ledger_id: LedgerId,
+        copy: CopyKind,
+        generation: int,
+        claim: Claim,
+        *,
+        epoch: int | None = None,
+        attempt: bool = True,
+    ) -> DeletionIntent:
+        """See the port."""
+        with effect("catalog.take"), self._catalog.lock:
+            current = self._catalog.current_epoch
+            if epoch not in {None, current}:
+                raise StaleCatalog(f"catalog epoch: expected {current}, found {epoch} in the request")
+            key = (ledger_id, copy, generation)
+            rows = self._catalog.intent_rows.values()
+            row = next((one for one in rows if (one.ledger_id, one.copy, one.generation) == key), None)
+            if row is None:
+                raise UnknownObject("deletion", expected="an intent that was filed", found=claim.workflow_id)
+            if row.state is not DeletionState.PENDING:
+                return row
+            self._require_free(row, claim)
+            return self._with_reference(self._store(row, claim, attempts=row.attempts + attempt))
+
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
+        """See the port."""
+        with effect("catalog.hold"), self._catalog.lock:
+            row = self._catalog.intent_rows.get(row_id)
+            if row is None or row.state is not DeletionState.PENDING:
+                return
+            if row.handed_to != claim.workflow_id:
+                raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {row.handed_to}")
+            self._store(row, claim, last_error=row.last_error if error is None else error)
+
+    def tally(self, batch_id: str) -> Tally:
+        """See the port."""
+        rows = self._rows(batch_id)
+        counts = [self._catalog.confirmed.get(row.row_id, (0, 0)) for row in rows]
+        return Tally(
+            outcomes=dict(Counter((row.outcome or Outcome.RETRYING).value for row in rows)),
+            objects=sum(objects for objects, _ in counts),
+            size_bytes=sum(size for _, size in counts),
+        )
+
+    def close(self, batch_id: str, cause: Cause) -> Tally:
+        """See the port."""
+        with effect("catalog.close"), self._catalog.lock:
+            run = self._catalog.runs.get(batch_id)
+            if run and not run.finished:
+                run.finished = True
+                self._catalog.audit("delete-ledgers", cause, {"outcomes": dict(self.tally(batch_id).outcomes)})
+            return self.tally(batch_id)
+
+    def inflight(self) -> Inflight:
+        """See the port."""
+        return Inflight(
+            estimated_inflight=len(self.list(DeletionState.PENDING, limit=10**9)),
+            dead_lettered=len(self.list(DeletionState.DEAD_LETTERED, limit=10**9)),
+        )
+
+    def list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
+        """See the port."""
+        with self._catalog.lock:
+            rows = sorted(self._catalog.intent_rows.items(), reverse=True)
+        return [row for _, row in rows if state in {None, row.state}][:limit]
+
+    def _rows(self, batch_id: str) -> Sequence[DeletionIntent]:
+        with self._catalog.lock:
+            rows = sorted(self._catalog.intent_rows.items())
+        return [row for _, row in rows if row.batch_id == batch_id]
+
+    def _with_reference(self, row: DeletionIntent) -> DeletionIntent:
+        """Say whether the catalog has this very copy; one made anew has another uuid."""
+        copy = self._catalog.copies.get(row.ledger_id, {}).get(row.copy)
+        named = copy is not None and copy.context.get("uuid") == row.context.get("uuid")
+        return replace(row, referenced=named)
+
+    def _require_free(self, row: DeletionIntent, claim: Claim) -> None:
+        holder = self._holder(row)
+        if holder not in {None, claim.workflow_id}:
+            raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {holder}")
+
+    def _store(self, row: DeletionIntent, claim: Claim | None = None, **changes: object) -> DeletionIntent:
+        """Change the row; it is held by `claim` from now on, or by nobody."""
+        changed = replace(row, handed_to=claim and claim.workflow_id, **changes)  # type: ignore[arg-type]
+        self._catalog.intent_rows[row.row_id] = changed
+        if claim:
+            self._catalog.claims_us[row.row_id] = self._catalog.until_us(claim.ttl_s)
+        return changed
