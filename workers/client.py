@@ -19,6 +19,7 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.runtime import Runtime
 
 from activities.deletion import Certificate
 from infra.catalog import Database, SqlCatalog, check_version
@@ -48,8 +49,8 @@ class WorkflowRow:
     outcome: list[str]
 
 
-async def connect_client(settings: Settings, *, identity: str | None = None) -> Client:
-    """A Temporal client that speaks our values and carries our traces.
+async def connect_client(settings: Settings, *, identity: str | None = None, runtime: Runtime | None = None) -> Client:
+    """A Temporal client that speaks our values and carries our traces; a worker's has the runtime with its metrics.
 
     Raises:
         ServiceFailed: No address is known, or nobody answers there.
@@ -60,6 +61,7 @@ async def connect_client(settings: Settings, *, identity: str | None = None) -> 
             address,
             namespace=settings.temporal_namespace,
             identity=identity,
+            runtime=runtime,
             data_converter=pydantic_data_converter,
             plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
         )

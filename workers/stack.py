@@ -17,12 +17,15 @@ from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts, recorded_ports
 from infra.stack.process import ServiceProcess
+from infra.stack.workers import live_workers
 from logstore.errors import ServiceFailed, SextonError
 from workers import search_attributes
 from workers.client import connect_client
-from workers.settings import Settings
+from workers.settings import OFF, Settings
 
 WORKER = "worker"
+ANY_METRICS_PORT = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0"}
+"""For the environment of a worker whose stack has any free ports."""
 _POLL_WITHIN_S = 60.0  # importing the SDKs takes seconds on a busy machine
 _LEAVE_S = 15.0  # beyond draining
 _FRESH_S = 70.0  # an idle worker's poll is answered and made anew each minute
@@ -44,7 +47,8 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     on_progress("bringing the catalog to this build's version")
     upgrade_catalog(settings)
     asyncio.run(_register(settings))
-    pids = [] if no_worker else [start_worker(settings, on_progress=on_progress)]
+    extra = ANY_METRICS_PORT if free_ports and settings.metrics_address != OFF else None
+    pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
     return {
         "temporal": where.temporal,
         "ui": where.ui,
@@ -190,7 +194,10 @@ def _database(settings: Settings) -> Row:
 
 
 def _workers(settings: Settings) -> Row:
-    """Who polls the task queue, wherever it runs; Temporal forgets one that went away only after minutes."""
+    """Who polls the task queue, wherever it runs, and where those of this home show their metrics.
+
+    Temporal forgets one that went away only after minutes.
+    """
 
     async def ask() -> list[str]:
         return sorted(await _pollers(await connect_client(settings), settings, within_s=_FRESH_S))
@@ -199,8 +206,10 @@ def _workers(settings: Settings) -> Row:
         names = asyncio.run(ask())
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
+    urls = {one.worker_id: one.metrics_url for one in live_workers(StackHome.at(settings.home))}
+    shown = [f"{name} ({urls[name]})" if name in urls else name for name in names]
     advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
-    return {"name": WORKER, "ok": bool(names), "detail": ", ".join(names) or advice}
+    return {"name": WORKER, "ok": bool(names), "detail": ", ".join(shown) or advice}
 
 
 def doctor(settings: Settings) -> list[Row]:

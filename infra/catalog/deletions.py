@@ -190,7 +190,8 @@ class SqlDeletions(PhaseOne):
 
     def inflight(self) -> Inflight:
         """See `Deletions.inflight`."""
-        query = select(_P.state, func.count()).where(_P.state != DeletionState.DELETED.value).group_by(_P.state)
+        left = (_PENDING, DeletionState.DEAD_LETTERED.value)  # by name: read through the index, past what is deleted
+        query = select(_P.state, func.count()).where(_P.state.in_(left)).group_by(_P.state)
         counts = {row[0]: row[1] for row in self._db.read(lambda connection: connection.execute(query).all())}
         return Inflight(
             estimated_inflight=counts.get(_PENDING, 0),

@@ -75,6 +75,11 @@ class StackHome:
         return self.root / "pids"
 
     @property
+    def workers(self) -> Path:
+        """One file a running worker: its name and where it shows its metrics."""
+        return self.root / "workers"
+
+    @property
     def scratch(self) -> Path:
         """Temporary files and unix sockets of the servers."""
         return self.root / "tmp"

@@ -1,6 +1,8 @@
 """A short session on a throw-away stack, and what is refused in it."""
 
 import json
+import re
+import urllib.request
 
 import pytest
 
@@ -23,6 +25,7 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     assert shell.json("up", "--free-ports")["worker_pids"] == up["worker_pids"], "up is idempotent"
     assert all(service["ok"] for service in shell.json("status")["services"])
     _use(shell)
+    _be_measured(shell)
     _be_refused(shell)
     stopped = shell.json("down")["stopped"]
     assert {"temporal", "seaweedfs", "zookeeper"} <= set(stopped)
@@ -54,6 +57,28 @@ def _use(shell: Shell) -> None:
     assert shell.json("deletion", "inflight") == {"estimated_inflight": 0, "dead_lettered": 0}
     left = shell.json("topic", "read", _TOPIC, "--subscription", "billing")
     assert [entry["position"] for entry in left] == [second["first"]]
+
+
+def _be_measured(shell: Shell) -> None:
+    """`status` says where each worker shows its metrics: Temporal's own and ours, as the trims left them."""
+    services = {service["name"]: service["detail"] for service in shell.json("status")["services"]}
+    (url,) = re.findall(r"http://127\.0\.0\.1:[0-9]+/metrics", services["worker"])
+    metrics = _scraped(url)
+    assert metrics["temporal_workflow_completed"] >= 2
+    assert metrics["temporal_activity_execution_latency_count"] > 0
+    assert metrics["sexton_deletion_estimated_inflight"] == 0
+    assert metrics["sexton_deletion_dead_lettered"] == 0
+
+
+def _scraped(url: str) -> dict[str, float]:
+    """Metrics by name, summed over their labels."""
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - of the stack that was just started
+        lines = str(answer.read(), "utf-8").splitlines()
+    summed: dict[str, float] = {}
+    for line in (one for one in lines if not one.startswith("#")):
+        name = line.partition("{")[0]
+        summed[name] = summed.get(name, 0) + float(line.rpartition(" ")[2])
+    return summed
 
 
 def _be_refused(shell: Shell) -> None:

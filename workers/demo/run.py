@@ -20,7 +20,7 @@ from workers.demo.auditor import Auditor, Stored
 from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
 from workers.demo.scenario import Written, write_topics
 from workers.settings import Settings
-from workers.stack import WORKER, at, stack_options, start_worker, upgrade_catalog
+from workers.stack import ANY_METRICS_PORT, WORKER, at, stack_options, start_worker, upgrade_catalog
 from workers.wiring import open_log
 from workflows.trim_topic import TrimTopicResult
 
@@ -137,7 +137,7 @@ async def _trim_through_a_crash(
     Returns:
         The trims' results, and the state of each deletion at the moment of death.
     """
-    death = {failpoints.VARIABLE: _death(settings, written)}
+    death = {failpoints.VARIABLE: _death(settings, written), **ANY_METRICS_PORT}
     await asyncio.to_thread(start_worker, settings, name=_FIRST, extra=death, on_progress=say)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
@@ -145,7 +145,7 @@ async def _trim_through_a_crash(
     await _until_dead(settings)
     states = [state for state, _ in auditor.intents().values()]
     say(f"{_FIRST} was killed by SIGKILL with {states.count('PENDING')} deletions unfinished")
-    await asyncio.to_thread(start_worker, settings, name=_SECOND, on_progress=say)
+    await asyncio.to_thread(start_worker, settings, name=_SECOND, extra=ANY_METRICS_PORT, on_progress=say)
     say("waiting for the trims")
     return [await handle.result() for handle in handles], states
 

@@ -47,6 +47,18 @@ def _addresses(value: str) -> str:
     return value
 
 
+OFF = "off"
+"""An address at which nothing listens: the empty one, by a name, for an empty variable counts as absent."""
+
+
+def _listening(value: str) -> str:
+    if value in {"", OFF}:
+        return OFF
+    if "," in value:
+        raise ValueError("host:port, or off")
+    return _addresses(value)
+
+
 def _web_address(value: str) -> str:
     parts = urlsplit(value)
     if value and not (parts.scheme in {"http", "https"} and parts.netloc):
@@ -73,6 +85,7 @@ Seconds = Annotated[
 Count = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1)]
 Port = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=65_535)]  # 0: any free one
 Addresses = Annotated[str, AfterValidator(_addresses)]
+Listening = Annotated[str, AfterValidator(_listening)]  # port 0: any free one
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Bucket = Annotated[str, AfterValidator(_bucket)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -115,6 +128,7 @@ class Settings(BaseModel):
     ui_port: Port = 8233
     s3_port: Port = 8333
     zookeeper_port: Port = 2181
+    metrics_address: Listening = "127.0.0.1:9464"  # of each worker; a taken port gives way to a free one
     activity_threads: Annotated[Count, Field(le=1_024)] = 16
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = "INFO"
     drain_timeout: Annotated[Seconds, Field(ge=0)] = 30

@@ -171,3 +171,15 @@ def test_settings_once_made_cannot_change(tmp_path: Path) -> None:
     """Settings are a value."""
     with pytest.raises(ValidationError):
         _load(tmp_path).settings.task_queue = "other"  # type: ignore[misc]
+
+
+def test_metrics_address_may_be_one_address_or_off(tmp_path: Path) -> None:
+    """One of this process; an empty variable counts as absent, so that switching it off has a word."""
+    assert _load(tmp_path).settings.metrics_address == "127.0.0.1:9464"
+    for off in ("", "off"):
+        (tmp_path / "sexton.toml").write_text(f'metrics_address = "{off}"\n')
+        assert _load(tmp_path).settings.metrics_address == "off"
+    assert _load(tmp_path, environ={"SEXTON_METRICS_ADDRESS": "0.0.0.0:0"}).settings.metrics_address == "0.0.0.0:0"
+    for bad in ("9464", "a:1,b:2", "a:70000"):
+        with pytest.raises(InvalidInput, match="metrics_address"):
+            _load(tmp_path, environ={"SEXTON_METRICS_ADDRESS": bad})

@@ -1,0 +1,78 @@
+"""Which workers of a home run, and where each of them shows its metrics."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from infra.stack.home import StackHome
+from logstore.errors import ServiceFailed
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """A worker process as it wrote itself down."""
+
+    worker_id: str
+    pid: int
+    started: float  # seconds since 1970, by the system: tells it from a later process with the same pid
+    metrics_url: str
+
+
+@contextmanager
+def recorded(home: StackHome, worker_id: str, metrics_url: str) -> Iterator[None]:
+    """Write this process down while the block runs; a home that cannot be written does not disturb its work.
+
+    A record outlives a crash: it is removed by the next worker of the home, and shown by nobody until then.
+    """
+    own = psutil.Process()
+    record = WorkerRecord(worker_id=worker_id, pid=os.getpid(), started=own.create_time(), metrics_url=metrics_url)
+    path = home.workers / f"{record.pid}.json"
+    try:
+        with home.disk_faults():
+            home.workers.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _forget_dead(home)
+        home.write(path, json.dumps(asdict(record)))
+    except ServiceFailed as error:
+        _log.warning("metrics: %s, but `sexton status` will not say so: %s", metrics_url, error)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def live_workers(home: StackHome) -> list[WorkerRecord]:
+    """Workers of the home that run, ascending by worker id."""
+    found = (_read(path) for path in home.workers.glob("*.json"))
+    return sorted((one for one in found if one and _lives(one)), key=lambda one: (one.worker_id, one.pid))
+
+
+def _forget_dead(home: StackHome) -> None:
+    for path in home.workers.glob("*.json"):
+        found = _read(path)
+        if found is None or not _lives(found):
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> WorkerRecord | None:
+    """The record, or None where what stands there is not whole: it proves no process."""
+    try:
+        return WorkerRecord(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _lives(record: WorkerRecord) -> bool:
+    try:
+        process = psutil.Process(record.pid)
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - record.started) < 0.5
+    except psutil.Error:
+        return False

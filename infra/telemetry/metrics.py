@@ -1,0 +1,89 @@
+"""The Prometheus endpoint of one process: Temporal's SDK metrics and ours, at one address.
+
+Units and names of Temporal's metrics are left at its defaults (milliseconds, counters without `_total`), which is
+what its published dashboards for this SDK read; ours say `_total` and their unit in the name.
+
+Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
+"""
+
+import errno
+import logging
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logstore.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from temporalio.runtime import Runtime
+
+_TAKEN = f"os error {errno.EADDRINUSE}"  # how the SDK's core words it
+_TRIES = 10  # a free port may be taken between being found and being used
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """A running endpoint. It lives as long as `runtime`, with which the process's client must be made."""
+
+    runtime: "Runtime"
+    url: str
+
+
+def start_metrics(address: str) -> Metrics:
+    """Serve `/metrics` from a Temporal runtime of its own; call it once in a process, before any client is made.
+
+    Args:
+        address: `host:port`; port 0 is any free one. A port that is taken gives way to a free one, with a warning:
+            several workers on one machine are told the same address.
+
+    Raises:
+        InvalidInput: The host is none of this machine, or the port may not be used by this user.
+    """
+    host, port = _resolved(address)
+    wanted = port or _free_port(host)
+    for _ in range(_TRIES):
+        runtime = _runtime(address, host, wanted)
+        if runtime is not None:
+            if port not in {0, wanted}:
+                _log.warning("metrics: port %s is taken, so they are at port %s", port, wanted)
+            return Metrics(runtime=runtime, url=f"http://{_joined(host, wanted)}/metrics")
+        wanted = _free_port(host)
+    raise InvalidInput("metrics_address", expected="an address with a free port", found=address)
+
+
+def _resolved(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidInput("metrics_address", expected=f"a host that is known ({error})", found=address) from error
+    first = min(found, key=lambda one: one[0] != socket.AF_INET)  # `localhost` is 127.0.0.1, as for the stack
+    return str(first[4][0]), int(port)
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise InvalidInput("metrics_address", expected=f"a host of this machine ({error})", found=host) from error
+        return int(probe.getsockname()[1])
+
+
+def _runtime(address: str, host: str, port: int) -> "Runtime | None":
+    """A runtime that listens there, or None when the port is taken."""
+    from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig  # noqa: PLC0415 - start-up time
+
+    try:
+        return Runtime(telemetry=TelemetryConfig(metrics=PrometheusConfig(bind_address=_joined(host, port))))
+    except ValueError as error:
+        if _TAKEN in str(error):
+            return None
+        raise InvalidInput("metrics_address", expected=f"an address to listen at ({error})", found=address) from error
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,69 @@
+"""A meter that remembers what was counted."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from temporalio.common import MetricAttributes, MetricCounter, MetricGauge, MetricMeter
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def series(name: str, **labels: str) -> Series:
+    """A metric with its labels."""
+    return name, tuple(sorted(labels.items()))
+
+
+class FakeMeter(MetricMeter):
+    """`MetricMeter` in memory: `values` by metric and labels."""
+
+    def __init__(self) -> None:
+        self.values: Counter[Series] = Counter()
+
+    def create_counter(self, name: str, description: str | None = None, unit: str | None = None) -> MetricCounter:
+        """See `MetricMeter`."""
+        assert description, f"{name} says nothing about itself"
+        return _Counter(self.values, name)
+
+    def create_gauge(self, name: str, description: str | None = None, unit: str | None = None) -> MetricGauge:
+        """See `MetricMeter`."""
+        assert description, f"{name} says nothing about itself"
+        return _Gauge(self.values, name)
+
+    def total(self, name: str) -> int:
+        """The metric summed over its labels."""
+        return sum(value for (found, _), value in self.values.items() if found == name)
+
+    def _unused(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    create_histogram = create_histogram_float = create_histogram_timedelta = create_gauge_float = _unused
+    with_additional_attributes = _unused
+
+
+class _Common:
+    def __init__(self, values: Counter[Series], name: str) -> None:
+        self._values = values
+        self._name = name
+
+    name = description = unit = property(lambda self: self._name)
+
+    def with_additional_attributes(self, additional_attributes: MetricAttributes) -> Any:
+        """Not used here."""
+        raise NotImplementedError
+
+    def _key(self, labels: Mapping[str, Any] | None) -> Series:
+        return series(self._name, **{name: str(value) for name, value in (labels or {}).items()})
+
+
+class _Counter(_Common, MetricCounter):
+    def add(self, value: int, additional_attributes: MetricAttributes | None = None) -> None:
+        """See `MetricCounter`."""
+        assert value >= 0, "a counter never goes back"
+        self._values[self._key(additional_attributes)] += value
+
+
+class _Gauge(_Common, MetricGauge):
+    def set(self, value: int, additional_attributes: MetricAttributes | None = None) -> None:
+        """See `MetricGauge`."""
+        self._values[self._key(additional_attributes)] = value

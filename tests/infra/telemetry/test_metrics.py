@@ -1,0 +1,52 @@
+"""The endpoint: where it listens, and what it shows."""
+
+import logging
+import socket
+import urllib.request
+
+import pytest
+
+from infra.telemetry.metrics import start_metrics
+from logstore.errors import InvalidInput
+
+
+def _scraped(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own address
+        return str(answer.read(), "utf-8")
+
+
+def test_metrics_at_any_free_port_say_where_they_are() -> None:
+    """Port 0 is any free one, and what the runtime counts is read there."""
+    metrics = start_metrics("127.0.0.1:0")
+    metrics.runtime.metric_meter.create_counter("sexton_test_total", "A test.").add(3, {"copy": "LEDGER"})
+    assert metrics.url.startswith("http://127.0.0.1:")
+    assert not metrics.url.endswith(":0/metrics")
+    assert 'sexton_test_total{copy="LEDGER",service_name="temporal-core-sdk"} 3' in _scraped(metrics.url)
+
+
+def test_metrics_at_a_free_port_are_there(caplog: pytest.LogCaptureFixture) -> None:
+    """A port that is free is taken as it is, by a name of this machine too, and nothing needs to be said."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    metrics = start_metrics(f"localhost:{port}")
+    assert metrics.url == f"http://127.0.0.1:{port}/metrics"
+    assert _scraped(metrics.url) is not None
+    assert caplog.messages == []
+
+
+def test_metrics_at_a_port_that_is_taken_go_to_a_free_one_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Several workers on one machine are told the same port: none of them is kept from starting."""
+    first = start_metrics("127.0.0.1:0")
+    port = first.url.removeprefix("http://127.0.0.1:").removesuffix("/metrics")
+    with caplog.at_level(logging.WARNING):
+        second = start_metrics(f"127.0.0.1:{port}")
+    assert second.url != first.url
+    assert _scraped(second.url) is not None
+    assert f"port {port} is taken" in caplog.text
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid:9464", "192.0.2.1:9464", "192.0.2.1:0"])
+def test_metrics_at_a_host_that_is_not_ours_are_refused(address: str) -> None:
+    """Only a taken port gives way: a wrong host is bad input, named as the setting that it is."""
+    with pytest.raises(InvalidInput, match="metrics_address"):
+        start_metrics(address)
