@@ -28,8 +28,9 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.settings import Settings
 from workflows import delete_ledgers, search_attributes, trim_topic
-from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput, DeletionPolicy, ExplicitDetach
-from workflows.trim_topic import TrimTopic, TrimTopicInput, TrimTopicResult
+from workflows.delete_ledgers import DeleteLedgers
+from workflows.trim_topic import TrimTopic
+from workflows.values import DeleteLedgersInput, DeletionPolicy, ExplicitDetach, TrimTopicInput, TrimTopicResult
 
 MOST_IDS = 10_000
 """Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""

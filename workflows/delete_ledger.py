@@ -10,7 +10,6 @@ outcome as its error type, when the outcome is not a success, so that the Failed
 Source: PIP-186, second phase; 10 attempts, 600 s apart.
 """
 
-from dataclasses import dataclass
 from datetime import timedelta
 
 from temporalio import workflow
@@ -19,33 +18,14 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
-    from logstore.deletion import Outcome
     from workflows import search_attributes
+    from workflows.values import DeleteLedgerInput, DeleteLedgerProgress
 
 _DEAD_LETTER = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(seconds=60),  # two small transactions
     heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: a dead letter is never dropped
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteLedgerInput:
-    """One intent, and how patiently to try."""
-
-    key: IntentKey
-    topic: str  # encoded; for filters only
-    catalog_epoch: int
-    max_attempts: int = 10  # the batch's own attempt counts as one
-    retry_interval_s: int = 600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteLedgerProgress:
-    """Where the deletion of one copy is."""
-
-    step: str  # deleting, giving up, ended
-    outcome: Outcome | None = None  # once it ended
 
 
 def workflow_id(key: IntentKey) -> str:

@@ -12,7 +12,7 @@ Source: PIP-186, second phase.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -36,7 +36,14 @@ with workflow.unsafe.imports_passed_through():
     )
     from logstore.deletion import Outcome
     from workflows import delete_ledger, search_attributes
-    from workflows.delete_ledger import DeleteLedger, DeleteLedgerInput
+    from workflows.delete_ledger import DeleteLedger
+    from workflows.values import (
+        DeleteLedgerInput,
+        DeleteLedgersInput,
+        DeleteLedgersProgress,
+        DeletionPolicy,
+        ExplicitDetach,
+    )
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
 _MOST_ROWS = 1_000  # in all chunks at once: were every one of them to fail, each would start a child
@@ -53,17 +60,6 @@ _CHUNK = workflow.ActivityConfig(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionPolicy:
-    """How phase two works; set from the settings of who starts it."""
-
-    parallelism: int = 4  # chunks at once
-    chunk: int = 100  # rows in a chunk
-    max_attempts: int = 10
-    retry_interval_s: int = 600
-    alone: int = 500  # children of one run, then it continues as new: the server refuses 2,000 pending ones
-
-
 def check_policy(policy: DeletionPolicy) -> None:
     """Refuse what could only hang: any SDK may have written it.
 
@@ -76,42 +72,6 @@ def check_policy(policy: DeletionPolicy) -> None:
         if found < lowest:
             message = f"policy.{name}: expected {lowest} or more, found {found}"
             raise ApplicationError(message, type="InvalidInput", non_retryable=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplicitDetach:
-    """Phase one for given ledgers."""
-
-    ledger_ids: list[int]  # 1 to 10,000
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteLedgersProgress:
-    """How far the batch is; counts are of rows and confirmed objects."""
-
-    intents: int = 0
-    after: int = 0  # every row up to this id was visited
-    outcomes: dict[str, int] = field(default_factory=dict)
-    objects: int = 0
-    size_bytes: int = 0
-    detached: int = 0
-    finished: dict[str, int] = field(default_factory=dict)  # asked for and ended before: outcome -> rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteLedgersInput:
-    """One batch. Give `detach` to do phase one here."""
-
-    batch_id: str
-    topic_id: int
-    topic: str  # encoded
-    catalog_epoch: int
-    actor: str
-    reason: str
-    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    detach: ExplicitDetach | None = None
-    carried: DeleteLedgersProgress = field(default_factory=DeleteLedgersProgress)
 
 
 def workflow_id(batch_id: str) -> str:

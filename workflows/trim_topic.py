@@ -11,7 +11,7 @@ Repeat until a pass that began after the last `again` detaches nothing:
 Source: PIP-186; Pulsar's retention.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -22,7 +22,8 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
     from activities.retention import Retention, RollInput
     from workflows import delete_ledgers, search_attributes
-    from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput, DeletionPolicy
+    from workflows.delete_ledgers import DeleteLedgers
+    from workflows.values import DeleteLedgersInput, DeleteLedgersProgress, TrimTopicInput, TrimTopicResult
 
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
@@ -34,30 +35,6 @@ _ROLL = workflow.ActivityConfig(
     heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
     retry_policy=RetryPolicy(maximum_attempts=3),  # the next trim tries again
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicResult:
-    """What the passes did together."""
-
-    detached: int = 0  # ledgers
-    outcomes: dict[str, int] = field(default_factory=dict)  # copies
-    deleted: int = 0  # copies of which nothing is left
-    objects: int = 0  # confirmed by storage
-    size_bytes: int = 0
-    passes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicInput:
-    """Which topic, and why."""
-
-    topic_id: int
-    topic: str  # encoded; for filters and people
-    actor: str
-    reason: str
-    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    carried: TrimTopicResult = field(default_factory=TrimTopicResult)
 
 
 def workflow_id(topic_id: int) -> str:
@@ -144,7 +121,7 @@ class TrimTopic:
                 actor=request.actor,
                 reason=request.reason,
                 policy=request.policy,
-                carried=delete_ledgers.DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
+                carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
             ),
             id=delete_ledgers.workflow_id(batch_id),
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,

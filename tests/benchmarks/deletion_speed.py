@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from temporalio.client import Client
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.worker import Worker
 
 from activities.deletion import IntentKey
@@ -26,9 +27,10 @@ from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, make_ledgers, stage
 from workers.client import connect_client
 from workers.settings import Settings, load_settings
-from workflows import delete_ledger, delete_ledgers
-from workflows.delete_ledger import DeleteLedger, DeleteLedgerInput
-from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput, DeletionPolicy
+from workflows import delete_ledger, delete_ledgers, search_attributes
+from workflows.delete_ledger import DeleteLedger
+from workflows.delete_ledgers import DeleteLedgers
+from workflows.values import DeleteLedgerInput, DeleteLedgersInput, DeletionPolicy
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef
@@ -162,7 +164,10 @@ async def _one_ledger(on: Stage, client: Client, topic: Topic, ledger_id: Ledger
     key = IntentKey(ledger_id=ledger_id, copy=CopyKind.LEDGER.value, generation=1)
     request = DeleteLedgerInput(key=key, topic=topic.name, catalog_epoch=on.log.catalog.ledgers.epoch())
     name = delete_ledger.workflow_id(key)
-    await client.execute_workflow(DeleteLedger.run, request, id=name, task_queue=on.settings.task_queue)
+    of_topic = TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name)])  # as a batch starts it
+    await client.execute_workflow(
+        DeleteLedger.run, request, id=name, task_queue=on.settings.task_queue, search_attributes=of_topic
+    )
 
 
 def memory(on: Stage) -> dict[str, Any]:

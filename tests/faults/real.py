@@ -33,8 +33,9 @@ from workers.settings import Settings
 from workers.stack import start_worker
 from workers.wiring import open_log
 from workflows import delete_ledger, delete_ledgers
-from workflows.delete_ledger import DeleteLedger, DeleteLedgerInput
-from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput
+from workflows.delete_ledger import DeleteLedger
+from workflows.delete_ledgers import DeleteLedgers
+from workflows.values import DeleteLedgerInput, DeleteLedgersInput
 
 _PLAN = TopicPlan(name="persistent://shop/main/real", ledgers=6, acknowledged={"billing": 6})
 REAL: Final = (replace(_PLAN, troubles={1: Trouble.SQUATTED}),)

@@ -32,8 +32,8 @@ from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually
 from workflows import search_attributes
-from workflows.delete_ledgers import DeletionPolicy
 from workflows.trim_topic import TrimTopic
+from workflows.values import DeletionPolicy
 
 HISTORIES = Path(__file__).with_name("histories")
 VERSION = "v1"

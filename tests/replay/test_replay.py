@@ -20,9 +20,7 @@ from temporalio.workflow import NondeterminismError
 from activities.deletion import LedgerDeletion, RangesInput
 from tests.replay.record import HISTORIES, scrubbed
 from workers.fleet import WORKFLOWS
-from workflows.delete_ledger import DeleteLedgerInput
-from workflows.delete_ledgers import DeleteLedgersInput
-from workflows.trim_topic import TrimTopicInput
+from workflows.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
 COUNTS = {"trim-topic/v1": 7, "delete-ledgers/v1": 6, "delete-ledger/v1": 4}
 RECORDED = sorted(HISTORIES.glob("*/*/*.json"))

@@ -27,9 +27,17 @@ from tests.activities.world import World
 from workers.fleet import WORKFLOWS
 from workers.interceptors import ActivityEdge
 from workflows import delete_ledger, delete_ledgers, trim_topic
-from workflows.delete_ledger import DeleteLedger, DeleteLedgerInput
-from workflows.delete_ledgers import DeleteLedgers, DeleteLedgersInput, DeletionPolicy, ExplicitDetach
-from workflows.trim_topic import TrimTopic, TrimTopicInput, TrimTopicResult
+from workflows.delete_ledger import DeleteLedger
+from workflows.delete_ledgers import DeleteLedgers
+from workflows.trim_topic import TrimTopic
+from workflows.values import (
+    DeleteLedgerInput,
+    DeleteLedgersInput,
+    DeletionPolicy,
+    ExplicitDetach,
+    TrimTopicInput,
+    TrimTopicResult,
+)
 
 Activity = Callable[..., Any]
 

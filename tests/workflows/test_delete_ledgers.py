@@ -14,7 +14,7 @@ from logstore.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.delete_ledgers import DeleteLedgersProgress, DeletionPolicy
+from workflows.values import DeleteLedgersProgress, DeletionPolicy
 
 
 def at(ledger_id: LedgerId, operation: Operation, kind: FaultKind, **more: object) -> Fault:

@@ -9,7 +9,8 @@ from logstore.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.trim_topic import TrimTopic, TrimTopicResult
+from workflows.trim_topic import TrimTopic
+from workflows.values import TrimTopicResult
 
 
 def listed(house: House) -> list[LedgerId]:

@@ -22,7 +22,7 @@ from workers.demo.scenario import Written, write_topics
 from workers.settings import Settings
 from workers.stack import ANY_METRICS_PORT, WORKER, at, stack_options, start_worker, upgrade_catalog
 from workers.wiring import open_log
-from workflows.trim_topic import TrimTopicResult
+from workflows.values import TrimTopicResult
 
 _FIRST, _SECOND = "worker-1", "worker-2"
 _LATEST_DEATH = 6  # after the segments of so many chunks are gone, and before the meta.json of the last of them

@@ -1,0 +1,22 @@
+"""Values of workflows, imported past the sandbox."""
+
+from workflows.values.deletion import (
+    DeleteLedgerInput,
+    DeleteLedgerProgress,
+    DeleteLedgersInput,
+    DeleteLedgersProgress,
+    DeletionPolicy,
+    ExplicitDetach,
+)
+from workflows.values.trimming import TrimTopicInput, TrimTopicResult
+
+__all__ = [
+    "DeleteLedgerInput",
+    "DeleteLedgerProgress",
+    "DeleteLedgersInput",
+    "DeleteLedgersProgress",
+    "DeletionPolicy",
+    "ExplicitDetach",
+    "TrimTopicInput",
+    "TrimTopicResult",
+]

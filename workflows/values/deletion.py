@@ -1,0 +1,76 @@
+"""What travels to and from the deletion workflows.
+
+Here and not beside the workflows, because the sandbox runs a workflow's own module anew for each run: its classes
+would be other ones each time, and the converter would work out a schema for each, which costs more than the rest.
+"""
+
+from dataclasses import dataclass, field
+
+from activities.deletion import IntentKey
+from logstore.deletion import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionPolicy:
+    """How phase two works; set from the settings of who starts it."""
+
+    parallelism: int = 4  # chunks at once
+    chunk: int = 100  # rows in a chunk
+    max_attempts: int = 10
+    retry_interval_s: int = 600
+    alone: int = 500  # children of one run, then it continues as new: the server refuses 2,000 pending ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgerInput:
+    """One intent, and how patiently to try."""
+
+    key: IntentKey
+    topic: str  # encoded; for filters only
+    catalog_epoch: int
+    max_attempts: int = 10  # the batch's own attempt counts as one
+    retry_interval_s: int = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgerProgress:
+    """Where the deletion of one copy is."""
+
+    step: str  # deleting, giving up, ended
+    outcome: Outcome | None = None  # once it ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplicitDetach:
+    """Phase one for given ledgers."""
+
+    ledger_ids: list[int]  # 1 to 10,000
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgersProgress:
+    """How far the batch is; counts are of rows and confirmed objects."""
+
+    intents: int = 0
+    after: int = 0  # every row up to this id was visited
+    outcomes: dict[str, int] = field(default_factory=dict)
+    objects: int = 0
+    size_bytes: int = 0
+    detached: int = 0
+    finished: dict[str, int] = field(default_factory=dict)  # asked for and ended before: outcome -> rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgersInput:
+    """One batch. Give `detach` to do phase one here."""
+
+    batch_id: str
+    topic_id: int
+    topic: str  # encoded
+    catalog_epoch: int
+    actor: str
+    reason: str
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    detach: ExplicitDetach | None = None
+    carried: DeleteLedgersProgress = field(default_factory=DeleteLedgersProgress)
