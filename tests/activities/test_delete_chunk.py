@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from activities.deletion import ChunkResult, IntentKey
+from activities.deletion import ChunkResult, IntentKey, pulse
 from logstore import failpoints
 from logstore.errors import AlreadyExists, ClaimHeld, StoreUnavailable
 from logstore.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
@@ -370,8 +370,9 @@ def test_chunk_of_a_batch_that_another_workflow_holds_is_not_touched(world: Worl
     assert len(world.left_of(ledgers[0])) == 3
 
 
-def test_chunk_heartbeats_count_ledgers_and_confirmed_objects(world: World) -> None:
+def test_chunk_heartbeats_count_ledgers_and_confirmed_objects(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signs of life per ledger and per page, so that a killed worker is noticed (dust-tt/dust#4272)."""
+    monkeypatch.setattr(pulse, "_LEAST_S", 0.0)
     world.fill(2)
     world.detach()
     env = environment()

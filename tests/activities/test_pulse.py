@@ -33,6 +33,23 @@ def test_pulse_beats_and_renews_while_one_unit_takes_long() -> None:
     assert len(beats) == ended
 
 
+def test_pulse_of_work_done_at_once_beats_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server hears of a first beat at once, and a deletion of milliseconds would wait for that."""
+    monkeypatch.setattr(module, "_BEAT_EVERY_S", 60.0)
+    monkeypatch.setattr(module, "_LEAST_S", 60.0)
+    beats = list[object]()
+    env = environment()
+    env.on_heartbeat = lambda *details: beats.append(details)
+
+    def quick() -> None:
+        with Pulse(lambda: None) as pulse:
+            for _ in range(100):
+                pulse.examined()
+
+    env.run(quick)
+    assert beats == []
+
+
 def test_pulse_claim_lost_meanwhile_stops_the_work_at_its_next_unit() -> None:
     """Whoever lost the claim stops before it acts again."""
     answers: list[Exception | None] = [None, ClaimHeld("taken over")]

@@ -11,7 +11,7 @@ from workflows import search_attributes
 _FILES = [
     pytest.param(module, id=module.path.stem)
     for module in modules("workflows")
-    if module.path.stem not in {"__init__", "search_attributes"}
+    if module.path.stem not in {"__init__", "search_attributes"} and module.path.parent.name != "values"
 ]
 
 
@@ -53,6 +53,13 @@ def test_workflow_file_keeps_the_fixed_order(module: Module) -> None:
     (imports,) = [node for node in module.tree.body if isinstance(node, ast.With)]
     assert ast.unparse(imports.items[0].context_expr) == "workflow.unsafe.imports_passed_through()"
     assert imports.lineno < identify.lineno < definition.lineno
+
+
+@pytest.mark.parametrize("module", _FILES)
+def test_workflow_file_defines_no_values(module: Module) -> None:
+    """They live in `workflows/values`: the sandbox runs this file anew for each run, and its classes with it."""
+    found = [node.name for node in module.tree.body if isinstance(node, ast.ClassDef) and decorator(node, "dataclass")]
+    assert not found, f"{module.where}: {found} belong in workflows/values"
 
 
 @pytest.mark.parametrize("module", _FILES)
