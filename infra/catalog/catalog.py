@@ -4,6 +4,7 @@ from infra.catalog.commits import SqlCommits
 from infra.catalog.cursors import SqlCursors
 from infra.catalog.database import Database
 from infra.catalog.deletions import SqlDeletions
+from infra.catalog.inspection import SqlInspection
 from infra.catalog.ledgers import SqlLedgers
 from infra.catalog.topics import SqlTopics
 
@@ -23,4 +24,5 @@ class SqlCatalog:
         self.ledgers = SqlLedgers(database)
         self.cursors = SqlCursors(database)
         self.commits = SqlCommits(database)
+        self.inspection = SqlInspection(database)
         self.deletions = SqlDeletions(database, registration_timeout_s=registration_timeout_s)

@@ -6,9 +6,10 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, func, or_, select, update
 
 from infra.catalog import tables as t
+from infra.catalog.audits import audit
 from infra.catalog.claims import claimed_by, holder
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
@@ -20,7 +21,7 @@ from logstore.errors import ClaimHeld, SextonError, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
@@ -174,18 +175,7 @@ class SqlDeletions(PhaseOne):
         outcome = _tally(connection, batch_id)
         if row is None:
             return outcome
-        detail = {"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes}
-        connection.execute(
-            insert(t.audit).values(
-                at_us=now,
-                act="delete-ledgers",
-                actor=cause.actor,
-                reason=cause.reason,
-                workflow_id=cause.workflow_id,
-                topic_id=row.topic_id,
-                detail=detail,
-            )
-        )
+        _audit_batch(connection, batch_id, TopicId(row.topic_id), cause, outcome, at_us=now)
         return outcome
 
     def inflight(self) -> Inflight:
@@ -233,6 +223,29 @@ def _tally(connection: Connection, batch_id: str) -> Tally:
         outcomes={row[0] or Outcome.RETRYING.value: row[1] for row in rows},
         objects=int(sum(row[2] for row in rows)),
         size_bytes=int(sum(row[3] for row in rows)),
+    )
+
+
+def _audit_batch(
+    connection: Connection, batch_id: str, topic_id: TopicId, cause: Cause, outcome: Tally, *, at_us: int
+) -> None:
+    span = (func.min(_P.ledger_id).label("first"), func.max(_P.ledger_id).label("last"))
+    names = (func.min(_P.topic).label("topic"), func.max(_P.topic).label("other"))
+    count = func.count(_P.ledger_id.distinct()).label("ledgers")
+    row = connection.execute(select(*span, *names, count).where(_P.batch_id == batch_id)).one()
+    some = select(_P.ledger_id).where(_P.batch_id == batch_id).distinct().order_by(_P.ledger_id).limit(20)
+    ledgers = {"ledgers": row.ledgers, "first": row.first, "last": row.last}
+    sample = {"sample": list(connection.execute(some).scalars())}
+    detail = {"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes}
+    audit(
+        connection,
+        "delete-ledgers",
+        cause,
+        at_us=at_us,
+        topic_id=topic_id,
+        topic=row.topic if row.topic == row.other else None,  # a batch may be of several topics
+        run_id=batch_id,
+        detail=detail | (ledgers | sample if row.ledgers else {}),
     )
 
 

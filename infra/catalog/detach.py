@@ -9,10 +9,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
 from infra.catalog import claims
 from infra.catalog import tables as t
+from infra.catalog.audits import audit
 from infra.catalog.cursors import spans, store, subscription
 from infra.catalog.database import Database
 from infra.catalog.doomed import Doomed, ListView, doomed
@@ -32,6 +33,7 @@ class _Order:
     """Who asks for what, under which name."""
 
     ledger_ids: Sequence[LedgerId] | None
+    force: bool
     batch_id: str
     claim: Claim
     cause: Cause
@@ -64,7 +66,7 @@ class PhaseOne:
     ) -> Detached:
         """See `Deletions.detach`."""
         request = _fingerprint(topic_id, ledger_ids, force=force)
-        order = _Order(ledger_ids=ledger_ids, batch_id=batch_id, claim=claim, cause=cause, request=request)
+        order = _Order(ledger_ids=ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, request=request)
 
         def work(connection: Connection) -> Detached:
             view = self._view(connection, topic_id, lock=True)
@@ -103,7 +105,7 @@ class PhaseOne:
             claims.open_run(connection, result, view.topic_id, order.claim, now, request=order.request)
         if gone.ids:
             raise_version(connection, view.list_id)
-            _audit(connection, view, gone, order.cause)
+            _audit(connection, view, gone, order)
         return result
 
     def _abandon_newborn(self, connection: Connection, view: ListView, batch_id: str) -> int:
@@ -153,22 +155,21 @@ def _close_holes(connection: Connection, view: ListView, removed: Sequence[Ledge
             store(connection, view.topic_id, row.name, moved)
 
 
-def _audit(connection: Connection, view: ListView, gone: Doomed, cause: Cause) -> None:
+def _audit(connection: Connection, view: ListView, gone: Doomed, order: _Order) -> None:
     detail = {
         "ledgers": len(gone.ids),
         "first": gone.ids[0],
         "last": gone.ids[-1],
         "sample": [int(ledger_id) for ledger_id in gone.ids[:20]],
     }
-    connection.execute(
-        insert(t.audit).values(
-            at_us=view.now_us,
-            act="detach",
-            actor=cause.actor,
-            reason=cause.reason,
-            workflow_id=cause.workflow_id,
-            topic_id=view.topic_id,
-            topic=view.topic,
-            detail=detail,
-        )
+    forced = {"forced": True} if order.force else {}
+    audit(
+        connection,
+        "detach",
+        order.cause,
+        at_us=view.now_us,
+        topic_id=view.topic_id,
+        topic=view.topic,
+        run_id=order.batch_id,
+        detail=detail | forced,
     )

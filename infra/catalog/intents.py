@@ -90,7 +90,7 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
         component=found["component"],
         topic_id=TopicId(found["topic_id"]),
         topic=found["topic"],
-        keys=_keys(found["keys"]),
+        keys=keys_of(found["keys"]),
         context=found["context"],
         segments=found["segments"],
         last_segment=found["last_segment"],
@@ -105,7 +105,7 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
     )
 
 
-def _keys(text: str) -> dict[str, str]:
+def keys_of(text: str) -> dict[str, str]:
     """Keys of the component; what cannot be read is left out, so that the intent is found INVALID."""
     try:
         keys = json.loads(text)

@@ -184,6 +184,7 @@ class AuditRow(SQLModel, table=True):
     """A destructive act: who, why, by which workflow, with what outcome."""
 
     __tablename__ = "audit"
+    __table_args__ = (Index("audit_by_topic", "topic_id", "audit_id"), Index("audit_by_run", "run_id"))
     audit_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
     at_us: int = Field(sa_type=Big)
     act: str
@@ -192,6 +193,9 @@ class AuditRow(SQLModel, table=True):
     workflow_id: str
     topic_id: int | None = Field(default=None, sa_type=Big)
     topic: str | None = None
+    run_id: str | None = None  # the batch it was a step of
+    first_ledger: int | None = Field(default=None, sa_type=Big)  # inclusive; none: it is not about ledgers
+    last_ledger: int | None = Field(default=None, sa_type=Big)
     detail: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
 
 

@@ -18,6 +18,16 @@ from logstore.ports.catalog.commits import (
 )
 from logstore.ports.catalog.cursors import Cursors, Subscription
 from logstore.ports.catalog.deletions import Cause, Claim, Deletions, Detached, Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog.inspection import (
+    Decision,
+    FiledIntent,
+    Inspection,
+    KnownCopy,
+    LedgerHistory,
+    LiveLedger,
+    Reference,
+    ReferenceKind,
+)
 from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment
 from logstore.ports.catalog.topics import Topic, Topics, TopicState
 
@@ -29,13 +39,21 @@ __all__ = [
     "Claim",
     "Commits",
     "Cursors",
+    "Decision",
     "Deletions",
     "Detached",
     "Ended",
+    "FiledIntent",
     "Inflight",
+    "Inspection",
+    "KnownCopy",
     "Ledger",
+    "LedgerHistory",
     "Ledgers",
+    "LiveLedger",
     "ProducerAdvance",
+    "Reference",
+    "ReferenceKind",
     "RegisterSegment",
     "Registered",
     "RowRange",

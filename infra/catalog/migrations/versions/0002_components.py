@@ -16,6 +16,11 @@ def upgrade() -> None:
     op.add_column("cursor", sa.Column("snapshot_ledger", _BIG, nullable=True))
     op.add_column("cursor", sa.Column("seeks", _BIG, nullable=False, server_default="0"))
     op.add_column("pending_deletion", sa.Column("keys_left", _BIG, nullable=True))
+    op.add_column("audit", sa.Column("run_id", sa.String(), nullable=True))
+    op.add_column("audit", sa.Column("first_ledger", _BIG, nullable=True))
+    op.add_column("audit", sa.Column("last_ledger", _BIG, nullable=True))
+    op.create_index("audit_by_topic", "audit", ["topic_id", "audit_id"])
+    op.create_index("audit_by_run", "audit", ["run_id"])
     op.create_index("pending_deletion_by_end", "pending_deletion", ["finished_us"])
     op.create_table(
         "schema_version",

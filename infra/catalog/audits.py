@@ -1,0 +1,54 @@
+"""The audit log in SQL: who destroyed what, and why."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, insert
+
+from infra.catalog import tables as t
+from logstore.ports.catalog import Cause
+from logstore.positions import TopicId
+
+
+def audit(
+    connection: Connection,
+    act: str,
+    cause: Cause,
+    *,
+    at_us: int,
+    topic_id: TopicId,
+    topic: str | None,
+    detail: Mapping[str, Any],
+    run_id: str | None = None,
+) -> None:
+    """Write a row, in the transaction of the act itself.
+
+    A detail that names a `ledger`, or its `first` and `last` one (inclusive), is found by these; one that has a
+    `sample` of no fewer than `ledgers` ids concerns those alone.
+
+    Args:
+        connection: In the writing transaction of the act.
+        act: What was done, in kebab-case.
+        cause: Who and why.
+        at_us: The database's clock.
+        topic_id: Whose.
+        topic: Its encoded name; None where the act is of several topics.
+        detail: The outcome, as JSON has it.
+        run_id: The batch that the act was a step of.
+    """
+    one = detail.get("ledger")
+    connection.execute(
+        insert(t.audit).values(
+            at_us=at_us,
+            act=act,
+            actor=cause.actor,
+            reason=cause.reason,
+            workflow_id=cause.workflow_id,
+            topic_id=topic_id,
+            topic=topic,
+            run_id=run_id,
+            first_ledger=detail.get("first", one),
+            last_ledger=detail.get("last", one),
+            detail=dict(detail),
+        )
+    )
