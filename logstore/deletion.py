@@ -76,6 +76,7 @@ class DeletionIntent:
     attempts: int = 0
     last_error: str | None = None
     handed_to: str | None = None  # workflow of its own that holds the claim, or None: its batch works on it
+    damage: str | None = None  # what of the row cannot be read: nothing is deleted on its word
     referenced: bool = False  # a ledger list named this very copy when the row was read
 
     @property
@@ -138,6 +139,8 @@ def refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
 
     Source: PIP-186, section on the second phase; refusals are not retried.
     """
+    if intent.damage:
+        return Outcome.INVALID, f"damaged {intent.damage}"
     if intent.referenced:
         return Outcome.STILL_IN_USE, f"the ledger list references the {intent.copy.value} copy"
     missing = missing_property(intent)

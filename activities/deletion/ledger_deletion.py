@@ -113,9 +113,9 @@ class LedgerDeletion:
             intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
             open_ones = unfinished(intents)
             ended, errors = self._act(open_ones, pulse)
-            self._deletions.finish(ended)
+            self._deletions.finish(ended, holder=request.batch_id)
             raise_if_nothing_answered(ended, errors)
-            self._hand_over(open_ones, {row: sentence(error) for row, error in errors.items()})
+            self._hand_over(request.batch_id, open_ones, {row: sentence(error) for row, error in errors.items()})
         return chunk_result(intents, ended)
 
     def _act(self, intents: list[DeletionIntent], pulse: Pulse) -> tuple[list[Ended], dict[int, SextonError]]:
@@ -135,12 +135,12 @@ class LedgerDeletion:
         intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
         open_ones = unfinished(intents)
         errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones}
-        self._hand_over(open_ones, errors)
+        self._hand_over(request.batch_id, open_ones, errors)
         return chunk_result(intents, [])
 
-    def _hand_over(self, intents: list[DeletionIntent], errors: dict[int, str]) -> None:
+    def _hand_over(self, batch_id: str, intents: list[DeletionIntent], errors: dict[int, str]) -> None:
         names = {one.row_id: delete_ledger_id(key_of(one)) for one in intents if one.row_id in errors}
-        self._deletions.hand_over(names, errors=errors, ttl_s=_CLAIM_S)
+        self._deletions.hand_over(names, batch_id=batch_id, errors=errors, ttl_s=_CLAIM_S)
 
     @activity.defn(name="deletion.delete_one")
     def delete_one(self, request: OneInput) -> OneResult:
@@ -166,7 +166,7 @@ class LedgerDeletion:
             return result_of(intent)
         with Pulse(lambda: self._deletions.hold(intent.row_id, _own_claim()), just_claimed=True) as pulse:
             ended, errors = self._act([intent], pulse)
-            self._deletions.finish(ended)
+            self._deletions.finish(ended, holder=_own_claim().workflow_id)
             if errors:
                 self._keep(intent, errors[intent.row_id], request.retry_interval_s)
                 raise later(errors[intent.row_id], request.retry_interval_s)
@@ -197,7 +197,8 @@ class LedgerDeletion:
         except StaleCatalog as error:
             return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
         if intent.state is DeletionState.PENDING:
-            self._deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=request.error)])
+            letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=request.error)
+            self._deletions.finish([letter], holder=_own_claim().workflow_id)
             return OneResult(outcome=Outcome.DEAD_LETTERED, detail=request.error)
         return result_of(intent)
 

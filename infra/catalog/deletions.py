@@ -6,14 +6,26 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+    union_all,
+    update,
+)
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.claims import claimed_by, holder
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
-from infra.catalog.intents import to_intent
+from infra.catalog.intents import INTENT, is_dead_letter, outcome_of, to_intent
 from infra.catalog.ledgers import require_epoch
 from infra.catalog.many import any_of
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
@@ -47,7 +59,7 @@ class SqlDeletions(PhaseOne):
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """See `Deletions.intents`."""
         rows = (_P.batch_id == batch_id, _P.row_id >= chunk.first, _P.row_id <= chunk.last)
-        query = select(t.pending_deletion).where(*rows).order_by(_P.row_id)
+        query = select(*INTENT).where(*rows).order_by(_P.row_id)
         return self._db.read(lambda connection: _with_references(connection, connection.execute(query).all()))
 
     def renew(self, batch_id: str, claim: Claim) -> None:
@@ -63,17 +75,18 @@ class SqlDeletions(PhaseOne):
         if not connection.execute(renewed).rowcount:
             raise _not_renewed(connection, batch_id, claim)
 
-    def finish(self, ended: Sequence[Ended]) -> None:
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> None:
         """See `Deletions.finish`."""
         if ended:
             with effect("catalog.finish"):
-                self._db.write(lambda connection: self._finish(connection, ended))
+                self._db.write(lambda connection: self._finish(connection, ended, holder))
 
-    def _finish(self, connection: Connection, ended: Sequence[Ended]) -> None:
+    def _finish(self, connection: Connection, ended: Sequence[Ended], holder: str) -> None:
         now = self._db.now_us(connection)
+        still_its = or_(_P.claim_workflow == holder, _P.batch_id == holder)
         statement = (
             update(t.pending_deletion)
-            .where(_P.row_id == bindparam("row"), _P.state == _PENDING)
+            .where(_P.row_id == bindparam("row"), _P.state == _PENDING, still_its)
             .values(
                 state=bindparam("new_state"),
                 outcome=bindparam("new_outcome"),
@@ -87,19 +100,20 @@ class SqlDeletions(PhaseOne):
         )
         connection.execute(statement, [_ending(item) for item in sorted(ended, key=attrgetter("row_id"))])
 
-    def hand_over(self, row_ids: Mapping[int, str], *, errors: Mapping[int, str], ttl_s: float) -> None:
+    def hand_over(self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float) -> None:
         """See `Deletions.hand_over`."""
         if row_ids:
             with effect("catalog.hand_over"):
-                self._db.write(lambda connection: self._hand_over(connection, row_ids, errors, ttl_s))
+                self._db.write(lambda connection: self._hand_over(connection, row_ids, batch_id, errors, ttl_s))
 
     def _hand_over(
-        self, connection: Connection, row_ids: Mapping[int, str], errors: Mapping[int, str], ttl_s: float
+        self, connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], ttl_s: float
     ) -> None:
         until = self._db.now_us(connection) + int(ttl_s * 1_000_000)
+        free = (_P.state == _PENDING, _P.batch_id == batch_id, _P.claim_workflow.is_(None))
         statement = (
             update(t.pending_deletion)
-            .where(_P.row_id == bindparam("row"), _P.state == _PENDING, _P.claim_workflow.is_(None))
+            .where(_P.row_id == bindparam("row"), *free)
             .values(
                 claim_workflow=bindparam("workflow"),
                 claim_until_us=until,
@@ -131,7 +145,7 @@ class SqlDeletions(PhaseOne):
             return self._db.write(work)
 
     def _take(self, connection: Connection, key: ColumnElement[bool], claim: Claim, *, attempt: bool) -> DeletionIntent:
-        row = connection.execute(select(t.pending_deletion).where(key).with_for_update()).first()
+        row = connection.execute(select(*INTENT).where(key).with_for_update()).first()
         if row is None:
             raise UnknownObject(
                 "deletion", expected="an intent that was filed and not yet removed", found=claim.workflow_id
@@ -144,7 +158,7 @@ class SqlDeletions(PhaseOne):
             raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {other}")
         attempts = row.attempts + int(attempt)
         taken = update(t.pending_deletion).where(key).values(attempts=attempts, **claimed_by(claim, now))
-        return _with_references(connection, [connection.execute(taken.returning(t.pending_deletion)).one()])[0]
+        return _with_references(connection, [connection.execute(taken.returning(*INTENT)).one()])[0]
 
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
         """See `Deletions.hold`."""
@@ -180,19 +194,17 @@ class SqlDeletions(PhaseOne):
 
     def inflight(self) -> Inflight:
         """See `Deletions.inflight`."""
-        left = (_PENDING, DeletionState.DEAD_LETTERED.value)  # by name: read through the index, past what is deleted
-        query = select(_P.state, func.count()).where(_P.state.in_(left)).group_by(_P.state)
+        each, gone = select(_P.state, func.count()).group_by(_P.state), DeletionState.DELETED.value
+        query = union_all(each.where(_P.state < gone), each.where(_P.state > gone))  # through the index, past what went
         counts = {row[0]: row[1] for row in self._db.read(lambda connection: connection.execute(query).all())}
-        return Inflight(
-            estimated_inflight=counts.get(_PENDING, 0),
-            dead_lettered=counts.get(DeletionState.DEAD_LETTERED.value, 0),
-        )
+        pending = counts.pop(_PENDING, 0)
+        return Inflight(estimated_inflight=pending, dead_lettered=sum(counts.values()))
 
     def list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
         """See `Deletions.list`."""
-        query = select(t.pending_deletion).order_by(_P.row_id.desc()).limit(limit)
+        query = select(*INTENT).order_by(_P.row_id.desc()).limit(limit)
         if state:
-            query = query.where(_P.state == state.value)
+            query = query.where(is_dead_letter() if state is DeletionState.DEAD_LETTERED else _P.state == state.value)
         return [to_intent(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
 
 
@@ -217,10 +229,11 @@ def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonE
 
 def _tally(connection: Connection, batch_id: str) -> Tally:
     sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
-    query = select(_P.outcome, *sums).where(_P.batch_id == batch_id).group_by(_P.outcome)
-    rows = connection.execute(query).all()
+    query = select(_P.state, _P.outcome, *sums).where(_P.batch_id == batch_id).group_by(_P.state, _P.outcome)
+    rows = [(outcome_of(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
+    names = sorted({row[0].value for row in rows})
     return Tally(
-        outcomes={row[0] or Outcome.RETRYING.value: row[1] for row in rows},
+        outcomes={name: sum(row[1] for row in rows if row[0] == name) for name in names},
         objects=int(sum(row[2] for row in rows)),
         size_bytes=int(sum(row[3] for row in rows)),
     )

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, true
 from infra.catalog import tables as t
 from infra.catalog.claims import stalled
 from infra.catalog.database import Database
-from infra.catalog.intents import to_intent
+from infra.catalog.intents import INTENT, to_intent
 from infra.catalog.references import live_copies, live_row, references
 from logstore.errors import UnknownObject
 from logstore.ledgers import LedgerState
@@ -81,7 +81,7 @@ def _live(row: Row[Any]) -> LiveLedger:
 
 def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[FiledIntent]:
     p = t.pending_deletion.c
-    query = select(t.pending_deletion, stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
+    query = select(*INTENT, stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
     return [
         FiledIntent(
             intent=to_intent(row),

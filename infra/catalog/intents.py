@@ -3,7 +3,22 @@
 import json
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, literal, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    RowMapping,
+    Text,
+    and_,
+    cast,
+    delete,
+    exists,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from infra.catalog import tables as t
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
@@ -77,38 +92,87 @@ def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
     connection.execute(update(t.pending_deletion).where(*ended).values(again))
 
 
+INTENT: tuple[ColumnElement[Any], ...] = (
+    *(column for column in t.pending_deletion.c if column.name != "context"),
+    cast(t.pending_deletion.c.context, Text).label("context"),
+)
+"""What `to_intent` reads; the context as text, so that one that is no JSON spoils no other row's reading."""
+
+
 def to_intent(row: Row[Any]) -> DeletionIntent:
-    """A row of `pending_deletion` as the value that phase two works on."""
+    """A row of `INTENT` as the value that phase two works on.
+
+    One that was damaged by hand becomes an intent that says so, for an error here would stop its whole chunk
+    (YahooArchive/bookkeeper#17).
+    """
     found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
+    damage = _damage(found)
     return DeletionIntent(
         row_id=found["row_id"],
         batch_id=found["batch_id"],
         ledger_id=LedgerId(found["ledger_id"]),
-        copy=CopyKind(found["copy"]),
+        copy=CopyKind(found["copy"]) if found["copy"] in set(CopyKind) else CopyKind.LEDGER,
         generation=found["generation"],
         application=found["application"],
         component=found["component"],
         topic_id=TopicId(found["topic_id"]),
         topic=found["topic"],
         keys=keys_of(found["keys"]),
-        context=found["context"],
+        context=_object(found["context"]) or {},
         segments=found["segments"],
         last_segment=found["last_segment"],
         ledger_created_us=found["ledger_created_us"],
         size_bytes=found["size_bytes"],
         epoch=found["epoch"],
-        state=DeletionState(found["state"]),
-        outcome=Outcome(found["outcome"]) if found["outcome"] else None,
+        state=state_of(found["state"]),
+        outcome=outcome_of(found["state"], found["outcome"]),
         attempts=found["attempts"],
-        last_error=found["last_error"],
+        last_error=found["last_error"] or (damage and f"damaged {damage}"),
         handed_to=found["claim_workflow"],
+        damage=damage,
     )
 
 
+def is_dead_letter() -> ColumnElement[bool]:
+    """Whatever is neither on its way nor gone, a state that nobody knows included; ranges, for an index to read."""
+    state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
+    return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
+
+
+def state_of(stored: str) -> DeletionState:
+    """The state that a stored text means; an unknown one is a dead letter: listed, and never acted on."""
+    return DeletionState(stored) if stored in set(DeletionState) else DeletionState.DEAD_LETTERED
+
+
+def outcome_of(state: str, outcome: str | None) -> Outcome | None:
+    """The outcome that a row's texts mean; what cannot be read is what the state alone says."""
+    if state not in set(DeletionState):
+        return Outcome.INVALID
+    if outcome in set(Outcome):
+        return Outcome(outcome)
+    return None if state == DeletionState.PENDING else Outcome(state)
+
+
 def keys_of(text: str) -> dict[str, str]:
-    """Keys of the component; what cannot be read is left out, so that the intent is found INVALID."""
+    """Keys of the component; what cannot be read is left out."""
+    return {name: str(value) for name, value in (_object(text) or {}).items()}
+
+
+def _damage(found: RowMapping) -> str | None:
+    """What of a row cannot be read, or None."""
+    fine = {
+        "state": found["state"] in set(DeletionState),
+        "copy": found["copy"] in set(CopyKind),
+        "keys": _object(found["keys"]) is not None,
+        "context": _object(found["context"]) is not None,
+    }
+    return next((f"{name} (found {str(found[name])[:80]!r})" for name, well in fine.items() if not well), None)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """A JSON object, or None for anything else."""
     try:
-        keys = json.loads(text)
+        found = json.loads(text)
     except ValueError:
-        return {}
-    return {str(name): str(value) for name, value in keys.items()} if isinstance(keys, dict) else {}
+        return None
+    return found if isinstance(found, dict) else None

@@ -6,9 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from activities.deletion import ChunkResult, IntentKey, pulse
+from activities.deletion.phase_two import Examination, remove
+from activities.deletion.pulse import Pulse
 from logstore import failpoints
+from logstore.deletion import DeletionIntent, DeletionState, Finding, StoredCopy
 from logstore.errors import AlreadyExists, ClaimHeld, StoreUnavailable
 from logstore.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World, chunk_input, environment, payload_bytes, run
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -162,7 +166,7 @@ def test_chunk_copy_still_listed_is_refused(world: World) -> None:
         ("component='SCHEMA_STORAGE'", "key 'schema'"),
         ("component='DELAYED_INDEX'", "key 'bucket'"),
         ("component='TXN_SNAPSHOT'", "key 'snapshot'"),
-        ("component='MANAGED_CURSOR', keys='no json'", "key 'cursor'"),
+        ("component='MANAGED_CURSOR', keys='no json'", "damaged keys"),
         ("copy='OFFLOADED_LEDGER'", "uuid of the offload context"),
     ],
 )
@@ -386,3 +390,58 @@ def test_chunk_result_of_failures_only_stays_below_256_kb() -> None:
     """A thousand rows that all fail, with the longest ids, fit in one payload (temporalio/sdk-python#1285)."""
     worst = [IntentKey(ledger_id=2**63 - 1, copy="OFFLOADED_LEDGER", generation=2**31) for _ in range(1000)]
     assert payload_bytes(ChunkResult(outcomes={"RETRYING": 1000}, alone=worst)) < 128_000
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "outcome"),
+    [
+        ("keys", "{not json", "INVALID"),
+        ("context", "{not json", "INVALID"),
+        ("copy", "LEGDER", "INVALID"),
+        ("state", "PENDNIG", "INVALID"),
+    ],
+)
+def test_chunk_damaged_row_does_not_keep_its_neighbours(world: World, column: str, value: str, outcome: str) -> None:
+    """One bad row neither deletes nor spares the others (YahooArchive/bookkeeper#17; n 21)."""
+    ledgers = world.fill(3)
+    world.detach()
+    world.sql(f"UPDATE pending_deletion SET {column} = :value WHERE ledger_id = :id", value=value, id=ledgers[1])
+    result = delete(world)
+    assert (result.outcomes, result.alone) == ({"DELETED": 2, outcome: 1}, [])
+    assert [bool(world.left_of(ledger)) for ledger in ledgers] == [False, True, False]
+    assert world.outcomes() == {"DELETED": 2, outcome: 1}
+    (letter,) = world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    assert (letter.last_error or "").startswith(f"damaged {column} (found ")
+
+
+def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
+    """Another workflow took the work over while storage deleted: no row gets an error or an outcome from us."""
+    world.fill(1)
+    world.detach()
+    (intent,) = world.intents()
+    found = Examination(copies={intent.row_id: (intent, StoredCopy(finding=Finding.OWN))})
+
+    class TakenOver:
+        def inspect(self, intent: DeletionIntent) -> StoredCopy:
+            raise NotImplementedError
+
+        def remove(self, copies: object, *, on_progress: Callable[[int], None]) -> dict[int, Removal]:
+            raise ClaimHeld("taken over")
+
+    with pytest.raises(ClaimHeld, match="taken over"):
+        environment().run(remove, found, {intent.copy.value: TakenOver()}, Pulse(lambda: None))
+
+
+def test_chunk_whose_rows_another_batch_took_up_meanwhile_ends_none_of_them(world: World) -> None:
+    """A zombie of an old batch may delete what is ours anyway, and leaves the rows to whoever has them now."""
+    (ledger,) = world.fill(1)
+    world.detach()
+    adopt = "UPDATE pending_deletion SET batch_id = 'other'"
+    world.objects.plan(at(ledger, Operation.LIST, FaultKind.CALL, action=lambda: void(world.sql(adopt))))
+    delete(world)
+    (row,) = world.intents("other")
+    assert (row.state, row.outcome, row.attempts) == (DeletionState.PENDING, None, 0)
+
+
+def void(_: object) -> None:
+    """Return nothing, as an action must."""

@@ -239,7 +239,7 @@ def _handed_over(house: House) -> IntentKey:
     house.world.detach()
     (intent,) = house.world.intents()
     name = f"delete-ledger/{ledger}/LEDGER/1"
-    house.world.catalog.deletions.hand_over({intent.row_id: name}, errors={}, ttl_s=60)
+    house.world.catalog.deletions.hand_over({intent.row_id: name}, batch_id=intent.batch_id, errors={}, ttl_s=60)
     return house.world.key(ledger)
 
 

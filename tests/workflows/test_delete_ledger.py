@@ -22,7 +22,7 @@ def handed_over(house: House) -> tuple[LedgerId, IntentKey]:
     key = house.world.key(ledger)
     name = f"delete-ledger/{ledger}/LEDGER/1"
     (intent,) = house.world.intents()
-    house.world.catalog.deletions.hand_over({intent.row_id: name}, errors={}, ttl_s=60)
+    house.world.catalog.deletions.hand_over({intent.row_id: name}, batch_id=intent.batch_id, errors={}, ttl_s=60)
     return ledger, key
 
 

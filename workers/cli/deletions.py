@@ -7,7 +7,7 @@ import typer
 from logstore.deletion import DeletionIntent, DeletionState
 from workers.cli.command import command, group
 from workers.cli.context import Session
-from workers.cli.output import Answer, topic_shown
+from workers.cli.output import Answer, note, topic_shown
 
 deletion = group("deletion", "Deletions on their way, and those that failed.")
 
@@ -27,8 +27,10 @@ def inflight(session: Session) -> Answer:
 @command(deletion, "list", examples=["sexton deletion list --state DEAD_LETTERED", "sexton deletion list --json"])
 def list_(session: Session, *, state: State = None, limit: Limit = 100) -> Answer:
     """List deletions with outcome, attempts and last error, newest first."""
-    rows = [_row(intent) for intent in session.log.catalog.deletions.list(state, limit=limit)]
-    return Answer(document=rows, empty="no deletions")
+    found = session.log.catalog.deletions.list(state, limit=limit + 1)
+    if len(found) > limit:
+        note(f"there are more: shown are the newest {limit:,}; --limit shows as many as you say")
+    return Answer(document=[_row(intent) for intent in found[:limit]], empty="no deletions")
 
 
 def _row(intent: DeletionIntent) -> dict[str, object]:

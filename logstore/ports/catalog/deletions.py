@@ -122,13 +122,24 @@ class Deletions(Protocol):
             ClaimHeld: Another workflow holds it, or it is finished.
         """
 
-    def finish(self, ended: Sequence[Ended]) -> None:
-        """Record outcomes of rows that are still PENDING; a row that ended before keeps its outcome."""
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> None:
+        """Record outcomes of rows that are still PENDING and still the holder's; others keep what they have.
 
-    def hand_over(self, row_ids: Mapping[int, str], *, errors: Mapping[int, str], ttl_s: float) -> None:
-        """Move claims of PENDING rows to the workflows named; counts as their first attempt.
+        Args:
+            ended: How each row ended.
+            holder: The workflow that claimed the rows, or the batch that they are in. A batch may end what it has
+                handed over: of two attempts of a chunk, the one that is heard may be the one that succeeded.
 
-        Rows already handed over keep their claim.
+        A row that a sweep, a trim or a redrive gave to another batch since is left to that one, even where storage
+        confirmed that all of it was gone: that was true when storage was asked, but the creator of a newborn ledger
+        may have put its `meta.json` since, and its row was opened again for that. Who has the row now asks anew, and
+        at the worst finds nothing: an outcome as good, of which only the count of objects is lost.
+        """
+
+    def hand_over(self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float) -> None:
+        """Move claims of PENDING rows of the batch to the workflows named; counts as their first attempt.
+
+        Rows already handed over keep their claim, and rows that another batch took up since are left to it.
         """
 
     def take(

@@ -60,14 +60,14 @@ def test_ranges_cover_unfinished_rows_once_and_page_on(world: World) -> None:
     assert deletions.ranges("b", after=rows[5], rows=3, limit=2) == [RowRange(first=rows[6], last=rows[6], rows=1)]
     assert deletions.ranges("b", after=rows[6], rows=3, limit=2) == []
     assert deletions.ranges("nobody", after=0, rows=3, limit=2) == []
-    deletions.finish([Ended(row_id=row, outcome=Outcome.DELETED) for row in rows[:4]])
+    deletions.finish([Ended(row_id=row, outcome=Outcome.DELETED) for row in rows[:4]], holder="b")
     assert deletions.ranges("b", after=0, rows=3, limit=9) == [RowRange(first=rows[4], last=rows[6], rows=3)]
 
 
 def test_intents_of_a_range_are_ascending_finished_or_not(world: World) -> None:
     """A chunk that is done again sees what was done, so that it can skip it."""
     intents = _batch(world, 4)
-    world.catalog.deletions.finish([_ended(intents[1])])
+    world.catalog.deletions.finish([_ended(intents[1])], holder="b")
     found = world.catalog.deletions.intents("b", RowRange(first=intents[1].row_id, last=intents[2].row_id, rows=2))
     assert [one.row_id for one in found] == [intents[1].row_id, intents[2].row_id]
     assert [one.outcome for one in found] == [Outcome.DELETED, None]
@@ -78,16 +78,16 @@ def test_finish_row_that_ended_keeps_its_first_outcome(world: World) -> None:
     """A zombie that finishes late changes nothing: state, outcome, counts and error stay (PostHog#78455)."""
     intent = _batch(world, 1)[0]
     deletions = world.catalog.deletions
-    deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DELETED, objects=5, size_bytes=50)])
+    deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DELETED, objects=5, size_bytes=50)], holder="b")
     first = _now(world, intent)
-    deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, objects=1, error="late")])
-    deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.ALREADY_GONE)])
-    deletions.hand_over({intent.row_id: "late"}, errors={intent.row_id: "late"}, ttl_s=60)
+    deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, objects=1, error="late")], holder="b")
+    deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.ALREADY_GONE)], holder="b")
+    deletions.hand_over({intent.row_id: "late"}, batch_id="b", errors={intent.row_id: "late"}, ttl_s=60)
     deletions.hold(intent.row_id, claim("w"), error="late")
     assert _now(world, intent) == first
     assert (first.state, first.outcome) == (DeletionState.DELETED, Outcome.DELETED)
     assert deletions.tally("b") == Tally(outcomes={"DELETED": 1}, objects=5, size_bytes=50)
-    deletions.finish([])
+    deletions.finish([], holder="b")
 
 
 def test_finish_thirty_two_at_once_one_outcome_stands(world: World) -> None:
@@ -97,7 +97,7 @@ def test_finish_thirty_two_at_once_one_outcome_stands(world: World) -> None:
 
     def finish(number: int) -> None:
         order = intents if number % 2 else intents[::-1]
-        world.catalog.deletions.finish([_ended(one, outcomes[number % 2], objects=number) for one in order])
+        world.catalog.deletions.finish([_ended(one, outcomes[number % 2], objects=number) for one in order], holder="b")
 
     assert set(race(finish)) == {None}
     found = world.catalog.deletions.intents("b", _ALL)
@@ -111,7 +111,7 @@ def test_finish_thirty_two_at_once_one_outcome_stands(world: World) -> None:
 def test_finish_outcome_decides_the_state(world: World, outcome: Outcome) -> None:
     """Success is DELETED; refusals and exhausted attempts stay listed with their reason, never dropped (PIP-186)."""
     intent = _batch(world, 1)[0]
-    world.catalog.deletions.finish([Ended(row_id=intent.row_id, outcome=outcome, error="why")])
+    world.catalog.deletions.finish([Ended(row_id=intent.row_id, outcome=outcome, error="why")], holder="b")
     found = _now(world, intent)
     assert (found.state, found.outcome, found.last_error) == (outcome.state, outcome, "why")
     dead = outcome.state is DeletionState.DEAD_LETTERED
@@ -119,11 +119,39 @@ def test_finish_outcome_decides_the_state(world: World, outcome: Outcome) -> Non
     assert world.catalog.deletions.list(outcome.state, limit=9) == [found]
 
 
+def test_finish_and_hand_over_leave_a_row_that_another_batch_took_up(world: World) -> None:
+    """A zombie of the old batch neither ends nor moves what is another's now, whatever it saw (PostHog#78455)."""
+    intent = _batch(world, 1, ttl_s=-1)[0]
+    assert world.phase_one(intent.topic_id, batch_id="taker", by="next").intents == 1
+    (adopted,) = world.catalog.deletions.intents("taker", _ALL)
+    deletions = world.catalog.deletions
+    for outcome in (Outcome.DELETED, Outcome.ALREADY_GONE, Outcome.METADATA_MISMATCH):
+        deletions.finish([_ended(adopted, outcome)], holder="b")
+    deletions.hand_over({adopted.row_id: "late"}, batch_id="b", errors={}, ttl_s=60)
+    assert deletions.intents("taker", _ALL) == [adopted]
+    deletions.finish([_ended(adopted)], holder="taker")
+    assert _now(world, adopted).outcome is Outcome.DELETED
+
+
+@pytest.mark.parametrize("holder", ["b", "own"])
+def test_finish_row_with_a_workflow_of_its_own_is_that_ones_or_its_batchs(world: World, holder: str) -> None:
+    """Of two attempts of a chunk one may hand over what the other deleted; who never held the row ends nothing."""
+    intent = _batch(world, 1)[0]
+    deletions = world.catalog.deletions
+    deletions.hand_over({intent.row_id: "own"}, batch_id="b", errors={}, ttl_s=60)
+    before = _now(world, intent)
+    for stranger in ("w", "somebody"):
+        deletions.finish([_ended(intent)], holder=stranger)
+    assert _now(world, intent) == before
+    deletions.finish([_ended(intent)], holder=holder)
+    assert _now(world, intent).outcome is Outcome.DELETED
+
+
 def test_hand_over_moves_the_claim_and_counts_the_first_attempt(world: World) -> None:
     """A row handed over is held by its own workflow, even when its batch's claim has died."""
     mine, other = _batch(world, 2, ttl_s=-1)
     deletions = world.catalog.deletions
-    deletions.hand_over({mine.row_id: "delete-ledger/1"}, errors={mine.row_id: "slow down"}, ttl_s=60)
+    deletions.hand_over({mine.row_id: "delete-ledger/1"}, batch_id="b", errors={mine.row_id: "slow down"}, ttl_s=60)
     found = _now(world, mine)
     assert (found.attempts, found.last_error, found.handed_to) == (1, "slow down", "delete-ledger/1")
     assert _now(world, other) == other
@@ -137,12 +165,12 @@ def test_hand_over_again_keeps_the_claim(world: World) -> None:
     """A repeated hand-over, to the same workflow or another, neither moves the claim nor counts again."""
     intent = _batch(world, 1)[0]
     deletions = world.catalog.deletions
-    deletions.hand_over({intent.row_id: "first"}, errors={}, ttl_s=60)
+    deletions.hand_over({intent.row_id: "first"}, batch_id="b", errors={}, ttl_s=60)
     before = _now(world, intent)
-    deletions.hand_over({intent.row_id: "second"}, errors={intent.row_id: "again"}, ttl_s=600)
+    deletions.hand_over({intent.row_id: "second"}, batch_id="b", errors={intent.row_id: "again"}, ttl_s=600)
     assert _now(world, intent) == before
     assert (before.attempts, before.handed_to) == (1, "first")
-    deletions.hand_over({}, errors={}, ttl_s=60)
+    deletions.hand_over({}, batch_id="b", errors={}, ttl_s=60)
 
 
 def test_take_while_another_workflow_is_at_work_is_refused(world: World) -> None:
@@ -182,7 +210,7 @@ def test_take_thirty_two_at_once_exactly_one_holds(world: World) -> None:
 def test_take_finished_row_is_returned_as_it_is(world: World) -> None:
     """A workflow that comes late learns the outcome and counts no attempt beyond the batch's (PIP-186, idempotency)."""
     intent = _batch(world, 1)[0]
-    world.catalog.deletions.finish([_ended(intent)])
+    world.catalog.deletions.finish([_ended(intent)], holder="b")
     taken = world.catalog.deletions.take(intent.ledger_id, intent.copy, intent.generation, claim("somebody"))
     assert (taken.outcome, taken.attempts, taken.handed_to) == (Outcome.DELETED, 1, None)
 
@@ -252,19 +280,19 @@ def test_tally_repeated_work_counts_once(world: World) -> None:
     deletions = world.catalog.deletions
     assert deletions.tally("nobody") == Tally(outcomes={}, objects=0, size_bytes=0)
     for _ in range(3):
-        deletions.finish([_ended(one) for one in intents[:2]])
-        deletions.finish([_ended(intents[2], Outcome.METADATA_MISMATCH, objects=0)])
-        deletions.hand_over({intents[3].row_id: "own"}, errors={}, ttl_s=60)
+        deletions.finish([_ended(one) for one in intents[:2]], holder="b")
+        deletions.finish([_ended(intents[2], Outcome.METADATA_MISMATCH, objects=0)], holder="b")
+        deletions.hand_over({intents[3].row_id: "own"}, batch_id="b", errors={}, ttl_s=60)
     expected = {"DELETED": 2, "METADATA_MISMATCH": 1, "RETRYING": 1}
     assert deletions.tally("b") == Tally(outcomes=expected, objects=4, size_bytes=40)
-    deletions.finish([_ended(intents[3], objects=1)])
+    deletions.finish([_ended(intents[3], objects=1)], holder="own")
     assert deletions.tally("b").outcomes == {"DELETED": 3, "METADATA_MISMATCH": 1}
 
 
 def test_close_audits_once_and_lets_go(world: World) -> None:
     """Every destructive act leaves one row, however often the end is reported; what is left over is stalled."""
     intents = _batch(world, 2)
-    world.catalog.deletions.finish([_ended(intents[0])])
+    world.catalog.deletions.finish([_ended(intents[0])], holder="b")
     race(lambda _: world.catalog.deletions.close("b", CAUSE), 8)
     (row,) = world.audited("delete-ledgers")
     assert (row.actor, row.reason, row.workflow_id) == ("tests", "a test", "w")
@@ -279,8 +307,8 @@ def test_inflight_counts_unfinished_and_dead_lettered(world: World) -> None:
     deletions = world.catalog.deletions
     assert deletions.inflight() == Inflight(estimated_inflight=0, dead_lettered=0)
     intents = _batch(world, 5)
-    deletions.hand_over({intents[0].row_id: "own"}, errors={}, ttl_s=60)
-    deletions.finish([_ended(intents[1]), _ended(intents[2], Outcome.DEAD_LETTERED)])
+    deletions.hand_over({intents[0].row_id: "own"}, batch_id="b", errors={}, ttl_s=60)
+    deletions.finish([_ended(intents[1]), _ended(intents[2], Outcome.DEAD_LETTERED)], holder="b")
     assert deletions.inflight() == Inflight(estimated_inflight=3, dead_lettered=1)
 
 
@@ -290,7 +318,7 @@ def test_list_is_newest_first_by_state_and_limited(world: World) -> None:
     rows = [one.row_id for one in intents]
     deletions = world.catalog.deletions
     assert [one.row_id for one in deletions.list(None, limit=2)] == [rows[2], rows[1]]
-    deletions.finish([_ended(intents[2])])
+    deletions.finish([_ended(intents[2])], holder="b")
     assert [one.row_id for one in deletions.list(DeletionState.PENDING, limit=9)] == [rows[1], rows[0]]
     assert deletions.list(DeletionState.DEAD_LETTERED, limit=9) == []
 

@@ -79,7 +79,7 @@ def test_attach_of_a_newborn_abandoned_too_early_lets_phase_two_look_again(world
     world.age(late, seconds=601)
     world.phase_one(topic.topic_id)
     row = world.catalog.deletions.list(None, limit=1)[0]
-    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)])
+    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder=row.batch_id)
     assert not world.catalog.ledgers.attach(late, after=None)
     assert world.catalog.deletions.inflight().estimated_inflight == 1
     assert world.phase_one(topic.topic_id).intents == 1
@@ -226,9 +226,10 @@ def test_detach_ids_that_ended_before_answers_their_outcomes(world: World) -> No
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 4)
     world.phase_one(topic.topic_id, ledgers[:2])
-    rows = [intent.row_id for intent in world.catalog.deletions.list(None, limit=9)]
+    rows = world.catalog.deletions.list(None, limit=9)
     outcomes = (Outcome.DELETED, Outcome.METADATA_MISMATCH)
-    world.catalog.deletions.finish([Ended(row_id=r, outcome=o) for r, o in zip(rows, outcomes, strict=True)])
+    ended = [Ended(row_id=row.row_id, outcome=one) for row, one in zip(rows, outcomes, strict=True)]
+    world.catalog.deletions.finish(ended, holder=rows[0].batch_id)
     again = world.phase_one(topic.topic_id, ledgers[:3], batch_id="again")
     assert again == Detached(batch_id="again", ledgers=1, intents=1, finished={"DELETED": 1, "METADATA_MISMATCH": 1})
     assert world.phase_one(topic.topic_id, ledgers[:3], batch_id="again") == again

@@ -118,7 +118,8 @@ def test_ledger_that_was_detached_is_shown_with_its_intents_and_decisions(sql_wo
     assert [(one.state, one.intent.topic) for one in waiting.copies] == [("PENDING", topic.name)]
     assert [(one.stalled, one.finished_us) for one in waiting.intents] == [(False, None)]
     row = waiting.intents[0].intent.row_id
-    sql_world.catalog.deletions.finish([Ended(row_id=row, outcome=Outcome.DELETED, objects=3, size_bytes=30)])
+    end = Ended(row_id=row, outcome=Outcome.DELETED, objects=3, size_bytes=30)
+    sql_world.catalog.deletions.finish([end], holder="b")
     sql_world.catalog.deletions.close("b", CAUSE)
     (ended,) = _ledger(sql_world, a).intents
     assert (ended.intent.state, ended.objects_deleted, ended.bytes_deleted) == (DeletionState.DELETED, 3, 30)

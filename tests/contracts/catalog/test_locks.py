@@ -264,8 +264,8 @@ def test_finish_hand_over_and_hold_behind_a_finish_change_nothing(sql_world: Sql
     held = "UPDATE pending_deletion SET state = 'DELETED', outcome = 'DELETED', attempts = 1, claim_workflow = NULL"
     late = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error="late")
     works: list[Callable[[], object]] = [
-        lambda: deletions.finish([late]),
-        lambda: deletions.hand_over({intent.row_id: "late"}, errors={intent.row_id: "late"}, ttl_s=60),
+        lambda: deletions.finish([late], holder="w"),
+        lambda: deletions.hand_over({intent.row_id: "late"}, batch_id=intent.batch_id, errors={}, ttl_s=60),
         lambda: deletions.hold(intent.row_id, claim("w"), error="late"),
     ]
     for work in works:
@@ -280,8 +280,9 @@ def test_finish_hand_over_and_hold_behind_a_finish_change_nothing(sql_world: Sql
 def test_hand_over_behind_a_take_leaves_the_claim(sql_world: SqlWorld) -> None:
     """A row claimed while we waited keeps its holder."""
     intent = _intent(sql_world, ttl_s=60)
+    second, batch_id = {intent.row_id: "second"}, intent.batch_id
     hand_over = sql_world.catalog.deletions.hand_over
-    _behind(sql_world, [_CLAIMED], lambda: hand_over({intent.row_id: "second"}, errors={}, ttl_s=60))
+    _behind(sql_world, [_CLAIMED], lambda: hand_over(second, batch_id=batch_id, errors={}, ttl_s=60))
     assert [one.handed_to for one in sql_world.catalog.deletions.list(None, limit=9)] == ["first"]
 
 

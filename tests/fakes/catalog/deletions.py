@@ -48,27 +48,27 @@ class FakeDeletions(FakePhaseOne):
                 raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found {run.holder}")
             run.holder, run.until_us = claim.workflow_id, self._catalog.until_us(claim.ttl_s)
 
-    def finish(self, ended: Sequence[Ended]) -> None:
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> None:
         """See the port."""
         if not ended:
             return
         with effect("catalog.finish"), self._catalog.lock:
             for end in ended:
                 row = self._catalog.intent_rows[end.row_id]
-                if row.state is not DeletionState.PENDING:
+                if row.state is not DeletionState.PENDING or holder not in {row.handed_to, row.batch_id}:
                     continue
                 attempts = row.attempts or 1  # a batch's only try
                 self._catalog.confirmed[end.row_id] = (end.objects, end.size_bytes)
                 self._store(row, state=end.outcome.state, outcome=end.outcome, attempts=attempts, last_error=end.error)
 
-    def hand_over(self, row_ids: Mapping[int, str], *, errors: Mapping[int, str], ttl_s: float) -> None:
+    def hand_over(self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float) -> None:
         """See the port."""
         if not row_ids:
             return
         with effect("catalog.hand_over"), self._catalog.lock:
             for row_id, workflow_id in row_ids.items():
                 row = self._catalog.intent_rows[row_id]
-                if row.state is DeletionState.PENDING and row.handed_to is None:
+                if (row.state, row.batch_id, row.handed_to) == (DeletionState.PENDING, batch_id, None):
                     claim = Claim(workflow_id=workflow_id, run_id="", ttl_s=ttl_s)
                     self._store(row, claim, attempts=row.attempts + 1, last_error=errors.get(row_id))
 

@@ -262,3 +262,30 @@ def test_postgres_killed_and_back_serves_what_was_committed(
         postgres.start()
     assert catalog.topics.all() == [topic]
     assert catalog.ledgers.create(topic.topic_id, application="sexton").ledger_id == 0
+
+
+def test_number_that_no_database_holds_is_invalid_input(url: str, connect: Connect) -> None:
+    """SQLite's driver and PostgreSQL refuse it each in their own way; the caller reads one sentence, and no bug."""
+    database = connect(url)
+    upgrade(database)
+
+    def store(connection: Connection) -> None:
+        connection.execute(text("UPDATE catalog SET next_ledger_id = :number"), {"number": 2**70})
+
+    with pytest.raises(InvalidInput, match="value: expected") as caught:
+        database.write(store)
+    _sentence(caught.value)
+    assert _count(database) == 0
+    database.write(_bump)
+    assert _count(database) == 1
+
+
+@pytest.mark.external_service
+def test_text_that_postgres_cannot_hold_is_invalid_input(postgres_url: str, connect: Connect) -> None:
+    """A character 0 in a name is bad input, not a database that is away: asking again would not help."""
+    database = connect(postgres_url)
+    upgrade(database)
+    with pytest.raises(InvalidInput, match="one that the catalog can hold") as caught:
+        SqlCatalog(database).topics.create("persistent://a/b/\x00", RetentionPolicy())
+    _sentence(caught.value)
+    assert SqlCatalog(database).topics.all() == []

@@ -32,4 +32,6 @@ def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
     upgrade(database)
     plan = _plan(database, SqlCatalog(database).deletions.inflight)
     database.close()
-    assert plan == ["SEARCH pending_deletion USING COVERING INDEX pending_deletion_by_state (state=?)"]
+    reads = [line for line in plan if "pending_deletion" in line]
+    how = "SEARCH pending_deletion USING COVERING INDEX pending_deletion_by_state"
+    assert sorted(reads) == [f"{how} (state<?)", f"{how} (state>?)"]

@@ -35,6 +35,7 @@ class FakeLog:
         self.previews: list[tuple[list[LedgerId] | None, bool]] = []
         self.fail_append_at: tuple[int, SextonError] | None = None
         self.closed = 0
+        self.deletions = 1  # rows in the queue of phase two
         self.reads: list[Mapping[str, object]] = []
         self.managed = SimpleNamespace(
             append=self._append, roll=self._roll, read=self._read, last_position=self._last_position
@@ -132,7 +133,7 @@ class FakeLog:
             state=state or DeletionState.PENDING,
             outcome=Outcome.RETRYING,
         )
-        return [intent][:limit]
+        return ([intent] * self.deletions)[:limit]
 
 
 @dataclass(frozen=True)
