@@ -81,7 +81,7 @@ def _live(row: Row[Any]) -> LiveLedger:
 
 def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[FiledIntent]:
     p = t.pending_deletion.c
-    query = select(*INTENT, stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
+    query = select(*INTENT).add_columns(stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
     return [
         FiledIntent(
             intent=to_intent(row),
