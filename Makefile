@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock fmt lint types imports check test test-replay test-external faults bench demo up down clean
+.PHONY: help setup lock fmt lint types imports check test test-replay test-external faults bench screenshots demo up down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ faults: setup ## Every failpoint with SIGKILL of real workers (long)
 
 bench: setup ## Measure ours beside the bare thing on real servers; prints ratios as JSON
 	$(BIN)/python -m tests.benchmarks.deletion_speed
+
+screenshots: setup ## Take the pictures in docs/images from a real run (needs chromium)
+	$(BIN)/python -m tests.screenshots
 
 demo: setup ## Run the main job on a throw-away stack, kill a worker, check every promise
 	$(BIN)/sexton demo

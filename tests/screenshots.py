@@ -1,0 +1,56 @@
+"""Pictures of the Web UI from a real run, for the docs: `python -m tests.screenshots`; needs `chromium`.
+
+Runs the demo, whose refused ledger leaves a failed `delete-ledger`, and takes one picture of each page.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from workers.demo.run import remove
+
+_IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+_BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
+_QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars")
+_LOOKS = ("--window-size=1500,1100", "--virtual-time-budget=8000")
+
+
+def main() -> None:
+    """Take every picture, and stop what was started."""
+    if shutil.which(_BROWSER[0]) is None:
+        sys.exit(f"{_BROWSER[0]} is needed on the PATH")
+    demo = _sexton("demo", "--keep")
+    try:
+        listed = _sexton("--home", demo["home"], "workflow", "list")
+        for name, kind, status in (
+            ("finished-delete-ledgers", "delete-ledgers", "Completed"),
+            ("failed-delete-ledger", "delete-ledger", "Failed"),
+        ):
+            found = next(one for one in listed if (one["type"], one["status"]) == (kind, status))
+            _picture(f"{demo['ui']}/namespaces/default/workflows/{quote(found['workflow_id'], safe='')}", name)
+        _picture(f"{demo['ui']}/namespaces/default/workflows", "workflows")
+    finally:
+        remove(Path(demo["home"]))
+
+
+def _sexton(*words: str) -> Any:
+    argv = [sys.executable, "-m", "workers", *words, "--json"]
+    return json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=dict(os.environ)).stdout)
+
+
+def _picture(url: str, name: str) -> None:
+    target = _IMAGES / f"{name}.png"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as profile:
+        argv = [*_BROWSER, *_QUIET, *_LOOKS, f"--user-data-dir={profile}", f"--screenshot={target}", url]
+        subprocess.run(argv, check=True, stderr=subprocess.DEVNULL, timeout=120)
+
+
+if __name__ == "__main__":
+    main()
