@@ -130,6 +130,7 @@ class StoredCopy:
     data_keys: tuple[str, ...] = ()  # deleted first
     meta_keys: tuple[str, ...] = ()  # deleted last
     size_bytes: int = 0
+    objects: int = 0  # found, whosever they are
     short: bool = False  # fewer segments than were registered: look again before meta goes
     detail: str = ""
 

@@ -124,6 +124,17 @@ class LedgerStatement:
             raise CorruptData(f"ledger statement: {error!r} in {dict(fields)!r}") from error
 
 
+def stated(content: bytes) -> dict[str, str]:
+    """The fields of a `meta.json`, whoever wrote it; what is no flat JSON object is shown as it begins."""
+    try:
+        fields = json.loads(content)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        return {"unreadable": content[:200].decode("utf-8", errors="replace")}
+    return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+
+
 _SHARDS = 256
 _SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
 _META = re.compile(r"(?P<digest>[0-9a-f]{16})\.meta\.json")

@@ -10,10 +10,21 @@ from typing import NamedTuple
 from logstore.deletion import DeletionIntent, Finding, StoredCopy
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import effect
-from logstore.ledgers import LedgerStatement, ledger_prefix, meta_digest, meta_key, segment_key, segment_number
+from logstore.ledgers import (
+    LedgerStatement,
+    ledger_prefix,
+    meta_digest,
+    meta_key,
+    segment_key,
+    segment_number,
+    stated,
+)
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId
+
+_MOST_STATED = 65_536
+"""Bytes of a `meta.json` that are read; ours has less than 4 KiB."""
 
 
 class _Errors(NamedTuple):
@@ -50,6 +61,7 @@ class PrimaryCopies:
             data_keys=data,
             meta_keys=metas or (meta_key(intent.ledger_id, intent.owner),),  # a listing cut short ends before it
             size_bytes=sum(item.size_bytes for item in found),
+            objects=len(found),
             short=not metas or not expected or not expected.issubset(data),
             detail=foreign or "",
         )
@@ -94,6 +106,21 @@ class PrimaryCopies:
         if statement.created_us != intent.ledger_created_us:
             return f"{key!r} is of another ledger {statement.ledger_id}, of catalog epoch {statement.epoch}"
         return None
+
+    def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
+        """The content of `meta.json`, ours before another's; where none stands, what the first object says of itself.
+
+        Raises:
+            StoreUnavailable: Storage did not answer.
+        """
+        own = meta_key(intent.ledger_id, intent.owner)
+        listed = [item.key for item in self._objects.list(ledger_prefix(intent.ledger_id))]
+        metas = sorted((key for key in listed if meta_digest(key)), key=lambda key: key != own)
+        content = self._objects.get_range(metas[0], 0, _MOST_STATED) if metas else None
+        if content is not None:
+            return stated(content)
+        seen = self._objects.head(listed[0]) if listed else None
+        return dict(seen[1]) if seen else None
 
     def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
         """Delete every copy's segments, then the `meta.json` of those that lost all of them."""

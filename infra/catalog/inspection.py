@@ -14,7 +14,7 @@ from infra.catalog.references import live_copies, live_row, references
 from logstore.errors import UnknownObject
 from logstore.ledgers import LedgerState
 from logstore.ports.catalog import Decision, FiledIntent, KnownCopy, LedgerHistory, LiveLedger
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import LedgerId
 
 _A = t.audit.c
 
@@ -45,13 +45,11 @@ class SqlInspection:
             decisions=list(islice(_concerning(connection, ledger_id, named), decisions)),
         )
 
-    def decisions(
-        self, *, topic_id: TopicId | None = None, ledger_id: LedgerId | None = None, limit: int
-    ) -> list[Decision]:
+    def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[Decision]:
         """See `Inspection.decisions`."""
 
         def work(connection: Connection) -> list[Decision]:
-            of_topic = true() if topic_id is None else _A.topic_id == topic_id
+            of_topic = true() if topic is None else _A.topic == topic
             if ledger_id is None:
                 return list(islice(_drawn(connection, of_topic), limit))
             filed, live = _filed(connection, ledger_id, now_us=0), live_row(connection, ledger_id) is not None

@@ -26,6 +26,16 @@ class CopyStorage(Protocol):
             StoreUnavailable: Storage did not answer, or contradicts itself.
         """
 
+    def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
+        """What storage itself says of whose the copy is, read from content, or None when it says nothing.
+
+        For people: `inspect` judges. The fields are those of `LedgerStatement.to_metadata` where we wrote it, and
+        anything at all where somebody else did.
+
+        Raises:
+            StoreUnavailable: Storage did not answer.
+        """
+
     def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
         """Remove copies found `OWN`: data in pages, each ledger's own statement last, confirmed per key.
 

@@ -425,6 +425,9 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
         def inspect(self, intent: DeletionIntent) -> StoredCopy:
             raise NotImplementedError
 
+        def statement(self, intent: DeletionIntent) -> None:
+            raise NotImplementedError
+
         def remove(self, copies: object, *, on_progress: Callable[[int], None]) -> dict[int, Removal]:
             raise ClaimHeld("taken over")
 

@@ -73,6 +73,7 @@ def test_primary_copy_of_its_own_ledger_is_found_by_one_list() -> None:
         data_keys=tuple(segment_key(_L, number) for number in range(3)),
         meta_keys=(_META,),
         size_bytes=25,
+        objects=4,
     )
     assert objects.calls[calls:] == [(Operation.LIST, ledger_prefix(_L))]
 
@@ -324,3 +325,29 @@ class _Doubled(_Blind):
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         return (item for found in super().list(prefix, start_after=start_after) for item in (found, found))
+
+
+def test_primary_copy_statement_is_the_content_of_meta_json() -> None:
+    """What storage itself says, word for word: read for people, whoever wrote it."""
+    said = statement(_L)
+    objects = FakeObjectStore()
+    objects.put_if_absent(meta_key(_L, _STRANGER), b'{"application": "other", "n": 1}', metadata={})
+    assert PrimaryCopies(objects).statement(intent(_L)) == {"application": "other", "n": "1"}
+    objects.put_if_absent(meta_key(_L, OWNER), said.to_json(), metadata={})
+    assert PrimaryCopies(objects).statement(intent(_L)) == said.to_metadata(), "ours comes first"
+
+
+@pytest.mark.parametrize("body", [b"no json", b"[1]", b"\xff"])
+def test_primary_copy_statement_that_is_no_object_is_shown_as_it_begins(body: bytes) -> None:
+    """Somebody else's file is no reason to explain nothing."""
+    objects = FakeObjectStore()
+    objects.put_if_absent(meta_key(_L, OWNER), body, metadata={})
+    said = PrimaryCopies(objects).statement(intent(_L))
+    assert said is not None
+    assert list(said) == ["unreadable"]
+
+
+def test_primary_copy_statement_without_meta_json_is_that_of_an_object() -> None:
+    """A half-deleted ledger still says whose it is; of an absent one nothing says anything."""
+    assert PrimaryCopies(_store(meta=False)).statement(intent(_L)) == statement(_L).to_metadata()
+    assert PrimaryCopies(FakeObjectStore()).statement(intent(_L)) is None

@@ -8,9 +8,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from workers.cli import (
+    audits,
     catalog,
     config,
     deletions,
+    ledger_explain,
     ledgers,
     stack,
     topic_append,
@@ -71,9 +73,10 @@ for _group in (
     topic,
     ledgers.ledger,
     deletions.deletion,
+    audits.audit,
 ):
     app.add_typer(_group)
-_REGISTERED = (topic_append, topic_read, topic_trim)  # imported for the commands they add to `topic`
+_REGISTERED = (topic_append, topic_read, topic_trim, ledger_explain)  # imported for the commands they add to groups
 
 
 def main() -> None:

@@ -51,14 +51,14 @@ def note(message: str) -> None:
     """Tell people something beside the answer, on stderr."""
     from rich.text import Text  # noqa: PLC0415 - start-up time
 
-    _console(sys.stderr).print(Text(_harmless(message)))
+    _console(sys.stderr).print(Text(harmless(message)))
 
 
 def error_line(message: str) -> None:
     """Tell what went wrong, on stderr."""
     from rich.text import Text  # noqa: PLC0415 - start-up time
 
-    _console(sys.stderr).print(Text.assemble(("error: ", "bold red"), _harmless(message)), soft_wrap=True)
+    _console(sys.stderr).print(Text.assemble(("error: ", "bold red"), harmless(message)), soft_wrap=True)
 
 
 def _console(file: TextIO) -> "Console":
@@ -107,19 +107,20 @@ def _cell(value: object) -> "Text":
 
     if isinstance(value, bool):
         return Text("yes", style="green") if value else Text("no", style="red")
-    return Text(_harmless(_plain(value)))  # `Text` so that brackets in a name are no markup
+    return Text(harmless(plain(value)))  # `Text` so that brackets in a name are no markup
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """A value in a table: lists and objects on one line, large numbers with commas, nothing as a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_plain(item)}" for name, item in value.items()) or "-"
+        return ", ".join(f"{name}: {plain(item)}" for name, item in value.items()) or "-"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(_plain(item) for item in value) or "-"
+        return ", ".join(plain(item) for item in value) or "-"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**5 else str(value)
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Escape what would steer a terminal: names and payloads may hold any character."""
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from logstore.deletion import DeletionIntent
 from logstore.ledgers import LedgerState
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import LedgerId
 
 
 class ReferenceKind(StrEnum):
@@ -97,7 +97,8 @@ class Inspection(Protocol):
             UnknownObject: No ledger of this id was ever created here.
         """
 
-    def decisions(
-        self, *, topic_id: TopicId | None = None, ledger_id: LedgerId | None = None, limit: int
-    ) -> list[Decision]:
-        """The audit log, newest first: of a topic, or of what concerned one ledger."""
+    def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[Decision]:
+        """The audit log, newest first: of a topic (encoded), or of what concerned one ledger.
+
+        By name, so that a topic that was deleted is found, and every one that was ever called so.
+        """

@@ -169,9 +169,9 @@ def test_decisions_are_newest_first_and_of_whom_was_asked(sql_world: SqlWorld) -
     asked = sql_world.catalog.inspection.decisions
     assert _acts(asked(limit=9)) == [("delete-ledgers", "one"), ("detach", "two"), ("detach", "one")]
     assert _acts(asked(limit=1)) == [("delete-ledgers", "one")]
-    assert _acts(asked(topic_id=second.topic_id, limit=9)) == [("detach", "two")]
+    assert _acts(asked(topic=second.name, limit=9)) == [("detach", "two")]
     assert _acts(asked(ledger_id=a, limit=9)) == [("delete-ledgers", "one"), ("detach", "one")]
-    assert _acts(asked(ledger_id=b, topic_id=first.topic_id, limit=9)) == []
+    assert _acts(asked(ledger_id=b, topic=first.name, limit=9)) == []
     assert {one.topic for one in asked(limit=9)} == {first.name, second.name}
 
 

@@ -1,0 +1,227 @@
+"""`ledger explain`: what an operator reads of a ledger that is listed, on its way out, gone, or never was."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infra.catalog import Database, upgrade
+from logstore.ledgers import CopyKind, ledger_prefix, meta_key
+from logstore.positions import LedgerId
+from logstore.primary_copies import PrimaryCopies
+from tests.activities.world import BATCH, NAME, World, certify_input, chunk_input, open_world
+from tests.activities.world import run as run_activity
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import FakeServices
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty, migrated catalog, to be copied."""
+    path = tmp_path_factory.mktemp("template") / "catalog.db"
+    database = Database(f"sqlite:///{path}")
+    upgrade(database)
+    database.close()
+    return path
+
+
+@pytest.fixture
+def world(template: Path, tmp_path: Path, services: FakeServices) -> Iterator[World]:
+    """A catalog and a bucket, behind the command line."""
+    made = open_world(template, tmp_path / "world")
+    storages = {CopyKind.LEDGER.value: PrimaryCopies(made.objects)}
+    services.log = SimpleNamespace(catalog=made.catalog, storages=storages, closed=0)  # type: ignore[assignment]
+    yield made
+    made.catalog.database.close()
+    shutil.rmtree(tmp_path / "world")
+
+
+def _explained(run: Run, ledger_id: int) -> Any:
+    return document(run("ledger", "explain", str(ledger_id), "--json"))
+
+
+def test_explain_of_a_listed_ledger_says_who_needs_it(run: Run, world: World) -> None:
+    """Every field of the contract, storage's own statement read from the content of `meta.json`."""
+    a, b = world.fill(2, acknowledged=False)
+    world.acknowledge(a, "billing")
+    found = _explained(run, b)
+    assert list(found) == [
+        "ledger_id",
+        "verdict",
+        "owner",
+        "state",
+        "entries",
+        "size_bytes",
+        "generation",
+        "references",
+        "copies",
+        "intents",
+        "tombstone",
+        "decisions",
+    ]
+    assert found["verdict"] == "listed and needed by subscription billing"
+    assert (found["state"], found["entries"], found["size_bytes"], found["tombstone"]) == ("CLOSED", 20, 200, None)
+    owner = {"application": "sexton", "component": "MANAGED_LEDGER", "topic": NAME, "topic_id": 1, "keys": {}}
+    assert found["owner"] == owner
+    assert found["references"] == [
+        {"kind": "LIST", "component": "MANAGED_LEDGER", "keys": {}, "place": b, "last": False},
+        {"kind": "CURSOR", "subscription": "billing", "mark_delete": f"{a}:19"},
+    ]
+    (copy,) = found["copies"]
+    assert (copy["kind"], copy["state"], copy["context"]) == ("LEDGER", "LIVE", {})
+    storage = copy["storage"]
+    assert (storage["finding"], storage["objects"], storage["detail"]) == ("OWN", 3, "")
+    assert storage["statement"]["topic"] == NAME
+    assert storage["statement"]["ledger-id"] == str(b)
+    assert (found["intents"], found["decisions"]) == ([], [])
+    assert _explained(run, a)["verdict"] == "listed and needed by no subscription: retention lets it go"
+    assert _explained(run, b + 1)["verdict"] == "listed and open: it takes entries"
+
+
+def test_explain_of_a_deleted_ledger_says_when_and_by_whom(run: Run, world: World) -> None:
+    """Long gone, and still: whose it was, that storage confirmed it, who decided."""
+    (gone,) = world.fill(1)
+    world.detach()
+    waiting = _explained(run, gone)
+    assert (waiting["state"], waiting["copies"][0]["storage"]["finding"]) == ("PENDING", "OWN")
+    assert f"batch {BATCH} is to delete it" in waiting["verdict"]
+    run_chunk(world)
+    found = _explained(run, gone)
+    assert found["state"] == "DELETED"
+    assert found["verdict"].startswith("deleted on 2")
+    assert found["verdict"].endswith(", confirmed by storage")
+    assert (found["copies"][0]["storage"]["finding"], found["copies"][0]["storage"]["statement"]) == ("ABSENT", None)
+    assert [(one["act"], one["reason"]) for one in found["decisions"]] == [
+        ("delete-ledgers", "a test"),
+        ("detach", "a test"),
+    ]
+    (intent,) = found["intents"]
+    assert (intent["outcome"], intent["objects_deleted"], intent["attempts"]) == ("DELETED", 3, 1)
+
+
+def run_chunk(world: World) -> None:
+    """Phase two, and the certificate."""
+    run_activity(world.deletion.delete_chunk, chunk_input())
+    run_activity(world.deletion.certify, certify_input())
+
+
+def test_explain_of_a_dead_letter_says_what_to_do(run: Run, world: World) -> None:
+    """Somebody else's object lies there: the reason, the row, and the command that tries again."""
+    (gone,) = world.fill(1)
+    world.detach()
+    squatter = f"{ledger_prefix(gone)}another-application.parquet"
+    world.objects.put_if_absent(squatter, b"x", metadata={})
+    run_chunk(world)
+    found = _explained(run, gone)
+    assert found["state"] == "DEAD_LETTERED"
+    assert found["verdict"].startswith("dead letter: METADATA_MISMATCH: found ")
+    assert found["verdict"].endswith("; `sexton deletion redrive 1` tries again")
+    storage = found["copies"][0]["storage"]
+    assert (storage["finding"], storage["objects"]) == ("FOREIGN", 4)
+    assert "another-application" in storage["detail"]
+
+
+def test_explain_while_storage_is_down_tells_the_rest(run: Run, world: World) -> None:
+    """What the catalog knows is worth most when nothing else answers."""
+    (kept,) = world.fill(1, acknowledged=False)
+    world.acknowledge(LedgerId(kept))
+    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=9))
+    found = _explained(run, kept)
+    storage = found["copies"][0]["storage"]
+    assert storage["finding"] is None
+    assert storage["detail"].startswith("storage did not answer: ")
+    assert found["verdict"] == "listed and needed by no subscription: retention lets it go"
+    text = run("ledger", "explain", str(kept)).stdout
+    assert "storage did not answer" in " ".join(text.split())
+
+
+def test_explain_of_a_listed_ledger_without_objects_calls_it_data_loss(run: Run, world: World) -> None:
+    """The worst case comes first, whoever else may need the ledger."""
+    (lost,) = world.fill(1)
+    world.objects.delete([key for key in world.objects.keys if key.startswith(ledger_prefix(lost))])
+    assert _explained(run, lost)["verdict"] == (
+        "listed, but storage holds nothing of its LEDGER copy, and no other copy: this is data loss"
+    )
+
+
+def test_explain_of_a_ledger_that_came_back_says_so(run: Run, world: World) -> None:
+    """Storage that holds a deleted ledger again is not called confirmed."""
+    (gone,) = world.fill(1)
+    world.detach()
+    (intent,) = world.intents()
+    run_chunk(world)
+    world.objects.put_if_absent(meta_key(gone, intent.owner), b"{}", metadata={})
+    assert "and yet storage holds 1 objects of its LEDGER copy now" in _explained(run, gone)["verdict"]
+
+
+def test_explain_of_a_forgotten_ledger_goes_by_the_audit_log(run: Run, world: World) -> None:
+    """Finished rows are removed in time; who decided stays known."""
+    (gone,) = world.fill(1)
+    world.detach()
+    run_chunk(world)
+    world.sql("DELETE FROM pending_deletion")
+    found = _explained(run, gone)
+    assert (found["state"], found["owner"], found["copies"], found["intents"]) == ("FORGOTTEN", None, [], [])
+    assert "the audit log is all that is left" in found["verdict"]
+    assert len(found["decisions"]) == 2
+
+
+@pytest.mark.parametrize("ledger_id", ["99", "-1"])
+def test_explain_of_a_ledger_that_never_was_is_bad_input(run: Run, world: World, ledger_id: str) -> None:
+    """Exit code 2, and a sentence that says which ids were given out."""
+    world.fill(1)
+    ended = run("ledger", "explain", "--json", "--", ledger_id)
+    assert "below 2" in document(ended, code=2)["error"]["message"]
+
+
+def test_explain_of_a_damaged_row_shows_it(run: Run, world: World) -> None:
+    """A row that was changed by hand is explained as far as it can be read, and storage is not asked with it."""
+    (gone,) = world.fill(1)
+    world.detach()
+    world.sql("UPDATE pending_deletion SET keys = '{not json'")
+    found = _explained(run, gone)
+    assert found["copies"][0]["storage"]["finding"] is None
+    assert found["copies"][0]["storage"]["detail"].startswith("not asked: ")
+
+
+def test_explain_for_people_fits_a_narrow_terminal(run: Run, world: World) -> None:
+    """Sections, the sentence first, and no line beyond 80 columns but where one name is longer."""
+    gone, kept = world.fill(2)
+    for name in ("a", "b", "c", "d"):
+        world.catalog.cursors.subscribe(world.topic.topic_id, name, latest=False)
+    run_activity(world.deletion.detach, world.detach_input([gone], force=True))
+    run_chunk(world)
+    for ledger_id, said in (
+        (kept, "needed by subscriptions a, b, c and 1 more"),
+        (gone, "detach by tests: a test"),
+    ):
+        text = run("ledger", "explain", str(ledger_id)).stdout
+        lines = text.splitlines()
+        assert lines[0] == f"ledger {ledger_id}"
+        assert [line for line in lines if len(line) > 80 and len(line.split()) > 2] == []
+        assert {"row", "owner", "references", "copies", "intents", "decisions, newest first"} <= set(lines)
+        assert said in " ".join(text.split())
+
+
+def test_audit_list_tells_who_did_what_and_why(run: Run, world: World) -> None:
+    """Newest first; of a topic, of a ledger, or of all."""
+    gone, _ = world.fill(2)
+    world.detach([gone])
+    run_chunk(world)
+    rows = document(run("audit", "list", "--json"))
+    assert [(row["act"], row["actor"], row["reason"], row["workflow_id"], row["topic"]) for row in rows] == [
+        ("delete-ledgers", "tests", "a test", f"delete-ledgers/{BATCH}", NAME),
+        ("detach", "tests", "a test", f"delete-ledgers/{BATCH}", NAME),
+    ]
+    assert rows[0]["detail"]["outcomes"] == {"DELETED": 1}
+    assert document(run("audit", "list", "--topic", NAME, "--limit", "1", "--json")) == rows[:1]
+    assert document(run("audit", "list", "--ledger", str(gone), "--json")) == rows
+    assert document(run("audit", "list", "--ledger", str(gone + 1), "--json")) == []
+    assert "nothing was destroyed" in run("audit", "list", "--ledger", str(gone + 1)).stdout
+    world.sql("DELETE FROM topic")
+    assert document(run("audit", "list", "--topic", NAME, "--json")) == rows, "a topic that is gone is asked about most"
+    document(run("audit", "list", "--topic", "no topic", "--json"), code=2)

@@ -1,0 +1,157 @@
+"""The sentence: one for each place where a ledger can stand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from logstore.deletion import DeletionState, Finding, Outcome
+from logstore.ledgers import CopyKind, LedgerState
+from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
+from logstore.positions import LedgerId
+from tests.logstore.builders import intent
+from workers.cli.verdicts import Seen, verdict
+
+_US = 1_795_000_000_000_000
+_ON = "2026-11-18T11:06:40Z"
+
+
+def _live(state: LedgerState = LedgerState.CLOSED, *, listed: bool = True) -> LiveLedger:
+    return LiveLedger(state=state, listed=listed, entries=1, size_bytes=1, generation=0, created_us=0, closed_us=None)
+
+
+def _filed(
+    state: DeletionState = DeletionState.DELETED,
+    *,
+    outcome: Outcome | None = Outcome.DELETED,
+    stalled: bool = False,
+    **changes: Any,
+) -> FiledIntent:
+    return FiledIntent(
+        intent=intent(state=state, outcome=outcome, **changes),
+        stalled=stalled,
+        objects_deleted=0,
+        bytes_deleted=0,
+        created_us=_US,
+        finished_us=None if state is DeletionState.PENDING else _US,
+    )
+
+
+def _history(
+    live: LiveLedger | None = None, references: Sequence[Reference] = (), intents: Sequence[FiledIntent] = ()
+) -> LedgerHistory:
+    return LedgerHistory(
+        ledger_id=LedgerId(7), live=live, references=references, copies=(), intents=intents, decisions=()
+    )
+
+
+def _seen(finding: Finding | None, state: str = "LIVE", copy: CopyKind = CopyKind.LEDGER) -> Seen:
+    return Seen(copy=KnownCopy(state=state, intent=intent(copy=copy)), finding=finding, objects=2, detail="why")
+
+
+def _listed(*, last: bool = False) -> Reference:
+    return Reference(kind=ReferenceKind.LIST, facts={"last": last})
+
+
+def _needed(*names: str) -> list[Reference]:
+    return [Reference(kind=ReferenceKind.CURSOR, facts={"subscription": name}) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("live", "references", "said"),
+    [
+        (_live(LedgerState.CREATING, listed=False), [], "newborn and in no list yet; if its creator died, a trim"),
+        (_live(listed=False), [], "in no list, although its row exists: nothing reads it"),
+        (_live(LedgerState.OPEN), _needed("a"), "listed and open: it takes entries"),
+        (_live(), _needed("billing"), "listed and needed by subscription billing"),
+        (_live(), _needed(*"abcde"), "listed and needed by subscriptions a, b, c and 2 more"),
+        (_live(), [_listed(last=True)], "listed and the last of its list, which always stays"),
+        (_live(), [_listed()], "listed and needed by no subscription: retention lets it go"),
+        (
+            _live(),
+            [_listed(), Reference(kind=ReferenceKind.CURSOR_SNAPSHOT, facts={"subscription": "billing"})],
+            "listed: it holds the state of subscription billing",
+        ),
+        (
+            _live(),
+            [_listed(last=True), Reference(kind=ReferenceKind.SCHEMA, facts={"version": 3})],
+            "listed: it holds version 3 of its topic's schema",
+        ),
+        (
+            _live(),
+            [*_needed("a"), Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": "u"})],
+            "listed; its tiered copy is being written",
+        ),
+    ],
+)
+def test_verdict_of_a_ledger_that_was_not_detached_names_what_holds_it(
+    live: LiveLedger, references: list[Reference], said: str
+) -> None:
+    """The reason to keep comes first, whatever else names it."""
+    assert verdict(_history(live, references), [_seen(Finding.OWN)]).startswith(said)
+
+
+def test_verdict_of_a_listed_ledger_that_storage_lacks_is_that() -> None:
+    """Data loss, somebody else's objects, a copy that is left: each is told apart; silence is no finding."""
+    history = _history(_live(), _needed("a"))
+    assert verdict(history, [_seen(Finding.ABSENT)]).endswith("and no other copy: this is data loss")
+    tiered = _seen(Finding.OWN, copy=CopyKind.OFFLOADED_LEDGER)
+    assert verdict(history, [_seen(Finding.ABSENT), tiered]).endswith("and it is read from its other copy")
+    assert "somebody else's: why" in verdict(history, [_seen(Finding.FOREIGN)])
+    assert verdict(history, [_seen(None)]) == "listed and needed by subscription a"
+    assert verdict(history, [_seen(Finding.ABSENT, state="WRITING")]) == "listed and needed by subscription a"
+
+
+def test_verdict_of_a_listed_ledger_whose_primary_copy_goes_says_both() -> None:
+    """An offloaded ledger stays listed; what is left of its primary copy is told beside it."""
+    letter = _filed(DeletionState.DEAD_LETTERED, outcome=Outcome.DEAD_LETTERED, generation=2, row_id=12)
+    said = verdict(_history(_live(), _needed("a"), [letter, _filed()]), [])
+    assert said == (
+        "listed and needed by subscription a; its LEDGER copy of generation 2: "
+        "dead letter: DEAD_LETTERED; `sexton deletion redrive 12` tries again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("filed", "said"),
+    [
+        (_filed(), f"deleted on {_ON}, confirmed by storage"),
+        (_filed(outcome=Outcome.ALREADY_GONE), f"gone: on {_ON} storage held nothing of it any more"),
+        (
+            _filed(DeletionState.DEAD_LETTERED, outcome=Outcome.INVALID, last_error="missing uuid", row_id=12),
+            "dead letter: INVALID: missing uuid; `sexton deletion redrive 12` tries again",
+        ),
+        (
+            _filed(DeletionState.PENDING, outcome=None, stalled=True, last_error="slow"),
+            f"detached on {_ON}, and no workflow is at work on it: slow; a trim of its topic takes it up",
+        ),
+        (
+            _filed(DeletionState.PENDING, outcome=None, handed_to="delete-ledger/7", attempts=3, last_error="slow"),
+            f"detached on {_ON}; delete-ledger/7 is at work on it, 3 attempts so far: slow",
+        ),
+        (_filed(DeletionState.PENDING, outcome=None), f"detached on {_ON}; batch b is to delete it"),
+    ],
+)
+def test_verdict_of_a_detached_ledger_tells_what_became_of_it(filed: FiledIntent, said: str) -> None:
+    """Deleted, waiting for whom, or left to a person, with the command to use."""
+    assert verdict(_history(intents=[filed]), []) == said
+
+
+def test_verdict_of_several_copies_is_that_of_the_worst() -> None:
+    """A dead letter needs a person; a copy that is on its way does not hide it."""
+    letter = _filed(DeletionState.DEAD_LETTERED, outcome=Outcome.DEAD_LETTERED, row_id=3)
+    going = _filed(DeletionState.PENDING, outcome=None)
+    said = verdict(_history(intents=[going, letter, _filed()]), [])
+    assert said.startswith("dead letter: DEAD_LETTERED")
+    assert said.endswith("; and 1 more of its copies")
+
+
+def test_verdict_of_a_deleted_ledger_that_storage_holds_again_does_not_call_it_confirmed() -> None:
+    """What storage shows now outweighs what it once confirmed."""
+    said = verdict(_history(intents=[_filed()]), [_seen(Finding.OWN, state="DELETED")])
+    assert said == f"deleted on {_ON}, and yet storage holds 2 objects of its LEDGER copy now"
+
+
+def test_verdict_of_a_ledger_without_any_trace_is_honest() -> None:
+    """An id that was given out and is in no table was used, and nobody wrote down what for."""
+    assert verdict(_history(), []) == "given out once, and nothing is known of it any more"

@@ -1,0 +1,33 @@
+"""`audit list`: who destroyed what, and why."""
+
+from typing import Annotated
+
+import typer
+
+from logstore.names import TopicName
+from logstore.positions import LedgerId
+from workers.cli.command import command, group
+from workers.cli.context import Session
+from workers.cli.ledger_explain import decision_document
+from workers.cli.output import Answer
+
+audit = group("audit", "Who destroyed what, and why.")
+
+OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only what concerned this topic.")]
+OfLedger = Annotated[int | None, typer.Option("--ledger", metavar="ID", help="Only what concerned this ledger.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, newest first.")]
+
+
+@command(
+    audit,
+    "list",
+    examples=["sexton audit list --topic persistent://public/default/orders", "sexton audit list --ledger 12 --json"],
+)
+def list_(session: Session, *, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100) -> Answer:
+    """List destructive acts with who, why, workflow and outcome, newest first."""
+    found = session.log.catalog.inspection.decisions(
+        topic=None if topic is None else TopicName.parse(topic).encoded,
+        ledger_id=None if ledger is None else LedgerId(ledger),
+        limit=limit,
+    )
+    return Answer(document=[decision_document(one) for one in found], empty="nothing was destroyed")
