@@ -1,13 +1,18 @@
-"""Retention: roll an idle last ledger, so that what it holds can become deletable."""
+"""Retention: what must happen to an idle topic, so that what was consumed can become deletable."""
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from temporalio import activity
 
 from activities.beating import beating
+from logstore.errors import SextonError
 from logstore.ports.catalog import Topic, Topics, TopicState
 from logstore.positions import TopicId
+
+_LOG = logging.getLogger(__name__)
 
 
 class IdleRoller(Protocol):
@@ -15,6 +20,13 @@ class IdleRoller(Protocol):
 
     def roll_if_due(self, topic: Topic) -> bool:
         """Whether it rolled; an empty ledger is never rolled."""
+
+
+class Settler(Protocol):
+    """Moves cursors over what is contiguous in their whole state."""
+
+    def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
+        """Settle every cursor of the topic; what went wrong with which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +39,28 @@ class RollInput:
 class Retention:
     """Activities around retention, over ports."""
 
-    def __init__(self, *, topics: Topics, roller: IdleRoller) -> None:
+    def __init__(self, *, topics: Topics, roller: IdleRoller, settler: Settler) -> None:
         """Take the ports."""
         self._topics = topics
         self._roller = roller
+        self._settler = settler
 
     @activity.defn(name="retention.roll_idle")
     @beating()
     def roll_idle(self, request: RollInput) -> bool:
-        """Roll the topic's last ledger if it has entries and is past its age (apache/pulsar#9136).
+        """Settle the topic's cursors, and roll its last ledger if it has entries and is past its age.
 
-        A topic that is being deleted is not rolled, and its trim goes on.
+        Both make deletable what was consumed, without traffic (apache/pulsar#9136). A cursor that cannot be settled
+        is logged and keeps what it keeps; the trim goes on. So it does for a topic that is being deleted, which is
+        left alone.
 
-        Idempotency: a ledger that rolled is no longer the last; the new one is empty and is not rolled.
+        Idempotency: a cursor that was settled stands where it stands; a ledger that rolled is no longer the last,
+        and the new one is empty and is not rolled.
         Raises: UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         topic = self._topics.by_id(TopicId(request.topic_id))
-        return topic.state is TopicState.ACTIVE and self._roller.roll_if_due(topic)
+        if topic.state is not TopicState.ACTIVE:
+            return False
+        for trouble in self._settler.settle(topic.topic_id):
+            _LOG.warning("topic %s: a cursor was not settled: %s", topic.name, trouble)
+        return self._roller.roll_if_due(topic)

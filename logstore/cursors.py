@@ -107,7 +107,7 @@ def advance(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
             mark = Position(span.ledger_id, end - 1)
         if end < span.entries:
             break
-    acks = {ledger: _beyond(bits, ledger, mark) for ledger, bits in state.acknowledged.items()}
+    acks = {ledger: beyond(bits, ledger, mark) for ledger, bits in state.acknowledged.items()}
     listed = {span.ledger_id for span in spans}
     return CursorState(mark, {ledger: bits for ledger, bits in acks.items() if bits and ledger in listed})
 
@@ -124,7 +124,8 @@ def _first_gap(bits: BitMap | None, start: int, end: int) -> int:
     return low
 
 
-def _beyond(bits: BitMap, ledger_id: LedgerId, mark: Position) -> BitMap:
+def beyond(bits: BitMap, ledger_id: LedgerId, mark: Position) -> BitMap:
+    """Those of a ledger's entries that lie behind the mark-delete position."""
     if ledger_id > mark.ledger_id:
         return bits
     return bits - BitMap(range(mark.entry_id + 1)) if ledger_id == mark.ledger_id else BitMap()

@@ -16,6 +16,7 @@ SextonError
 │   │   ├── LedgerFenced           the ledger takes no more segments: roll and append again
 │   │   ├── LedgerStillNeeded      a ledger that something refers to
 │   │   ├── ProducerFenced         another append of this producer came first
+│   │   ├── SnapshotNeeded         the cursor's state is in a ledger that the caller has not loaded
 │   │   ├── StaleCatalog           the request speaks of another catalog epoch
 │   │   ├── CatalogVersionMismatch the catalog's schema is not the one this build knows
 │   │   └── Unsupported            this back end or this build lacks the capability
@@ -100,6 +101,15 @@ class LedgerStillNeeded(PreconditionFailed):
 
 class ProducerFenced(PreconditionFailed):
     """Another append of the same producer registered first; compare sequence ids and try again."""
+
+
+class SnapshotNeeded(PreconditionFailed):
+    """Part of the cursor's state is in a ledger that the request does not carry; load it and ask again."""
+
+    def __init__(self, subscription: str, *, needed: int, found: int | None) -> None:
+        """Name the cursor, the ledger that holds its snapshot, and the one that was carried."""
+        super().__init__(f"subscription {subscription}: expected the snapshot in ledger {needed}, found {found}")
+        self.needed = needed
 
 
 class StaleCatalog(PreconditionFailed):

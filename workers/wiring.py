@@ -9,23 +9,29 @@ from activities.deletion import LedgerDeletion
 from activities.retention import Retention
 from infra.catalog import Database, SqlCatalog, check_version
 from infra.objects import connect
+from logstore.component_ledgers import ComponentLedgers
+from logstore.cursor_ledgers import CursorLedgers
 from logstore.group_commit import GroupCommitter
 from logstore.ledgers import CopyKind
 from logstore.managed_ledger import ManagedLedger, RollPolicy
 from logstore.ports.objects import ObjectStore
 from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
+from logstore.schemas import SchemaRegistry
+from logstore.subscriptions import Subscriptions
 from workers.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStore:
-    """The log of one process: catalog, primary bucket, the one writer, and managed ledgers over them."""
+    """The log of one process: catalog, primary bucket, the one writer, and what works over them."""
 
     catalog: SqlCatalog
     objects: ObjectStore
     committer: GroupCommitter
     managed: ManagedLedger
+    subscriptions: Subscriptions
+    schemas: SchemaRegistry
 
     @property
     def storages(self) -> Storages:
@@ -68,11 +74,37 @@ def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
         ),
         registration_timeout_s=settings.registration_timeout,
     )
+    contents = ComponentLedgers(
+        components=catalog.components,
+        ledgers=catalog.ledgers,
+        objects=objects,
+        application=settings.application,
+        patience_s=settings.registration_timeout,
+    )
     try:
-        yield LogStore(catalog=catalog, objects=objects, committer=committer, managed=managed)
+        yield LogStore(
+            catalog=catalog,
+            objects=objects,
+            committer=committer,
+            managed=managed,
+            subscriptions=_subscriptions(settings, catalog, committer, contents),
+            schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
+        )
     finally:
         managed.close()
         committer.close()
+
+
+def _subscriptions(
+    settings: Settings, catalog: SqlCatalog, committer: GroupCommitter, contents: ComponentLedgers
+) -> Subscriptions:
+    snapshots = CursorLedgers(
+        cursors=catalog.cursors,
+        ledgers=catalog.ledgers,
+        contents=contents,
+        inline_bytes=settings.cursor_inline_bytes,
+    )
+    return Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
 
 
 def primary_bucket(settings: Settings) -> ObjectStore:
@@ -90,7 +122,7 @@ def primary_bucket(settings: Settings) -> ObjectStore:
 def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
     """Every activity of this build, over the log's ports."""
     deletion = LedgerDeletion(deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages)
-    retention = Retention(topics=log.catalog.topics, roller=log.managed)
+    retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
     return [
         deletion.detach,
         deletion.next_ranges,

@@ -1,11 +1,13 @@
 """The catalog as one value: the ports of `logstore.ports.catalog` over one database."""
 
 from infra.catalog.commits import SqlCommits
+from infra.catalog.components import SqlComponents
 from infra.catalog.cursors import SqlCursors
 from infra.catalog.database import Database
 from infra.catalog.deletions import SqlDeletions
 from infra.catalog.inspection import SqlInspection
 from infra.catalog.ledgers import SqlLedgers
+from infra.catalog.schemas import SqlSchemas
 from infra.catalog.topics import SqlTopics
 
 
@@ -22,7 +24,9 @@ class SqlCatalog:
         self.database = database
         self.topics = SqlTopics(database)
         self.ledgers = SqlLedgers(database)
+        self.components = SqlComponents(database)
         self.cursors = SqlCursors(database)
+        self.schemas = SqlSchemas(database)
         self.commits = SqlCommits(database)
         self.inspection = SqlInspection(database)
         self.deletions = SqlDeletions(database, registration_timeout_s=registration_timeout_s)

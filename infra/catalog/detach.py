@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 from infra.catalog import claims
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
-from infra.catalog.cursors import spans, store, subscription
+from infra.catalog.cursor_rows import spans, store, stored
 from infra.catalog.database import Database
 from infra.catalog.doomed import Doomed, ListView, doomed
 from infra.catalog.intents import file_intents
@@ -25,7 +25,7 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import LedgerId, Position, TopicId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class PhaseOne:
             list_id=list_id,
             policy=topic.policy,
             last=LedgerId(-1 if last is None else last),
-            cursors={row.name: subscription(row).state for row in cursors},
+            marks={row.name: Position(LedgerId(row.mark_ledger), row.mark_entry) for row in cursors},
             now_us=self._db.now_us(connection),
         )
 
@@ -109,13 +109,20 @@ class PhaseOne:
         return result
 
     def _abandon_newborn(self, connection: Connection, view: ListView, batch_id: str) -> int:
-        """Detach ledgers whose creator gave up or died before attaching them (apache/pulsar#350)."""
+        """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
+        lists = t.ledger_list.c.topic_id == view.topic_id
         abandoned = (
-            (t.ledger.c.list_id == view.list_id)
+            t.ledger.c.place.is_(None)
             & (t.ledger.c.state == LedgerState.CREATING.value)
             & (t.ledger.c.created_us < view.now_us - self._newborn_us)
         )
-        return file_intents(connection, abandoned, batch_id=batch_id, now_us=view.now_us)
+        inner = select(t.ledger_list.c.list_id).where(lists)
+        where = select(t.ledger.c.list_id).where(t.ledger.c.list_id.in_(inner), abandoned).distinct()
+        locked = select(t.ledger_list.c.list_id).where(lists, t.ledger_list.c.list_id.in_(where))
+        ids = connection.execute(locked.order_by(t.ledger_list.c.list_id).with_for_update()).scalars().all()
+        if not ids:
+            return 0
+        return file_intents(connection, t.ledger.c.list_id.in_(ids) & abandoned, batch_id=batch_id, now_us=view.now_us)
 
 
 def _fingerprint(topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> str:
@@ -141,7 +148,10 @@ def _done_before(connection: Connection, batch_id: str, request: str) -> Detache
 
 
 def _close_holes(connection: Connection, view: ListView, removed: Sequence[LedgerId]) -> None:
-    """Move cursors over ledgers that are gone, and forget single acknowledgements in them."""
+    """Move cursors over ledgers that are gone, and forget single acknowledgements in them.
+
+    What a snapshot holds is not read here: such a cursor may stop short, until it is next acknowledged or settled.
+    """
     if not removed:
         return
     c = t.cursor.c
@@ -149,7 +159,7 @@ def _close_holes(connection: Connection, view: ListView, removed: Sequence[Ledge
     locked = connection.execute(behind.with_for_update()).all()  # acknowledgements went on until now
     listed = spans(connection, view.topic_id) if locked else []
     for row in locked:
-        state = subscription(row).state
+        state = stored(row).state
         moved = advance(state, listed)
         if moved != state:
             store(connection, view.topic_id, row.name, moved)

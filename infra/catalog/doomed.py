@@ -8,7 +8,6 @@ from sqlalchemy import ColumnElement, Connection, exists, func, select
 from infra.catalog import tables as t
 from infra.catalog.claims import stalled
 from infra.catalog.many import any_of
-from logstore.cursors import CursorState
 from logstore.deletion import Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, UnknownObject
 from logstore.ledgers import CopyKind, CopyState, LedgerState
@@ -27,13 +26,8 @@ class ListView:
     list_id: int
     policy: RetentionPolicy
     last: LedgerId
-    cursors: dict[str, CursorState]
+    marks: dict[str, Position]  # where each subscription stands
     now_us: int
-
-    @property
-    def marks(self) -> dict[str, Position]:
-        """Where each subscription stands."""
-        return {name: state.mark_delete for name, state in self.cursors.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,19 +44,8 @@ class SqlLedgers:
 
     def _create(self, connection: Connection, topic_id: TopicId, application: str) -> LedgerStatement:
         topic = active_topic(connection, topic_id)
-        taken = connection.execute(
-            update(t.catalog)
-            .values(next_ledger_id=t.catalog.c.next_ledger_id + 1)
-            .returning(t.catalog.c.next_ledger_id - 1, t.catalog.c.epoch)
-        ).one()
-        statement = LedgerStatement(
-            owner=_data_owner(application, topic),
-            ledger_id=LedgerId(taken[0]),
-            created_us=self._db.now_us(connection),
-            epoch=taken[1],
-        )
-        _insert_newborn(connection, statement, data_list(connection, topic_id))
-        return statement
+        owner = _data_owner(application, topic)
+        return newborn(connection, owner, data_list(connection, topic_id), now_us=self._db.now_us(connection))
 
     def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         """See `Ledgers.attach`."""
@@ -168,6 +157,18 @@ def _data_owner(application: str, topic: Topic) -> LedgerOwner:
         topic=topic.name,
         keys={},
     )
+
+
+def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
+    """Take the next ledger id and insert its row, CREATING."""
+    taken = connection.execute(
+        update(t.catalog)
+        .values(next_ledger_id=t.catalog.c.next_ledger_id + 1)
+        .returning(t.catalog.c.next_ledger_id - 1, t.catalog.c.epoch)
+    ).one()
+    statement = LedgerStatement(owner=owner, ledger_id=LedgerId(taken[0]), created_us=now_us, epoch=taken[1])
+    _insert_newborn(connection, statement, list_id)
+    return statement
 
 
 def _insert_newborn(connection: Connection, statement: LedgerStatement, list_id: int) -> None:

@@ -1,6 +1,7 @@
 """Topics in SQL."""
 
 import json
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -33,7 +34,7 @@ class SqlTopics:
             raise AlreadyExists(f"topic {name!r} exists already")
         now = self._db.now_us(connection)
         topic_id = connection.execute(
-            _ignoring_conflict(connection, t.topic)
+            ignoring_conflict(connection, t.topic)
             .values(
                 name=name,
                 state=TopicState.ACTIVE.value,
@@ -72,12 +73,13 @@ class SqlTopics:
 _SELECT = select(t.topic)
 
 
-def canonical(keys: dict[str, str]) -> str:
+def canonical(keys: Mapping[str, str]) -> str:
     """Keys of a component as one text, equal for equal keys."""
-    return json.dumps(keys, sort_keys=True, separators=(",", ":"))
+    return json.dumps(dict(keys), sort_keys=True, separators=(",", ":"))
 
 
-def _ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
+def ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
+    """An insert that does nothing where a unique key is taken."""
     from sqlalchemy.dialects import postgresql, sqlite  # noqa: PLC0415 - chosen by the connection
 
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql

@@ -1,12 +1,15 @@
 """`retention.roll_idle`: an idle last ledger is closed, so that it can become deletable."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from activities.retention import Retention, RollInput
-from logstore.errors import UnknownObject
+from logstore.errors import MissingData, SextonError, UnknownObject
 from logstore.group_commit import GroupCommitter
 from logstore.managed_ledger import ManagedLedger, RollPolicy
 from logstore.ports.catalog import Topic
+from logstore.positions import TopicId
 from tests.activities.world import World, run
 
 
@@ -22,6 +25,19 @@ class CountingRoller:
         return True
 
 
+class CountingSettler:
+    """Settles nothing, has what trouble it is told, and remembers who was asked for."""
+
+    def __init__(self, *troubles: SextonError) -> None:
+        self.asked: list[TopicId] = []
+        self.troubles = troubles
+
+    def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
+        """See `Settler`."""
+        self.asked.append(topic_id)
+        return self.troubles
+
+
 def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> None:
     """An idle topic's last ledger becomes deletable without traffic; twice rolls once (apache/pulsar#9136)."""
     world.fill(0)
@@ -33,7 +49,7 @@ def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> Non
             application="sexton",
             policy=RollPolicy(max_age_s=0),
         )
-        retention = Retention(topics=world.catalog.topics, roller=managed)
+        retention = Retention(topics=world.catalog.topics, roller=managed, settler=CountingSettler())
         request = RollInput(topic_id=world.topic.topic_id)
         assert [run(retention.roll_idle, request), run(retention.roll_idle, request)] == [True, False]
         managed.close()
@@ -42,17 +58,27 @@ def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> Non
 
 def test_roll_of_a_topic_that_is_being_deleted_is_left_out(world: World) -> None:
     """A topic that takes no more ledgers is not rolled, and its trim is not stopped by that (apache/pulsar#26431)."""
-    roller = CountingRoller()
-    retention = Retention(topics=world.catalog.topics, roller=roller)
+    roller, settler = CountingRoller(), CountingSettler()
+    retention = Retention(topics=world.catalog.topics, roller=roller, settler=settler)
     request = RollInput(topic_id=world.topic.topic_id)
     assert run(retention.roll_idle, request)
     world.sql("UPDATE topic SET state='DELETING'")
     assert not run(retention.roll_idle, request)
     assert roller.asked == [world.topic.name]
+    assert settler.asked == [world.topic.topic_id]
+
+
+def test_roll_goes_on_when_a_cursor_cannot_be_settled(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """A lost cursor ledger holds up its own cursor and nothing else (apache/pulsar#18620, #26431)."""
+    roller = CountingRoller()
+    settler = CountingSettler(MissingData("cursor ledger 7"))
+    retention = Retention(topics=world.catalog.topics, roller=roller, settler=settler)
+    assert run(retention.roll_idle, RollInput(topic_id=world.topic.topic_id))
+    assert "cursor ledger 7" in caplog.text
 
 
 def test_roll_of_an_unknown_topic_is_terminal(world: World) -> None:
     """Work for an object that does not exist reaches an end (apache/bookkeeper#3316)."""
-    retention = Retention(topics=world.catalog.topics, roller=CountingRoller())
+    retention = Retention(topics=world.catalog.topics, roller=CountingRoller(), settler=CountingSettler())
     with pytest.raises(UnknownObject):
         run(retention.roll_idle, RollInput(topic_id=404))

@@ -8,14 +8,16 @@ import io
 import json
 import re
 import sqlite3
+import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from pyroaring import BitMap
 
 _KEY = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>.+)")
 _SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
@@ -26,6 +28,7 @@ _COMPARED = (
     "SELECT * FROM segment ORDER BY ledger_id, number",
     "SELECT * FROM producer_sequence ORDER BY topic_id, producer",
     "SELECT * FROM cursor ORDER BY cursor_id",
+    "SELECT * FROM schema_version ORDER BY topic_id, version",
     "SELECT * FROM pending_deletion ORDER BY row_id",
     "SELECT next_ledger_id FROM catalog",
 )
@@ -45,6 +48,8 @@ class Ledger:
     entries: int
     application: str
     segments: tuple[tuple[int, int, int, int], ...]  # number, first entry, entries, bytes; ascending
+    component: str
+    keys: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,28 @@ class Intent:
     outcome: str | None
     error: str | None
     segments: int
+    component: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A row of `cursor`."""
+
+    topic: str
+    name: str
+    mark: tuple[int, int]
+    acknowledged: bytes  # beyond its snapshot
+    snapshot: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """A row of `schema_version`."""
+
+    topic: str
+    version: int
+    ledger_id: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +94,8 @@ class Seen:
     planted: Mapping[str, bytes]  # what others put there, as it was
     ledgers: Mapping[int, Ledger]
     intents: Mapping[int, Intent]
+    cursors: tuple[Cursor, ...]
+    schemas: tuple[Schema, ...]
     batches: Mapping[str, bool]  # batch id -> finished
     audit: tuple[tuple[str, str, dict[str, Any]], ...]  # act, workflow id, detail
     rows: str  # everything that work done twice must not change, as text
@@ -83,9 +112,10 @@ class Seen:
             found.setdefault(ledger_id, []).append(at["name"])
         return found
 
-    def listed(self, topic: str) -> list[int]:
-        """Ids of a topic's list, ascending."""
-        return sorted(row for row, ledger in self.ledgers.items() if ledger.topic == topic and ledger.listed)
+    def listed(self, topic: str, component: str = "MANAGED_LEDGER") -> list[int]:
+        """Ids of a topic's lists of a component, ascending."""
+        rows = self.ledgers.items()
+        return sorted(row for row, it in rows if (it.topic, it.component) == (topic, component) and it.listed)
 
     def of_state(self, state: str) -> set[int]:
         """Ids of intents in a state."""
@@ -99,6 +129,25 @@ class Seen:
             rows = pq.read_table(io.BytesIO(body), columns=["producer", "sequence_id", "payload"]).to_pylist()
             found += [(row["producer"], row["sequence_id"], row["payload"]) for row in rows]
         return found
+
+    def content(self, ledger_id: int) -> bytes:
+        """The one payload of a component's ledger, read from its object."""
+        body = self.objects[f"{_prefix(ledger_id)}00000000.parquet"]
+        (payload,) = pq.read_table(io.BytesIO(body), columns=["payload"]).column("payload").to_pylist()
+        return bytes(payload)
+
+    def acknowledged(self, cursor: Cursor) -> set[tuple[int, int]]:
+        """Entries beyond the mark that a cursor has acknowledged, by its row or by its snapshot."""
+        packed = [cursor.acknowledged, *([] if cursor.snapshot is None else [self.content(cursor.snapshot)])]
+        return {entry for part in packed for entry in _bits(part) if entry > cursor.mark}
+
+
+def _bits(packed: bytes) -> Iterator[tuple[int, int]]:
+    """Ledger and entry of every bit, from the format's description: id, length, a portable roaring bitmap."""
+    while packed:
+        ledger_id, length = struct.unpack_from("<qI", packed)
+        yield from ((ledger_id, entry) for entry in BitMap.deserialize(packed[12 : 12 + length]))
+        packed = packed[12 + length :]
 
 
 def look(database: Path, objects: Mapping[str, bytes], planted: Mapping[str, bytes]) -> Seen:
@@ -119,9 +168,12 @@ def look(database: Path, objects: Mapping[str, bytes], planted: Mapping[str, byt
                 entries=row[5],
                 application=row[6],
                 segments=tuple(segments.pop(row[0], ())),
+                component=row[7],
+                keys=json.loads(row[8]),
             )
             for row in connection.execute(
-                "SELECT l.ledger_id, t.name, t.topic_id, l.place, l.state, l.entries, l.application FROM ledger l"
+                "SELECT l.ledger_id, t.name, t.topic_id, l.place, l.state, l.entries, l.application,"
+                " ll.component, ll.owner FROM ledger l"
                 " JOIN ledger_list ll ON ll.list_id = l.list_id JOIN topic t ON t.topic_id = ll.topic_id"
             )
         }
@@ -131,6 +183,8 @@ def look(database: Path, objects: Mapping[str, bytes], planted: Mapping[str, byt
             planted=planted,
             ledgers=ledgers,
             intents=_intents(connection),
+            cursors=_cursors(connection),
+            schemas=_schemas(connection),
             batches={row[0]: row[1] is not None for row in connection.execute("SELECT run_id, finished_us FROM run")},
             audit=tuple(
                 (row[0], row[1], json.loads(row[2]))
@@ -141,12 +195,32 @@ def look(database: Path, objects: Mapping[str, bytes], planted: Mapping[str, byt
 
 
 def _intents(connection: sqlite3.Connection) -> dict[int, Intent]:
-    query = "SELECT ledger_id, topic, batch_id, state, outcome, last_error, segments FROM pending_deletion"
+    query = "SELECT ledger_id, topic, batch_id, state, outcome, last_error, segments, component FROM pending_deletion"
     rows = connection.execute(query).fetchall()
-    names = ("topic", "batch_id", "state", "outcome", "error", "segments")
+    names = ("topic", "batch_id", "state", "outcome", "error", "segments", "component")
     found = {row[0]: Intent(**dict(zip(names, row[1:], strict=True))) for row in rows}
     assert len(found) == len(rows), "two intents for the one copy of a ledger"
     return found
+
+
+def _cursors(connection: sqlite3.Connection) -> tuple[Cursor, ...]:
+    query = (
+        "SELECT t.name, c.name, c.mark_ledger, c.mark_entry, c.acknowledged, c.snapshot_ledger FROM cursor c"
+        " JOIN topic t ON t.topic_id = c.topic_id ORDER BY c.cursor_id"
+    )
+    return tuple(
+        Cursor(topic=row[0], name=row[1], mark=(row[2], row[3]), acknowledged=row[4], snapshot=row[5])
+        for row in connection.execute(query)
+    )
+
+
+def _schemas(connection: sqlite3.Connection) -> tuple[Schema, ...]:
+    query = (
+        "SELECT t.name, s.version, s.ledger_id, s.digest FROM schema_version s"
+        " JOIN topic t ON t.topic_id = s.topic_id ORDER BY s.topic_id, s.version"
+    )
+    names = ("topic", "version", "ledger_id", "digest")
+    return tuple(Schema(**dict(zip(names, row, strict=True))) for row in connection.execute(query))
 
 
 def _prefix(ledger_id: int) -> str:
@@ -155,13 +229,14 @@ def _prefix(ledger_id: int) -> str:
 
 def _meta_name(ledger: Ledger) -> str:
     """Worked out from the format's description: first 16 hex digits of SHA-256 over the owner's statement."""
-    statement = [ledger.application, "MANAGED_LEDGER", ledger.topic_id, ledger.topic, []]
+    keys = [[name, ledger.keys[name]] for name in sorted(ledger.keys)]
+    statement = [ledger.application, ledger.component, ledger.topic_id, ledger.topic, keys]
     return hashlib.sha256(json.dumps(statement, separators=(",", ":")).encode()).hexdigest()[:16] + ".meta.json"
 
 
 def wrong_at_any_moment(seen: Seen) -> list[str]:
     """What no crash may leave behind, not even for a moment (apache/pulsar#13526)."""
-    return [*_forgotten(seen), *_both(seen), *_incomplete(seen), *_half_deleted(seen), *_foreign(seen)]
+    return [*_forgotten(seen), *_both(seen), *_incomplete(seen), *_half_deleted(seen), *_foreign(seen), *_unnamed(seen)]
 
 
 def _forgotten(seen: Seen) -> Iterator[str]:
@@ -210,6 +285,24 @@ def _foreign(seen: Seen) -> Iterator[str]:
             yield f"{key} belongs to another application and was touched"
 
 
+def _unnamed(seen: Seen) -> Iterator[str]:
+    """A component's ledger is listed just as long as a row needs it: never lost (#20638), never leaked (#982)."""
+    needed = {it.snapshot: (it.topic, "MANAGED_CURSOR", {"cursor": it.name}) for it in seen.cursors}
+    needed |= {it.ledger_id: (it.topic, "SCHEMA_STORAGE", {"schema": it.topic}) for it in seen.schemas}
+    needed.pop(None, None)
+    listed = {
+        row: (it.topic, it.component, dict(it.keys))
+        for row, it in seen.ledgers.items()
+        if it.component != "MANAGED_LEDGER" and it.listed
+    }
+    for ledger_id in sorted({row for row in {*needed, *listed} if row is not None}):
+        if needed.get(ledger_id) != listed.get(ledger_id):
+            yield f"ledger {ledger_id}: needed as {needed.get(ledger_id)}, listed as {listed.get(ledger_id)}"
+    for it in seen.schemas:
+        if hashlib.sha256(seen.content(it.ledger_id)).hexdigest() != it.digest:
+            yield f"{it.topic}: schema {it.version} in ledger {it.ledger_id} is not what was set"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
     """What is true of a topic once all work has ended."""
@@ -218,6 +311,8 @@ class Expected:
     written: int  # entries in all, of one producer
     hole: range = range(0)  # entries of a ledger that was deleted out of the middle
     dead_letters: int = 0
+    holed: Mapping[str, frozenset[Sequence]] = field(default_factory=dict)  # acknowledged beyond mark, by subscription
+    schemas: tuple[bytes, ...] = ()
 
 
 def wrong_at_rest(seen: Seen, expected: Mapping[str, Expected]) -> list[str]:
@@ -247,16 +342,19 @@ def _unfinished(seen: Seen) -> Iterator[str]:
 
 def _miscounted(seen: Seen) -> Iterator[str]:
     """The audit log: one row for each act, and no act without its intents."""
-    for (act, workflow_id), count in Counter((act, workflow_id) for act, workflow_id, _ in seen.audit).items():
+    acts = Counter((act, workflow_id) for act, workflow_id, _ in seen.audit if act != "retire")
+    acts += Counter(("retire", f"ledger {detail['ledger']}") for act, _, detail in seen.audit if act == "retire")
+    for (act, what), count in acts.items():
         if count > 1:
-            yield f"{act} of {workflow_id} was audited {count} times"
+            yield f"{act} of {what} was audited {count} times"
+    retired = {detail["ledger"] for act, _, detail in seen.audit if act == "retire"}
     told = [detail for act, _, detail in seen.audit if act == "detach"]
     audited = {ledger_id for detail in told for ledger_id in _detached(seen, detail)}
     if sum(detail["ledgers"] for detail in told) != len(audited):
         yield "a ledger was detached twice, or was counted and not"
     if audited - seen.intents.keys():
         yield f"detached and without an intent: {sorted(audited - seen.intents.keys())}"
-    for ledger_id in sorted(seen.intents.keys() - audited):
+    for ledger_id in sorted(seen.intents.keys() - audited - retired):
         if seen.intents[ledger_id].segments:
             yield f"ledger {ledger_id} left its list without a word in the audit log"
     per_batch = Counter(intent.batch_id for intent in seen.intents.values())
@@ -270,10 +368,13 @@ def _detached(seen: Seen, detail: dict[str, Any]) -> Iterator[int]:
     """Ids that an audit row speaks of: its sample, or, where that is capped, what lies between first and last."""
     whole = len(detail["sample"]) == detail["ledgers"]
     yield from (
-        detail["sample"]
-        if whole
-        else (row for row in seen.intents if detail["first"] <= row <= detail["last"] and seen.intents[row].segments)
+        detail["sample"] if whole else (row for row in seen.intents if _is_data_between(seen.intents[row], row, detail))
     )
+
+
+def _is_data_between(intent: Intent, ledger_id: int, detail: dict[str, Any]) -> bool:
+    within = detail["first"] <= ledger_id <= detail["last"]
+    return bool(within and intent.segments and intent.component == "MANAGED_LEDGER")
 
 
 def _unlike(seen: Seen, topic: str, expected: Expected) -> Iterator[str]:
@@ -287,6 +388,20 @@ def _unlike(seen: Seen, topic: str, expected: Expected) -> Iterator[str]:
     dead = [row for row in seen.of_state("DEAD_LETTERED") if seen.intents[row].topic == topic]
     if len(dead) != expected.dead_letters:
         yield f"{topic}: expected {expected.dead_letters} dead letters, found ledgers {dead}"
+    yield from _otherwise_acknowledged(seen, topic, expected)
+    schemas = [seen.content(it.ledger_id) for it in seen.schemas if it.topic == topic]
+    if schemas != [*expected.schemas]:
+        yield f"{topic}: expected schemas {expected.schemas}, found {schemas}"
+
+
+def _otherwise_acknowledged(seen: Seen, topic: str, expected: Expected) -> Iterator[str]:
+    """What is acknowledged beyond a mark: nothing lost and nothing invented (apache/pulsar#20638)."""
+    for cursor in (it for it in seen.cursors if it.topic == topic):
+        entries = seen.acknowledged(cursor)
+        numbers = {seen.entries(ledger_id)[entry][1] for ledger_id, entry in entries}
+        wanted = expected.holed.get(cursor.name, frozenset())
+        if numbers != wanted:
+            yield f"{topic}: {cursor.name} has acknowledged {sorted(numbers)}, expected {sorted(wanted)}"
 
 
 def payload_of(topic: str, number: Sequence) -> bytes:

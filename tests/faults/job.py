@@ -34,11 +34,11 @@ from activities.retention import RollInput
 from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import AlreadyExists, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
-from logstore.ports.catalog import Acknowledge, Topic
+from logstore.ports.catalog import Topic
 from logstore.positions import Position
 from logstore.retention import RetentionPolicy
 from tests.faults.auditor import Expected, Seen, payload_of, wrong_at_any_moment
-from tests.faults.scene import PER_LEDGER, PER_SEGMENT, SEGMENTS, TOPICS, TopicPlan, Trouble
+from tests.faults.scene import HOLE, HOLED, PER_LEDGER, PER_SEGMENT, SCHEMAS, SEGMENTS, TOPICS, TopicPlan, Trouble
 from tests.faults.world import Process
 
 T = TypeVar("T")
@@ -129,11 +129,14 @@ class Job(Generic[PlaceT]):
         """Create, subscribe, append, roll and acknowledge; then let storage misbehave."""
         for plan in self.plans:
             topic = self._topic(plan)
-            for name in plan.acknowledged:
+            for name in plan.subscriptions:
                 self._client(f"subscribe {plan.name} {name}", partial(self._subscribe, topic, name))
             for index in range(plan.ledgers):
                 self._write_ledger(plan, topic, index)
             self._acknowledge(plan, topic)
+            if plan.components:
+                self._outgrow(plan, topic)
+                self._describe(plan, topic)
         self._once("troubles", self._let_storage_misbehave)
 
     def remove(self) -> None:
@@ -179,27 +182,50 @@ class Job(Generic[PlaceT]):
                 continue
             singles = tuple(Position(listed[0].ledger_id, entry) for entry in reversed(range(PER_LEDGER)))
             last = Position(listed[count - 1].ledger_id, PER_LEDGER - 1)
-            for at, write in enumerate(
-                (
-                    Acknowledge(topic_id=topic.topic_id, subscription=name, positions=singles),
-                    Acknowledge(topic_id=topic.topic_id, subscription=name, up_to=last),
-                )
-            ):
-                self._client(f"acknowledge {plan.name} {name} {at}", partial(self._commit, write))
+            asked: list[dict[str, Any]] = [{"positions": singles}, {"up_to": last}]
+            for at, one in enumerate(asked):
+                self._client(f"acknowledge {plan.name} {name} {at}", partial(self._move, topic, name, **one))
             end = Position(last.ledger_id, last.entry_id + 1)
             self._client(f"seek {plan.name} {name}", partial(self._seek, topic, name, end))
 
+    def _outgrow(self, plan: TopicPlan, topic: Topic) -> None:
+        """Let a cursor's state go to ledgers, from one to the next, and back; and seek it while it is in one.
+
+        What would undo a later step if it were done again is done once in the life of the world.
+        """
+        last = self.history[f"list {plan.name}"][-1].ledger_id
+        move, seek = partial(self._move, topic, HOLED), partial(self._seek, topic, HOLED)
+        steps: list[Callable[[], object]] = [
+            partial(move, up_to=Position(last, -1)),
+            *(partial(move, positions=(Position(last, entry),)) for entry in (3, 1, 0, 2)),
+            partial(seek, Position(last, 1)),
+            partial(move, positions=(Position(last, 3),)),
+            partial(seek, Position(last, 0)),
+        ]
+        for at, step in enumerate(steps):
+            self._client(f"once {plan.name} {HOLED} {at}", step)
+        self._client(f"hole {plan.name}", partial(move, positions=(Position(last, HOLE),)))
+
+    def _describe(self, plan: TopicPlan, topic: Topic) -> None:
+        """Set schemas, the last one twice."""
+        for at, content in enumerate(SCHEMAS):
+            self._client(f"once {plan.name} schema {at}", partial(self._set_schema, topic, content))
+        self._client(f"schema {plan.name}", partial(self._set_schema, topic, SCHEMAS[-1]))
+
+    def _set_schema(self, topic: Topic, content: bytes) -> object:
+        return self._process.schemas.set(topic, content)
+
     def _subscribe(self, topic: Topic, name: str) -> object:
-        return self._process.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+        return self._process.subscriptions.subscribe(topic.topic_id, name, latest=False)
 
     def _append(self, topic: Topic, produced: ProducedEntries) -> object:
         return self._process.managed.append(topic, produced)
 
-    def _commit(self, write: Acknowledge) -> object:
-        return self._process.committer.write(write)
+    def _move(self, topic: Topic, name: str, **asked: Any) -> object:
+        return self._process.subscriptions.acknowledge(topic.topic_id, name, **asked)
 
     def _seek(self, topic: Topic, name: str, position: Position) -> object:
-        return self._process.catalog.cursors.seek(topic.topic_id, name, position)
+        return self._process.subscriptions.seek(topic.topic_id, name, position)
 
     def _let_storage_misbehave(self) -> None:
         seen = self.world.look()
@@ -325,5 +351,7 @@ def again(job: Job[PlaceT]) -> Job[PlaceT]:
     repeated.attempts["again"] = 1
     listed = {plan.name: job.history[f"list {plan.name}"] for plan in job.plans}
     repeated.history |= {f"list {name}": found for name, found in listed.items()} | {"troubles": None}
-    repeated.history |= {name: result for name, result in job.history.items() if name.startswith(("seek", "pick"))}
+    repeated.history |= {
+        name: result for name, result in job.history.items() if name.startswith(("seek", "pick", "once"))
+    }
     return repeated.run()

@@ -37,7 +37,7 @@ from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.values import DeleteLedgerInput, DeleteLedgersInput
 
-_PLAN = TopicPlan(name="persistent://shop/main/real", ledgers=6, acknowledged={"billing": 6})
+_PLAN = TopicPlan(name="persistent://shop/main/real", ledgers=6, acknowledged={"billing": 6}, components=True)
 REAL: Final = (replace(_PLAN, troubles={1: Trouble.SQUATTED}),)
 WRITTEN: Final = (_PLAN,)
 ENDS_WITHIN_S: Final = 90.0
@@ -118,7 +118,9 @@ class RealWorld:
                 deletion=LedgerDeletion(
                     deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages
                 ),
-                retention=Retention(topics=log.catalog.topics, roller=log.managed),
+                retention=Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions),
+                subscriptions=log.subscriptions,
+                schemas=log.schemas,
             )
 
     def close(self) -> None:

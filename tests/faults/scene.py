@@ -12,6 +12,11 @@ from tests.faults.auditor import Expected
 PER_SEGMENT = 2
 SEGMENTS = 2
 PER_LEDGER = PER_SEGMENT * SEGMENTS
+HOLED = "holed"
+HOLE = 2  # the entry of the last ledger that it has acknowledged in the end, and nothing else there
+SCHEMAS = (b"first", b"second", b"first")
+INLINE_BYTES = 20
+"""What a cursor's row may hold: less than any bitmap takes."""
 
 
 class Trouble(Enum):
@@ -39,6 +44,7 @@ class TopicPlan:
     acknowledged: dict[str, int]  # ledgers, from the first on, by subscription
     troubles: dict[int, Trouble] = field(default_factory=dict)  # by place in the list
     picked: int | None = None  # place of a ledger to be deleted by id, out of the middle
+    components: bool = False  # whether a cursor outgrows its row, and the topic has a schema
 
     @property
     def doomed(self) -> int:
@@ -46,6 +52,11 @@ class TopicPlan:
         if self.picked is not None:
             return 0
         return min(*self.acknowledged.values(), self.ledgers - 1)
+
+    @property
+    def subscriptions(self) -> list[str]:
+        """Every subscription; the one with holes has them in the last ledger, which always stays."""
+        return [*self.acknowledged, *([HOLED] if self.components else [])]
 
     @property
     def expected(self) -> Expected:
@@ -56,6 +67,8 @@ class TopicPlan:
             written=self.ledgers * PER_LEDGER,
             hole=hole,
             dead_letters=sum(trouble.deadly for trouble in self.troubles.values()),
+            holed={HOLED: frozenset({(self.ledgers - 1) * PER_LEDGER + HOLE})} if self.components else {},
+            schemas=SCHEMAS if self.components else (),
         )
 
 
@@ -76,13 +89,14 @@ RETURNS = TopicPlan(
     ledgers=3,
     acknowledged={"billing": 3},
     troubles={0: Trouble.SILENT, 1: Trouble.SILENT},
+    components=True,
 )
 UNREAD = TopicPlan(name="persistent://shop/main/unread", ledgers=2, acknowledged={"audit": 0, "billing": 2})
 PICKED = TopicPlan(name="persistent://shop/main/picked", ledgers=3, acknowledged={"billing": 2}, picked=1)
 
 TOPICS = (ORDERS, RETURNS, UNREAD, PICKED)
 
-SHORT = (TopicPlan(name="persistent://shop/main/short", ledgers=3, acknowledged={"billing": 2}),)
+SHORT = (TopicPlan(name="persistent://shop/main/short", ledgers=3, acknowledged={"billing": 2}, components=True),)
 
 PLANTED = {
     "another-application/ledgers/00/0000000000000000/00000000.parquet": b"theirs",

@@ -18,7 +18,7 @@ from tests.faults.conftest import SEED, Course
 from tests.faults.effects import Interruption, hits
 from tests.faults.job import Job
 from tests.faults.real import REAL, WRITTEN, RealWorld, Worker, delete_alone, eventually, trim, write_in_a_process
-from tests.faults.scene import TopicPlan
+from tests.faults.scene import INLINE_BYTES, TopicPlan
 from tests.faults.world import World
 from tests.servers import settings_on
 from workers import search_attributes
@@ -114,6 +114,7 @@ def worlds(servers: stack.StackAddresses, tmp_path: Path) -> Callable[[], RealWo
     """Worlds on the shared servers, each with its bucket, catalog and queue."""
     numbers, one_at_a_time = iter(range(1_000)), Lock()  # Alembic migrates one database at a time
     quick = {"deletion_chunk": 2, "deletion_parallelism": 1, "deletion_retry_interval": 1}
+    quick["cursor_inline_bytes"] = INLINE_BYTES
 
     def make() -> RealWorld:
         with one_at_a_time:

@@ -11,6 +11,8 @@ from sqlalchemy import Connection, event
 from activities.deletion import LedgerDeletion
 from activities.retention import Retention
 from infra.catalog import Database, SqlCatalog
+from logstore.component_ledgers import ComponentLedgers
+from logstore.cursor_ledgers import CursorLedgers
 from logstore.failpoints import SimulatedCrash
 from logstore.group_commit import GroupCommitter
 from logstore.ledgers import CopyKind
@@ -18,10 +20,12 @@ from logstore.managed_ledger import ManagedLedger
 from logstore.managed_ledger.clock import Clock
 from logstore.ports.objects import ObjectInfo
 from logstore.primary_copies import PrimaryCopies
+from logstore.schemas import SchemaRegistry
+from logstore.subscriptions import Subscriptions
 from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
-from tests.faults.scene import PLANTED, Trouble
+from tests.faults.scene import INLINE_BYTES, PLANTED, Trouble
 
 FOREVER = 1_000_000
 
@@ -57,6 +61,8 @@ class Process:
     managed: ManagedLedger
     deletion: LedgerDeletion
     retention: Retention
+    subscriptions: Subscriptions
+    schemas: SchemaRegistry
 
 
 class World:
@@ -119,13 +125,29 @@ class World:
         event.listen(database.engine, "commit", self._commit)
         catalog = SqlCatalog(database, registration_timeout_s=registration_timeout_s)
         committer = GroupCommitter(catalog.commits)
+        clock = Clock(sleep=lambda _: None)
         managed = ManagedLedger(
             ledgers=catalog.ledgers,
             objects=self.store,
             committer=committer,
             application="sexton",
-            clock=Clock(sleep=lambda _: None),
+            clock=clock,
         )
+        contents = ComponentLedgers(
+            components=catalog.components,
+            ledgers=catalog.ledgers,
+            objects=self.store,
+            application="sexton",
+            clock=clock,
+        )
+        snapshots = CursorLedgers(
+            cursors=catalog.cursors,
+            ledgers=catalog.ledgers,
+            contents=contents,
+            inline_bytes=INLINE_BYTES,
+            clock=clock,
+        )
+        subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
         storages = {CopyKind.LEDGER.value: PrimaryCopies(self.store)}
         try:
             yield Process(
@@ -133,7 +155,9 @@ class World:
                 committer=committer,
                 managed=managed,
                 deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
-                retention=Retention(topics=catalog.topics, roller=managed),
+                retention=Retention(topics=catalog.topics, roller=managed, settler=subscriptions),
+                subscriptions=subscriptions,
+                schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
             )
         finally:
             managed.close()

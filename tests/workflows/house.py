@@ -20,9 +20,9 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from activities.deletion import Certificate, IntentKey, OneResult
 from activities.retention import Retention
-from logstore.errors import StoreUnavailable
+from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
 from workers.fleet import WORKFLOWS
 from workers.interceptors import ActivityEdge
@@ -61,7 +61,7 @@ class Gate:
 
 
 class Roller:
-    """Rolls nothing, fails as often as told, and can be held."""
+    """Rolls and settles nothing, fails as often as told, and can be held."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -76,6 +76,10 @@ class Roller:
             self.failures -= 1
             raise StoreUnavailable("planned: cannot roll")
         return False
+
+    def settle(self, topic_id: TopicId) -> list[SextonError]:
+        """See `Settler`."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class House:
 
     def _activities(self, instead: Sequence[Activity]) -> list[Activity]:
         deletion = self.world.deletion
-        retention = Retention(topics=self.world.catalog.topics, roller=self.roller)
+        retention = Retention(topics=self.world.catalog.topics, roller=self.roller, settler=self.roller)
         real: list[Activity] = [
             deletion.detach,
             deletion.next_ranges,

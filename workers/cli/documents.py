@@ -10,7 +10,8 @@ from workers.cli.times import shown_us
 if TYPE_CHECKING:
     from logstore.cursors import CursorState, LedgerSpan
     from logstore.entries import Entry
-    from logstore.ports.catalog import Subscription, Topic
+    from logstore.ports.catalog import Topic
+    from logstore.subscriptions import Subscription
     from workers.wiring import LogStore
 
 
@@ -29,18 +30,20 @@ def topic_document(log: "LogStore", topic: "Topic") -> dict[str, object]:
         "ledgers": len(ledgers),
         "entries": sum(ledger.entries for ledger in ledgers),
         "size_bytes": sum(ledger.size_bytes for ledger in ledgers),
-        "subscriptions": [subscription_document(one, spans) for one in log.catalog.cursors.all(topic.topic_id)],
+        "subscriptions": [subscription_document(one, spans) for one in log.subscriptions.all(topic.topic_id)],
         "max_read_position": None if last is None else str(last),
     }
 
 
 def subscription_document(found: "Subscription", spans: "Sequence[LedgerSpan]") -> dict[str, object]:
-    """A subscription with its backlog."""
+    """A subscription with its backlog; without that where part of its state is lost, which is then named."""
+    lost = found.lost_snapshot
     return {
         "name": found.name,
         "mark_delete": str(found.state.mark_delete),
-        "backlog": backlog(found.state, spans),
+        "backlog": backlog(found.state, spans) if lost is None else None,
         "created": shown_us(found.created_us),
+        **({} if lost is None else {"lost_ledger": lost}),
     }
 
 

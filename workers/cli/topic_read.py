@@ -64,8 +64,7 @@ def _state(session: Session, found: "Topic", subscription: str | None) -> "Curso
 
     if subscription is None:
         return CursorState(_BEGINNING)
-    cursor: CursorState = session.log.catalog.cursors.get(found.topic_id, check_subscription(subscription)).state
-    return cursor
+    return session.log.subscriptions.get(found.topic_id, check_subscription(subscription)).state
 
 
 @command(
@@ -86,18 +85,15 @@ def ack(
     txn: Transaction = None,
 ) -> Answer:
     """Acknowledge single entries, or everything up to one."""
-    from logstore.ports.catalog import Acknowledge  # noqa: PLC0415 - start-up time
-
     refuse_transaction(txn)
     if bool(position) == (to is not None):
         raise InvalidInput("position", expected="either --position or --to", found="both" if position else "neither")
     check_subscription(subscription)
     positions = tuple(Position.parse(one) for one in position or ())
     up_to = None if to is None else Position.parse(to, field="to")
-    write = Acknowledge(
-        topic_id=session.topic(name).topic_id, subscription=subscription, positions=positions, up_to=up_to
-    )
-    return Answer(document={"mark_delete": str(session.log.committer.write(write).mark_delete)})
+    topic_id = session.topic(name).topic_id
+    answer = session.log.subscriptions.acknowledge(topic_id, subscription, positions=positions, up_to=up_to)
+    return Answer(document={"mark_delete": str(answer.mark_delete)})
 
 
 @command(topic, "seek", examples=[f"sexton topic seek {_ORDERS} billing --to 4:0"])
@@ -105,5 +101,5 @@ def seek(session: Session, name: TopicArgument, sub: SubscriptionArgument, *, to
     """Set a subscription so that the entry is its next one; what it acknowledged is forgotten."""
     check_subscription(sub)
     position = Position.parse(to, field="to")
-    moved = session.log.catalog.cursors.seek(session.topic(name).topic_id, sub, position)
+    moved = session.log.subscriptions.seek(session.topic(name).topic_id, sub, position)
     return Answer(document={"mark_delete": str(moved.state.mark_delete)})

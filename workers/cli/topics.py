@@ -79,6 +79,6 @@ def subscribe(
     """Create a subscription; one that exists is shown as it is."""
     check_subscription(sub)
     found = session.topic(name)
-    subscription = session.log.catalog.cursors.subscribe(found.topic_id, sub, latest=start is Start.LATEST)
+    subscription = session.log.subscriptions.subscribe(found.topic_id, sub, latest=start is Start.LATEST)
     spans = [ledger.span for ledger in session.log.catalog.ledgers.listed(found.topic_id)]
     return Answer(document=subscription_document(subscription, spans))

@@ -123,6 +123,7 @@ class Settings(BaseModel):
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600
+    cursor_inline_bytes: Count = 16 * 1024
     registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 600
     temporal_port: Port = 7233
     ui_port: Port = 8233

@@ -16,7 +16,8 @@ from logstore.ports.catalog.commits import (
     Write,
     WriteResult,
 )
-from logstore.ports.catalog.cursors import Cursors, Subscription
+from logstore.ports.catalog.components import Components
+from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
 from logstore.ports.catalog.deletions import Cause, Claim, Deletions, Detached, Ended, Inflight, RowRange, Tally
 from logstore.ports.catalog.inspection import (
     Decision,
@@ -29,6 +30,7 @@ from logstore.ports.catalog.inspection import (
     ReferenceKind,
 )
 from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment
+from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.topics import Topic, Topics, TopicState
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Cause",
     "Claim",
     "Commits",
+    "Components",
     "Cursors",
     "Decision",
     "Deletions",
@@ -57,8 +60,11 @@ __all__ = [
     "RegisterSegment",
     "Registered",
     "RowRange",
+    "SchemaVersion",
+    "Schemas",
     "Segment",
-    "Subscription",
+    "SnapshotChange",
+    "StoredCursor",
     "Tally",
     "Topic",
     "TopicState",
@@ -76,7 +82,11 @@ class Catalog(Protocol):
     @property
     def ledgers(self) -> Ledgers: ...  # noqa: D102
     @property
+    def components(self) -> Components: ...  # noqa: D102
+    @property
     def cursors(self) -> Cursors: ...  # noqa: D102
+    @property
+    def schemas(self) -> Schemas: ...  # noqa: D102
     @property
     def commits(self) -> Commits: ...  # noqa: D102
     @property

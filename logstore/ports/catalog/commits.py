@@ -1,9 +1,10 @@
 """Small writes, committed in groups, and their port."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from logstore.cursor_snapshots import Snapshot
 from logstore.errors import SextonError
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -38,6 +39,7 @@ class Acknowledge:
     subscription: str
     positions: tuple[Position, ...] = ()
     up_to: Position | None = None
+    snapshot: Snapshot | None = None  # what the sender has loaded; a transaction reads no object store
 
 
 Write = RegisterSegment | Acknowledge
@@ -58,6 +60,8 @@ class Acknowledged:
     """Where the cursor stands now."""
 
     mark_delete: Position
+    row_bytes: int = field(default=0, compare=False)  # what the cursor's row holds beyond it, packed
+    snapshot_ledger: LedgerId | None = field(default=None, compare=False)  # where the rest of its state is
 
 
 WriteResult = Registered | Acknowledged | SextonError
@@ -70,7 +74,8 @@ class Commits(Protocol):
         """Do all writes in one transaction and answer each in its place.
 
         A write that a rule refuses is answered with its error and does not disturb the others: `LedgerFenced`,
-        `ProducerFenced`, `AlreadyExists` (segment number), `UnknownObject`, `InvalidInput`, `StaleCatalog`,
+        `ProducerFenced`, `AlreadyExists` (segment number), `SnapshotNeeded` (an acknowledgement without the
+        snapshot that its cursor has), `UnknownObject`, `InvalidInput`, `StaleCatalog`,
         `PreconditionFailed` (topic not ACTIVE).
         Raises when the transaction as a whole failed: then none of them happened, unless it raises
         `OutcomeUnknown`.

@@ -1,7 +1,7 @@
 """Ledgers, their segments, and their port."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from logstore.cursors import LedgerSpan
@@ -24,6 +24,7 @@ class Ledger:
     created_us: int
     closed_us: int | None
     copies: tuple[CopyKind, ...] = (CopyKind.LEDGER,)
+    keys: Mapping[str, str] = field(default_factory=dict)  # of its component, e.g. {"cursor": "billing"}
 
     @property
     def span(self) -> LedgerSpan:

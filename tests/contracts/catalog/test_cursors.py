@@ -1,12 +1,13 @@
 """Subscriptions: where they begin, how they move, what they keep."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from logstore.cursors import CursorState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.ports.catalog import Acknowledged, Subscription, TopicState
+from logstore.ports.catalog import Acknowledged, StoredCursor, TopicState
 from logstore.positions import TopicId
 from tests.contracts.catalog.steps import acknowledge, append, at, filled, new_topic, race, roll
 from tests.contracts.catalog.worlds import World
@@ -58,7 +59,7 @@ def test_subscribe_thirty_two_at_once_make_one_cursor(world: World) -> None:
     topic = new_topic(world)
     filled(world, topic.topic_id, 1)
     answers = race(lambda number: world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=bool(number % 2)))
-    assert all(isinstance(answer, Subscription) for answer in answers), answers
+    assert all(isinstance(answer, StoredCursor) for answer in answers), answers
     assert all(answer == answers[0] for answer in answers)
     assert world.catalog.cursors.all(topic.topic_id) == answers[:1]
 
@@ -95,7 +96,7 @@ def test_seek_makes_the_position_next_and_forgets_single_acknowledgements(world:
     made = world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
     acknowledge(world, topic.topic_id, "billing", (ledger, 5), up_to=(ledger, 2))
     sought = world.catalog.cursors.seek(topic.topic_id, "billing", at(ledger, 1))
-    assert sought == Subscription(name="billing", state=CursorState(at(ledger, 0)), created_us=made.created_us)
+    assert sought == replace(made, state=CursorState(at(ledger, 0)), seeks=1)
     assert world.catalog.cursors.get(topic.topic_id, "billing") == sought
     end = world.catalog.cursors.seek(topic.topic_id, "billing", at(ledger, 10))
     assert end.state.mark_delete == at(ledger, 9)

@@ -4,7 +4,7 @@ import pytest
 
 from logstore.cursors import CursorState
 from logstore.errors import LedgerStillNeeded
-from logstore.ports.catalog import Acknowledged, Subscription
+from logstore.ports.catalog import Acknowledged, StoredCursor
 from tests.contracts.catalog.steps import acknowledge, at, filled, listed, new_topic, race
 from tests.contracts.catalog.worlds import World
 
@@ -51,7 +51,7 @@ def test_subscribe_and_seek_racing_detach_lose_no_entry(world: World, turn: int)
     assert not [answer for answer in answers if isinstance(answer, Exception)], answers
     left = listed(world, topic.topic_id)
     assert left == ledgers[-len(left) :]
-    made = [one for one in answers if isinstance(one, Subscription) and one.name != "old"]
+    made = [one for one in answers if isinstance(one, StoredCursor) and one.name != "old"]
     assert made
     for one in made:  # begun at the first listed entry of its moment: that ledger is kept for it
         assert one.state.mark_delete.ledger_id in left, (one, left)

@@ -32,7 +32,7 @@ from logstore.ports.catalog import (
     Registered,
     RegisterSegment,
     RowRange,
-    Subscription,
+    StoredCursor,
     Topic,
 )
 from logstore.positions import LedgerId
@@ -225,7 +225,7 @@ def test_subscribe_behind_a_detach_begins_at_what_is_left(sql_world: SqlWorld) -
     then = f"DELETE FROM ledger WHERE ledger_id < {ledgers[2]}"
     subscribe = sql_world.catalog.cursors.subscribe
     answer = _behind(sql_world, [_LIST], lambda: subscribe(topic.topic_id, "new", latest=False), [then])
-    assert isinstance(answer, Subscription)
+    assert isinstance(answer, StoredCursor)
     assert answer.state == CursorState(at(ledgers[2], -1))
 
 

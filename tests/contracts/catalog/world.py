@@ -5,7 +5,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from logstore.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Cause, Claim, Commits, Cursors, Deletions, Detached, Ledgers, Topics, TopicState
+from logstore.ports.catalog import (
+    Cause,
+    Claim,
+    Commits,
+    Components,
+    Cursors,
+    Deletions,
+    Detached,
+    Ledgers,
+    Schemas,
+    Topics,
+    TopicState,
+)
 from logstore.positions import LedgerId, TopicId
 
 CAUSE = Cause(actor="tests", reason="a test", workflow_id="w")
@@ -24,7 +36,11 @@ class Parts(Protocol):
     @property
     def ledgers(self) -> Ledgers: ...  # noqa: D102
     @property
+    def components(self) -> Components: ...  # noqa: D102
+    @property
     def cursors(self) -> Cursors: ...  # noqa: D102
+    @property
+    def schemas(self) -> Schemas: ...  # noqa: D102
     @property
     def commits(self) -> Commits: ...  # noqa: D102
     @property

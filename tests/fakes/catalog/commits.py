@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from logstore import cursors
+from logstore.cursor_snapshots import since, whole
 from logstore.errors import (
     AlreadyExists,
     InvalidInput,
@@ -13,6 +14,7 @@ from logstore.errors import (
     OutcomeUnknown,
     ProducerFenced,
     SextonError,
+    SnapshotNeeded,
     StaleCatalog,
 )
 from logstore.failpoints import effect
@@ -119,8 +121,14 @@ class FakeCommits:
     def _acknowledge(self, write: Acknowledge) -> Acknowledged:
         row = self._catalog.cursors.get(write.topic_id, write.subscription)
         spans = self._catalog.spans(write.topic_id)
-        state = cursors.acknowledge(row.state, write.positions, spans)
+        snapshot = write.snapshot if row.snapshot_ledger is not None else None
+        carried = None if snapshot is None else snapshot.ledger_id
+        if row.snapshot_ledger is not None and carried != row.snapshot_ledger:
+            raise SnapshotNeeded(write.subscription, needed=row.snapshot_ledger, found=carried)
+        state = cursors.acknowledge(whole(row.state, snapshot), write.positions, spans)
         if write.up_to is not None:
             state = cursors.acknowledge_to(state, write.up_to, spans)
-        self._catalog.cursors._store(write.topic_id, write.subscription, state)
-        return Acknowledged(mark_delete=state.mark_delete)
+        kept = since(state, snapshot)
+        self._catalog.cursors._store(write.topic_id, write.subscription, kept)
+        size = len(cursors.pack_acknowledged(kept.acknowledged))
+        return Acknowledged(mark_delete=state.mark_delete, row_bytes=size, snapshot_ledger=row.snapshot_ledger)

@@ -1,16 +1,15 @@
 """Cursors in memory."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore import cursors
-from logstore.cursors import CursorState
-from logstore.errors import (
-    UnknownObject,
-)
+from logstore.cursor_snapshots import Snapshot, since, whole
+from logstore.cursors import CursorState, pack_acknowledged
+from logstore.errors import UnknownObject
 from logstore.failpoints import effect
-from logstore.ports.catalog import (
-    Subscription,
-)
+from logstore.ledgers import LedgerState
+from logstore.ports.catalog import SnapshotChange, StoredCursor, TopicState
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class FakeCursors:
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
 
-    def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
+    def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         """See the port."""
         with effect("catalog.subscribe"), self._catalog.lock:
             self._catalog.topic(topic_id, active=True)
@@ -40,7 +39,7 @@ class FakeCursors:
             self._catalog.versions[topic_id] += 1
             return self._store(topic_id, name, cursors.advance(CursorState(start), spans))
 
-    def get(self, topic_id: TopicId, name: str) -> Subscription:
+    def get(self, topic_id: TopicId, name: str) -> StoredCursor:
         """See the port."""
         with self._catalog.lock:
             found = self._catalog.cursor_rows.get((topic_id, name))
@@ -48,22 +47,63 @@ class FakeCursors:
             raise UnknownObject("subscription", expected="an existing subscription", found=name)
         return found
 
-    def all(self, topic_id: TopicId) -> list[Subscription]:
+    def all(self, topic_id: TopicId) -> list[StoredCursor]:
         """See the port."""
         with self._catalog.lock:
             return [row for key, row in sorted(self._catalog.cursor_rows.items()) if key[0] == topic_id]
 
-    def seek(self, topic_id: TopicId, name: str, position: Position) -> Subscription:
+    def seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """See the port."""
         with effect("catalog.seek"), self._catalog.lock:
             self._catalog.topic(topic_id, active=True)
-            self.get(topic_id, name)
+            row = self.get(topic_id, name)
+            state = cursors.seek(position, self._catalog.spans(topic_id))
+            if row.snapshot_ledger is not None:
+                self._catalog.components._retire(row.snapshot_ledger, "the cursor was moved by a seek")
             self._catalog.versions[topic_id] += 1
-            return self._store(topic_id, name, cursors.seek(position, self._catalog.spans(topic_id)))
+            return self._put(topic_id, replace(row, state=state, snapshot_ledger=None, seeks=row.seeks + 1))
 
-    def _store(self, topic_id: TopicId, name: str, state: CursorState) -> Subscription:
-        existing = self._catalog.cursor_rows.get((topic_id, name))
-        created_us = existing.created_us if existing else self._catalog.now_us
-        row = Subscription(name=name, state=state, created_us=created_us)
-        self._catalog.cursor_rows[topic_id, name] = row
+    def publish_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int) -> bool:
+        """See the port."""
+        with effect("catalog.publish_snapshot"), self._catalog.lock:
+            newborn = self._catalog.components._born(snapshot.ledger_id)
+            if newborn is None or newborn.state is LedgerState.CLOSED:
+                return newborn is not None
+            row = self._unchanged(change)
+            if row is None:
+                self._catalog.file_intents(snapshot.ledger_id, "")
+                return False
+            self._catalog.components._publish(newborn, size_bytes)
+            if row.snapshot_ledger is not None:
+                self._catalog.components._retire(row.snapshot_ledger, f"superseded by ledger {snapshot.ledger_id}")
+            rest = since(row.state, snapshot)
+            self._put(change.topic_id, replace(row, state=rest, snapshot_ledger=snapshot.ledger_id))
+            return True
+
+    def fold_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, limit_bytes: int) -> bool:
+        """See the port."""
+        with effect("catalog.fold_snapshot"), self._catalog.lock:
+            row = self._unchanged(change)
+            if row is None or row.snapshot_ledger != snapshot.ledger_id:
+                return False
+            state = cursors.advance(whole(row.state, snapshot), self._catalog.spans(change.topic_id))
+            if len(pack_acknowledged(state.acknowledged)) > limit_bytes:
+                return False
+            self._catalog.components._retire(snapshot.ledger_id, "folded into its cursor's row")
+            self._put(change.topic_id, replace(row, state=state, snapshot_ledger=None))
+            return True
+
+    def _unchanged(self, change: SnapshotChange) -> StoredCursor | None:
+        row = self._catalog.cursor_rows.get((change.topic_id, change.subscription))
+        same = row is not None and (row.snapshot_ledger, row.seeks) == (change.expected, change.seeks)
+        return row if same and self._catalog.topic(change.topic_id).state is TopicState.ACTIVE else None
+
+    def _put(self, topic_id: TopicId, row: StoredCursor) -> StoredCursor:
+        self._catalog.cursor_rows[topic_id, row.name] = row
         return row
+
+    def _store(self, topic_id: TopicId, name: str, state: CursorState) -> StoredCursor:
+        existing = self._catalog.cursor_rows.get((topic_id, name))
+        if existing:
+            return self._put(topic_id, replace(existing, state=state))
+        return self._put(topic_id, StoredCursor(name=name, state=state, created_us=self._catalog.now_us))

@@ -15,17 +15,20 @@ from logstore.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, Ledg
 from logstore.ports.catalog import (
     Cause,
     Ledger,
+    SchemaVersion,
     Segment,
-    Subscription,
+    StoredCursor,
     Topic,
     TopicState,
 )
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.commits import FakeCommits, Misfortune
+from tests.fakes.catalog.components import FakeComponents
 from tests.fakes.catalog.cursors import FakeCursors
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.fakes.catalog.phase_one import Run
+from tests.fakes.catalog.schemas import FakeSchemas
 from tests.fakes.catalog.topics import FakeTopics
 
 
@@ -65,7 +68,8 @@ class FakeCatalog:
         self.versions: dict[TopicId, int] = {}
         self.segment_rows: dict[LedgerId, list[Segment]] = {}
         self.sequences: dict[tuple[TopicId, str], int] = {}
-        self.cursor_rows: dict[tuple[TopicId, str], Subscription] = {}
+        self.cursor_rows: dict[tuple[TopicId, str], StoredCursor] = {}
+        self.schema_rows: dict[TopicId, list[SchemaVersion]] = {}
         self.intent_rows: dict[int, DeletionIntent] = {}
         self.claims_us: dict[int, int] = {}  # until when an intent with `handed_to` is held
         self.confirmed: dict[int, tuple[int, int]] = {}  # objects and bytes that an intent's end reported
@@ -76,7 +80,9 @@ class FakeCatalog:
         self.batches: list[int] = []  # writes of every commit call
         self.topics = FakeTopics(self)
         self.ledgers = FakeLedgers(self)
+        self.components = FakeComponents(self)
         self.cursors = FakeCursors(self)
+        self.schemas = FakeSchemas(self)
         self.commits = FakeCommits(self)
         self.deletions = FakeDeletions(self)
 
@@ -139,6 +145,7 @@ class FakeCatalog:
             generation=0,
             created_us=self.now_us,
             closed_us=None,
+            keys=owner.keys,
         )
         return statement
 

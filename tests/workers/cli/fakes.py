@@ -14,9 +14,10 @@ from logstore.errors import AlreadyExists, SextonError, UnknownObject
 from logstore.ledgers import Component, CopyKind, LedgerState
 from logstore.managed_ledger.append import AppendResult
 from logstore.managed_ledger.roll import Rolled
-from logstore.ports.catalog import Acknowledge, Acknowledged, Inflight, Ledger, Subscription, Topic, TopicState
+from logstore.ports.catalog import Acknowledge, Acknowledged, Inflight, Ledger, Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.retention import RetentionPolicy
+from logstore.subscriptions import Subscription
 from workers.cli.context import Say, Services
 from workers.settings import Loaded, load_settings
 
@@ -24,14 +25,14 @@ ORDERS = "persistent://public/default/orders"
 
 
 class FakeLog:
-    """One ledger a topic; also its own catalog, managed ledger and committer."""
+    """One ledger a topic; also its own catalog, managed ledger and subscriptions."""
 
     def __init__(self) -> None:
         self.found: dict[str, Topic] = {}
         self.entries: list[NewEntry] = []
         self.appends: list[ProducedEntries] = []
         self.written: list[Acknowledge] = []
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscribed: dict[str, Subscription] = {}
         self.previews: list[tuple[list[LedgerId] | None, bool]] = []
         self.fail_append_at: tuple[int, SextonError] | None = None
         self.closed = 0
@@ -40,16 +41,17 @@ class FakeLog:
         self.managed = SimpleNamespace(
             append=self._append, roll=self._roll, read=self._read, last_position=self._last_position
         )
-        self.committer = SimpleNamespace(write=self._write)
+        self.subscriptions = SimpleNamespace(
+            subscribe=self._subscribe,
+            get=self._subscription,
+            all=lambda _: list(self.subscribed.values()),
+            seek=self._seek,
+            acknowledge=self._acknowledge,
+        )
         self.catalog = SimpleNamespace(
             topics=SimpleNamespace(create=self._create, get=self._get, all=lambda: list(self.found.values())),
             ledgers=SimpleNamespace(listed=self._listed),
-            cursors=SimpleNamespace(
-                subscribe=self._subscribe,
-                get=self._subscription,
-                all=lambda _: list(self.subscriptions.values()),
-                seek=self._seek,
-            ),
+            components=SimpleNamespace(listed=self._listed),
             deletions=SimpleNamespace(
                 preview=self._preview, inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1), list=self._list
             ),
@@ -95,19 +97,21 @@ class FakeLog:
             for at, one in enumerate(self.entries[: asked["max_entries"]])
         ]
 
-    def _write(self, write: Acknowledge) -> Acknowledged:
-        self.written.append(write)
-        return Acknowledged(mark_delete=write.up_to or max(write.positions))
+    def _acknowledge(
+        self, topic_id: TopicId, name: str, *, positions: tuple[Position, ...], up_to: Position | None
+    ) -> Acknowledged:
+        self.written.append(Acknowledge(topic_id=topic_id, subscription=name, positions=positions, up_to=up_to))
+        return Acknowledged(mark_delete=up_to or max(positions))
 
     def _subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
         mark = Position(LedgerId(4), len(self.entries) - 1 if latest else -1)
         made = Subscription(name=name, state=CursorState(mark), created_us=0)
-        return self.subscriptions.setdefault(name, made)
+        return self.subscribed.setdefault(name, made)
 
     def _subscription(self, topic_id: TopicId, name: str) -> Subscription:
-        if name not in self.subscriptions:
+        if name not in self.subscribed:
             raise UnknownObject("subscription", expected="an existing subscription", found=name)
-        return self.subscriptions[name]
+        return self.subscribed[name]
 
     def _seek(self, topic_id: TopicId, name: str, position: Position) -> Subscription:
         found = self._subscription(topic_id, name)

@@ -1,0 +1,70 @@
+"""Ledgers of components in memory: listed while they are CLOSED, for they are written whole."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from logstore.failpoints import effect
+from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerState, LedgerStatement
+from logstore.ports.catalog import Cause, Ledger, Segment
+from logstore.positions import LedgerId, TopicId
+
+if TYPE_CHECKING:
+    from tests.fakes.catalog.state import FakeCatalog
+
+
+class FakeComponents:
+    """The `Components` port."""
+
+    def __init__(self, catalog: "FakeCatalog") -> None:
+        self._catalog = catalog
+
+    def create(
+        self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
+    ) -> LedgerStatement:
+        """See the port."""
+        with effect("catalog.create_component_ledger"), self._catalog.lock:
+            topic = self._catalog.topic(topic_id, active=True)
+            owner = LedgerOwner(
+                application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
+            )
+            return self._catalog.bear(owner)
+
+    def listed(self, topic_id: TopicId) -> list[Ledger]:
+        """See the port."""
+        with self._catalog.lock:
+            rows = [row for row in self._catalog.ledger_rows.values() if row.topic_id == topic_id]
+            data = [row for row in rows if row.ledger_id in self._catalog.lists[topic_id]]
+            rest = [row for row in rows if _is_listed(row)]
+        order = sorted(rest, key=lambda row: (row.component.value, sorted(row.keys.items()), row.ledger_id))
+        return [*sorted(data, key=lambda row: row.ledger_id), *order]
+
+    def _born(self, ledger_id: LedgerId) -> Ledger | None:
+        """The newborn, or None when it was taken for abandoned, and is now looked at again."""
+        row = self._catalog.ledger_rows.get(ledger_id)
+        if row is None:
+            self._catalog.reopen_intent(ledger_id)
+        return row
+
+    def _publish(self, row: Ledger, size_bytes: int) -> None:
+        rows = self._catalog.ledger_rows
+        rows[row.ledger_id] = replace(
+            row,
+            state=LedgerState.CLOSED,
+            entries=1,
+            size_bytes=size_bytes,
+            last_segment=0,
+            closed_us=self._catalog.now_us,
+        )
+        only = Segment(ledger_id=row.ledger_id, number=0, first_entry=0, entries=1, size_bytes=size_bytes)
+        self._catalog.segment_rows[row.ledger_id] = [only]
+        self._catalog.confirm_copy(row.ledger_id, CopyKind.LEDGER)
+
+    def _retire(self, ledger_id: LedgerId, reason: str) -> None:
+        self._catalog.file_intents(ledger_id, "")
+        cause = Cause(actor="sexton", reason=reason, workflow_id="")
+        self._catalog.audit("retire", cause, {"ledger": int(ledger_id)})
+
+
+def _is_listed(row: Ledger) -> bool:
+    return row.component is not Component.MANAGED_LEDGER and row.state is LedgerState.CLOSED

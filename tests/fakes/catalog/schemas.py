@@ -1,0 +1,55 @@
+"""Schema versions in memory."""
+
+from typing import TYPE_CHECKING
+
+from logstore.errors import PreconditionFailed
+from logstore.failpoints import effect
+from logstore.ledgers import LedgerState
+from logstore.ports.catalog import SchemaVersion, TopicState
+from logstore.positions import LedgerId, TopicId
+
+if TYPE_CHECKING:
+    from tests.fakes.catalog.state import FakeCatalog
+
+
+class FakeSchemas:
+    """The `Schemas` port."""
+
+    def __init__(self, catalog: "FakeCatalog") -> None:
+        self._catalog = catalog
+
+    def all(self, topic_id: TopicId) -> list[SchemaVersion]:
+        """See the port."""
+        with self._catalog.lock:
+            return list(self._catalog.schema_rows.get(topic_id, []))
+
+    def newest(self, topic_id: TopicId) -> SchemaVersion | None:
+        """See the port."""
+        return next(reversed(self.all(topic_id)), None)
+
+    def publish(
+        self, topic_id: TopicId, ledger_id: LedgerId, *, digest: str, content_bytes: int, size_bytes: int
+    ) -> SchemaVersion | None:
+        """See the port."""
+        with effect("catalog.publish_schema"), self._catalog.lock:
+            topic = self._catalog.topic(topic_id)
+            row = self._catalog.components._born(ledger_id)
+            if row is None or row.state is LedgerState.CLOSED:
+                return next((one for one in self.all(topic_id) if one.ledger_id == ledger_id), None)
+            newest = self.newest(topic_id)
+            if newest and newest.digest == digest:
+                self._catalog.file_intents(ledger_id, "")
+                return newest
+            if topic.state is not TopicState.ACTIVE:
+                self._catalog.file_intents(ledger_id, "")
+                raise PreconditionFailed(f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}")
+            self._catalog.components._publish(row, size_bytes)
+            made = SchemaVersion(
+                version=newest.version + 1 if newest else 0,
+                ledger_id=ledger_id,
+                digest=digest,
+                size_bytes=content_bytes,
+                created_us=self._catalog.now_us,
+            )
+            self._catalog.schema_rows.setdefault(topic_id, []).append(made)
+            return made

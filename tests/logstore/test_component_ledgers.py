@@ -1,0 +1,125 @@
+"""Component ledgers: written whole, stored as every ledger is, and never forgotten half made."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from logstore.component_ledgers import Draft, Newborn
+from logstore.errors import CatalogBusy, CorruptData, StoreUnavailable
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.ledgers import Component, LedgerStatement, meta_key, segment_key
+from logstore.positions import LedgerId
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.logstore.component_world import World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """An empty topic."""
+    with World() as found:
+        yield found
+    disarm()
+
+
+def _draft(world: World, content: bytes = b"content") -> Draft:
+    keys = {"schema": world.topic.name}
+    return Draft(
+        topic_id=world.topic.topic_id,
+        component=Component.SCHEMA_STORAGE,
+        keys=keys,
+        content=content,
+        properties={"digest": "d"},
+    )
+
+
+def _publish(world: World, born: Newborn) -> LedgerId:
+    made = world.catalog.schemas.publish(
+        world.topic.topic_id, born.ledger_id, digest=f"{born.ledger_id}", content_bytes=7, size_bytes=born.size_bytes
+    )
+    assert made
+    return made.ledger_id
+
+
+def _write(world: World, content: bytes = b"content") -> LedgerId:
+    return world.contents().write(_draft(world, content), lambda born: _publish(world, born))
+
+
+def test_component_ledger_is_stored_as_every_ledger_is(world: World) -> None:
+    """`meta.json` first, then one segment, both saying whose they are; its content comes back."""
+    ledger_id = _write(world, b"\x00content\xff")
+    owner = world.catalog.statements[ledger_id].owner
+    expected = [meta_key(ledger_id, owner), segment_key(ledger_id, 0)]
+    assert [key for operation, key in world.objects.calls if operation is Operation.PUT] == expected
+    for key in expected:
+        found = world.objects.head(key)
+        assert found
+        assert LedgerStatement.from_metadata(found[1]) == world.catalog.statements[ledger_id]
+    assert owner.keys == {"schema": world.topic.name}
+    assert world.contents().read(ledger_id) == b"\x00content\xff"
+
+
+def test_component_ledger_absent_reads_as_none(world: World) -> None:
+    """No row, or no object: whoever asked looks at its own row again."""
+    assert world.contents().read(LedgerId(404)) is None
+    ledger_id = _write(world)
+    world.objects.delete([segment_key(ledger_id, 0)])
+    assert world.contents().read(ledger_id) is None
+
+
+def test_component_ledger_of_another_size_is_corrupt(world: World) -> None:
+    """What is not what its row says is told, not believed."""
+    ledger_id = _write(world)
+    key = segment_key(ledger_id, 0)
+    world.objects.delete([key])
+    world.objects.put_if_absent(key, b"short", metadata={})
+    with pytest.raises(CorruptData, match=key):
+        world.contents().read(ledger_id)
+
+
+@pytest.mark.parametrize("effect", ["component.put_meta", "component.put_segment", "catalog.publish_schema"])
+def test_component_ledger_whose_effect_is_reported_failed_is_made_once(world: World, effect: str) -> None:
+    """Done but reported as failed: the repetition finds it done."""
+    arm(f"{effect}.reported_failed", "fail")
+    ledger_id = _write(world)
+    assert [one.ledger_id for one in world.listed(Component.SCHEMA_STORAGE)] == [ledger_id]
+    assert world.catalog.pending_deletion == []
+    assert len(world.catalog.ledger_rows) == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("effect", ["component.put_meta", "component.put_segment", "catalog.publish_schema"])
+def test_component_ledger_whose_creator_dies_is_listed_or_newborn(world: World, effect: str, moment: str) -> None:
+    """At every crash point a row names what is stored, so that a trim can take it away (apache/pulsar#350)."""
+    arm(f"{effect}.{moment}", "crash")
+    with pytest.raises(SimulatedCrash):
+        _write(world)
+    listed = {one.ledger_id for one in world.listed(Component.SCHEMA_STORAGE)}
+    assert listed == (
+        set(world.catalog.ledger_rows) if (effect, moment) == ("catalog.publish_schema", "after") else set()
+    )
+    assert len(world.catalog.ledger_rows) == 1
+
+
+def test_component_ledger_of_an_id_that_storage_holds_already_takes_the_next(world: World) -> None:
+    """After the catalog went back, ids may meet another birth: nothing of it is touched."""
+    first = LedgerId(world.catalog.next_ledger)
+    world.objects.put_if_absent(segment_key(first, 0), b"another birth", metadata={})
+    made = _write(world)
+    assert made == first + 1
+    assert world.contents().read(made) == b"content"
+    stored = world.objects.get(segment_key(first, 0))
+    assert stored
+    assert stored.body == b"another birth"
+    for ledger_id in range(made + 1, made + 4):
+        world.objects.put_if_absent(segment_key(LedgerId(ledger_id), 0), b"another birth", metadata={})
+    with pytest.raises(CatalogBusy, match="storage holds others"):
+        _write(world)
+
+
+def test_component_ledger_store_down_gives_up_and_leaves_a_newborn(world: World) -> None:
+    """Nothing is published that is not stored."""
+    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=1000))
+    with pytest.raises(StoreUnavailable):
+        _write(world)
+    assert world.listed(Component.SCHEMA_STORAGE) == []
+    assert len(world.catalog.ledger_rows) == 1
