@@ -17,6 +17,7 @@ from workers.cli import (
     stack,
     topic_append,
     topic_read,
+    topic_schema,
     topic_trim,
     worker,
     workflow,
@@ -76,7 +77,7 @@ for _group in (
     audits.audit,
 ):
     app.add_typer(_group)
-_REGISTERED = (topic_append, topic_read, topic_trim, ledger_explain)  # imported for the commands they add to groups
+_REGISTERED = (topic_append, topic_read, topic_schema, topic_trim, ledger_explain)  # for the commands they add
 
 
 def main() -> None:

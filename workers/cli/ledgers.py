@@ -39,11 +39,11 @@ Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions 
 def list_(
     session: Session, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
 ) -> Answer:
-    """List a topic's ledgers in order."""
+    """List a topic's ledgers: those of messages in order, then those of cursors and schemas."""
     if tombstones:
         raise Unsupported("--tombstones: tombstones come with a later release; leave the option out")
     topic = session.topic(name)
-    found = session.log.catalog.ledgers.listed(topic.topic_id)
+    found = session.log.catalog.components.listed(topic.topic_id)
     rows = [_row(one) for one in found if component is None or one.component is component]
     shown = [{name: value for name, value in row.items() if name != "tombstone"} for row in rows]
     return Answer(document=rows, shown=shown, empty="no ledgers")
@@ -59,6 +59,7 @@ def _row(found: "Ledger") -> dict[str, object]:
         "copies": [copy.value for copy in found.copies],
         "generation": found.generation,
         "tombstone": False,
+        "keys": dict(found.keys),
     }
 
 

@@ -182,6 +182,7 @@ def test_ledger_list_has_the_documented_fields(run: Run, orders: str) -> None:
         "copies": ["LEDGER"],
         "generation": 1,
         "tombstone": False,
+        "keys": {},
     }
     assert document(run("ledger", "list", orders, "--component", "delayed_index", "--json")) == []
 
