@@ -9,6 +9,7 @@ Source: PIP-186.
 from temporalio import activity
 
 from activities.beating import beating
+from activities.deletion import metrics
 from activities.deletion.answers import (
     chunk_result,
     delete_ledger_id,
@@ -76,6 +77,7 @@ class LedgerDeletion:
             claim=Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_BATCH_CLAIM_S),
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
+        metrics.sent(detached.filed)
         return DetachResult(
             ledgers=detached.ledgers,
             intents=detached.intents,
@@ -113,10 +115,16 @@ class LedgerDeletion:
             intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
             open_ones = unfinished(intents)
             ended, errors = self._act(open_ones, pulse)
-            self._deletions.finish(ended, holder=request.batch_id)
+            changed = self._finish(open_ones, ended, holder=request.batch_id)
+            metrics.received(one for one in open_ones if one.row_id in changed)
             raise_if_nothing_answered(ended, errors)
             self._hand_over(request.batch_id, open_ones, {row: sentence(error) for row, error in errors.items()})
         return chunk_result(intents, ended)
+
+    def _finish(self, intents: list[DeletionIntent], ended: list[Ended], *, holder: str) -> frozenset[int]:
+        changed = self._deletions.finish(ended, holder=holder)
+        metrics.ended(intents, ended, changed)
+        return changed
 
     def _act(self, intents: list[DeletionIntent], pulse: Pulse) -> tuple[list[Ended], dict[int, SextonError]]:
         found = examine(intents, self._storages, pulse)
@@ -140,7 +148,10 @@ class LedgerDeletion:
 
     def _hand_over(self, batch_id: str, intents: list[DeletionIntent], errors: dict[int, str]) -> None:
         names = {one.row_id: delete_ledger_id(key_of(one)) for one in intents if one.row_id in errors}
-        self._deletions.hand_over(names, batch_id=batch_id, errors=errors, ttl_s=_CLAIM_S)
+        moved = self._deletions.hand_over(names, batch_id=batch_id, errors=errors, ttl_s=_CLAIM_S)
+        tried = [one for one in intents if one.row_id in moved]
+        metrics.received(tried)
+        metrics.failed(tried)
 
     @activity.defn(name="deletion.delete_one")
     def delete_one(self, request: OneInput) -> OneResult:
@@ -164,9 +175,10 @@ class LedgerDeletion:
             intent = self._take(request.key, request.catalog_epoch)
         if intent.state is not DeletionState.PENDING:
             return result_of(intent)
+        metrics.received([intent])
         with Pulse(lambda: self._deletions.hold(intent.row_id, _own_claim()), just_claimed=True) as pulse:
             ended, errors = self._act([intent], pulse)
-            self._deletions.finish(ended, holder=_own_claim().workflow_id)
+            self._finish([intent], ended, holder=_own_claim().workflow_id)
             if errors:
                 self._keep(intent, errors[intent.row_id], request.retry_interval_s)
                 raise later(errors[intent.row_id], request.retry_interval_s)
@@ -183,6 +195,7 @@ class LedgerDeletion:
         """Hold the row until the next attempt and a minute more, with the error."""
         wait = Claim(workflow_id=_own_claim().workflow_id, run_id="", ttl_s=retry_interval_s + _CLAIM_S)
         self._deletions.hold(intent.row_id, wait, error=sentence(error))
+        metrics.failed([intent])
 
     @activity.defn(name="deletion.dead_letter")
     @beating()
@@ -198,7 +211,7 @@ class LedgerDeletion:
             return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
         if intent.state is DeletionState.PENDING:
             letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=request.error)
-            self._deletions.finish([letter], holder=_own_claim().workflow_id)
+            self._finish([intent], [letter], holder=_own_claim().workflow_id)
             return OneResult(outcome=Outcome.DEAD_LETTERED, detail=request.error)
         return result_of(intent)
 
@@ -213,6 +226,7 @@ class LedgerDeletion:
         workflow_id = activity.info().workflow_id or ""
         cause = Cause(actor=request.actor, reason=request.reason, workflow_id=workflow_id)
         tally = self._deletions.close(request.batch_id, cause)
+        metrics.certified(tally)
         return Certificate(
             batch_id=request.batch_id,
             outcomes=dict(tally.outcomes),

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -11,8 +10,6 @@ from sqlalchemy import (
     Connection,
     Row,
     and_,
-    bindparam,
-    case,
     func,
     or_,
     select,
@@ -21,10 +18,10 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.audits import audit
 from infra.catalog.claims import claimed_by, holder
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
+from infra.catalog.endings import UNCLAIMED, audit_batch, end_rows, move_rows
 from infra.catalog.intents import INTENT, is_dead_letter, outcome_of, to_intent
 from infra.catalog.ledgers import require_epoch
 from infra.catalog.many import any_of
@@ -38,7 +35,6 @@ from logstore.positions import LedgerId, TopicId
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
 _MOST_SEGMENTS = 20_000  # in a range: some 10 MB of keys while a chunk works
-_UNCLAIMED = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
 
 
 class SqlDeletions(PhaseOne):
@@ -75,54 +71,26 @@ class SqlDeletions(PhaseOne):
         if not connection.execute(renewed).rowcount:
             raise _not_renewed(connection, batch_id, claim)
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> None:
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """See `Deletions.finish`."""
-        if ended:
-            with effect("catalog.finish"):
-                self._db.write(lambda connection: self._finish(connection, ended, holder))
+        if not ended:
+            return frozenset()
+        with effect("catalog.finish"):
+            return self._db.write(lambda c: end_rows(c, ended, holder, now_us=self._db.now_us(c)))
 
-    def _finish(self, connection: Connection, ended: Sequence[Ended], holder: str) -> None:
-        now = self._db.now_us(connection)
-        still_its = or_(_P.claim_workflow == holder, _P.batch_id == holder)
-        statement = (
-            update(t.pending_deletion)
-            .where(_P.row_id == bindparam("row"), _P.state == _PENDING, still_its)
-            .values(
-                state=bindparam("new_state"),
-                outcome=bindparam("new_outcome"),
-                objects_deleted=bindparam("new_objects"),
-                bytes_deleted=bindparam("new_bytes"),
-                last_error=bindparam("new_error"),
-                attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # a batch's only try
-                finished_us=now,
-                **_UNCLAIMED,
-            )
-        )
-        connection.execute(statement, [_ending(item) for item in sorted(ended, key=attrgetter("row_id"))])
-
-    def hand_over(self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float) -> None:
+    def hand_over(
+        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+    ) -> frozenset[int]:
         """See `Deletions.hand_over`."""
-        if row_ids:
-            with effect("catalog.hand_over"):
-                self._db.write(lambda connection: self._hand_over(connection, row_ids, batch_id, errors, ttl_s))
 
-    def _hand_over(
-        self, connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], ttl_s: float
-    ) -> None:
-        until = self._db.now_us(connection) + int(ttl_s * 1_000_000)
-        free = (_P.state == _PENDING, _P.batch_id == batch_id, _P.claim_workflow.is_(None))
-        statement = (
-            update(t.pending_deletion)
-            .where(_P.row_id == bindparam("row"), *free)
-            .values(
-                claim_workflow=bindparam("workflow"),
-                claim_until_us=until,
-                attempts=_P.attempts + 1,
-                last_error=bindparam("error"),
-            )
-        )
-        rows = [{"row": row, "workflow": name, "error": errors.get(row)} for row, name in sorted(row_ids.items())]
-        connection.execute(statement, rows)
+        def work(connection: Connection) -> frozenset[int]:
+            until_us = self._db.now_us(connection) + int(ttl_s * 1_000_000)
+            return move_rows(connection, row_ids, batch_id, errors, until_us=until_us)
+
+        if not row_ids:
+            return frozenset()
+        with effect("catalog.hand_over"):
+            return self._db.write(work)
 
     def take(
         self,
@@ -185,12 +153,12 @@ class SqlDeletions(PhaseOne):
     def _close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
         now = self._db.now_us(connection)
         first = update(t.run).where(t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
-        row = connection.execute(first.values(finished_us=now, **_UNCLAIMED).returning(t.run.c.topic_id)).first()
+        row = connection.execute(first.values(finished_us=now, **UNCLAIMED).returning(t.run.c.topic_id)).first()
         outcome = _tally(connection, batch_id)
         if row is None:
             return outcome
-        _audit_batch(connection, batch_id, TopicId(row.topic_id), cause, outcome, at_us=now)
-        return outcome
+        audit_batch(connection, batch_id, TopicId(row.topic_id), cause, outcome, at_us=now)
+        return replace(outcome, closed=True)
 
     def inflight(self) -> Inflight:
         """See `Deletions.inflight`."""
@@ -239,29 +207,6 @@ def _tally(connection: Connection, batch_id: str) -> Tally:
     )
 
 
-def _audit_batch(
-    connection: Connection, batch_id: str, topic_id: TopicId, cause: Cause, outcome: Tally, *, at_us: int
-) -> None:
-    span = (func.min(_P.ledger_id).label("first"), func.max(_P.ledger_id).label("last"))
-    names = (func.min(_P.topic).label("topic"), func.max(_P.topic).label("other"))
-    count = func.count(_P.ledger_id.distinct()).label("ledgers")
-    row = connection.execute(select(*span, *names, count).where(_P.batch_id == batch_id)).one()
-    some = select(_P.ledger_id).where(_P.batch_id == batch_id).distinct().order_by(_P.ledger_id).limit(20)
-    ledgers = {"ledgers": row.ledgers, "first": row.first, "last": row.last}
-    sample = {"sample": list(connection.execute(some).scalars())}
-    detail = {"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes}
-    audit(
-        connection,
-        "delete-ledgers",
-        cause,
-        at_us=at_us,
-        topic_id=topic_id,
-        topic=row.topic if row.topic == row.other else None,  # a batch may be of several topics
-        run_id=batch_id,
-        detail=detail | (ledgers | sample if row.ledgers else {}),
-    )
-
-
 def _cut(found: Iterable[Any], rows: int) -> Iterator[RowRange]:
     """Ranges of at most `rows` rows that hold few enough objects to be listed at once."""
     ids: list[int] = []
@@ -282,14 +227,3 @@ def _refuse_if_held(connection: Connection, row_id: int) -> None:
     other = connection.execute(query).first()
     if other is not None:
         raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {other[0]}")
-
-
-def _ending(item: Ended) -> dict[str, object]:
-    return {
-        "row": item.row_id,
-        "new_state": item.outcome.state.value,
-        "new_outcome": item.outcome.value,
-        "new_objects": item.objects,
-        "new_bytes": item.size_bytes,
-        "new_error": item.error,
-    }

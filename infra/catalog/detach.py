@@ -7,7 +7,7 @@ Source: PIP-186, first phase; there it is a message and a metadata update, which
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, select
 
@@ -17,7 +17,7 @@ from infra.catalog.audits import audit
 from infra.catalog.cursor_rows import spans, store, stored
 from infra.catalog.database import Database
 from infra.catalog.doomed import Doomed, ListView, doomed
-from infra.catalog.intents import file_intents
+from infra.catalog.intents import file_intents, filed_by
 from infra.catalog.ledgers import data_list, last_id, raise_version
 from infra.catalog.topics import topic_row
 from logstore.cursors import advance
@@ -106,7 +106,7 @@ class PhaseOne:
         if gone.ids:
             raise_version(connection, view.list_id)
             _audit(connection, view, gone, order)
-        return result
+        return replace(result, filed=filed_by(connection, batch_id, now) if intents > stalled else ())
 
     def _abandon_newborn(self, connection: Connection, view: ListView, batch_id: str) -> int:
         """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""

@@ -13,6 +13,7 @@ from sqlalchemy import (
     cast,
     delete,
     exists,
+    func,
     insert,
     literal,
     or_,
@@ -23,6 +24,7 @@ from sqlalchemy import (
 from infra.catalog import tables as t
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.ledgers import CopyKind
+from logstore.ports.catalog import Filed
 from logstore.positions import LedgerId, TopicId
 
 
@@ -44,6 +46,14 @@ def file_intents(connection: Connection, doomed: ColumnElement[bool], *, batch_i
         connection.execute(delete(table).where(table.c.ledger_id.in_(ids)))
     connection.execute(delete(t.ledger).where(gone))
     return filed
+
+
+def filed_by(connection: Connection, batch_id: str, now_us: int) -> tuple[Filed, ...]:
+    """What a transaction has filed for a batch; intents that it only took up were filed earlier."""
+    p = t.pending_deletion.c
+    new = (p.batch_id == batch_id, p.created_us == now_us)
+    query = select(p.component, p.copy, func.count()).where(*new).group_by(p.component, p.copy)
+    return tuple(Filed(component=row[0], copy=row[1], rows=row[2]) for row in connection.execute(query))
 
 
 def _has_intent() -> ColumnElement[bool]:

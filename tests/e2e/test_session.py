@@ -68,6 +68,15 @@ def _be_measured(shell: Shell) -> None:
     assert metrics["temporal_activity_execution_latency_count"] > 0
     assert metrics["sexton_deletion_estimated_inflight"] == 0
     assert metrics["sexton_deletion_dead_lettered"] == 0
+    (deleted,) = shell.json("deletion", "list")
+    sums = ("ledgers_sent", "received", "ledgers_deleted", "acknowledged", "batches", "deleted_objects")
+    assert {name: metrics[f"sexton_deletion_{name}_total"] for name in sums} == dict.fromkeys(sums[:5], 1) | {
+        "deleted_objects": 2
+    }, "one ledger of one segment, its statement, and nothing twice"
+    assert metrics["sexton_deletion_deleted_bytes_total"] > deleted["size_bytes"] > 0
+    told = shell.json("ledger", "explain", str(deleted["ledger_id"]))
+    assert (told["state"], told["verdict"].endswith("confirmed by storage")) == ("DELETED", True)
+    assert [one["reason"] for one in told["decisions"]] == ["end of day", "end of day"]
 
 
 def _scraped(url: str) -> dict[str, float]:

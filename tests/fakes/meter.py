@@ -19,6 +19,7 @@ class FakeMeter(MetricMeter):
 
     def __init__(self) -> None:
         self.values: Counter[Series] = Counter()
+        self.labels: set[str] = set()
 
     def create_counter(self, name: str, description: str | None = None, unit: str | None = None) -> MetricCounter:
         """See `MetricMeter`."""
@@ -38,7 +39,11 @@ class FakeMeter(MetricMeter):
         raise NotImplementedError
 
     create_histogram = create_histogram_float = create_histogram_timedelta = create_gauge_float = _unused
-    with_additional_attributes = _unused
+
+    def with_additional_attributes(self, additional_attributes: MetricAttributes) -> MetricMeter:
+        """The same meter: of the labels that Temporal adds only the names are kept."""
+        self.labels |= set(additional_attributes)
+        return self
 
 
 class _Common:

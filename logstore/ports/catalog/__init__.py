@@ -18,7 +18,17 @@ from logstore.ports.catalog.commits import (
 )
 from logstore.ports.catalog.components import Components
 from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
-from logstore.ports.catalog.deletions import Cause, Claim, Deletions, Detached, Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog.deletions import (
+    Cause,
+    Claim,
+    Deletions,
+    Detached,
+    Ended,
+    Filed,
+    Inflight,
+    RowRange,
+    Tally,
+)
 from logstore.ports.catalog.inspection import (
     Decision,
     FiledIntent,
@@ -46,6 +56,7 @@ __all__ = [
     "Deletions",
     "Detached",
     "Ended",
+    "Filed",
     "FiledIntent",
     "Inflight",
     "Inspection",

@@ -28,6 +28,15 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Filed:
+    """New intents of one component and one kind of copy."""
+
+    component: str
+    copy: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Detached:
     """What phase one did, the same when it is repeated with the same batch id."""
 
@@ -35,6 +44,7 @@ class Detached:
     ledgers: int  # taken out of the list by this call
     intents: int  # rows for phase two: new ones and stalled ones taken up
     finished: Mapping[str, int] = field(default_factory=dict)  # asked for, but ended before: outcome -> rows
+    filed: Sequence[Filed] = field(default=(), compare=False)  # by this very call: none when it is repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +74,7 @@ class Tally:
     outcomes: Mapping[str, int]  # rows by outcome; RETRYING: unfinished
     objects: int  # confirmed by storage
     size_bytes: int
+    closed: bool = field(default=False, compare=False)  # by this very call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +133,7 @@ class Deletions(Protocol):
             ClaimHeld: Another workflow holds it, or it is finished.
         """
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> None:
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """Record outcomes of rows that are still PENDING and still the holder's; others keep what they have.
 
         Args:
@@ -134,12 +145,22 @@ class Deletions(Protocol):
         confirmed that all of it was gone: that was true when storage was asked, but the creator of a newborn ledger
         may have put its `meta.json` since, and its row was opened again for that. Who has the row now asks anew, and
         at the worst finds nothing: an outcome as good, of which only the count of objects is lost.
+
+        A row that the workflow of its own ended leaves an audit row `delete-ledger`, with who and why of its batch.
+
+        Returns:
+            Row ids of those that this very call ended.
         """
 
-    def hand_over(self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float) -> None:
+    def hand_over(
+        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+    ) -> frozenset[int]:
         """Move claims of PENDING rows of the batch to the workflows named; counts as their first attempt.
 
         Rows already handed over keep their claim, and rows that another batch took up since are left to it.
+
+        Returns:
+            Row ids of those that this very call moved.
         """
 
     def take(

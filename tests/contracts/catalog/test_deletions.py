@@ -289,6 +289,55 @@ def test_tally_repeated_work_counts_once(world: World) -> None:
     assert deletions.tally("b").outcomes == {"DELETED": 3, "METADATA_MISMATCH": 1}
 
 
+def test_finish_and_hand_over_say_which_rows_this_call_changed(world: World) -> None:
+    """What is counted is what the catalog changed: a repeated call changes nothing, nor does a zombie."""
+    intents = _batch(world, 3)
+    deletions, (a, b, c) = world.catalog.deletions, [one.row_id for one in intents]
+    ended = [_ended(one) for one in intents[:2]]
+    assert deletions.finish(ended[:1], holder="b") == {a}
+    assert deletions.finish(ended, holder="b") == {b}
+    assert deletions.finish(ended, holder="b") == frozenset()
+    assert deletions.finish([_ended(intents[2])], holder="a stranger") == frozenset()
+    names = {a: "late", c: "own"}
+    assert deletions.hand_over(names, batch_id="b", errors={}, ttl_s=60) == {c}
+    assert deletions.hand_over(names, batch_id="b", errors={}, ttl_s=60) == frozenset()
+    assert deletions.finish([], holder="b") == deletions.hand_over({}, batch_id="b", errors={}, ttl_s=60) == frozenset()
+
+
+def test_finish_at_once_tells_each_row_to_one_caller(world: World) -> None:
+    """Of eight who end the same rows, each row is one's: a counter over all of them adds up."""
+    intents = _batch(world, 5)
+    told = race(lambda _: world.catalog.deletions.finish([_ended(one) for one in intents], holder="b"), 8)
+    changed = [row for rows in told if isinstance(rows, frozenset) for row in rows]
+    assert sorted(changed) == [one.row_id for one in intents]
+
+
+def test_finish_of_a_row_alone_leaves_an_audit_row_of_its_own(world: World) -> None:
+    """Its batch's row says no more than RETRYING: its own says how it ended, with who and why of the batch."""
+    first, second = _batch(world, 2)
+    deletions = world.catalog.deletions
+    deletions.finish([_ended(first)], holder="b")
+    deletions.hand_over({second.row_id: "delete-ledger/9"}, batch_id="b", errors={}, ttl_s=60)
+    letter = Ended(row_id=second.row_id, outcome=Outcome.DEAD_LETTERED, error="StoreUnavailable: 503")
+    for _ in range(2):
+        deletions.finish([letter], holder="delete-ledger/9")
+    (row,) = world.audited("delete-ledger")
+    assert (row.actor, row.reason, row.workflow_id) == ("tests", "a test", "delete-ledger/9")
+    assert (row.detail["ledger"], row.detail["outcome"], row.detail["error"]) == (
+        second.ledger_id,
+        "DEAD_LETTERED",
+        "StoreUnavailable: 503",
+    )
+
+
+def test_close_says_which_call_closed_the_batch(world: World) -> None:
+    """Of calls that race, one; and none where there is no such batch."""
+    _batch(world, 1)
+    tallies = race(lambda _: world.catalog.deletions.close("b", CAUSE), 8)
+    assert [isinstance(one, Tally) and one.closed for one in tallies].count(True) == 1
+    assert not world.catalog.deletions.close("nobody", CAUSE).closed
+
+
 def test_close_audits_once_and_lets_go(world: World) -> None:
     """Every destructive act leaves one row, however often the end is reported; what is left over is stalled."""
     intents = _batch(world, 2)

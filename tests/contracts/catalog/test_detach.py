@@ -8,7 +8,7 @@ from logstore.deletion import DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Detached, Ended, TopicState
+from logstore.ports.catalog import Detached, Ended, Filed, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import (
     acknowledge,
@@ -393,3 +393,15 @@ def test_detach_dying_at_any_statement_changes_nothing(sql_world: SqlWorld) -> N
             assert sql_world.intents() == []
     assert statements > 10
     assert sql_world.intents() == ledgers[:2]
+
+
+def test_detach_says_what_it_filed_and_nothing_when_it_is_repeated(world: World) -> None:
+    """Only what this very call filed: neither what an earlier one did, nor stalled intents that it took up."""
+    topic = new_topic(world)
+    a, b, *_ = filled(world, topic.topic_id, 4)
+    first = world.phase_one(topic.topic_id, [a], force=True, batch_id="first", ttl_s=-1)
+    assert list(first.filed) == [Filed(component="MANAGED_LEDGER", copy="LEDGER", rows=1)]
+    again = world.phase_one(topic.topic_id, [a], force=True, batch_id="first")
+    assert (again, list(again.filed)) == (first, [])
+    second = world.phase_one(topic.topic_id, [a, b], force=True, batch_id="second")
+    assert (second.intents, list(second.filed)) == (2, [Filed(component="MANAGED_LEDGER", copy="LEDGER", rows=1)])

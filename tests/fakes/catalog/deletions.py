@@ -48,10 +48,11 @@ class FakeDeletions(FakePhaseOne):
                 raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found {run.holder}")
             run.holder, run.until_us = claim.workflow_id, self._catalog.until_us(claim.ttl_s)
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> None:
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """See the port."""
         if not ended:
-            return
+            return frozenset()
+        done = set()
         with effect("catalog.finish"), self._catalog.lock:
             for end in ended:
                 row = self._catalog.intent_rows[end.row_id]
@@ -59,18 +60,35 @@ class FakeDeletions(FakePhaseOne):
                     continue
                 attempts = row.attempts or 1  # a batch's only try
                 self._catalog.confirmed[end.row_id] = (end.objects, end.size_bytes)
+                if row.handed_to == holder:
+                    self._audit_alone(row, end)
                 self._store(row, state=end.outcome.state, outcome=end.outcome, attempts=attempts, last_error=end.error)
+                done.add(end.row_id)
+        return frozenset(done)
 
-    def hand_over(self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float) -> None:
+    def _audit_alone(self, row: DeletionIntent, end: Ended) -> None:
+        """One copy that a workflow of its own ended, with who and why of its batch."""
+        decided = next((one.cause for one in self._catalog.audited if one.run_id == row.batch_id), None)
+        actor, reason = (decided.actor, decided.reason) if decided else ("sexton", "")
+        cause = Cause(actor=actor, reason=reason, workflow_id=row.handed_to or "")
+        detail = {"ledger": row.ledger_id, "outcome": end.outcome.value, "error": end.error}
+        self._catalog.audit("delete-ledger", cause, detail, run_id=row.batch_id)
+
+    def hand_over(
+        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+    ) -> frozenset[int]:
         """See the port."""
         if not row_ids:
-            return
+            return frozenset()
+        moved = set()
         with effect("catalog.hand_over"), self._catalog.lock:
             for row_id, workflow_id in row_ids.items():
                 row = self._catalog.intent_rows[row_id]
                 if (row.state, row.batch_id, row.handed_to) == (DeletionState.PENDING, batch_id, None):
                     claim = Claim(workflow_id=workflow_id, run_id="", ttl_s=ttl_s)
                     self._store(row, claim, attempts=row.attempts + 1, last_error=errors.get(row_id))
+                    moved.add(row_id)
+        return frozenset(moved)
 
     def take(
         self,
@@ -121,10 +139,12 @@ class FakeDeletions(FakePhaseOne):
         """See the port."""
         with effect("catalog.close"), self._catalog.lock:
             run = self._catalog.runs.get(batch_id)
-            if run and not run.finished:
+            first = run is not None and not run.finished
+            if run and first:
                 run.finished = True
-                self._catalog.audit("delete-ledgers", cause, {"outcomes": dict(self.tally(batch_id).outcomes)})
-            return self.tally(batch_id)
+                detail = {"outcomes": dict(self.tally(batch_id).outcomes)}
+                self._catalog.audit("delete-ledgers", cause, detail, run_id=batch_id)
+            return replace(self.tally(batch_id), closed=first)
 
     def inflight(self) -> Inflight:
         """See the port."""

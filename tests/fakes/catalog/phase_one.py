@@ -1,5 +1,6 @@
 """Phase one in memory: which ledgers go, and the intents that stand in their place."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached
+from logstore.ports.catalog import Cause, Claim, Detached, Filed
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.retention import LedgerFacts, detachable_prefix, reason_to_keep
 
@@ -61,6 +62,7 @@ class FakePhaseOne:
             if earlier:
                 return earlier.detached
             gone, finished = self._doomed(topic_id, ledger_ids, force=force)
+            before = set(self._catalog.intent_rows)
             intents = self._adopt(topic_id, ledger_ids, batch_id)
             if ledger_ids is None:
                 intents += self._file(self._abandoned(topic_id), batch_id)
@@ -70,13 +72,19 @@ class FakePhaseOne:
                 self._close_holes(topic_id)
                 self._catalog.versions[topic_id] += 1
                 detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": gone[:20]}
-                self._catalog.audit("detach", cause, detail)
+                self._catalog.audit("detach", cause, detail, run_id=batch_id)
             if intents or ledger_ids is not None:
                 until_us = self._catalog.until_us(claim.ttl_s)
                 self._catalog.runs[batch_id] = Run(
                     topic_id=topic_id, request=request, detached=done, holder=claim.workflow_id, until_us=until_us
                 )
-            return done
+            return replace(done, filed=self._filed(before))
+
+    def _filed(self, before: set[int]) -> tuple[Filed, ...]:
+        """Intents that are new since then, by component and copy."""
+        new = [row for row_id, row in self._catalog.intent_rows.items() if row_id not in before]
+        counts = Counter((row.component, row.copy.value) for row in new)
+        return tuple(Filed(component=kind[0], copy=kind[1], rows=rows) for kind, rows in sorted(counts.items()))
 
     def _earlier(self, batch_id: str, request: object) -> Run | None:
         if not batch_id:

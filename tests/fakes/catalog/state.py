@@ -46,6 +46,7 @@ class Audited:
 
     act: str
     cause: Cause
+    run_id: str
     detail: Mapping[str, Any]
 
 
@@ -123,9 +124,9 @@ class FakeCatalog:
             raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
         return found
 
-    def audit(self, act: str, cause: Cause, detail: Mapping[str, Any]) -> None:
+    def audit(self, act: str, cause: Cause, detail: Mapping[str, Any], *, run_id: str = "") -> None:
         """Keep who did what, and why."""
-        self.audited.append(Audited(act=act, cause=cause, detail=detail))
+        self.audited.append(Audited(act=act, cause=cause, detail=detail, run_id=run_id))
 
     def bear(self, owner: LedgerOwner) -> LedgerStatement:
         """A ledger with the next id, CREATING and in no list yet."""
