@@ -27,10 +27,19 @@ from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.settings import Settings
-from workflows import delete_ledgers, search_attributes, trim_topic
+from workflows import delete_ledgers, delete_topic, search_attributes, trim_topic
 from workflows.delete_ledgers import DeleteLedgers
+from workflows.delete_topic import DeleteTopic
 from workflows.trim_topic import TrimTopic
-from workflows.values import DeleteLedgersInput, DeletionPolicy, ExplicitDetach, TrimTopicInput, TrimTopicResult
+from workflows.values import (
+    DeleteLedgersInput,
+    DeleteTopicInput,
+    DeleteTopicResult,
+    DeletionPolicy,
+    ExplicitDetach,
+    TrimTopicInput,
+    TrimTopicResult,
+)
 
 MOST_IDS = 10_000
 """Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
@@ -98,6 +107,28 @@ class Sexton:
             task_queue=self._settings.task_queue,
             start_signal="again",
             static_summary=f"trim {topic.name}",
+            search_attributes=_of_topic(topic),
+        )
+
+    async def delete_topic(
+        self, topic: Topic, reason: str = "", actor: str = ""
+    ) -> WorkflowHandle[DeleteTopic, DeleteTopicResult]:
+        """Delete everything of the topic and the topic; joins its deletion if that runs, else goes on from there."""
+        request = DeleteTopicInput(
+            topic_id=topic.topic_id,
+            topic=topic.name,
+            actor=actor,
+            reason=reason,
+            catalog_epoch=await asyncio.to_thread(self._epoch),
+            policy=self._policy,
+        )
+        return await self.client.start_workflow(
+            DeleteTopic.run,
+            request,
+            id=delete_topic.workflow_id(topic.topic_id),
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"delete {topic.name}",
             search_attributes=_of_topic(topic),
         )
 

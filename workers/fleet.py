@@ -26,9 +26,10 @@ from workers.settings import OFF, Settings
 from workers.wiring import LogStore, all_activities, open_log
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
+from workflows.delete_topic import DeleteTopic
 from workflows.trim_topic import TrimTopic
 
-WORKFLOWS = [TrimTopic, DeleteLedgers, DeleteLedger]
+WORKFLOWS = [TrimTopic, DeleteTopic, DeleteLedgers, DeleteLedger]
 
 _log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from activities.deletion import LedgerDeletion
 from activities.retention import Retention
+from activities.topic_deletion import TopicDeletion
 from infra.catalog import Database, SqlCatalog, check_version
 from infra.objects import connect
 from logstore.component_ledgers import ComponentLedgers
@@ -123,6 +124,7 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
     """Every activity of this build, over the log's ports."""
     deletion = LedgerDeletion(deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages)
     retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
+    topics = TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers)
     return [
         deletion.detach,
         deletion.next_ranges,
@@ -132,4 +134,7 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         deletion.dead_letter,
         deletion.certify,
         retention.roll_idle,
+        topics.set_deleting,
+        topics.detach_all,
+        topics.remove,
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, func, insert, select
 
 from infra.catalog import tables as t
 from logstore.ports.catalog import Cause
@@ -52,3 +52,11 @@ def audit(
             detail=dict(detail),
         )
     )
+
+
+def audited_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:
+    """When the act on the topic was first written down, or None."""
+    a = t.audit.c
+    query = select(func.min(a.at_us)).where(a.topic_id == topic_id, a.act == act)
+    found = connection.execute(query).scalar_one_or_none()
+    return None if found is None else int(found)

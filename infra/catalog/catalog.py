@@ -8,6 +8,7 @@ from infra.catalog.deletions import SqlDeletions
 from infra.catalog.inspection import SqlInspection
 from infra.catalog.ledgers import SqlLedgers
 from infra.catalog.schemas import SqlSchemas
+from infra.catalog.topic_deletions import SqlTopicDeletions
 from infra.catalog.topics import SqlTopics
 
 
@@ -30,3 +31,4 @@ class SqlCatalog:
         self.commits = SqlCommits(database)
         self.inspection = SqlInspection(database)
         self.deletions = SqlDeletions(database, registration_timeout_s=registration_timeout_s)
+        self.topic_deletions = SqlTopicDeletions(database)

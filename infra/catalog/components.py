@@ -10,7 +10,8 @@ from infra.catalog.audits import audit
 from infra.catalog.database import Database
 from infra.catalog.intents import file_intents, keys_of, reopen_intent
 from infra.catalog.ledgers import newborn, raise_version
-from infra.catalog.topics import active_topic, canonical, ignoring_conflict
+from infra.catalog.topics import active_topic, canonical, ignoring_conflict, topic_row
+from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import Cause, Ledger, Topic
@@ -49,6 +50,15 @@ def component_list(connection: Connection, topic_id: TopicId, component: Compone
     """Lock a component's list and return its id; -1 when no ledger was ever created for it."""
     found = connection.execute(_list_query(topic_id, component, keys).with_for_update()).scalar_one_or_none()
     return -1 if found is None else int(found)
+
+
+def topic_of_newborn(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
+    """The topic under a share lock; None when it was deleted, and what the creator stored since is looked at again."""
+    try:
+        return topic_row(connection, topic_id, share=True)
+    except UnknownObject:
+        reopen_intent(connection, ledger_id)
+        return None
 
 
 def born(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:

@@ -143,7 +143,7 @@ class SqlDeletions(PhaseOne):
 
     def tally(self, batch_id: str) -> Tally:
         """See `Deletions.tally`."""
-        return self._db.read(lambda connection: _tally(connection, batch_id))
+        return self._db.read(lambda connection: tally_of(connection, _P.batch_id == batch_id))
 
     def close(self, batch_id: str, cause: Cause) -> Tally:
         """See `Deletions.close`; the run's `finished_us` decides which of two calls writes the audit row."""
@@ -154,7 +154,7 @@ class SqlDeletions(PhaseOne):
         now = self._db.now_us(connection)
         first = update(t.run).where(t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
         row = connection.execute(first.values(finished_us=now, **UNCLAIMED).returning(t.run.c.topic_id)).first()
-        outcome = _tally(connection, batch_id)
+        outcome = tally_of(connection, _P.batch_id == batch_id)
         if row is None:
             return outcome
         audit_batch(connection, batch_id, TopicId(row.topic_id), cause, outcome, at_us=now)
@@ -195,9 +195,10 @@ def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonE
     return ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {found}")
 
 
-def _tally(connection: Connection, batch_id: str) -> Tally:
+def tally_of(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
+    """Count intents by outcome."""
     sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
-    query = select(_P.state, _P.outcome, *sums).where(_P.batch_id == batch_id).group_by(_P.state, _P.outcome)
+    query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
     rows = [(outcome_of(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
     names = sorted({row[0].value for row in rows})
     return Tally(

@@ -70,7 +70,7 @@ class PhaseOne:
 
         def work(connection: Connection) -> Detached:
             view = self._view(connection, topic_id, lock=True)
-            done = _done_before(connection, batch_id, request)
+            done = done_before(connection, batch_id, request)
             if done:
                 return done
             return self._replace(connection, view, doomed(connection, view, ledger_ids, force=force), order)
@@ -130,8 +130,8 @@ def _fingerprint(topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, fo
     return hashlib.sha256(f"{topic_id}/{force}/{ids}".encode()).hexdigest()
 
 
-def _done_before(connection: Connection, batch_id: str, request: str) -> Detached | None:
-    """What an earlier call with this batch id did.
+def done_before(connection: Connection, batch_id: str, request: str) -> Detached | None:
+    """What an earlier call with this batch id did, if there was one.
 
     Raises:
         PreconditionFailed: It asked for something else.

@@ -54,10 +54,10 @@ class SqlLedgers:
 
     def _attach(self, connection: Connection, ledger_id: LedgerId, after: LedgerId | None) -> bool:
         newborn = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
-        if newborn is None:
+        topic_id = _topic_of(connection, newborn.list_id) if newborn else None
+        if newborn is None or topic_id is None:
             reopen_intent(connection, ledger_id)
-            return False  # a trim took it for abandoned
-        topic_id = _topic_of(connection, newborn.list_id)
+            return False  # a trim took it for abandoned, or its topic was deleted
         active_topic(connection, topic_id)
         data_list(connection, topic_id, lock=True)
         current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
@@ -194,9 +194,11 @@ def _insert_newborn(connection: Connection, statement: LedgerStatement, list_id:
     )
 
 
-def _topic_of(connection: Connection, list_id: int) -> TopicId:
+def _topic_of(connection: Connection, list_id: int) -> TopicId | None:
+    """Whose list it is; None when it went, with its topic and every ledger in it."""
     query = select(t.ledger_list.c.topic_id).where(t.ledger_list.c.list_id == list_id)
-    return TopicId(connection.execute(query).scalar_one())
+    found = connection.execute(query).scalar_one_or_none()
+    return None if found is None else TopicId(found)
 
 
 def last_id(connection: Connection, list_id: int) -> int | None:

@@ -5,10 +5,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select
 
 from infra.catalog import tables as t
-from infra.catalog.components import born, component_list, publish
+from infra.catalog.components import born, component_list, publish, topic_of_newborn
 from infra.catalog.database import Database
 from infra.catalog.intents import file_intents
-from infra.catalog.topics import topic_row
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ledgers import Component
@@ -40,7 +39,9 @@ class SqlSchemas:
         """See `Schemas.publish`; a refusal is raised behind the commit, which files the newborn's intent."""
 
         def work(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
-            topic = topic_row(connection, topic_id, share=True)
+            topic = topic_of_newborn(connection, topic_id, ledger_id)
+            if topic is None:
+                return None
             list_id = component_list(connection, topic_id, Component.SCHEMA_STORAGE, {"schema": topic.name})
             row = born(connection, ledger_id, list_id)
             if row is None or row.place is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, update
 
 from infra.catalog import tables as t
-from infra.catalog.components import born, component_list, publish, retire
+from infra.catalog.components import born, component_list, publish, retire, topic_of_newborn
 from infra.catalog.cursor_rows import columns, one_cursor, spans, stored
 from infra.catalog.database import Database
 from infra.catalog.intents import file_intents
@@ -36,7 +36,9 @@ class SqlSnapshots:
             return self._db.write(lambda connection: self._publish(connection, change, snapshot, size_bytes))
 
     def _publish(self, connection: Connection, change: SnapshotChange, snapshot: Snapshot, size_bytes: int) -> bool:
-        topic = topic_row(connection, change.topic_id, share=True)
+        topic = topic_of_newborn(connection, change.topic_id, snapshot.ledger_id)
+        if topic is None:
+            return False
         row = born(connection, snapshot.ledger_id, cursor_list(connection, change.topic_id, change.subscription))
         if row is None or row.place is not None:
             return row is not None

@@ -21,6 +21,8 @@ from pyroaring import BitMap
 
 _KEY = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>.+)")
 _SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
+_OUTLIVE = {"pending_deletion", "run", "audit"}
+"""Tables that may name a topic that is gone."""
 _COMPARED = (
     "SELECT topic_id, name, state FROM topic ORDER BY topic_id",
     "SELECT * FROM ledger ORDER BY ledger_id",
@@ -98,6 +100,8 @@ class Seen:
     schemas: tuple[Schema, ...]
     batches: Mapping[str, bool]  # batch id -> finished
     audit: tuple[tuple[str, str, dict[str, Any]], ...]  # act, workflow id, detail
+    topics: Mapping[int, str]  # names by topic id
+    attached: Mapping[str, set[int]]  # topic ids that other tables name, by table
     rows: str  # everything that work done twice must not change, as text
 
     @property
@@ -190,8 +194,23 @@ def look(database: Path, objects: Mapping[str, bytes], planted: Mapping[str, byt
                 (row[0], row[1], json.loads(row[2]))
                 for row in connection.execute("SELECT act, workflow_id, detail FROM audit ORDER BY audit_id")
             ),
+            topics=dict(connection.execute("SELECT topic_id, name FROM topic").fetchall()),
+            attached=_attached(connection),
             rows="\n".join(repr(connection.execute(query).fetchall()) for query in _COMPARED),
         )
+
+
+def _attached(connection: sqlite3.Connection) -> dict[str, set[int]]:
+    """Which topics rows speak of, in every table that can: tables that come later are met here too."""
+    query = (
+        "SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) c"
+        " WHERE m.type = 'table' AND c.name = 'topic_id'"
+    )
+    tables = {row[0] for row in connection.execute(query)} - _OUTLIVE
+    found = {name: {row[0] for row in connection.execute(f"SELECT topic_id FROM {name}")} for name in sorted(tables)}
+    unlisted = "SELECT list_id FROM ledger WHERE list_id NOT IN (SELECT list_id FROM ledger_list)"
+    assert not connection.execute(unlisted).fetchall(), "ledgers of a list that does not exist"
+    return found
 
 
 def _intents(connection: sqlite3.Connection) -> dict[int, Intent]:
@@ -236,7 +255,15 @@ def _meta_name(ledger: Ledger) -> str:
 
 def wrong_at_any_moment(seen: Seen) -> list[str]:
     """What no crash may leave behind, not even for a moment (apache/pulsar#13526)."""
-    return [*_forgotten(seen), *_both(seen), *_incomplete(seen), *_half_deleted(seen), *_foreign(seen), *_unnamed(seen)]
+    return [
+        *_forgotten(seen),
+        *_both(seen),
+        *_incomplete(seen),
+        *_half_deleted(seen),
+        *_foreign(seen),
+        *_unnamed(seen),
+        *_left_behind(seen),
+    ]
 
 
 def _forgotten(seen: Seen) -> Iterator[str]:
@@ -303,6 +330,13 @@ def _unnamed(seen: Seen) -> Iterator[str]:
             yield f"{it.topic}: schema {it.version} in ledger {it.ledger_id} is not what was set"
 
 
+def _left_behind(seen: Seen) -> Iterator[str]:
+    """Rows of a topic that is gone: what hangs on it goes in the transaction that removes it."""
+    for table, topics in seen.attached.items():
+        for topic_id in sorted(topics - seen.topics.keys()):
+            yield f"{table} has rows of topic {topic_id}, which does not exist"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
     """What is true of a topic once all work has ended."""
@@ -313,6 +347,7 @@ class Expected:
     dead_letters: int = 0
     holed: Mapping[str, frozenset[Sequence]] = field(default_factory=dict)  # acknowledged beyond mark, by subscription
     schemas: tuple[bytes, ...] = ()
+    gone: bool = False  # the topic itself was deleted
 
 
 def wrong_at_rest(seen: Seen, expected: Mapping[str, Expected]) -> list[str]:
@@ -378,6 +413,8 @@ def _is_data_between(intent: Intent, ledger_id: int, detail: dict[str, Any]) -> 
 
 
 def _unlike(seen: Seen, topic: str, expected: Expected) -> Iterator[str]:
+    if expected.gone == (topic in seen.topics.values()):
+        yield f"{topic}: expected {'no topic of that name' if expected.gone else 'the topic'}, found {seen.topics}"
     found = [entry for ledger_id in seen.listed(topic) for entry in seen.entries(ledger_id)]
     wanted = [number for number in range(expected.first_kept, expected.written) if number not in expected.hole]
     numbers = [number for _, number, _ in found]

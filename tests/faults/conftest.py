@@ -59,10 +59,11 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 @pytest.fixture(scope="session")
 def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
-    """Two ways through it.
+    """Ways through it.
 
     `short`: one small topic, written and trimmed. `remove`: phase one and two of everything, from where all is
-    written and storage begins to misbehave.
+    written and storage begins to misbehave. `delete`: one small topic, written and deleted. `clear`: every topic is
+    deleted, from where all is written.
     """
     written = Job(World(fresh(), template))
     written.drive(written.write)
@@ -76,6 +77,8 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     return {
         "short": Course(start=short, go=Job.run, hits=hits(lambda: Job.run(short()))),
         "remove": Course(start=remove, go=Job.run, hits=hits(lambda: Job.run(remove()))),
+        "delete": Course(start=short, go=Job.delete, hits=hits(lambda: Job.delete(short()))),
+        "clear": Course(start=remove, go=Job.delete, hits=hits(lambda: Job.delete(remove()))),
     }
 
 

@@ -31,6 +31,7 @@ from activities.deletion import (
     delete_ledger_id,
 )
 from activities.retention import RollInput
+from activities.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicOrder
 from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import AlreadyExists, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
@@ -86,6 +87,7 @@ class Job(Generic[PlaceT]):
         self.run_name = run
         self.history: dict[str, Any] = {}
         self.attempts: dict[str, int] = {}
+        self.deletes = False  # whole topics, at the end
         self.crashes: list[str] = []
         self.wrong: list[str] = []  # what the auditor found right after a crash
         self._process: Process
@@ -94,6 +96,7 @@ class Job(Generic[PlaceT]):
         """The same job so far, over a fork of its world."""
         forked = Job(world, self.plans, run=self.run_name)
         forked.history, forked.attempts = dict(self.history), dict(self.attempts)
+        forked.deletes = self.deletes
         return forked
 
     def remember(self) -> None:
@@ -102,7 +105,7 @@ class Job(Generic[PlaceT]):
     @property
     def expected(self) -> dict[str, Expected]:
         """What must be true of its topics in the end."""
-        return {plan.name: plan.expected for plan in self.plans}
+        return {plan.name: plan.expected_once_deleted if self.deletes else plan.expected for plan in self.plans}
 
     def drive(self, *steps: Callable[[], None], registration_timeout_s: float = 600) -> Self:
         """Go through the steps in order, in as many processes as it takes."""
@@ -120,6 +123,11 @@ class Job(Generic[PlaceT]):
     def run(self) -> Self:
         """All of it, and at the end what a topic's next trim would do about newborn ledgers."""
         return self.drive(self.write, self.remove).sweep()
+
+    def delete(self) -> Self:
+        """Write what is not written yet, then delete every topic as a whole."""
+        self.deletes = True
+        return self.drive(self.write, self.delete_topics)
 
     def sweep(self) -> Self:
         """Trims that take any ledger for abandoned that is not attached."""
@@ -145,6 +153,29 @@ class Job(Generic[PlaceT]):
         for plan in self.plans:
             if plan.picked is not None:
                 self._delete_picked(plan, self._topic(plan))
+
+    def delete_topics(self) -> None:
+        """As `delete-topic` does, topic by topic."""
+        for plan in self.plans:
+            self._delete_topic(self._topic(plan), f"delete-{self.run_name}-{plan.name.rpartition('/')[2]}")
+
+    def _delete_topic(self, topic: Topic, run: str) -> None:
+        workflow_id = f"delete-topic/{topic.topic_id}"
+        order = TopicOrder(topic_id=topic.topic_id, topic=topic.name, actor="tests", reason="the main job")
+        begun: Begun = self._activity(f"{run} begin", workflow_id, lambda p: p.topics.set_deleting, order)
+        for turn in range(_NEVER):
+            batch_id = f"{topic.topic_id}-{run}-{turn}"
+            everything = DetachAllInput(order=order, batch_id=batch_id, batch_workflow_id=f"delete-ledgers/{batch_id}")
+            detached: DetachResult = self._activity(
+                f"{batch_id} detach", workflow_id, lambda p: p.topics.detach_all, everything
+            )
+            if detached.intents:
+                self._delete_ledgers(batch_id, detached.catalog_epoch)
+            last = RemoveInput(order=order, since_us=begun.since_us)
+            removed: Removed = self._activity(f"{batch_id} remove", workflow_id, lambda p: p.topics.remove, last)
+            if removed.gone:
+                return
+        raise AssertionError(f"{run} does not come to an end")
 
     def _trims(self, what: str) -> None:
         for plan in self.plans:
@@ -354,4 +385,13 @@ def again(job: Job[PlaceT]) -> Job[PlaceT]:
     repeated.history |= {
         name: result for name, result in job.history.items() if name.startswith(("seek", "pick", "once"))
     }
+    if job.deletes:
+        return _deleted_again(job, repeated)
     return repeated.run()
+
+
+def _deleted_again(job: Job[PlaceT], repeated: Job[PlaceT]) -> Job[PlaceT]:
+    """Only the deletion: to write again would create the topics anew."""
+    repeated.history |= {f"create {plan.name}": job.history[f"create {plan.name}"] for plan in job.plans}
+    repeated.deletes = True
+    return repeated.drive(repeated.delete_topics)

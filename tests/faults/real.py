@@ -20,6 +20,7 @@ from temporalio.client import WorkflowHandle
 
 from activities.deletion import IntentKey, LedgerDeletion
 from activities.retention import Retention
+from activities.topic_deletion import TopicDeletion
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
@@ -121,6 +122,7 @@ class RealWorld:
                 retention=Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions),
                 subscriptions=log.subscriptions,
                 schemas=log.schemas,
+                topics=TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers),
             )
 
     def close(self) -> None:
@@ -193,6 +195,17 @@ async def trim(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
     with open_log(world.settings) as log:
         topics = [log.catalog.topics.get(plan.name) for plan in plans]
     for handle in [await sexton.trim_topic(topic, reason="a test", actor="tests") for topic in topics]:
+        await _end(handle)
+    await eventually(lambda: not world.unfinished(), "every intent has ended")
+
+
+async def delete_topics(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
+    """Delete every topic as a whole, those that are left, and wait until no intent is unfinished."""
+    sexton = await Sexton.connect(world.settings)
+    with open_log(world.settings) as log:
+        names = {plan.name for plan in plans}
+        topics = [topic for topic in log.catalog.topics.all() if topic.name in names]
+    for handle in [await sexton.delete_topic(topic, reason="a test", actor="tests") for topic in topics]:
         await _end(handle)
     await eventually(lambda: not world.unfinished(), "every intent has ended")
 

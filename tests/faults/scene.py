@@ -71,6 +71,17 @@ class TopicPlan:
             schemas=SCHEMAS if self.components else (),
         )
 
+    @property
+    def expected_once_deleted(self) -> Expected:
+        """What must be true once the topic has been deleted as a whole."""
+        written = self.ledgers * PER_LEDGER
+        return Expected(
+            first_kept=written,
+            written=written,
+            dead_letters=sum(trouble.deadly for trouble in self.troubles.values()),
+            gone=True,
+        )
+
 
 ORDERS = TopicPlan(
     name="persistent://shop/main/orders",

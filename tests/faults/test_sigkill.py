@@ -17,7 +17,17 @@ from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.conftest import SEED, Course
 from tests.faults.effects import Interruption, hits
 from tests.faults.job import Job
-from tests.faults.real import REAL, WRITTEN, RealWorld, Worker, delete_alone, eventually, trim, write_in_a_process
+from tests.faults.real import (
+    REAL,
+    WRITTEN,
+    RealWorld,
+    Worker,
+    delete_alone,
+    delete_topics,
+    eventually,
+    trim,
+    write_in_a_process,
+)
 from tests.faults.scene import INLINE_BYTES, TopicPlan
 from tests.faults.world import World
 from tests.servers import settings_on
@@ -49,7 +59,7 @@ async def _dies_in(world: RealWorld, one: Interruption, work: Callable[[RealWorl
         assert not wrong, f"right after {one}: {wrong}"
         await asyncio.to_thread(Worker, world, "worker-2")
     await working
-    await _at_rest(world, one, REAL)
+    await _at_rest(world, one, REAL, work)
 
 
 async def _worker_dies_in_a_trim(world: RealWorld, one: Interruption) -> None:
@@ -58,6 +68,10 @@ async def _worker_dies_in_a_trim(world: RealWorld, one: Interruption) -> None:
 
 async def _worker_dies_with_one_ledger(world: RealWorld, one: Interruption) -> None:
     await _dies_in(world, one, delete_alone)
+
+
+async def _worker_dies_in_a_delete(world: RealWorld, one: Interruption) -> None:
+    await _dies_in(world, one, delete_topics)
 
 
 async def _writer_dies(world: RealWorld, one: Interruption) -> None:
@@ -69,17 +83,20 @@ async def _writer_dies(world: RealWorld, one: Interruption) -> None:
     assert await asyncio.to_thread(write_in_a_process, world) == 0
     await asyncio.to_thread(Worker, world, "worker-1")
     await trim(world)
-    await _at_rest(world, one, WRITTEN)
+    await _at_rest(world, one, WRITTEN, trim)
 
 
-async def _at_rest(world: RealWorld, one: Interruption, plans: Sequence[TopicPlan]) -> None:
-    """Every promise holds, and one more trim changes nothing."""
-    expected = {plan.name: plan.expected for plan in plans}
+async def _at_rest(
+    world: RealWorld, one: Interruption, plans: Sequence[TopicPlan], work: Callable[[RealWorld], Awaitable[None]]
+) -> None:
+    """Every promise holds, and the same once more, or one more trim, changes nothing."""
+    gone = work is delete_topics
+    expected = {plan.name: plan.expected_once_deleted if gone else plan.expected for plan in plans}
     seen = await asyncio.to_thread(world.look)
     newborn = [f"ledger {row} was never attached" for row, it in seen.ledgers.items() if it.state == "CREATING"]
     wrong = [it for it in wrong_at_rest(seen, expected) if not any(it.startswith(known) for known in newborn)]
     assert not wrong, f"{one}: {wrong}"  # a newborn ledger waits for its registration timeout
-    await trim(world)
+    await (work if gone else trim)(world)
     again = await asyncio.to_thread(world.look)
     assert (again.objects, again.rows, again.audit) == (seen.objects, seen.rows, seen.audit), (
         f"{one}: twice is not once"
@@ -135,12 +152,14 @@ def every_case(
     job = Job(World(fresh(), template), REAL)
     written = hits(lambda: job.drive(job.write))
     trimmed = hits(lambda: job.drive(job.remove))
+    deleted = hits(lambda: job.drive(job.delete_topics))
     alone = {name: 1 for name in courses["remove"].hits if name.startswith(_OF_ONE_LEDGER)}
     found: list[tuple[Case, Interruption]] = []
     for case, points in (
         (_writer_dies, written),
         (_worker_dies_in_a_trim, trimmed),
         (_worker_dies_with_one_ledger, alone),
+        (_worker_dies_in_a_delete, {name: count for name, count in deleted.items() if "_topic" in name}),
     ):
         for point, count in sorted(points.items()):
             effect, _, moment = point.rpartition(".")
@@ -162,6 +181,7 @@ def test_processes_killed_at_a_sample_of_effects_lose_nothing(
         *dice.sample([case for case in of[_worker_dies_in_a_trim] if case[1].point.startswith("storage.")], 2),
         *dice.sample([case for case in of[_worker_dies_in_a_trim] if "finish" in case[1].point], 1),
         *dice.sample(of[_worker_dies_with_one_ledger], 1),
+        *dice.sample(of[_worker_dies_in_a_delete], 1),
     ]
     _side_by_side(sample, worlds)
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, event
 
 from activities.deletion import LedgerDeletion
 from activities.retention import Retention
+from activities.topic_deletion import TopicDeletion
 from infra.catalog import Database, SqlCatalog
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
@@ -63,6 +64,7 @@ class Process:
     retention: Retention
     subscriptions: Subscriptions
     schemas: SchemaRegistry
+    topics: TopicDeletion
 
 
 class World:
@@ -158,6 +160,7 @@ class World:
                 retention=Retention(topics=catalog.topics, roller=managed, settler=subscriptions),
                 subscriptions=subscriptions,
                 schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
+                topics=TopicDeletion(topics=catalog.topic_deletions, ledgers=catalog.ledgers),
             )
         finally:
             managed.close()

@@ -1,6 +1,6 @@
 """Record histories of real runs for `test_replay.py`.
 
-`python -m tests.replay.record` starts a Temporal server of its own, runs every scene below on a world in memory
+`python -m tests.replay.record [TYPE…]` starts a Temporal server of its own, runs every scene below on a world in memory
 and writes `histories/<workflow type>/v<N>/<scene>.json`, with identities and queues scrubbed. To record a new one:
 
 1. A workflow is about to change so that old runs would take another path: put the change behind
@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,44 @@ async def one_running(house: House) -> Handle:
     return handle
 
 
+async def topic_complete(house: House) -> Handle:
+    """Two ledgers and the open one."""
+    house.world.fill(2)
+    return await _ended(house, await house.delete_topic())
+
+
+async def topic_failed(house: House) -> Handle:
+    """The topic of that id bears another name."""
+    return await _ended(house, await house.delete_topic(topic="persistent://tenant/namespace/another"))
+
+
+async def topic_whose_batch_is_stopped(house: House) -> Handle:
+    """Its `delete-ledgers` is terminated; the topic goes all the same."""
+    house.world.fill(1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.delete_topic()
+        await assert_eventually(gate.reached.is_set)
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        await house.client.get_workflow_handle(f"delete-ledgers/{batch}").terminate()
+        await handle.result()
+        gate.open()
+    return handle
+
+
+async def topic_running(house: House) -> Handle:
+    """Its batch is at work."""
+    house.world.fill(1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.delete_topic()
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
 SCENES: dict[str, tuple[Scene, ...]] = {
     "trim-topic": (
         trim_complete,
@@ -223,6 +261,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         delete_running,
         delete_continued,
     ),
+    "delete-topic": (topic_complete, topic_failed, topic_whose_batch_is_stopped, topic_running),
     "delete-ledger": (one_complete, one_refused, one_dead_lettered, one_running),
 }
 
@@ -273,19 +312,19 @@ async def _server() -> AsyncIterator[WorkflowEnvironment]:
         yield environment
 
 
-async def record(folder: Path) -> None:
-    """Run every scene and write its history below `folder`, in place of what is there for this version."""
+async def record(folder: Path, types: Sequence[str]) -> None:
+    """Run every scene of the types and write its history below `folder`, in place of what is there."""
     with tempfile.TemporaryDirectory() as scratch:
         template = Path(scratch) / "template.db"
         database = Database(f"sqlite:///{template}")
         upgrade(database)
         database.close()
         async with _server() as environment:
-            for type_, scenes in SCENES.items():
+            for type_ in types:
                 target = folder / type_ / VERSION
                 shutil.rmtree(target, ignore_errors=True)
                 target.mkdir(parents=True)
-                for scene in scenes:
+                for scene in SCENES[type_]:
                     await _record(environment, scene, template, target / f"{scene.__name__}.json")
 
 
@@ -300,4 +339,4 @@ async def _record(environment: WorkflowEnvironment, scene: Scene, template: Path
 
 
 if __name__ == "__main__":
-    asyncio.run(record(HISTORIES))
+    asyncio.run(record(HISTORIES, sys.argv[1:] or list(SCENES)))

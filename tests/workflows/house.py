@@ -14,25 +14,30 @@ from typing import Any, Self
 from temporalio import activity
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, Worker
 
 from activities.deletion import Certificate, IntentKey, OneResult
 from activities.retention import Retention
+from activities.topic_deletion import TopicDeletion
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
 from workers.fleet import WORKFLOWS
 from workers.interceptors import ActivityEdge
-from workflows import delete_ledger, delete_ledgers, trim_topic
+from workflows import delete_ledger, delete_ledgers, delete_topic, trim_topic
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
+from workflows.delete_topic import DeleteTopic
 from workflows.trim_topic import TrimTopic
 from workflows.values import (
     DeleteLedgerInput,
     DeleteLedgersInput,
+    DeleteTopicInput,
+    DeleteTopicResult,
     DeletionPolicy,
     ExplicitDetach,
     TrimTopicInput,
@@ -126,6 +131,7 @@ class House:
         self.world = world
         self.queue = queue
         self.roller = Roller()
+        self.topics = TopicDeletion(topics=world.catalog.topic_deletions, ledgers=world.catalog.ledgers)
         self.notebook = Notebook()
         self.policy = DeletionPolicy(chunk=2, parallelism=2)
         self._threads = ThreadPoolExecutor(8)
@@ -157,6 +163,7 @@ class House:
     def _activities(self, instead: Sequence[Activity]) -> list[Activity]:
         deletion = self.world.deletion
         retention = Retention(topics=self.world.catalog.topics, roller=self.roller, settler=self.roller)
+        topics = self.topics
         real: list[Activity] = [
             deletion.detach,
             deletion.next_ranges,
@@ -166,6 +173,9 @@ class House:
             deletion.dead_letter,
             deletion.certify,
             retention.roll_idle,
+            topics.set_deleting,
+            topics.detach_all,
+            topics.remove,
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)
@@ -186,6 +196,18 @@ class House:
             task_queue=self.queue,
             start_signal="again",
             static_summary=f"trim {topic.name}",
+        )
+
+    async def delete_topic(self, **more: Any) -> WorkflowHandle[DeleteTopic, DeleteTopicResult]:
+        """Start or join the topic's deletion."""
+        topic = self.world.topic
+        fixed: dict[str, Any] = {"topic": topic.name, "policy": self.policy}
+        return await self.client.start_workflow(
+            DeleteTopic.run,
+            DeleteTopicInput(topic_id=topic.topic_id, actor="tests", reason="a test", **(fixed | more)),
+            id=f"{delete_topic.workflow_id(topic.topic_id)}/{self.queue}",
+            task_queue=self.queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         )
 
     @property

@@ -16,6 +16,7 @@ from workers.cli import (
     ledgers,
     stack,
     topic_append,
+    topic_delete,
     topic_read,
     topic_schema,
     topic_trim,
@@ -77,7 +78,14 @@ for _group in (
     audits.audit,
 ):
     app.add_typer(_group)
-_REGISTERED = (topic_append, topic_read, topic_schema, topic_trim, ledger_explain)  # for the commands they add
+_REGISTERED = (
+    topic_append,
+    topic_delete,
+    topic_read,
+    topic_schema,
+    topic_trim,
+    ledger_explain,
+)  # for the commands they add
 
 
 def main() -> None:

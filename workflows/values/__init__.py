@@ -8,6 +8,7 @@ from workflows.values.deletion import (
     DeletionPolicy,
     ExplicitDetach,
 )
+from workflows.values.topics import DeleteTopicInput, DeleteTopicResult
 from workflows.values.trimming import TrimTopicInput, TrimTopicResult
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "DeleteLedgerProgress",
     "DeleteLedgersInput",
     "DeleteLedgersProgress",
+    "DeleteTopicInput",
+    "DeleteTopicResult",
     "DeletionPolicy",
     "ExplicitDetach",
     "TrimTopicInput",

@@ -41,6 +41,7 @@ from logstore.ports.catalog.inspection import (
 )
 from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
+from logstore.ports.catalog.topic_deletions import TopicContents, TopicDeletions
 from logstore.ports.catalog.topics import Topic, Topics, TopicState
 
 __all__ = [
@@ -78,6 +79,8 @@ __all__ = [
     "StoredCursor",
     "Tally",
     "Topic",
+    "TopicContents",
+    "TopicDeletions",
     "TopicState",
     "Topics",
     "Write",
@@ -102,3 +105,5 @@ class Catalog(Protocol):
     def commits(self) -> Commits: ...  # noqa: D102
     @property
     def deletions(self) -> Deletions: ...  # noqa: D102
+    @property
+    def topic_deletions(self) -> TopicDeletions: ...  # noqa: D102

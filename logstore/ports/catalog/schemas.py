@@ -42,7 +42,7 @@ class Schemas(Protocol):
             size_bytes: Of the segment's object.
 
         Returns:
-            None when the newborn was taken for abandoned meanwhile: write another one.
+            None when the newborn was taken for abandoned meanwhile, or with its topic: write another one.
 
         Raises:
             PreconditionFailed: The topic is not ACTIVE.

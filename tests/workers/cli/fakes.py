@@ -14,7 +14,7 @@ from logstore.errors import AlreadyExists, SextonError, UnknownObject
 from logstore.ledgers import Component, CopyKind, LedgerState
 from logstore.managed_ledger.append import AppendResult
 from logstore.managed_ledger.roll import Rolled
-from logstore.ports.catalog import Acknowledge, Acknowledged, Inflight, Ledger, Topic, TopicState
+from logstore.ports.catalog import Acknowledge, Acknowledged, Inflight, Ledger, Topic, TopicContents, TopicState
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.retention import RetentionPolicy
 from logstore.subscriptions import Subscription
@@ -52,6 +52,7 @@ class FakeLog:
             topics=SimpleNamespace(create=self._create, get=self._get, all=lambda: list(self.found.values())),
             ledgers=SimpleNamespace(listed=self._listed),
             components=SimpleNamespace(listed=self._listed),
+            topic_deletions=SimpleNamespace(contents=self._contents),
             deletions=SimpleNamespace(
                 preview=self._preview, inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1), list=self._list
             ),
@@ -118,6 +119,10 @@ class FakeLog:
         state = seek(position, [one.span for one in self._listed(topic_id)])
         return Subscription(name=name, state=state, created_us=found.created_us)
 
+    def _contents(self, topic_id: TopicId) -> TopicContents:
+        copies = {"MANAGED_LEDGER": {"LEDGER": 2, "OFFLOADED_LEDGER": 1}}
+        return TopicContents(ledgers={"MANAGED_LEDGER": 2}, copies=copies, subscriptions=3)
+
     def _preview(self, topic_id: TopicId, ids: list[LedgerId] | None, *, force: bool) -> list[LedgerId]:
         self.previews.append((ids, force))
         return [LedgerId(1), LedgerId(2)] if ids is None else ids
@@ -175,6 +180,11 @@ class FakeClient:
         """Remember the call."""
         self.asked.append((topic.name, reason))
         return FakeHandle(self.result)
+
+    async def delete_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
+        """Remember the call."""
+        self.asked.append(("delete", topic.name, reason))
+        return FakeHandle(self.result, id="delete-topic/7")
 
     async def delete_ledgers(
         self, topic: Topic, ledger_ids: Sequence[LedgerId], force: bool, reason: str, actor: str

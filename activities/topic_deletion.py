@@ -1,0 +1,127 @@
+"""Deleting a whole topic, one step an activity; phase two of its ledgers is `activities.deletion`'s."""
+
+from dataclasses import dataclass, field
+
+from temporalio import activity
+
+from activities.beating import beating
+from activities.deletion import DetachResult, metrics
+from logstore.errors import StaleCatalog
+from logstore.ports.catalog import Cause, Claim, Ledgers, TopicDeletions
+from logstore.positions import TopicId
+
+_BATCH_CLAIM_S = 120.0  # until the batch's own workflow renews it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOrder:
+    """Which topic goes, and why."""
+
+    topic_id: int
+    topic: str  # encoded; the topic of that id must bear it
+    actor: str
+    reason: str
+    catalog_epoch: int | None = None  # required to be the catalog's, where it is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """That the topic is DELETING."""
+
+    since_us: int  # by the catalog's clock
+    catalog_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetachAllInput:
+    """Phase one for everything of the topic."""
+
+    order: TopicOrder
+    batch_id: str
+    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveInput:
+    """The last step."""
+
+    order: TopicOrder
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """Whether the topic is gone, and what became of its copies since the deletion began."""
+
+    gone: bool
+    outcomes: dict[str, int] = field(default_factory=dict)
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+
+
+class TopicDeletion:
+    """The activities of a topic's deletion, over ports."""
+
+    def __init__(self, *, topics: TopicDeletions, ledgers: Ledgers) -> None:
+        """Take the ports."""
+        self._topics = topics
+        self._ledgers = ledgers
+
+    @activity.defn(name="topic.set_deleting")
+    @beating()
+    def set_deleting(self, request: TopicOrder) -> Begun:
+        """Set the topic DELETING, so that nothing can be attached to it any more.
+
+        Idempotency: keyed by topic id; a second call answers when it began, and writes no second audit row.
+        Raises: UnknownObject, PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
+        """
+        epoch = self._epoch(request)
+        since_us = self._topics.begin(TopicId(request.topic_id), request.topic, _cause(request))
+        return Begun(since_us=since_us, catalog_epoch=epoch)
+
+    @activity.defn(name="topic.detach_all")
+    @beating()
+    def detach_all(self, request: DetachAllInput) -> DetachResult:
+        """Replace every ledger of the topic by an intent for each of its copies, in one SQL transaction.
+
+        Idempotency: keyed by `batch_id`; a second call returns what the first one did.
+        Raises: PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
+        """
+        epoch, order = self._epoch(request.order), request.order
+        detached = self._topics.detach_all(
+            TopicId(order.topic_id),
+            batch_id=request.batch_id,
+            claim=Claim(
+                workflow_id=request.batch_workflow_id,
+                run_id=activity.info().workflow_run_id or "",
+                ttl_s=_BATCH_CLAIM_S,
+            ),
+            cause=Cause(actor=order.actor, reason=order.reason, workflow_id=request.batch_workflow_id),
+        )
+        metrics.sent(detached.filed)
+        return DetachResult(ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=epoch)
+
+    @activity.defn(name="topic.remove")
+    @beating()
+    def remove(self, request: RemoveInput) -> Removed:
+        """Remove what is left of the topic in the catalog, if no ledger is attached to it, and count its copies.
+
+        Idempotency: a topic that is gone is answered as gone; copies are counted from their rows.
+        Raises: PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
+        """
+        order = request.order
+        self._epoch(order)
+        topic_id = TopicId(order.topic_id)
+        gone = self._topics.remove(topic_id, _cause(order))
+        tally = self._topics.tally(topic_id, since_us=request.since_us)
+        return Removed(gone=gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes)
+
+    def _epoch(self, order: TopicOrder) -> int:
+        epoch = self._ledgers.epoch()
+        if order.catalog_epoch not in {None, epoch}:
+            raise StaleCatalog(f"delete-topic: expected catalog epoch {epoch}, found {order.catalog_epoch}")
+        return epoch
+
+
+def _cause(order: TopicOrder) -> Cause:
+    return Cause(actor=order.actor, reason=order.reason, workflow_id=activity.info().workflow_id or "")
