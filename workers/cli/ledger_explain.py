@@ -102,7 +102,6 @@ def _copy(one: Seen) -> dict[str, object]:
     return {
         "kind": one.kind,
         "state": one.copy.state,
-        "generation": one.copy.intent.generation,
         "context": dict(one.copy.intent.context),
         "storage": {
             "finding": one.finding.value if one.finding else None,

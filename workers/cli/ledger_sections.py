@@ -7,7 +7,7 @@ from typing import Any
 from workers.cli.output import harmless, plain
 
 _WIDTH = 80
-_LABEL = 14
+_LABEL = 16
 
 
 def in_sections(found: Mapping[str, Any]) -> str:
@@ -34,12 +34,14 @@ def _each(rows: Sequence[Mapping[str, Any]], write: Any) -> list[str]:  # noqa: 
 
 
 def _reference(row: Mapping[str, Any]) -> Iterator[str]:
-    yield from _fact(row["kind"].lower(), {name: value for name, value in row.items() if name != "kind"})
+    yield from _fact(
+        row["kind"].lower(), {name: value for name, value in row.items() if name != "kind" and value != {}}
+    )
 
 
 def _copy(row: Mapping[str, Any]) -> Iterator[str]:
     storage = row["storage"]
-    yield f"  {row['kind']}, {row['state']}, generation {row['generation']}"
+    yield f"  {row['kind']}, {row['state']}"
     yield from _fact("context", row["context"], deeper="  ")
     held = f"{storage['finding']}, {plain(storage['objects'])} objects, {plain(storage['size_bytes'])} bytes"
     yield from _fact("storage", held if storage["finding"] else "unknown", deeper="  ")

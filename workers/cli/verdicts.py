@@ -91,7 +91,7 @@ def _gone(history: LedgerHistory, seen: Sequence[Seen]) -> str:
         return _unfinished(worst) + (f"; and {len(left) - 1} more of its copies" if len(left) > 1 else "")
     if not history.intents:
         return _forgotten(history)
-    ended = shown_us(max(one.finished_us or one.created_us for one in history.intents))
+    ended = _moment(max(one.finished_us or one.created_us for one in history.intents))
     back = next((one for one in seen if one.finding is Finding.OWN), None)
     if back:
         return f"deleted on {ended}, and yet storage holds {back.objects} objects of its {back.kind} copy now"
@@ -105,12 +105,17 @@ def _unfinished(one: FiledIntent) -> str:
     if intent.state is DeletionState.DEAD_LETTERED:
         outcome = intent.outcome.value if intent.outcome else "no outcome"
         return f"dead letter: {outcome}{error}; `sexton deletion redrive {intent.row_id}` tries again"
-    since = f"detached on {shown_us(one.created_us)}"
+    since = f"detached on {_moment(one.created_us)}"
     if one.stalled:
         return f"{since}, and no workflow is at work on it{error}; a trim of its topic takes it up"
     if intent.handed_to:
         return f"{since}; {intent.handed_to} is at work on it, {intent.attempts} attempts so far{error}"
     return f"{since}; batch {intent.batch_id} is to delete it"
+
+
+def _moment(at_us: int) -> str:
+    """To the second: the intents below have the rest."""
+    return shown_us(at_us - at_us % 1_000_000)
 
 
 def _short(error: str | None) -> str:
