@@ -5,17 +5,18 @@ import inspect
 import pytest
 
 from logstore import errors
-from logstore.errors import InvalidInput, OutcomeUnknown, RetryableError, ServiceFailed, SextonError, TerminalError
+from logstore.errors import OutcomeUnknown, RetryableError, SextonError, TerminalError
 from workers.interceptors import to_application_error
 
 CLASSES = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, SextonError)]
 
 
 def made(kind: type[SextonError]) -> SextonError:
-    """An error of that class."""
-    if issubclass(kind, InvalidInput):
-        return kind("field", expected="this", found="that")
-    return kind("weed", "it fell", advice="stand up") if issubclass(kind, ServiceFailed) else kind("a sentence")
+    """An error of that class: of what its construction names, text where text is taken, else a number."""
+    if kind.__init__ is Exception.__init__:
+        return kind("a sentence")
+    named = list(inspect.signature(kind).parameters.values())
+    return kind(**{one.name: "a sentence" if one.annotation is str else 1 for one in named})
 
 
 @pytest.mark.parametrize("kind", CLASSES)
