@@ -27,9 +27,10 @@ from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.settings import Settings
-from workflows import delete_ledgers, delete_topic, search_attributes, trim_topic
+from workflows import delete_ledgers, delete_topic, search_attributes, sweep_deletions, trim_topic
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
+from workflows.sweep_deletions import SweepDeletions
 from workflows.trim_topic import TrimTopic
 from workflows.values import (
     DeleteLedgersInput,
@@ -37,6 +38,8 @@ from workflows.values import (
     DeleteTopicResult,
     DeletionPolicy,
     ExplicitDetach,
+    SweepDeletionsInput,
+    SweepDeletionsResult,
     TrimTopicInput,
     TrimTopicResult,
 )
@@ -165,6 +168,19 @@ class Sexton:
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"delete {len(ids)} ledgers of {topic.name}",
             search_attributes=_of_topic(topic, batch_id),
+        )
+
+    async def sweep_deletions(
+        self, reason: str = "", actor: str = ""
+    ) -> WorkflowHandle[SweepDeletions, SweepDeletionsResult]:
+        """Take up deletions that nobody works on, and forget old ones; joins a sweep that runs already."""
+        return await self.client.start_workflow(
+            SweepDeletions.run,
+            SweepDeletionsInput(actor=actor, reason=reason, policy=self._policy),
+            id=sweep_deletions.workflow_id(),
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary="sweep deletions",
         )
 
     async def list_workflows(

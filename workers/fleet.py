@@ -27,9 +27,10 @@ from workers.wiring import LogStore, all_activities, open_log
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
+from workflows.sweep_deletions import SweepDeletions
 from workflows.trim_topic import TrimTopic
 
-WORKFLOWS = [TrimTopic, DeleteTopic, DeleteLedgers, DeleteLedger]
+WORKFLOWS = [TrimTopic, DeleteTopic, DeleteLedgers, DeleteLedger, SweepDeletions]
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from activities.deletion import LedgerDeletion
+from activities.deletion import DeletionUpkeep, LedgerDeletion
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
 from infra.catalog import Database, SqlCatalog, check_version
@@ -33,6 +33,7 @@ class LogStore:
     managed: ManagedLedger
     subscriptions: Subscriptions
     schemas: SchemaRegistry
+    finished_retention_s: float
 
     @property
     def storages(self) -> Storages:
@@ -90,6 +91,7 @@ def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
             managed=managed,
             subscriptions=_subscriptions(settings, catalog, committer, contents),
             schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
+            finished_retention_s=settings.finished_retention,
         )
     finally:
         managed.close()
@@ -125,6 +127,9 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
     deletion = LedgerDeletion(deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages)
     retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
     topics = TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers)
+    upkeep = DeletionUpkeep(
+        sweeps=log.catalog.sweeps, ledgers=log.catalog.ledgers, finished_retention_s=log.finished_retention_s
+    )
     return [
         deletion.detach,
         deletion.next_ranges,
@@ -133,6 +138,8 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         deletion.delete_one,
         deletion.dead_letter,
         deletion.certify,
+        upkeep.adopt,
+        upkeep.forget,
         retention.roll_idle,
         topics.set_deleting,
         topics.detach_all,

@@ -47,6 +47,7 @@ with workflow.unsafe.imports_passed_through():
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
 _MOST_ROWS = 1_000  # in all chunks at once: were every one of them to fail, each would start a child
+_MOST_NAMED = 500  # where each row has a topic of its own: the names of a chunk travel, 200 characters each
 
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
@@ -90,6 +91,7 @@ class DeleteLedgers:
         self._progress = request.carried
         self._window = asyncio.Semaphore(max(1, request.policy.parallelism))
         self._alone = 0
+        self._most_rows = _MOST_ROWS if request.topic else _MOST_NAMED
 
     @workflow.run
     async def run(self, request: DeleteLedgersInput) -> Certificate:
@@ -139,21 +141,27 @@ class DeleteLedgers:
             batch_id=request.batch_id,
             catalog_epoch=request.catalog_epoch,
             after=self._progress.after,
-            rows=min(request.policy.chunk, max(1, _MOST_ROWS // request.policy.parallelism)),
+            rows=min(request.policy.chunk, max(1, self._most_rows // request.policy.parallelism)),
             limit=_PAGE,
         )
         return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **_SQL)
 
     async def _delete(self, part: Range) -> None:
-        chunk = ChunkInput(batch_id=self._request.batch_id, chunk=part, catalog_epoch=self._request.catalog_epoch)
+        chunk = ChunkInput(
+            batch_id=self._request.batch_id,
+            chunk=part,
+            catalog_epoch=self._request.catalog_epoch,
+            many_topics=not self._request.topic,
+        )
         async with self._window:
             if self._alone >= self._request.policy.alone:
                 return  # left for the next run, which meets only what is unfinished
             result = await self._delete_or_hand_over(chunk)
             self._alone += len(result.alone)
         self._count(result)
-        for key in result.alone:
-            await self._start_alone(key)
+        topics = result.topics or [self._request.topic] * len(result.alone)
+        for key, topic in zip(result.alone, topics, strict=True):
+            await self._start_alone(key, topic)
 
     async def _delete_or_hand_over(self, chunk: ChunkInput) -> ChunkResult:
         try:
@@ -164,7 +172,7 @@ class DeleteLedgers:
                 raise
             return await workflow.execute_activity_method(LedgerDeletion.hand_over_chunk, chunk, **_SQL)
 
-    async def _start_alone(self, key: IntentKey) -> None:
+    async def _start_alone(self, key: IntentKey, topic: str) -> None:
         """Give a row a workflow that an operator can open; abandoned, for it may retry longer than the batch lives."""
         policy = self._request.policy
         try:
@@ -172,7 +180,7 @@ class DeleteLedgers:
                 DeleteLedger.run,
                 DeleteLedgerInput(
                     key=key,
-                    topic=self._request.topic,
+                    topic=topic,
                     catalog_epoch=self._request.catalog_epoch,
                     max_attempts=policy.max_attempts,
                     retry_interval_s=policy.retry_interval_s,
@@ -180,10 +188,10 @@ class DeleteLedgers:
                 id=delete_ledger.workflow_id(key),
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
                 parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                static_summary=f"ledger {key.ledger_id} of {self._request.topic}",
+                static_summary=f"ledger {key.ledger_id} of {topic}",
                 search_attributes=TypedSearchAttributes(
                     [
-                        SearchAttributePair(search_attributes.TOPIC, self._request.topic),
+                        SearchAttributePair(search_attributes.TOPIC, topic),
                         SearchAttributePair(search_attributes.LEDGER_ID, key.ledger_id),
                         SearchAttributePair(search_attributes.RUN_ID, self._request.batch_id),
                     ]

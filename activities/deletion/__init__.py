@@ -2,7 +2,9 @@
 
 from activities.deletion.answers import delete_ledger_id
 from activities.deletion.ledger_deletion import LedgerDeletion
+from activities.deletion.upkeep import DeletionUpkeep
 from activities.deletion.values import (
+    AdoptInput,
     Certificate,
     CertifyInput,
     ChunkInput,
@@ -10,6 +12,8 @@ from activities.deletion.values import (
     DeadLetterInput,
     DetachInput,
     DetachResult,
+    ForgetInput,
+    ForgetResult,
     IntentKey,
     OneInput,
     OneResult,
@@ -19,13 +23,17 @@ from activities.deletion.values import (
 )
 
 __all__ = [
+    "AdoptInput",
     "Certificate",
     "CertifyInput",
     "ChunkInput",
     "ChunkResult",
     "DeadLetterInput",
+    "DeletionUpkeep",
     "DetachInput",
     "DetachResult",
+    "ForgetInput",
+    "ForgetResult",
     "IntentKey",
     "LedgerDeletion",
     "OneInput",

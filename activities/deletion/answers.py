@@ -55,7 +55,7 @@ def raise_if_nothing_answered(ended: list[Ended], errors: dict[int, SextonError]
         raise StoreUnavailable(str(first)) from first
 
 
-def chunk_result(intents: list[DeletionIntent], ended: list[Ended]) -> ChunkResult:
+def chunk_result(intents: list[DeletionIntent], ended: list[Ended], *, many_topics: bool = False) -> ChunkResult:
     """Count a chunk; whatever did not end is retried by a workflow of its own.
 
     A damaged row has none: no workflow could do more than say so again, and it is listed as a dead letter.
@@ -63,10 +63,11 @@ def chunk_result(intents: list[DeletionIntent], ended: list[Ended]) -> ChunkResu
     now = {one.row_id: one.outcome for one in ended}
     final = [now.get(one.row_id) or one.outcome or Outcome.RETRYING for one in intents]
     failed = [one for one, outcome in zip(intents, final, strict=True) if not outcome.success]
-    alone = [key_of(one) for one in failed if not one.damage]
+    alone = [one for one in failed if not one.damage]
     return ChunkResult(
         outcomes={outcome.value: final.count(outcome) for outcome in sorted(set(final))},
         objects=sum(one.objects for one in ended),
         size_bytes=sum(one.size_bytes for one in ended),
-        alone=alone,
+        alone=[key_of(one) for one in alone],
+        topics=[one.topic for one in alone] if many_topics else [],
     )

@@ -119,7 +119,7 @@ class LedgerDeletion:
             metrics.received(one for one in open_ones if one.row_id in changed)
             raise_if_nothing_answered(ended, errors)
             self._hand_over(request.batch_id, open_ones, {row: sentence(error) for row, error in errors.items()})
-        return chunk_result(intents, ended)
+        return chunk_result(intents, ended, many_topics=request.many_topics)
 
     def _finish(self, intents: list[DeletionIntent], ended: list[Ended], *, holder: str) -> frozenset[int]:
         changed = self._deletions.finish(ended, holder=holder)
@@ -144,7 +144,7 @@ class LedgerDeletion:
         open_ones = unfinished(intents)
         errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones}
         self._hand_over(request.batch_id, open_ones, errors)
-        return chunk_result(intents, [])
+        return chunk_result(intents, [], many_topics=request.many_topics)
 
     def _hand_over(self, batch_id: str, intents: list[DeletionIntent], errors: dict[int, str]) -> None:
         names = {one.row_id: delete_ledger_id(key_of(one)) for one in intents if one.row_id in errors}

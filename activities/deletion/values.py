@@ -66,6 +66,7 @@ class ChunkInput:
     batch_id: str
     chunk: Range
     catalog_epoch: int
+    many_topics: bool = False  # the batch is of several: the answer says whose each row is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class ChunkResult:
     objects: int = 0  # confirmed by storage in this attempt
     size_bytes: int = 0
     alone: list[IntentKey] = field(default_factory=list)  # at most the chunk's rows
+    topics: list[str] = field(default_factory=list)  # of each of `alone`, where the batch is of several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +139,29 @@ class Certificate:
     def deleted(self) -> int:
         """Copies of which nothing is left."""
         return sum(count for name, count in self.outcomes.items() if name in _SUCCESS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptInput:
+    """A page of what nobody works on."""
+
+    batch_id: str
+    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    limit: int  # stalled rows, and as many newborn ledgers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetInput:
+    """A page of what ended long ago."""
+
+    limit: int
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetResult:
+    """What went; both zero when nothing is left to go."""
+
+    rows: int = 0
+    runs: int = 0

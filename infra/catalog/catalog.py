@@ -7,7 +7,9 @@ from infra.catalog.database import Database
 from infra.catalog.deletions import SqlDeletions
 from infra.catalog.inspection import SqlInspection
 from infra.catalog.ledgers import SqlLedgers
+from infra.catalog.redrives import SqlRedrives
 from infra.catalog.schemas import SqlSchemas
+from infra.catalog.sweeps import SqlSweeps
 from infra.catalog.topic_deletions import SqlTopicDeletions
 from infra.catalog.topics import SqlTopics
 
@@ -32,3 +34,5 @@ class SqlCatalog:
         self.inspection = SqlInspection(database)
         self.deletions = SqlDeletions(database, registration_timeout_s=registration_timeout_s)
         self.topic_deletions = SqlTopicDeletions(database)
+        self.sweeps = SqlSweeps(database, registration_timeout_s=registration_timeout_s)
+        self.redrives = SqlRedrives(database)

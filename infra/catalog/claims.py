@@ -7,13 +7,16 @@ claim of its batch is. Unfinished without a live claim is stalled, and whoever c
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, or_, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.many import any_of
 from logstore.deletion import DeletionState
 from logstore.ports.catalog import Claim, Detached
 from logstore.positions import LedgerId, TopicId
+
+SEVERAL_TOPICS = TopicId(0)
+"""Stands for the topic of a batch whose rows may be of any."""
 
 
 def until_us(claim: Claim, now_us: int) -> int:
@@ -45,10 +48,20 @@ def adopt_stalled(
     where = [t.pending_deletion.c.topic_id == topic_id, stalled(now_us)]
     if asked is not None:
         where.append(t.pending_deletion.c.ledger_id.in_(any_of(connection.dialect.name, asked)))
-    moved = update(t.pending_deletion).where(*where)
-    return connection.execute(
-        moved.values(batch_id=batch_id, claim_workflow=None, claim_run=None, claim_until_us=None)
-    ).rowcount
+    locked = select(t.pending_deletion.c.row_id).where(*where).with_for_update().subquery()
+    if not connection.execute(select(func.count()).select_from(locked)).scalar_one():
+        return 0
+    return move(connection, *where, batch_id=batch_id)
+
+
+def move(connection: Connection, *rows: ColumnElement[bool], batch_id: str) -> int:
+    """Give intents to another batch, as nobody's else; returns how many.
+
+    To be called with the rows locked by an earlier statement: on PostgreSQL one that waited for a lock looks at
+    the row anew, but at runs as they were before it waited, and would take from another batch what that just took.
+    """
+    values = {"batch_id": batch_id, "claim_workflow": None, "claim_run": None, "claim_until_us": None}
+    return connection.execute(update(t.pending_deletion).where(*rows).values(values)).rowcount
 
 
 def open_run(

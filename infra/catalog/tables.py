@@ -6,7 +6,7 @@ removed set-wise under the lock of their list, and a check per row would cost mo
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, Index, Integer, LargeBinary, Table, Text, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
 Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER key
@@ -50,7 +50,12 @@ class LedgerRow(SQLModel, table=True):
     """A ledger. It is listed while `place` is set."""
 
     __tablename__ = "ledger"
-    __table_args__ = (Index("ledger_by_list", "list_id", "place"),)
+    __table_args__ = (
+        Index("ledger_by_list", "list_id", "place"),
+        Index(
+            "ledger_unlisted", "created_us", sqlite_where=text("place IS NULL"), postgresql_where=text("place IS NULL")
+        ),
+    )
     ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     list_id: int = Field(sa_type=Big)
     place: int | None = Field(default=None, sa_type=Big)
@@ -132,7 +137,7 @@ class PendingDeletionRow(SQLModel, table=True):
         UniqueConstraint("ledger_id", "copy", "generation"),
         Index("pending_deletion_by_batch", "batch_id", "row_id"),
         Index("pending_deletion_by_state", "state", "topic_id"),
-        Index("pending_deletion_by_end", "finished_us"),
+        Index("pending_deletion_by_end", "state", "finished_us"),
         {"sqlite_autoincrement": True},  # pages go on behind the highest row id seen
     )
     row_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
@@ -169,6 +174,7 @@ class RunRow(SQLModel, table=True):
     """One batch of work, claimed as a whole."""
 
     __tablename__ = "run"
+    __table_args__ = (Index("run_by_end", "finished_us"),)
     run_id: str = Field(primary_key=True)
     kind: str
     topic_id: int = Field(sa_type=Big)

@@ -14,6 +14,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.deletion import (
     CertifyInput,
     ChunkInput,
+    DeletionUpkeep,
     DetachInput,
     DetachResult,
     IntentKey,
@@ -68,6 +69,7 @@ class World:
     objects: PartlyBlind
     topic: Topic
     deletion: LedgerDeletion
+    upkeep: DeletionUpkeep
 
     def fill(self, count: int, *, segments: int = 2, acknowledged: bool = True) -> list[LedgerId]:
         """So many closed ledgers of `segments` objects each, and an open one behind them."""
@@ -165,6 +167,7 @@ def open_world(template: Path, folder: Path) -> World:
         objects=objects,
         topic=catalog.topics.create(NAME, RetentionPolicy()),
         deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
+        upkeep=DeletionUpkeep(sweeps=catalog.sweeps, ledgers=catalog.ledgers, finished_retention_s=30 * 86_400),
     )
 
 

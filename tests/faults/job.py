@@ -6,6 +6,7 @@ never done again. The order of the steps is that of the workflows `trim-topic`, 
 `delete-ledger`, with chunks one after the other so that every run is the same.
 """
 
+import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,12 +17,15 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.deletion import (
+    AdoptInput,
     CertifyInput,
     ChunkInput,
     ChunkResult,
     DeadLetterInput,
     DetachInput,
     DetachResult,
+    ForgetInput,
+    ForgetResult,
     IntentKey,
     OneInput,
     OneResult,
@@ -35,10 +39,10 @@ from activities.topic_deletion import Begun, DetachAllInput, Removed, RemoveInpu
 from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import AlreadyExists, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import Position
 from logstore.retention import RetentionPolicy
-from tests.faults.auditor import Expected, Seen, payload_of, wrong_at_any_moment
+from tests.faults.auditor import LONG_GONE, Expected, Seen, payload_of, wrong_at_any_moment
 from tests.faults.scene import HOLE, HOLED, PER_LEDGER, PER_SEGMENT, SCHEMAS, SEGMENTS, TOPICS, TopicPlan, Trouble
 from tests.faults.world import Process
 
@@ -122,7 +126,7 @@ class Job(Generic[PlaceT]):
 
     def run(self) -> Self:
         """All of it, and at the end what a topic's next trim would do about newborn ledgers."""
-        return self.drive(self.write, self.remove).sweep()
+        return self.drive(self.write, self.remove, self.keep_up).sweep()
 
     def delete(self) -> Self:
         """Write what is not written yet, then delete every topic as a whole."""
@@ -176,6 +180,44 @@ class Job(Generic[PlaceT]):
             if removed.gone:
                 return
         raise AssertionError(f"{run} does not come to an end")
+
+    def keep_up(self) -> None:
+        """Redrive the dead letters and die before their workflow is started; then sweep, which finds them."""
+        self._client("age", self._plant_what_ended_long_ago)
+        self._client("redrive", self._redrive)
+        for turn in range(_NEVER):
+            if not self._sweep(f"sweep-{self.run_name}-{turn}"):
+                return
+        raise AssertionError("the sweep does not come to an end")
+
+    def _plant_what_ended_long_ago(self) -> None:
+        columns = "row_id, ledger_id, state, outcome, finished_us, batch_id, copy, generation, application, component"
+        more = "topic_id, topic, keys, context, segments, last_segment, ledger_created_us, size_bytes, epoch, attempts"
+        values = f"-1, {LONG_GONE}, 'DELETED', 'DELETED', 1, 'old', 'LEDGER', 1, 'sexton', 'MANAGED_LEDGER'"
+        row = f"{values}, 1, 'persistent://shop/main/old', '{{}}', '{{}}', 0, -1, 1, 0, 1, 1, 0, 0, 1"
+        old = f"INSERT OR IGNORE INTO pending_deletion ({columns}, {more}, objects_deleted, bytes_deleted, created_us)"
+        with sqlite3.connect(self._process.catalog.database.engine.url.database or "") as connection:
+            connection.execute(f"{old} VALUES ({row})")
+        connection.close()
+
+    def _redrive(self) -> object:
+        """Under one name, whoever repeats it, so that driving the job again asks for nothing new."""
+        return self._process.catalog.redrives.redrive(
+            None,
+            batch_id="redrive",
+            claim=Claim(workflow_id="delete-ledgers/redrive", run_id="", ttl_s=-1),
+            cause=Cause(actor="tests", reason="mended", workflow_id="delete-ledgers/redrive"),
+        )
+
+    def _sweep(self, batch_id: str) -> bool:
+        """As `sweep-deletions` does; whether there was anything to do."""
+        page = AdoptInput(batch_id=batch_id, batch_workflow_id=f"delete-ledgers/{batch_id}", limit=1)
+        adopted: DetachResult = self._activity(f"{batch_id} adopt", batch_id, lambda p: p.upkeep.adopt, page)
+        if adopted.intents:
+            self._delete_ledgers(batch_id, adopted.catalog_epoch)
+        forget = ForgetInput(limit=1, actor="tests", reason="the main job")
+        gone: ForgetResult = self._activity(f"{batch_id} forget", batch_id, lambda p: p.upkeep.forget, forget)
+        return adopted.intents + gone.rows + gone.runs > 0
 
     def _trims(self, what: str) -> None:
         for plan in self.plans:
@@ -312,7 +354,7 @@ class Job(Generic[PlaceT]):
                 break
             for part in page.ranges:
                 for key in self._chunk(batch_id, epoch, part).alone:
-                    self._delete_ledger(key, epoch)  # begins at once, while the batch is still at work
+                    self._delete_ledger(key, epoch, batch_id)  # begins at once, while the batch is still at work
             after = page.ranges[-1].last
         close = CertifyInput(batch_id=batch_id, actor="tests", reason="the main job")
         self._activity(f"{batch_id} certify", workflow_id, lambda p: p.deletion.certify, close)
@@ -325,15 +367,15 @@ class Job(Generic[PlaceT]):
         except Exhausted:
             return self._activity(f"{name} over", workflow_id, lambda p: p.deletion.hand_over_chunk, request)
 
-    def _delete_ledger(self, key: IntentKey, epoch: int) -> None:
-        """As `delete-ledger` does; a workflow that ended successfully is not started again."""
-        name = delete_ledger_id(key)
+    def _delete_ledger(self, key: IntentKey, epoch: int, batch_id: str) -> None:
+        """As `delete-ledger` does; one that failed is started again by another batch."""
+        name, workflow_id = f"{batch_id} {delete_ledger_id(key)}", delete_ledger_id(key)
         request = OneInput(key=key, catalog_epoch=epoch, retry_interval_s=0)
         try:
-            self._activity(name, name, lambda p: p.deletion.delete_one, request, most=_ATTEMPTS - 1)
+            self._activity(name, workflow_id, lambda p: p.deletion.delete_one, request, most=_ATTEMPTS - 1)
         except Exhausted as error:
             letter = DeadLetterInput(key=key, error=str(error), catalog_epoch=epoch)
-            result: OneResult = self._activity(f"{name} dead", name, lambda p: p.deletion.dead_letter, letter)
+            result: OneResult = self._activity(f"{name} dead", workflow_id, lambda p: p.deletion.dead_letter, letter)
             assert not result.outcome.success, f"{name}: gave up on a ledger that is gone"
 
     def _client(self, name: str, act: Callable[[], T]) -> T:

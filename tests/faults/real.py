@@ -18,7 +18,7 @@ import boto3
 from botocore.config import Config
 from temporalio.client import WorkflowHandle
 
-from activities.deletion import IntentKey, LedgerDeletion
+from activities.deletion import DeletionUpkeep, IntentKey, LedgerDeletion
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
 from infra.stack.home import StackHome
@@ -118,6 +118,11 @@ class RealWorld:
                 managed=log.managed,
                 deletion=LedgerDeletion(
                     deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages
+                ),
+                upkeep=DeletionUpkeep(
+                    sweeps=log.catalog.sweeps,
+                    ledgers=log.catalog.ledgers,
+                    finished_retention_s=log.finished_retention_s,
                 ),
                 retention=Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions),
                 subscriptions=log.subscriptions,

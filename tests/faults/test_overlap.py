@@ -92,7 +92,7 @@ def _attempt(world: World, request: ChunkInput, calls: _Calls | None = None) -> 
 def _go_on(job: Job[World], request: ChunkInput, result: ChunkResult) -> None:
     """What the batch does with the answer of the attempt it waited for, and then with the rest."""
     for key in result.alone:
-        job._delete_ledger(key, request.catalog_epoch)
+        job._delete_ledger(key, request.catalog_epoch, request.batch_id)
     job._delete_ledgers(request.batch_id, request.catalog_epoch)
 
 

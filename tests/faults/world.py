@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, event
 
-from activities.deletion import LedgerDeletion
+from activities.deletion import DeletionUpkeep, LedgerDeletion
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
 from infra.catalog import Database, SqlCatalog
@@ -29,6 +29,7 @@ from tests.faults.auditor import Seen, look
 from tests.faults.scene import INLINE_BYTES, PLANTED, Trouble
 
 FOREVER = 1_000_000
+MONTH_S = 30 * 86_400
 
 
 class LyingStore(Store):
@@ -61,6 +62,7 @@ class Process:
     committer: GroupCommitter
     managed: ManagedLedger
     deletion: LedgerDeletion
+    upkeep: DeletionUpkeep
     retention: Retention
     subscriptions: Subscriptions
     schemas: SchemaRegistry
@@ -157,6 +159,7 @@ class World:
                 committer=committer,
                 managed=managed,
                 deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
+                upkeep=DeletionUpkeep(sweeps=catalog.sweeps, ledgers=catalog.ledgers, finished_retention_s=MONTH_S),
                 retention=Retention(topics=catalog.topics, roller=managed, settler=subscriptions),
                 subscriptions=subscriptions,
                 schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),

@@ -22,11 +22,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from temporalio import activity
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
-from activities.deletion import IntentKey
+from activities.deletion import AdoptInput, DetachResult, IntentKey
 from infra.catalog import Database, upgrade
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -243,6 +244,73 @@ async def topic_running(house: House) -> Handle:
     return handle
 
 
+async def sweep_complete(house: House) -> Handle:
+    """A batch of stalled rows, one of them handed over, and rows to forget."""
+    _stalled(house, 3)
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
+    return await _ended(house, await house.sweep())
+
+
+async def sweep_idle(house: House) -> Handle:
+    """Nothing to do."""
+    return await _ended(house, await house.sweep())
+
+
+async def sweep_failed(house: House) -> Handle:
+    """A policy that could only hang."""
+    house.policy = DeletionPolicy(chunk=0)
+    return await _ended(house, await house.sweep())
+
+
+async def sweep_running(house: House) -> Handle:
+    """Its batch is at work."""
+    _stalled(house, 1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.sweep()
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
+async def sweep_whose_batch_is_lost(house: House) -> Handle:
+    """Its batch is terminated."""
+    _stalled(house, 1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.sweep()
+        await assert_eventually(gate.reached.is_set)
+        (intent,) = house.world.catalog.deletions.list(None, limit=9)
+        await house.client.get_workflow_handle(f"delete-ledgers/{intent.batch_id}").terminate()
+        await handle.result()
+        gate.open()
+    return handle
+
+
+async def sweep_continued(house: House) -> Handle:
+    """Rows stall as long as it works."""
+    left, real = iter(range(14)), house.world.upkeep.adopt
+
+    @activity.defn(name="deletion.adopt")
+    def adopt(request: AdoptInput) -> DetachResult:
+        if (number := next(left, None)) is not None:
+            _stalled(house, 1, batch_id=f"{house.queue}-{number}")
+        return real(request)
+
+    async with house.worker(instead=[adopt]):
+        handle = await house.sweep()
+        await handle.result()
+    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
+def _stalled(house: House, count: int, *, batch_id: str = "") -> None:
+    house.world.fill(count)
+    house.world.detach(batch_id=batch_id or f"{house.queue}-dead")
+    house.world.sql("UPDATE run SET claim_until_us = 1 WHERE run_id NOT LIKE 'sweep-%'")
+
+
 SCENES: dict[str, tuple[Scene, ...]] = {
     "trim-topic": (
         trim_complete,
@@ -263,6 +331,14 @@ SCENES: dict[str, tuple[Scene, ...]] = {
     ),
     "delete-topic": (topic_complete, topic_failed, topic_whose_batch_is_stopped, topic_running),
     "delete-ledger": (one_complete, one_refused, one_dead_lettered, one_running),
+    "sweep-deletions": (
+        sweep_complete,
+        sweep_idle,
+        sweep_failed,
+        sweep_running,
+        sweep_whose_batch_is_lost,
+        sweep_continued,
+    ),
 }
 
 

@@ -22,7 +22,13 @@ from tests.replay.record import HISTORIES, scrubbed
 from workers.fleet import WORKFLOWS
 from workflows.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
-COUNTS = {"trim-topic/v1": 7, "delete-ledgers/v1": 6, "delete-topic/v1": 4, "delete-ledger/v1": 4}
+COUNTS = {
+    "trim-topic/v1": 7,
+    "delete-ledgers/v1": 6,
+    "delete-topic/v1": 4,
+    "delete-ledger/v1": 4,
+    "sweep-deletions/v1": 6,
+}
 RECORDED = sorted(HISTORIES.glob("*/*/*.json"))
 _MINUTE = timedelta(minutes=1)
 ENDINGS = {"COMPLETED", "FAILED", "CANCELED", "CONTINUED_AS_NEW"}
@@ -52,7 +58,7 @@ def test_histories_are_those_that_are_expected() -> None:
     }
 
 
-@pytest.mark.parametrize("type_", ["trim-topic", "delete-ledgers", "delete-topic", "delete-ledger"])
+@pytest.mark.parametrize("type_", sorted(name.partition("/")[0] for name in COUNTS))
 def test_histories_of_each_type_cover_how_a_run_can_stand(type_: str) -> None:
     """Complete, failed and still running, and continued as new where a run can be."""
     endings = {ending_of(path) for path in RECORDED if name_of(path).startswith(f"{type_}/")}

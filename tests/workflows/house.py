@@ -28,10 +28,11 @@ from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
 from workers.fleet import WORKFLOWS
 from workers.interceptors import ActivityEdge
-from workflows import delete_ledger, delete_ledgers, delete_topic, trim_topic
+from workflows import delete_ledger, delete_ledgers, delete_topic, sweep_deletions, trim_topic
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
+from workflows.sweep_deletions import SweepDeletions
 from workflows.trim_topic import TrimTopic
 from workflows.values import (
     DeleteLedgerInput,
@@ -40,6 +41,8 @@ from workflows.values import (
     DeleteTopicResult,
     DeletionPolicy,
     ExplicitDetach,
+    SweepDeletionsInput,
+    SweepDeletionsResult,
     TrimTopicInput,
     TrimTopicResult,
 )
@@ -172,6 +175,8 @@ class House:
             deletion.delete_one,
             deletion.dead_letter,
             deletion.certify,
+            self.world.upkeep.adopt,
+            self.world.upkeep.forget,
             retention.roll_idle,
             topics.set_deleting,
             topics.detach_all,
@@ -208,6 +213,15 @@ class House:
             id=f"{delete_topic.workflow_id(topic.topic_id)}/{self.queue}",
             task_queue=self.queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        )
+
+    async def sweep(self, **more: Any) -> WorkflowHandle[SweepDeletions, SweepDeletionsResult]:
+        """Start a sweep, under an id of its own on the shared server, as a schedule would."""
+        return await self.client.start_workflow(
+            SweepDeletions.run,
+            SweepDeletionsInput(policy=self.policy, **more),
+            id=f"{sweep_deletions.workflow_id()}/{self.queue}",
+            task_queue=self.queue,
         )
 
     @property

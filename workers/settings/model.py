@@ -120,6 +120,7 @@ class Settings(BaseModel):
     deletion_max_attempts: Count = 10
     deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600
     deletion_chunk: Annotated[Count, Field(le=1_000)] = 100
+    finished_retention: Annotated[Seconds, Field(ge=3_600)] = 30 * 86_400  # of finished rows; dead letters stay
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600

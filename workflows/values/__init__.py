@@ -8,6 +8,7 @@ from workflows.values.deletion import (
     DeletionPolicy,
     ExplicitDetach,
 )
+from workflows.values.sweeping import SweepDeletionsInput, SweepDeletionsResult
 from workflows.values.topics import DeleteTopicInput, DeleteTopicResult
 from workflows.values.trimming import TrimTopicInput, TrimTopicResult
 
@@ -20,6 +21,8 @@ __all__ = [
     "DeleteTopicResult",
     "DeletionPolicy",
     "ExplicitDetach",
+    "SweepDeletionsInput",
+    "SweepDeletionsResult",
     "TrimTopicInput",
     "TrimTopicResult",
 ]

@@ -40,7 +40,9 @@ from logstore.ports.catalog.inspection import (
     ReferenceKind,
 )
 from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment
+from logstore.ports.catalog.redrives import Redrives
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
+from logstore.ports.catalog.sweeps import Forgotten, Sweeps
 from logstore.ports.catalog.topic_deletions import TopicContents, TopicDeletions
 from logstore.ports.catalog.topics import Topic, Topics, TopicState
 
@@ -59,6 +61,7 @@ __all__ = [
     "Ended",
     "Filed",
     "FiledIntent",
+    "Forgotten",
     "Inflight",
     "Inspection",
     "KnownCopy",
@@ -67,6 +70,7 @@ __all__ = [
     "Ledgers",
     "LiveLedger",
     "ProducerAdvance",
+    "Redrives",
     "Reference",
     "ReferenceKind",
     "RegisterSegment",
@@ -77,6 +81,8 @@ __all__ = [
     "Segment",
     "SnapshotChange",
     "StoredCursor",
+    "Subscription",
+    "Sweeps",
     "Tally",
     "Topic",
     "TopicContents",
@@ -107,3 +113,7 @@ class Catalog(Protocol):
     def deletions(self) -> Deletions: ...  # noqa: D102
     @property
     def topic_deletions(self) -> TopicDeletions: ...  # noqa: D102
+    @property
+    def sweeps(self) -> Sweeps: ...  # noqa: D102
+    @property
+    def redrives(self) -> Redrives: ...  # noqa: D102

@@ -27,6 +27,7 @@ from logstore.ledgers import CopyKind
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,
+    Detached,
     Ended,
     ProducerAdvance,
     Registered,
@@ -329,3 +330,17 @@ def test_newborn_that_turns_up_while_others_are_filed_is_not_lost(postgres_url: 
 
 def _rest(table: str) -> str:
     return ", ".join(name for name in sorted(tables.metadata.tables[table].columns.keys()) if name != "ledger_id")
+
+
+def test_trim_behind_a_sweep_leaves_it_the_rows(sql_world: SqlWorld) -> None:
+    """Rows that a sweep took while the trim waited for them are the sweep's, whose batch the trim cannot know of."""
+    intent = _intent(sql_world, ttl_s=-1)
+    adopted = "UPDATE pending_deletion SET batch_id = 'sweep', claim_workflow = NULL"
+    run = (
+        "INSERT INTO run (run_id, kind, topic_id, summary, claim_workflow, claim_until_us, created_us)"
+        " VALUES ('sweep', 'delete-ledgers', 0, '{}', 'w', 9000000000000000, 1)"
+    )
+    answer = _behind(sql_world, [adopted, run], lambda: sql_world.phase_one(intent.topic_id, batch_id="trim"))
+    assert isinstance(answer, Detached), answer
+    assert answer.intents == 0
+    assert [one.batch_id for one in sql_world.catalog.deletions.list(None, limit=9)] == ["sweep"]

@@ -21,7 +21,10 @@ def upgrade() -> None:
     op.add_column("audit", sa.Column("last_ledger", _BIG, nullable=True))
     op.create_index("audit_by_topic", "audit", ["topic_id", "audit_id"])
     op.create_index("audit_by_run", "audit", ["run_id"])
-    op.create_index("pending_deletion_by_end", "pending_deletion", ["finished_us"])
+    op.create_index("pending_deletion_by_end", "pending_deletion", ["state", "finished_us"])
+    op.create_index("run_by_end", "run", ["finished_us"])
+    unlisted = sa.text("place IS NULL")
+    op.create_index("ledger_unlisted", "ledger", ["created_us"], sqlite_where=unlisted, postgresql_where=unlisted)
     op.create_table(
         "schema_version",
         sa.Column("topic_id", _BIG, nullable=False, autoincrement=False),

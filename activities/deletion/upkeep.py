@@ -1,0 +1,46 @@
+"""Upkeep of the queue of phase two, for all topics at once: stalled work is taken up, finished rows are forgotten."""
+
+from temporalio import activity
+
+from activities.beating import beating
+from activities.deletion.values import AdoptInput, DetachResult, ForgetInput, ForgetResult
+from logstore.ports.catalog import Cause, Claim, Ledgers, Sweeps
+
+_CLAIM_S = 120.0  # of a batch, until its workflow renews it: as long as any batch's
+
+
+class DeletionUpkeep:
+    """What a schedule does for the queue, over ports."""
+
+    def __init__(self, *, sweeps: Sweeps, ledgers: Ledgers, finished_retention_s: float) -> None:
+        """Take the ports, and how long a finished row is kept."""
+        self._sweeps = sweeps
+        self._ledgers = ledgers
+        self._finished_retention_s = finished_retention_s
+
+    @activity.defn(name="deletion.adopt")
+    @beating()
+    def adopt(self, request: AdoptInput) -> DetachResult:
+        """Take a page of stalled intents and of ledgers that nobody attached into a batch of its own.
+
+        Idempotency: keyed by `batch_id`; a second call returns what the first one did.
+        Raises: CatalogBusy, StoreUnavailable (retry).
+        """
+        run_id = activity.info().workflow_run_id or ""
+        claim = Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_CLAIM_S)
+        adopted = self._sweeps.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
+        epoch = self._ledgers.epoch() if adopted.intents else 0
+        return DetachResult(ledgers=adopted.ledgers, intents=adopted.intents, catalog_epoch=epoch)
+
+    @activity.defn(name="deletion.forget")
+    @beating()
+    def forget(self, request: ForgetInput) -> ForgetResult:
+        """Remove a page of rows that ended long ago, and of batches that have no rows left.
+
+        Idempotency: what is gone is not met again; an attempt that is repeated goes on with the next page.
+        Raises: CatalogBusy, StoreUnavailable (retry).
+        """
+        workflow_id = activity.info().workflow_id or ""
+        cause = Cause(actor=request.actor, reason=request.reason, workflow_id=workflow_id)
+        gone = self._sweeps.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
+        return ForgetResult(rows=gone.rows, runs=gone.runs)

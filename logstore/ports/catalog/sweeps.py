@@ -1,0 +1,38 @@
+"""Upkeep of the queue of phase two, across all topics: what nobody works on, and what ended long ago."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from logstore.ports.catalog.deletions import Cause, Claim, Detached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """What was removed from the catalog's memory."""
+
+    rows: int = 0  # intents that had ended with nothing left in storage
+    runs: int = 0  # batches without a row left
+
+
+class Sweeps(Protocol):
+    """What a schedule asks of the catalog every minute. Where there is nothing to do, each is one small read."""
+
+    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
+        """Take up to `limit` stalled intents of any topic, and as many newborn ledgers, into a batch of its own.
+
+        Stalled: unfinished and without a live claim, whoever had them: a batch, a workflow of their own, a
+        redrive, a topic that is gone. Newborn: never attached to a list and older than the registration timeout;
+        each is replaced by an intent. The batch's claim is the caller's for the workflow that does phase two.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that found nothing
+        leaves no trace, and may find something when it is repeated. Of two calls at once, each row goes to one.
+        """
+
+    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
+        """Remove up to `limit` rows that ended in state DELETED before that long, and as many batches without rows.
+
+        Dead letters stay, and so do rows of a batch that somebody is at work on, for its certificate counts them.
+        A later question about such a row is answered UNKNOWN. Leaves a row in the audit log where it removed any.
+
+        Idempotency: what is gone is not met again; a repeated call goes on with the next rows.
+        """

@@ -1,0 +1,235 @@
+"""`sweep-deletions`: what nobody works on is taken up, what ended long ago forgotten, and a quiet run does nothing."""
+
+import asyncio
+
+import pytest
+from temporalio import activity
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+
+from activities.deletion import AdoptInput, DetachResult
+from logstore.deletion import DeletionState
+from logstore.ledgers import ledger_prefix
+from logstore.positions import LedgerId
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from workflows.sweep_deletions import SweepDeletions
+from workflows.values import DeletionPolicy, SweepDeletionsResult
+
+_LAPSED = "UPDATE run SET claim_until_us = 1 WHERE finished_us IS NULL"
+
+
+def stalled(house: House, count: int, *, batch_id: str = "") -> list[LedgerId]:
+    """Detached ledgers whose batch was never started, or was terminated."""
+    ledgers = house.world.fill(count)
+    house.world.detach(batch_id=batch_id or f"{house.queue}-dead")
+    house.world.sql(_LAPSED)
+    return ledgers
+
+
+async def test_sweep_takes_up_stalled_rows_and_deletes_them(house: House) -> None:
+    """A batch that died is finished by the next sweep, and its ledgers are gone (promise 2; PIP-186, n 5)."""
+    ledgers = stalled(house, 3)
+    async with house.worker():
+        handle = await house.sweep()
+        result = await handle.result()
+        assert await details_of(handle) == "3 copies taken up, 3 deleted"
+    assert (result.batches, result.intents, result.outcomes, result.objects) == (1, 3, {"DELETED": 3}, 9)
+    assert (result.deleted, result.uncertified) == (3, 0)
+    assert not any(house.world.left_of(one) for one in ledgers)
+    assert len(house.attempts("deletion.adopt")) == 2
+
+
+async def test_sweep_with_nothing_to_do_leaves_no_trace(house: House) -> None:
+    """Once a minute for ever: two small reads, no row, no child."""
+    house.world.fill(2)
+    house.world.detach(batch_id=house.queue)
+    before = [house.world.sql(f"SELECT * FROM {name}") for name in ("run", "pending_deletion", "audit")]
+    async with house.worker():
+        assert await (await house.sweep()).result() == SweepDeletionsResult()
+    assert [house.world.sql(f"SELECT * FROM {name}") for name in ("run", "pending_deletion", "audit")] == before
+    assert [one.type for one in house.notebook.attempts] == ["deletion.adopt", "deletion.forget"]
+
+
+async def test_sweep_finds_the_row_of_a_workflow_that_was_terminated(house: House) -> None:
+    """Handed to a `delete-ledger` that an operator terminated: found once its claim has ended (apache/pulsar#982)."""
+    (ledger,) = stalled(house, 1)
+    key = house.world.key(ledger)
+    (intent,) = house.world.catalog.deletions.list(None, limit=1)
+    name = house.alone(key).id
+    house.world.catalog.deletions.hand_over({intent.row_id: name}, batch_id=intent.batch_id, errors={}, ttl_s=-1)
+    async with house.worker():
+        assert (await (await house.sweep()).result()).outcomes == {"DELETED": 1}
+    assert not house.world.left_of(ledger)
+
+
+async def test_sweep_batch_has_no_topic_and_its_failing_rows_have_theirs(house: House) -> None:
+    """A batch is of any topics, so that no filter by topic finds it; a dead letter is found by its own."""
+    good, bad = stalled(house, 2)
+    house.world.objects.put_if_absent(f"{ledger_prefix(bad)}theirs.txt", b"theirs", metadata={})
+    async with house.worker():
+        result = await (await house.sweep()).result()
+        with pytest.raises(WorkflowFailureError) as caught:
+            await house.alone(house.world.key(bad)).result()
+    assert result.outcomes == {"DELETED": 1, "METADATA_MISMATCH": 1}
+    assert failure(caught.value)[0] == "METADATA_MISMATCH"
+    alone = await house.alone(house.world.key(bad)).describe()
+    assert alone.search_attributes["SextonTopic"] == [house.world.topic.name]
+    assert await alone.static_summary() == f"ledger {bad} of {house.world.topic.name}"
+    (intent,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    batch = await house.client.get_workflow_handle(f"delete-ledgers/{intent.batch_id}").describe()
+    assert "SextonTopic" not in batch.search_attributes
+    assert batch.search_attributes["SextonRunId"] == [intent.batch_id]
+    assert not house.world.left_of(good)
+
+
+async def test_sweep_detaches_a_newborn_ledger_of_an_idle_topic(house: House) -> None:
+    """Nobody trims the topic, and yet what its creator left is taken away (apache/pulsar#350)."""
+    made = house.world.catalog.ledgers.create(house.world.topic.topic_id, application="sexton")
+    house.world.store(made, 0)
+    house.world.catalog.sweeps._newborn_us = -1_000_000
+    async with house.worker():
+        result = await (await house.sweep()).result()
+    assert (result.newborn, result.intents, result.outcomes) == (1, 1, {"DELETED": 1})
+    assert house.world.sql("SELECT * FROM ledger") == []
+    assert not house.world.left_of(made.ledger_id)
+
+
+async def test_sweep_forgets_finished_rows_after_a_month(house: House) -> None:
+    """Rows and their batch go, the dead letter stays, and the audit log says who asked (promise 2)."""
+    good, bad = house.world.fill(2)
+    house.world.objects.put_if_absent(f"{ledger_prefix(bad)}theirs.txt", b"theirs", metadata={})
+    async with house.worker():
+        await (await house.delete([good, bad])).result()
+        for table in ("pending_deletion", "run"):
+            house.world.sql(f"UPDATE {table} SET finished_us = finished_us - 31 * 86400000000")
+        result = await (await house.sweep(actor="tests", reason="a test")).result()
+    assert (result.forgotten, result.forgotten_runs, result.intents) == (1, 0, 0)
+    assert [one.ledger_id for one in house.world.catalog.deletions.list(None, limit=9)] == [bad]
+    assert house.world.sql("SELECT actor, reason FROM audit WHERE act = 'forget'") == [("tests", "a test")]
+
+
+async def test_sweep_whose_catalog_fails_at_first_still_ends(house: House) -> None:
+    """Transient, then success: asked again with the same batch id until the catalog is back."""
+    stalled(house, 1)
+    asked: list[str] = []
+    real = house.world.upkeep.adopt
+
+    @activity.defn(name="deletion.adopt")
+    def adopt(request: AdoptInput) -> DetachResult:
+        asked.append(request.batch_id)
+        if len(asked) == 2:
+            real(request)
+            raise ApplicationError("it landed, and nobody heard", type="OutcomeUnknown")
+        if len(asked) < 3:
+            raise ApplicationError("catalog is away", type="StoreUnavailable")
+        return real(request)
+
+    async with house.worker(instead=[adopt]):
+        result = await (await house.sweep()).result()
+    assert (result.batches, result.outcomes) == (1, {"DELETED": 1})
+    assert len(set(asked[:3])) == 1
+
+
+async def test_sweep_with_a_policy_that_could_only_hang_is_refused(house: House) -> None:
+    """Terminal: it names the field, and takes nothing up."""
+    stalled(house, 1)
+    house.policy = DeletionPolicy(chunk=0)
+    async with house.worker():
+        with pytest.raises(WorkflowFailureError) as caught:
+            await (await house.sweep()).result()
+    assert isinstance(caught.value.cause, ApplicationError)
+    assert (caught.value.cause.type, "policy.chunk" in caught.value.cause.message) == ("InvalidInput", True)
+    assert not house.attempts("deletion.adopt")
+
+
+async def test_sweep_whose_batch_fails_goes_on_and_says_so(house: House) -> None:
+    """A batch that was terminated leaves rows that the next sweep finds; this one ends."""
+    ledgers = stalled(house, 2)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.sweep()
+        await assert_eventually(gate.reached.is_set)
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        await house.client.get_workflow_handle(f"delete-ledgers/{batch}").terminate()
+        result = await handle.result()
+        gate.open()
+        assert (result.batches, result.uncertified, result.outcomes) == (1, 1, {})
+        house.world.sql(_LAPSED)
+        assert (await (await house.sweep()).result()).intents >= 1
+    assert not any(house.world.left_of(one) for one in ledgers)
+
+
+async def test_sweep_cancelled_midway_leaves_its_batch_at_work(house: House) -> None:
+    """Rows that were taken up are their batch's, whatever becomes of the sweep (promise 2)."""
+    ledgers = stalled(house, 2)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.sweep()
+        await assert_eventually(gate.reached.is_set)
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+        assert (await handle.describe()).status is WorkflowExecutionStatus.CANCELED
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        gate.open()
+        await house.client.get_workflow_handle(f"delete-ledgers/{batch}").result()
+    assert not any(house.world.left_of(one) for one in ledgers)
+
+
+async def test_sweep_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
+    """With no cache, and the worker gone while its batch works, it ends whole (promise 8)."""
+    ledgers = stalled(house, 2)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker(cache=0):
+        handle = await house.sweep()
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    async with house.worker(cache=0):
+        result = await handle.result()
+    assert (result.batches, result.deleted) == (1, 2)
+    assert not any(house.world.left_of(one) for one in ledgers)
+
+
+async def test_sweep_started_twice_runs_once(house: House) -> None:
+    """One at a time: a second start is told that it runs, and takes up nothing (PostHog#97438)."""
+    stalled(house, 1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.sweep()
+        await assert_eventually(gate.reached.is_set)
+        with pytest.raises(WorkflowAlreadyStartedError):
+            await house.sweep()
+        gate.open()
+        assert (await handle.result()).batches == 1
+
+
+async def test_sweep_started_before_any_worker_runs_when_one_comes(house: House) -> None:
+    """A start, and a query asked before the first task, wait for a worker and are answered."""
+    stalled(house, 1)
+    handle = await house.sweep()
+    asked = asyncio.ensure_future(handle.query(SweepDeletions.progress))
+    async with house.worker():
+        assert (await handle.result()).intents == 1
+        assert (await asked).batches in {0, 1}
+
+
+async def test_sweep_continued_as_new_carries_totals(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stalls while it works is found by the next run of it, and both are in the result."""
+    monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
+    stalled(house, 2)
+
+    def one_more() -> None:
+        stalled(house, 1, batch_id="later")
+
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=one_more))
+    async with house.worker():
+        handle = await house.sweep()
+        result = await handle.result()
+    assert (result.batches, result.intents, result.outcomes) == (2, 4, {"DELETED": 4})
+    first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
