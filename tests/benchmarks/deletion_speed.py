@@ -179,6 +179,8 @@ def memory(on: Stage) -> dict[str, Any]:
     for ledgers in _MANY:
         topic, _ = make_ledgers(on, _name(), ledgers=ledgers, segments=0)
         certificate = asyncio.run(_delete(on, _detach(on, topic)))
+        if certificate.deleted != ledgers:
+            raise RuntimeError(f"expected {ledgers} ledgers deleted, found {certificate}")
         peak = _peak_bytes(process)
         found[f"{ledgers} ledgers"] = {"peak_mib": round(peak / 2**20), "deleted": certificate.deleted}
     return found

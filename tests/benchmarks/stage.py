@@ -1,7 +1,6 @@
 """What measurements stand on: a real stack of their own, one real worker, and many ledgers made quickly."""
 
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -86,7 +85,6 @@ def _rows(on: Stage, topic: Topic, first: LedgerStatement, ledgers: int, segment
     """Takes ids from the catalog's counter, as creating each ledger would."""
     start = int(first.ledger_id) + 1
     ids = [LedgerId(start + number) for number in range(ledgers)]
-    now = time.time_ns() // 1000
 
     def work(connection: Connection) -> None:
         list_id = connection.execute(
@@ -95,7 +93,8 @@ def _rows(on: Stage, topic: Topic, first: LedgerStatement, ledgers: int, segment
         connection.execute(t.catalog.update().values(next_ledger_id=start + ledgers + 1))
         base = {"list_id": list_id, "application": on.settings.application, "generation": 0, "epoch": first.epoch}
         every = [*ids, LedgerId(start + ledgers)]
-        connection.execute(insert(t.ledger), [_ledger(base, row, row != every[-1], segments, now) for row in every])
+        rows = [_ledger(base, row, row != every[-1], segments, first.created_us) for row in every]
+        connection.execute(insert(t.ledger), rows)
         connection.execute(insert(t.ledger_copy), [_copy(row) for row in every])
         connection.execute(t.ledger_copy.delete().where(t.ledger_copy.c.ledger_id == first.ledger_id))
         connection.execute(t.ledger.delete().where(t.ledger.c.ledger_id == first.ledger_id))
