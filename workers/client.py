@@ -10,7 +10,8 @@ Example:
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -23,8 +24,8 @@ from temporalio.runtime import Runtime
 
 from activities.deletion import Certificate
 from infra.catalog import Database, SqlCatalog, check_version
-from logstore.errors import InvalidInput, ServiceFailed
-from logstore.ports.catalog import Topic
+from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed
+from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers.settings import Settings
 from workflows import delete_ledgers, delete_topic, search_attributes, sweep_deletions, trim_topic
@@ -34,6 +35,7 @@ from workflows.sweep_deletions import SweepDeletions
 from workflows.trim_topic import TrimTopic
 from workflows.values import (
     DeleteLedgersInput,
+    DeleteLedgersProgress,
     DeleteTopicInput,
     DeleteTopicResult,
     DeletionPolicy,
@@ -46,6 +48,17 @@ from workflows.values import (
 
 MOST_IDS = 10_000
 """Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
+
+
+_STARTED_WITHIN_S = 120.0  # after that a redriven batch that nobody started is found by a sweep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriven:
+    """Dead letters that are tried again."""
+
+    started: int  # rows
+    handle: WorkflowHandle[DeleteLedgers, Certificate] | None = None  # of their batch; None if there are no rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +94,21 @@ async def connect_client(settings: Settings, *, identity: str | None = None, run
     except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens
         advice = "see `sexton status`, or run `sexton up`"
         raise ServiceFailed("temporal", f"no answer at {address} ({error})", advice=advice) from error
+
+
+@contextmanager
+def open_catalog(settings: Settings) -> Iterator[SqlCatalog]:
+    """The catalog alone, for what a program asks of it before it starts a job.
+
+    Raises:
+        CatalogVersionMismatch: The catalog is not of this build's version.
+    """
+    database = Database(settings.database_url)
+    try:
+        check_version(database)
+        yield SqlCatalog(database)
+    finally:
+        database.close()
 
 
 class Sexton:
@@ -183,6 +211,45 @@ class Sexton:
             static_summary="sweep deletions",
         )
 
+    async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> Redriven:
+        """Try dead letters again, None: all there are; see `Redrives.redrive` for what is refused."""
+        batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
+        asked = Cause(actor=actor, reason=reason, workflow_id=delete_ledgers.workflow_id(batch_id))
+        count, epoch = await asyncio.to_thread(self._redrive, row_ids, batch_id, asked)
+        if not count:
+            return Redriven(started=0)
+        request = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=0,
+            topic="",
+            catalog_epoch=epoch,
+            actor=actor,
+            reason=reason,
+            policy=self._policy,
+            carried=DeleteLedgersProgress(intents=count),
+        )
+        handle = await self.client.start_workflow(
+            DeleteLedgers.run,
+            request,
+            id=asked.workflow_id,
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"{count} dead letters, tried again",
+            search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.RUN_ID, batch_id)]),
+        )
+        return Redriven(started=count, handle=handle)
+
+    def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
+        """How many rows, and the catalog's epoch; one that may have landed is asked for once more, by its name."""
+        claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_STARTED_WITHIN_S)
+        with open_catalog(self._settings) as catalog:
+            epoch = catalog.ledgers.epoch()
+            try:
+                done = catalog.redrives.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+            except OutcomeUnknown:
+                done = catalog.redrives.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+            return done.intents, epoch
+
     async def list_workflows(
         self,
         type: str | None = None,  # noqa: A002 - Temporal's word
@@ -214,12 +281,8 @@ class Sexton:
         )
 
     def _epoch(self) -> int:
-        database = Database(self._settings.database_url)
-        try:
-            check_version(database)
-            return SqlCatalog(database).ledgers.epoch()
-        finally:
-            database.close()
+        with open_catalog(self._settings) as catalog:
+            return catalog.ledgers.epoch()
 
 
 _STATUS = {one: "".join(word.capitalize() for word in one.name.split("_")) for one in WorkflowExecutionStatus}

@@ -11,6 +11,7 @@ from workers.cli import (
     audits,
     catalog,
     config,
+    deletion_redrive,
     deletions,
     ledger_explain,
     ledgers,
@@ -79,6 +80,7 @@ for _group in (
 ):
     app.add_typer(_group)
 _REGISTERED = (
+    deletion_redrive,
     topic_append,
     topic_delete,
     topic_read,

@@ -10,7 +10,7 @@ from typing import Any
 from logstore.cursors import CursorState, seek
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.entries import Entry, NewEntry, ProducedEntries
-from logstore.errors import AlreadyExists, SextonError, UnknownObject
+from logstore.errors import AlreadyExists, PreconditionFailed, SextonError, UnknownObject
 from logstore.ledgers import Component, CopyKind, LedgerState
 from logstore.managed_ledger.append import AppendResult
 from logstore.managed_ledger.roll import Rolled
@@ -53,10 +53,16 @@ class FakeLog:
             ledgers=SimpleNamespace(listed=self._listed),
             components=SimpleNamespace(listed=self._listed),
             topic_deletions=SimpleNamespace(contents=self._contents),
+            redrives=SimpleNamespace(preview=self._preview_redrive),
             deletions=SimpleNamespace(
                 preview=self._preview, inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1), list=self._list
             ),
         )
+
+    def _preview_redrive(self, row_ids: list[int] | None) -> int:
+        if row_ids and 99 in row_ids:
+            raise PreconditionFailed("deletions: expected dead letters, found 99 unknown; nothing was changed")
+        return len(row_ids or [1, 2, 3])
 
     def _create(self, name: str, policy: RetentionPolicy) -> Topic:
         if name in self.found:
@@ -152,6 +158,11 @@ class FakeResult:
     outcomes: dict[str, int]
     detached: int = 3
     deleted: int = 3
+    batches: int = 1
+    intents: int = 3
+    newborn: int = 0
+    uncertified: int = 0
+    forgotten: int = 7
 
 
 @dataclass
@@ -175,6 +186,7 @@ class FakeClient:
 
     result: FakeResult | BaseException = field(default_factory=lambda: FakeResult({"DELETED": 3}))
     asked: list[tuple[object, ...]] = field(default_factory=list)
+    dead: int = 3  # dead letters
 
     async def trim_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
         """Remember the call."""
@@ -192,6 +204,17 @@ class FakeClient:
         """Remember the call."""
         self.asked.append((topic.name, list(ledger_ids), force, reason))
         return FakeHandle(self.result, id="delete-ledgers/1")
+
+    async def redrive(self, row_ids: Sequence[int] | None, reason: str, actor: str) -> SimpleNamespace:
+        """Remember the call; nothing is started where nothing is dead."""
+        self.asked.append((row_ids, reason))
+        handle = FakeHandle(self.result, id="delete-ledgers/redrive-1") if self.dead else None
+        return SimpleNamespace(started=self.dead, handle=handle)
+
+    async def sweep_deletions(self, reason: str, actor: str) -> FakeHandle:
+        """Remember the call."""
+        self.asked.append((reason,))
+        return FakeHandle(self.result, id="sweep-deletions")
 
     async def list_workflows(
         self, type_: str | None, status: str | None, topic: str | None, limit: int

@@ -1,7 +1,9 @@
 """`deletion …`: the queue of phase two as an operator sees and moves it."""
 
+import pytest
+
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeResult, FakeServices
 
 
 def test_deletion_list_that_is_cut_says_so_on_stderr(run: Run, services: FakeServices) -> None:
@@ -13,3 +15,61 @@ def test_deletion_list_that_is_cut_says_so_on_stderr(run: Run, services: FakeSer
     whole = run("deletion", "list", "--limit", "101", "--json")
     assert len(document(whole)) == 101
     assert "there are more" not in whole.stderr
+
+
+def test_deletion_redrive_waits_and_tells_outcomes(run: Run, services: FakeServices) -> None:
+    """How many were started, and what became of them."""
+    told = document(run("deletion", "redrive", "4", "5", "6", "--reason", "mended", "--json"))
+    assert told == {"started": 3, "workflow_id": "delete-ledgers/redrive-1", "outcomes": {"DELETED": 3}}
+    assert services.client.asked == [([4, 5, 6], "mended")]
+
+
+def test_deletion_redrive_without_waiting_answers_at_once(run: Run, services: FakeServices) -> None:
+    """The workflow's ids, so that a script finds it."""
+    told = document(run("deletion", "redrive", "--all", "--no-wait", "--json"))
+    assert told == {"started": 3, "workflow_id": "delete-ledgers/redrive-1", "run_id": "run-1"}
+    assert services.client.asked == [(None, "")]
+
+
+def test_deletion_redrive_all_of_none_is_done(run: Run, services: FakeServices) -> None:
+    """No dead letters is no error."""
+    services.client.dead = 0
+    assert document(run("deletion", "redrive", "--all", "--json")) == {"started": 0, "outcomes": {}}
+
+
+def test_deletion_redrive_that_failed_again_is_finished_in_part(run: Run, services: FakeServices) -> None:
+    """The exit code says that a person must look again."""
+    services.client.result = FakeResult({"DELETED": 1, "METADATA_MISMATCH": 2})
+    assert document(run("deletion", "redrive", "--all", "--json"), 5)["started"] == 3
+
+
+def test_deletion_redrive_dry_run_counts_and_changes_nothing(run: Run, services: FakeServices) -> None:
+    """What is refused is refused here too."""
+    assert document(run("deletion", "redrive", "4", "5", "--dry-run", "--json")) == {"dry_run": True, "started": 2}
+    assert document(run("deletion", "redrive", "99", "--dry-run", "--json"), 3)["error"]["type"] == "PreconditionFailed"
+    assert services.client.asked == []
+
+
+@pytest.mark.parametrize("args", [(), ("4", "--all"), ("4", "five")])
+def test_deletion_redrive_of_nothing_or_of_both_is_bad_input(
+    run: Run, services: FakeServices, args: tuple[str, ...]
+) -> None:
+    """Every dead letter is redriven only if it is said so."""
+    document(run("deletion", "redrive", *args, "--json"), 2)
+    assert services.client.asked == []
+
+
+def test_deletion_sweep_tells_what_it_found(run: Run, services: FakeServices) -> None:
+    """What the schedule does, by hand."""
+    told = document(run("deletion", "sweep", "--reason", "now", "--json"))
+    assert told == {
+        "workflow_id": "sweep-deletions",
+        "batches": 1,
+        "intents": 3,
+        "newborn": 0,
+        "uncertified": 0,
+        "forgotten": 7,
+        "outcomes": {"DELETED": 3},
+    }
+    assert services.client.asked == [("now",)]
+    assert document(run("deletion", "sweep", "--no-wait", "--json"))["workflow_id"] == "sweep-deletions"
