@@ -13,10 +13,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
-from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.client import Client, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.contrib.pydantic import pydantic_data_converter
@@ -28,6 +26,7 @@ from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers.settings import Settings
+from workers.visibility import WorkflowRow, visible_workflows
 from workflows import delete_ledgers, delete_topic, search_attributes, sweep_deletions, trim_topic
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
@@ -59,20 +58,6 @@ class Redriven:
 
     started: int  # rows
     handle: WorkflowHandle[DeleteLedgers, Certificate] | None = None  # of their batch; None if there are no rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowRow:
-    """A workflow as Temporal's visibility shows it."""
-
-    workflow_id: str
-    run_id: str
-    type: str
-    status: str  # as Temporal's queries have it: Running, Completed, …
-    started: datetime
-    closed: datetime | None
-    topic: str | None  # encoded
-    outcome: list[str]
 
 
 async def connect_client(settings: Settings, *, identity: str | None = None, runtime: Runtime | None = None) -> Client:
@@ -265,10 +250,7 @@ class Sexton:
             topic: An encoded topic name.
             limit: At most so many.
         """
-        wanted = {"WorkflowType": type, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
-        query = " AND ".join(f'{name} = "{_quoted(value)}"' for name, value in wanted.items() if value)
-        found = self.client.list_workflows(query, limit=limit)
-        return [_row(execution) async for execution in found]
+        return await visible_workflows(self.client, type, status, topic, limit=limit)
 
     @property
     def _policy(self) -> DeletionPolicy:
@@ -285,9 +267,6 @@ class Sexton:
             return catalog.ledgers.epoch()
 
 
-_STATUS = {one: "".join(word.capitalize() for word in one.name.split("_")) for one in WorkflowExecutionStatus}
-
-
 def _checked(ledger_ids: Sequence[LedgerId]) -> list[int]:
     """Ascending and unique; refused here, before they become a payload that no server takes."""
     ids = sorted(set(ledger_ids))
@@ -299,21 +278,3 @@ def _checked(ledger_ids: Sequence[LedgerId]) -> list[int]:
 def _of_topic(topic: Topic, batch_id: str | None = None) -> TypedSearchAttributes:
     batch = [SearchAttributePair(search_attributes.RUN_ID, batch_id)] if batch_id else []
     return TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name), *batch])
-
-
-def _quoted(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _row(execution: WorkflowExecution) -> WorkflowRow:
-    attributes: Any = execution.typed_search_attributes
-    return WorkflowRow(
-        workflow_id=execution.id,
-        run_id=execution.run_id,
-        type=execution.workflow_type,
-        status=_STATUS[execution.status] if execution.status else "Unknown",
-        started=execution.start_time,
-        closed=execution.close_time,
-        topic=attributes.get(search_attributes.TOPIC),
-        outcome=list(attributes.get(search_attributes.OUTCOME) or ()),
-    )
