@@ -134,12 +134,23 @@ def test_ledger_whose_deletion_was_forgotten_is_known_by_its_decisions(sql_world
     a, b, c, _ = filled(sql_world, topic.topic_id, 4)
     sql_world.phase_one(topic.topic_id, [a, c], force=True, batch_id="two")
     sql_world.catalog.deletions.close("two", CAUSE)
+    assert list(_ledger(sql_world, b).decisions) == [], "it lies between the two, and was never touched"
+    sql_world.phase_one(topic.topic_id, [b], force=True, batch_id="one")
     sql_world.sql("DELETE FROM pending_deletion")
     for gone in (a, c):
         found = _ledger(sql_world, gone)
         assert (found.live, list(found.copies), list(found.intents)) == (None, [], [])
         assert _acts(list(found.decisions)) == [("delete-ledgers", "two"), ("detach", "two")]
-    assert list(_ledger(sql_world, b).decisions) == [], "it lies between the two, and was never touched"
+    assert _acts(list(_ledger(sql_world, b).decisions)) == [("detach", "one")], "a sample that is whole tells"
+
+
+def test_ledger_that_stands_within_a_range_that_went_is_not_said_to_have_gone(sql_world: SqlWorld) -> None:
+    """Of many ledgers only some are sampled; one that is still there was certainly not among them."""
+    topic = new_topic(sql_world)
+    ledgers = filled(sql_world, topic.topic_id, 46)
+    sql_world.phase_one(topic.topic_id, ledgers[:44:2], force=True, batch_id="even")
+    assert list(_ledger(sql_world, ledgers[41]).decisions) == []
+    assert _acts(list(_ledger(sql_world, ledgers[42]).decisions)) == [("detach", "even")]
 
 
 def test_stalled_intent_is_told_from_one_that_is_worked_on(sql_world: SqlWorld) -> None:
