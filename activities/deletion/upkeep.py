@@ -3,6 +3,7 @@
 from temporalio import activity
 
 from activities.beating import beating
+from activities.deletion import metrics
 from activities.deletion.values import AdoptInput, DetachResult, ForgetInput, ForgetResult
 from logstore.ports.catalog import Cause, Claim, Ledgers, Sweeps
 
@@ -29,6 +30,7 @@ class DeletionUpkeep:
         run_id = activity.info().workflow_run_id or ""
         claim = Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_CLAIM_S)
         adopted = self._sweeps.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
+        metrics.sent(adopted.filed)
         epoch = self._ledgers.epoch() if adopted.intents else 0
         return DetachResult(ledgers=adopted.ledgers, intents=adopted.intents, catalog_epoch=epoch)
 

@@ -1,13 +1,13 @@
 """Everything that the catalog knows of one ledger, in one transaction that only reads."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, true
 
 from infra.catalog import tables as t
-from infra.catalog.claims import stalled
+from infra.catalog.claims import SEVERAL_TOPICS, stalled
 from infra.catalog.database import Database
 from infra.catalog.intents import INTENT, to_intent
 from infra.catalog.references import live_copies, live_row, references
@@ -42,7 +42,7 @@ class SqlInspection:
             references=list(references(connection, row)) if row else [],
             copies=[*live, *_detached(filed, live)],
             intents=filed,
-            decisions=list(islice(_concerning(connection, ledger_id, named), decisions)),
+            decisions=list(islice(_concerning(connection, ledger_id, filed, named), decisions)),
         )
 
     def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[Decision]:
@@ -54,7 +54,7 @@ class SqlInspection:
                 return list(islice(_drawn(connection, of_topic), limit))
             filed, live = _filed(connection, ledger_id, now_us=0), live_row(connection, ledger_id) is not None
             named = and_(of_topic, _names(ledger_id, of_topic, filed, live=live))
-            return list(islice(_concerning(connection, ledger_id, named), limit))
+            return list(islice(_concerning(connection, ledger_id, filed, named), limit))
 
         return self._db.read(work)
 
@@ -106,28 +106,39 @@ def _detached(filed: Iterable[FiledIntent], live: Iterable[KnownCopy]) -> Iterat
 def _of_topics(row: Row[Any] | None, filed: list[FiledIntent]) -> ColumnElement[bool]:
     """Of a ledger whose topic is not known any more the whole log is read: nothing else is left to go by."""
     topics = {one.intent.topic_id for one in filed} | ({row.topic_id} if row else set())
-    return _A.topic_id.in_(sorted(topics)) if topics else true()
+    return _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
 
 
 def _names(
     ledger_id: LedgerId, of_topics: ColumnElement[bool], filed: list[FiledIntent], *, live: bool
 ) -> ColumnElement[bool]:
     """Rows on this ledger, on its batches and, of one that is gone, on a range of ledgers that it may be in."""
-    batches = sorted({one.intent.batch_id for one in filed} - {""})
     within = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
     if live:
         within = and_(within, _A.first_ledger == _A.last_ledger)
-    return or_(within, _A.run_id.in_(batches))
+    return or_(within, _A.run_id.in_(sorted(_batches(filed))))
 
 
-def _concerning(connection: Connection, ledger_id: LedgerId, named: ColumnElement[bool]) -> Iterator[Decision]:
-    return (one for one in _drawn(connection, named) if not _left_out(one, ledger_id))
+def _batches(filed: list[FiledIntent]) -> set[str]:
+    return {one.intent.batch_id for one in filed} - {""}
 
 
-def _left_out(found: Decision, ledger_id: LedgerId) -> bool:
-    """Whether a range does not mean this ledger: where the sample is all of it, it tells."""
+def _concerning(
+    connection: Connection, ledger_id: LedgerId, filed: list[FiledIntent], named: ColumnElement[bool]
+) -> Iterator[Decision]:
+    own = _batches(filed)
+    return (one for one in _drawn(connection, named) if not _left_out(one, ledger_id, own))
+
+
+def _left_out(found: Decision, ledger_id: LedgerId, own: Container[str | None]) -> bool:
+    """Whether a range does not mean this ledger: where the sample is all of it, it tells.
+
+    Where it is not, the ledgers of one topic go in a row; those of several topics have nothing in common.
+    """
     sample, count = found.detail.get("sample"), found.detail.get("ledgers")
-    return isinstance(sample, list) and count == len(sample) and ledger_id not in sample
+    if isinstance(sample, list) and count == len(sample):
+        return ledger_id not in sample
+    return isinstance(sample, list) and found.topic is None and found.run_id not in own
 
 
 def _drawn(connection: Connection, where: ColumnElement[bool]) -> Iterator[Decision]:

@@ -4,6 +4,7 @@ Each call looks first, in a transaction that only reads: most of them find nothi
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, exists, or_, select
@@ -13,7 +14,7 @@ from infra.catalog.audits import audit
 from infra.catalog.claims import SEVERAL_TOPICS, move, open_run, stalled
 from infra.catalog.database import Database
 from infra.catalog.detach import done_before
-from infra.catalog.intents import file_intents
+from infra.catalog.intents import file_intents, filed_by
 from infra.catalog.many import any_of
 from logstore.deletion import DeletionState
 from logstore.failpoints import effect
@@ -61,7 +62,7 @@ class SqlSweeps:
         result = Detached(batch_id=batch_id, ledgers=newborn, intents=newborn + adopted)
         if result.intents:
             open_run(connection, result, SEVERAL_TOPICS, claim, now, request=_REQUEST)
-        return result
+        return replace(result, filed=filed_by(connection, batch_id, now) if newborn else ())
 
     def _detach_newborn(self, connection: Connection, batch_id: str, limit: int, now_us: int) -> int:
         """Under the locks that `attach` takes, in their order: topics, then lists."""

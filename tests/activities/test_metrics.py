@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import pytest
 
-from activities.deletion import DeadLetterInput, IntentKey
+from activities.deletion import AdoptInput, DeadLetterInput, IntentKey
 from logstore import failpoints
 from logstore.errors import CorruptData
 from logstore.ledgers import ledger_prefix
@@ -151,6 +151,19 @@ def test_counters_never_run_ahead_of_the_catalog(
     assert _counts(meter).get(effect[1], 0) == (undisturbed if counted else 0)
     assert sum(world.outcomes().values()) == 2
     assert set(world.outcomes()) <= {"DELETED", "ALREADY_GONE"}
+
+
+def test_sweep_counts_what_it_files_and_not_what_it_takes_up(world: World, meter: FakeMeter) -> None:
+    """A newborn that nobody attached is filed by the sweep; a stalled row was filed before."""
+    world.fill(1)
+    world.detach()
+    world.sql("UPDATE run SET claim_until_us = 1")
+    world.catalog.ledgers.create(world.topic.topic_id, application="sexton")
+    world.sql("UPDATE ledger SET created_us = 1 WHERE place IS NULL")
+    order = AdoptInput(batch_id="sweep", batch_workflow_id="delete-ledgers/sweep", limit=10)
+    for _ in range(2):
+        assert _measured(meter, world.upkeep.adopt, order).intents == 2
+    assert _counts(meter) == {"ledgers_sent": 1}
 
 
 def test_component_that_nobody_knows_is_no_label_of_its_own(world: World, meter: FakeMeter) -> None:

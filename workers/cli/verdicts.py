@@ -52,7 +52,7 @@ def _lost(seen: Sequence[Seen]) -> str | None:
 
 def _kept(live: LiveLedger, references: Sequence[Reference]) -> str:
     if live.state is LedgerState.CREATING:
-        return "newborn and in no list yet; if its creator died, a trim of its topic takes it away"
+        return "newborn and in no list yet; if its creator died, a sweep takes it away"
     if not live.listed:
         return "in no list, although its row exists: nothing reads it"
     if live.state is LedgerState.OPEN:
@@ -107,7 +107,7 @@ def _unfinished(one: FiledIntent) -> str:
         return f"dead letter: {outcome}{error}; `sexton deletion redrive {intent.row_id}` tries again"
     since = f"detached on {_moment(one.created_us)}"
     if one.stalled:
-        return f"{since}, and no workflow is at work on it{error}; a trim of its topic takes it up"
+        return f"{since}, and no workflow is at work on it{error}; the next sweep takes it up"
     if intent.handed_to:
         return f"{since}; {intent.handed_to} is at work on it, {intent.attempts} attempts so far{error}"
     return f"{since}; batch {intent.batch_id} is to delete it"

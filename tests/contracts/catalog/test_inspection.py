@@ -1,5 +1,7 @@
 """What the catalog tells people of one ledger, and of what was decided."""
 
+import json
+
 import pytest
 
 from logstore.deletion import DeletionState, Outcome
@@ -151,6 +153,29 @@ def test_ledger_that_stands_within_a_range_that_went_is_not_said_to_have_gone(sq
     sql_world.phase_one(topic.topic_id, ledgers[:44:2], force=True, batch_id="even")
     assert list(_ledger(sql_world, ledgers[41]).decisions) == []
     assert _acts(list(_ledger(sql_world, ledgers[42]).decisions)) == [("detach", "even")]
+
+
+def test_decision_on_rows_of_several_topics_is_found_by_its_sample(sql_world: SqlWorld) -> None:
+    """A redrive names ledgers of any topic: of those that it samples it is told, of others only by their batch."""
+    topic = new_topic(sql_world)
+    a, b, c, _ = filled(sql_world, topic.topic_id, 4)
+    sql_world.phase_one(topic.topic_id, batch_id="b")
+
+    def written(count: int) -> None:
+        detail = json.dumps({"ledgers": count, "first": a, "last": c, "sample": [a, c]})
+        sql_world.sql(
+            "INSERT INTO audit (at_us, act, actor, reason, workflow_id, topic_id, run_id, first_ledger, last_ledger, "
+            "detail) VALUES (1, 'redrive', 'me', '', 'w', 0, :run, :first, :last, :detail)",
+            run=f"redrive-{count}",
+            first=a,
+            last=c,
+            detail=detail,
+        )
+
+    written(2)
+    written(30)
+    found = {one: [run for act, run in _acts(list(_ledger(sql_world, one).decisions))] for one in (a, b, c)}
+    assert found == {a: ["redrive-2", "b"], b: ["b"], c: ["redrive-2", "b"]}
 
 
 def test_stalled_intent_is_told_from_one_that_is_worked_on(sql_world: SqlWorld) -> None:

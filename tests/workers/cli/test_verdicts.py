@@ -60,7 +60,7 @@ def _needed(*names: str) -> list[Reference]:
 @pytest.mark.parametrize(
     ("live", "references", "said"),
     [
-        (_live(LedgerState.CREATING, listed=False), [], "newborn and in no list yet; if its creator died, a trim"),
+        (_live(LedgerState.CREATING, listed=False), [], "newborn and in no list yet; if its creator died, a sweep"),
         (_live(listed=False), [], "in no list, although its row exists: nothing reads it"),
         (_live(LedgerState.OPEN), _needed("a"), "listed and open: it takes entries"),
         (_live(), _needed("billing"), "listed and needed by subscription billing"),
@@ -123,7 +123,7 @@ def test_verdict_of_a_listed_ledger_whose_primary_copy_goes_says_both() -> None:
         ),
         (
             _filed(DeletionState.PENDING, outcome=None, stalled=True, last_error="slow"),
-            f"detached on {_ON}, and no workflow is at work on it: slow; a trim of its topic takes it up",
+            f"detached on {_ON}, and no workflow is at work on it: slow; the next sweep takes it up",
         ),
         (
             _filed(DeletionState.PENDING, outcome=None, handed_to="delete-ledger/7", attempts=3, last_error="slow"),
