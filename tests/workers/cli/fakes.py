@@ -14,7 +14,16 @@ from logstore.errors import AlreadyExists, PreconditionFailed, SextonError, Unkn
 from logstore.ledgers import Component, CopyKind, LedgerState
 from logstore.managed_ledger.append import AppendResult
 from logstore.managed_ledger.roll import Rolled
-from logstore.ports.catalog import Acknowledge, Acknowledged, Inflight, Ledger, Topic, TopicContents, TopicState
+from logstore.ports.catalog import (
+    Acknowledge,
+    Acknowledged,
+    Inflight,
+    Ledger,
+    SchemaVersion,
+    Topic,
+    TopicContents,
+    TopicState,
+)
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.retention import RetentionPolicy
 from logstore.subscriptions import Subscription
@@ -41,6 +50,11 @@ class FakeLog:
         self.managed = SimpleNamespace(
             append=self._append, roll=self._roll, read=self._read, last_position=self._last_position
         )
+        self.contents: list[bytes] = []  # of schema versions
+        self.components: list[Ledger] = []  # beside the data ledgers
+        self.schemas = SimpleNamespace(
+            set=self._set_schema, all=lambda _: self._versions(), read=lambda _, version: self._schema(version)
+        )
         self.subscriptions = SimpleNamespace(
             subscribe=self._subscribe,
             get=self._subscription,
@@ -51,7 +65,7 @@ class FakeLog:
         self.catalog = SimpleNamespace(
             topics=SimpleNamespace(create=self._create, get=self._get, all=lambda: list(self.found.values())),
             ledgers=SimpleNamespace(listed=self._listed),
-            components=SimpleNamespace(listed=self._listed),
+            components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
             topic_deletions=SimpleNamespace(contents=self._contents),
             redrives=SimpleNamespace(preview=self._preview_redrive),
             deletions=SimpleNamespace(
@@ -128,6 +142,22 @@ class FakeLog:
     def _contents(self, topic_id: TopicId) -> TopicContents:
         copies = {"MANAGED_LEDGER": {"LEDGER": 2, "OFFLOADED_LEDGER": 1}}
         return TopicContents(ledgers={"MANAGED_LEDGER": 2}, copies=copies, subscriptions=3)
+
+    def _set_schema(self, topic: Topic, content: bytes) -> SchemaVersion:
+        self.contents.append(content)
+        return self._versions()[-1]
+
+    def _versions(self) -> list[SchemaVersion]:
+        return [
+            SchemaVersion(
+                version=at, ledger_id=LedgerId(40 + at), digest=f"d{at}", size_bytes=len(content), created_us=0
+            )
+            for at, content in enumerate(self.contents)
+        ]
+
+    def _schema(self, version: int | None) -> tuple[SchemaVersion, bytes]:
+        at = -1 if version is None else version
+        return self._versions()[at], self.contents[at]
 
     def _preview(self, topic_id: TopicId, ids: list[LedgerId] | None, *, force: bool) -> list[LedgerId]:
         self.previews.append((ids, force))

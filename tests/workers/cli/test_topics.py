@@ -2,12 +2,15 @@
 
 import base64
 import json
+from dataclasses import replace
 
 import pytest
 
 from logstore.cursors import CursorState
 from logstore.errors import StoreUnavailable
-from logstore.positions import LedgerId, Position
+from logstore.ledgers import Component, LedgerState
+from logstore.ports.catalog import Ledger
+from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeResult, FakeServices
 
@@ -185,6 +188,41 @@ def test_ledger_list_has_the_documented_fields(run: Run, orders: str) -> None:
         "keys": {},
     }
     assert document(run("ledger", "list", orders, "--component", "delayed_index", "--json")) == []
+
+
+def test_ledger_list_shows_every_component_or_one(run: Run, services: FakeServices, orders: str) -> None:
+    """Cursor and schema ledgers stand behind those of messages, with the keys that say whose they are."""
+    cursor = Ledger(
+        ledger_id=LedgerId(9),
+        topic_id=TopicId(7),
+        component=Component.MANAGED_CURSOR,
+        state=LedgerState.CLOSED,
+        entries=1,
+        size_bytes=5,
+        last_segment=0,
+        generation=0,
+        created_us=0,
+        closed_us=0,
+        keys={"cursor": "billing"},
+    )
+    services.log.components = [cursor]
+    rows = document(run("ledger", "list", orders, "--json"))
+    assert [(row["ledger_id"], row["component"]) for row in rows] == [(4, "MANAGED_LEDGER"), (9, "MANAGED_CURSOR")]
+    assert rows[1]["keys"] == {"cursor": "billing"}
+    for component, ids in (("MANAGED_CURSOR", [9]), ("managed_ledger", [4]), ("SCHEMA_STORAGE", [])):
+        rows = document(run("ledger", "list", orders, "--component", component, "--json"))
+        assert [row["ledger_id"] for row in rows] == ids
+
+
+def test_topic_show_names_a_cursor_ledger_that_is_lost(run: Run, services: FakeServices, orders: str) -> None:
+    """What is not known is not counted: there is no backlog to tell, and the ledger is named."""
+    run("topic", "subscribe", orders, "s")
+    known = services.log.subscribed["s"]
+    (shown,) = document(run("topic", "show", orders, "--json"))["subscriptions"]
+    assert (shown["backlog"], "lost_ledger" in shown) == (0, False)
+    services.log.subscribed["s"] = replace(known, lost_snapshot=LedgerId(9))
+    (shown,) = document(run("topic", "show", orders, "--json"))["subscriptions"]
+    assert (shown["backlog"], shown["lost_ledger"]) == (None, 9)
 
 
 def test_deletion_commands_show_the_queue(run: Run) -> None:
