@@ -1,0 +1,199 @@
+"""How the model does things: calls of programs, attempts of activities, and what happens in between."""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, TypeVar
+
+from temporalio import activity
+
+from logstore.deletion import DeletionIntent
+from logstore.errors import OutcomeUnknown, RetryableError, TerminalError
+from logstore.failpoints import SimulatedCrash
+from logstore.ledgers import CopyKind
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId, Position
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.faults.model.auditor import Moment, look
+from tests.faults.model.house import House, Process
+from tests.faults.model.jobs import Job, Steps, Workflows
+
+T = TypeVar("T")
+
+TOPICS: Final = ("orders", "returns")
+LAPSE_S: Final = 130.0  # longer than any claim
+ABANDONED_S: Final = 700.0  # longer than any creator is waited for
+NEVER: Final = 300  # steps that no workflow takes
+
+
+class End(Enum):
+    """How a call of a program ended."""
+
+    ANSWERED = 0
+    REFUSED = 1  # nothing changed
+    UNSURE = 2  # it died, or was told of a failure: it may have happened
+
+
+class Interlude(Enum):
+    """What happens inside a call to storage."""
+
+    CLAIMS_LAPSE = 1
+    OVERTAKEN = 2  # the attempt is taken for dead, and its retry comes first
+    TRIMMED = 3  # its workflow is, and a trim takes everything over
+    ROLLED = 4  # by another program
+
+
+class Hands:
+    """Programs `a` and `b`, workflows on a worker, and the world around them."""
+
+    def __init__(self) -> None:
+        """Begin with an empty house."""
+        super().__init__()
+        self.house = House()
+        self.house.store.before_delete = self._check_holder
+        self.workflows = Workflows()
+        self.topics: dict[str, Topic] = {}
+        self.forged: set[int] = set()
+        self.wrong: list[str] = []
+        self.seen: Moment = look(self.house, frozenset())
+        self._interlude: Interlude | None = None  # planned
+        self._interrupted = False  # by an interlude, since the auditor looked
+        self._at_work: Job | None = None
+
+    def keep_every_promise(self) -> None:
+        """Let the auditor look."""
+        self.seen, self._interrupted = look(self.house, frozenset(self.forged)), False
+
+    def call(self, program: str, act: Callable[[Process], T]) -> tuple[End, T | None]:
+        """Let a program make a call."""
+        late = set(self.house.store.late)
+        try:
+            end, result = End.ANSWERED, act(self.house.process(program))
+        except SimulatedCrash:
+            self.house.bury(program)
+            return End.UNSURE, None
+        except (RetryableError, OutcomeUnknown):
+            return End.UNSURE, None
+        except TerminalError:
+            end, result = End.REFUSED, None
+        self.house.store.late -= {key for key in self.house.store.late - late if not self._may_be_late(key)}
+        return end, result
+
+    def _may_be_late(self, key: str) -> bool:
+        """A creator that came too late has asked for phase two to look again; a segment of a log has nobody to ask."""
+        ledger_id = int(key.split("/")[2], 16)
+        component = self.house.catalog.statements[LedgerId(ledger_id)].owner.component.value
+        return component == "MANAGED_LEDGER" and key.endswith(".parquet")
+
+    def step(self, job: Job, *, loses_answer: bool = False) -> None:
+        """Make one attempt at what a workflow does next, and look."""
+        self._at_work = job
+        try:
+            job.step(self.house.process("worker"), loses_answer=loses_answer)
+        except SimulatedCrash:
+            self.house.bury("worker")
+            job.lose_worker()
+        finally:
+            self._at_work = None
+        self.keep_every_promise()
+
+    def go_on(self, job: Job, steps: int) -> None:
+        """Make so many attempts, if there is so much to do."""
+        for _ in range(steps):
+            if not job.ended:
+                self.step(job)
+
+    def finish_work(self) -> None:
+        """Drive every workflow to its end."""
+        while self.workflows.running:
+            job = self.workflows.running[0]
+            self.go_on(job, NEVER)
+            assert job.ended, f"{job.name} does not come to an end"
+
+    def plan(self, at: Operation, what: Interlude) -> None:
+        """Let something else happen just before the next call of that kind reaches storage."""
+        if self._interlude is None:
+            self._interlude = what
+            self.house.store.plan(Fault(operation=at, kind=FaultKind.CALL, action=self._interrupt))
+
+    def _interrupt(self) -> None:
+        what, self._interlude, self._interrupted = self._interlude, None, True
+        worker = "another worker"
+        try:
+            match what:
+                case Interlude.CLAIMS_LAPSE:
+                    self.house.catalog.advance(seconds=LAPSE_S)
+                case Interlude.OVERTAKEN if self._at_work:
+                    Job("a retry", _once(self._at_work)).step(self.house.process(worker), loses_answer=True)
+                case Interlude.TRIMMED:
+                    self._trim_everything(worker)
+                case Interlude.ROLLED:
+                    for topic in self.topics.values():
+                        self.house.process(worker).managed.roll(topic)
+        except (SimulatedCrash, RetryableError, OutcomeUnknown, TerminalError):
+            self.house.bury(worker)
+
+    def _trim_everything(self, worker: str) -> None:
+        self.house.catalog.advance(seconds=ABANDONED_S)
+        for topic in self.topics.values():
+            job = Job("a trim", self.workflows.trimming(int(topic.topic_id)))
+            for _ in range(NEVER):
+                if not job.ended:
+                    job.step(self.house.process(worker), loses_answer=False)
+
+    def mend(self) -> None:
+        """Storage is well, and nothing is planned."""
+        self.house.store.heal()
+        self._interlude = None
+
+    def forge(self, topic: str, number: int, *, component: str) -> None:
+        """File an intent that no detach stands behind."""
+        catalog, ledger_id = self.house.catalog, LedgerId(number)
+        row = catalog.ledger_rows.get(ledger_id)
+        catalog.intent_rows[catalog.next_row] = DeletionIntent(
+            row_id=catalog.next_row,
+            batch_id="",
+            ledger_id=ledger_id,
+            copy=CopyKind.LEDGER,
+            generation=90 + catalog.next_row,
+            application="sexton",
+            component=component,
+            topic_id=self.topics[topic].topic_id,
+            topic=self.topics[topic].name,
+            keys={},
+            segments=len(catalog.segment_rows.get(ledger_id, [])),
+            last_segment=row.last_segment if row else -1,
+            ledger_created_us=row.created_us if row else 0,
+        )
+        self.forged.add(catalog.next_row)
+        catalog.next_row += 1
+
+    def position(self, topic: str, place: int, entry: int) -> Position:
+        """An entry of a listed ledger, counted from the head; one behind the list where it is too short."""
+        listed = self.seen.lists[self.id(topic)]
+        ledger_id = listed[place] if place < len(listed) else max(listed, default=-1) + 1 + place
+        return Position(LedgerId(ledger_id), entry)
+
+    def ever(self, topic: str) -> list[int]:
+        """Ledgers of the topic that are listed, and those that were."""
+        gone = {int(row.ledger_id) for row in self.seen.intents.values() if row.topic_id == self.id(topic)}
+        return sorted(gone | {*self.seen.lists[self.id(topic)]})
+
+    def id(self, topic: str) -> int:
+        """What the catalog calls it."""
+        return int(self.topics[topic].topic_id)
+
+    def _check_holder(self, key: str) -> None:
+        """Whoever deletes holds the row; two workflows never work on one."""
+        if self._interrupted:
+            return
+        catalog, me = self.house.catalog, activity.info().workflow_id
+        rows = [row for row in catalog.intent_rows.values() if f"/{row.ledger_id:016x}/" in key]
+        holders = [self.house.watched.holder(row) for row in rows]
+        if me not in holders:
+            self.wrong.append(f"{me} deletes {key}, which {holders} hold")
+
+
+def _once(job: Job) -> Steps:
+    """The activity that a workflow waits for, for whoever makes another attempt at it."""
+    assert job.call
+    yield job.call

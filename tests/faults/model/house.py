@@ -1,0 +1,165 @@
+"""What outlives processes (the catalog and the bucket, in memory), and the processes that come and go over it."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from activities.deletion import LedgerDeletion
+from activities.retention import Retention
+from logstore.component_ledgers import ComponentLedgers
+from logstore.cursor_ledgers import CursorLedgers
+from logstore.group_commit import GroupCommitter
+from logstore.ledgers import CopyKind
+from logstore.managed_ledger import Clock, ManagedLedger, RollPolicy
+from logstore.primary_copies import PrimaryCopies
+from logstore.schemas import SchemaRegistry
+from logstore.subscriptions import Subscriptions
+from tests.fakes.catalog import FakeCatalog
+from tests.fakes.objects import Fault, Operation, _Held
+from tests.faults.model.watch import WatchedDeletions
+from tests.faults.world import LyingStore
+
+_LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
+_APPLICATION: Final = "sexton"
+_INLINE_BYTES: Final = 60  # acknowledgements in two ledgers outgrow a cursor's row
+_ROLLS: Final = RollPolicy(max_entries=12, max_size_bytes=1 << 30, max_age_s=3_600)
+
+PLANTED: Final = {
+    "another-application/ledgers/00/0000000000000000/00000000.parquet": b"theirs",
+    "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json": b"theirs too",
+    "readme.txt": b"mind the gap",
+}
+
+
+class Store(LyingStore):
+    """The primary bucket. It remembers what was put for a ledger that the catalog no longer had."""
+
+    def __init__(self, is_known: Callable[[int], bool]) -> None:
+        super().__init__()
+        self._is_known = is_known
+        self.late: set[str] = set()  # reconciliation finds these: no row of the catalog can name them
+        self.planted: dict[str, bytes] = {}
+        self.before_delete: Callable[[str], None] = lambda _key: None
+
+    def _meet(self, operation: Operation, name: str) -> Fault | None:
+        if operation is Operation.DELETE:
+            self.before_delete(name)
+        return super()._meet(operation, name)
+
+    def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+        """See the port."""
+        held = key in self._held
+        try:
+            super().put_if_absent(key, body, metadata=metadata)
+        finally:
+            found = _LEDGER_KEY.fullmatch(key)
+            if found and not held and key in self._held and not self._is_known(int(found["id"], 16)):
+                self.late.add(key)
+
+    def plant(self, key: str, body: bytes) -> None:
+        """Let another application put an object, unless the key is taken."""
+        if key not in self._held:
+            self._held[key] = _Held(body, {}, self.now_us)
+            self.planted[key] = body
+
+    def heal(self) -> None:
+        """Forget every planned fault."""
+        self._faults.clear()
+        self.short.clear()
+
+    @property
+    def bodies(self) -> dict[str, bytes]:
+        """Every object as it is."""
+        return {key: held.body for key, held in self._held.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """Everything that dies with a process."""
+
+    committer: GroupCommitter
+    managed: ManagedLedger
+    subscriptions: Subscriptions
+    schemas: SchemaRegistry
+    deletion: LedgerDeletion
+    retention: Retention
+
+    def close(self) -> None:
+        """End its threads, however it ended itself."""
+        self.managed.close()
+        self.committer.close()
+
+
+class House:
+    """Catalog, bucket, and processes by name."""
+
+    def __init__(self) -> None:
+        """Begin with an empty catalog and a bucket that holds other applications' objects."""
+        self.catalog = FakeCatalog()
+        self.watched = WatchedDeletions(self.catalog)
+        self.catalog.deletions = self.watched
+        self.store = Store(lambda ledger_id: ledger_id in self.catalog.ledger_rows)
+        for key, body in PLANTED.items():
+            self.store.plant(key, body)
+        self._clock = Clock(now_us=lambda: self.catalog.now_us, monotonic_s=self._monotonic_s, sleep=self._sleep)
+        self._processes: dict[str, Process] = {}
+
+    def process(self, name: str) -> Process:
+        """The process of that name, begun now if it does not run."""
+        if name not in self._processes:
+            self._processes[name] = self._begin()
+        return self._processes[name]
+
+    def bury(self, name: str) -> None:
+        """The process is dead: whatever it remembered is gone."""
+        dead = self._processes.pop(name, None)
+        if dead:
+            dead.close()
+
+    def close(self) -> None:
+        """End every process."""
+        for name in list(self._processes):
+            self.bury(name)
+
+    def _begin(self) -> Process:
+        catalog, clock = self.catalog, self._clock
+        committer = GroupCommitter(catalog.commits)
+        managed = ManagedLedger(
+            ledgers=catalog.ledgers,
+            objects=self.store,
+            committer=committer,
+            application=_APPLICATION,
+            policy=_ROLLS,
+            clock=clock,
+        )
+        contents = ComponentLedgers(
+            components=catalog.components,
+            ledgers=catalog.ledgers,
+            objects=self.store,
+            application=_APPLICATION,
+            clock=clock,
+        )
+        snapshots = CursorLedgers(
+            cursors=catalog.cursors,
+            ledgers=catalog.ledgers,
+            contents=contents,
+            inline_bytes=_INLINE_BYTES,
+            clock=clock,
+        )
+        subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
+        storages = {CopyKind.LEDGER.value: PrimaryCopies(self.store)}
+        return Process(
+            committer=committer,
+            managed=managed,
+            subscriptions=subscriptions,
+            schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
+            deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
+            retention=Retention(topics=catalog.topics, roller=managed, settler=subscriptions),
+        )
+
+    def _monotonic_s(self) -> float:
+        return self.catalog.now_us / 1_000_000
+
+    def _sleep(self, seconds: float) -> None:
+        self.catalog.advance(seconds=seconds)

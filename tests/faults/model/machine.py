@@ -1,0 +1,306 @@
+"""The rules: what programs, operators, time, storage and death may do, in any order.
+
+A shrunk failure prints as a program of these rules. After each, and after each attempt of an activity, the auditor
+looks; in the end everything is driven to rest, and nothing may be stored but what is referenced, what a dead letter
+keeps, and what is not Sexton's.
+"""
+
+from enum import Enum
+from typing import Any, Final
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from activities.deletion.answers import key_of
+from logstore import failpoints
+from logstore.entries import NewEntry, ProducedEntries
+from logstore.positions import LedgerId, Position
+from logstore.retention import RetentionPolicy
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.faults.effects import named_in_source
+from tests.faults.model.auditor import Licence, Place, look
+from tests.faults.model.hands import ABANDONED_S, LAPSE_S, TOPICS, End, Interlude
+from tests.faults.model.judge import Expected, Judge
+from tests.faults.world import FOREVER
+
+_AREAS: Final = {"append", "roll", "component", "catalog", "storage"}
+_EFFECTS: Final = sorted(name for name in named_in_source() if name.partition(".")[0] in _AREAS)
+_INTERRUPTIONS: Final = ("before crash", "after crash", "before fail", "reported_failed fail")
+
+topics = st.sampled_from(TOPICS)
+programs = st.sampled_from(["a", "b"])
+places = st.integers(0, 4)  # in a list, from its head
+entries = st.integers(0, 4)
+names = st.sampled_from(["billing", "archive"])
+policies = st.sampled_from(
+    [
+        RetentionPolicy(),
+        RetentionPolicy(retention_s=1_000),
+        RetentionPolicy(retention_bytes=1),
+        RetentionPolicy(retention_s=1_000, retention_bytes=4_000),
+    ]
+)
+
+
+class Trouble(Enum):
+    """What storage does with a ledger's objects."""
+
+    REFUSES = "refuses to delete the first segment"
+    SILENT = "answers no listing"
+    LATE_ERROR = "deletes, and reports a failure"
+    LATE_PUT_ERROR = "stores, and reports a failure"
+    EMPTY = "lists nothing, once"
+    OVER = "is well again"
+
+
+class Intrusion(Enum):
+    """What others do."""
+
+    NOTES = "a file of an unknown kind"
+    META = "the statement of another owner"
+    SEGMENT = "a segment that says nothing of its owner"
+    INTENT = "an intent for a listed ledger (PIP-186: its metadata update failed)"
+    INTENT_FOR_ANOTHER_APPLICATION = "an intent for what is not ours"
+    INTENT_WITHOUT_COMPONENT = "an intent that lacks an essential property, for the highest id there is"
+    CATALOG = "another epoch"
+
+
+_SQUATTERS: Final = {
+    Intrusion.NOTES: "notes.txt",
+    Intrusion.META: f"{7:016x}.meta.json",
+    Intrusion.SEGMENT: f"{90:08d}.parquet",
+}
+
+
+class Model(Judge, RuleBasedStateMachine):
+    """Everything that may happen."""
+
+    @initialize(first=policies, second=policies, ledgers=st.integers(0, 4))
+    def begin(self, first: RetentionPolicy, second: RetentionPolicy, ledgers: int) -> None:
+        """Two topics, written to."""
+        for name, policy in zip(TOPICS, (first, second), strict=True):
+            self.topics[name] = self.house.catalog.topics.create(f"persistent://shop/main/{name}", policy)
+            self.answered[name], self.unanswered[name] = set(), []
+        for _ in range(ledgers):
+            for name in TOPICS:
+                self.append(topic=name, program="a", count=2, rolls=True)
+        self.seen = look(self.house, frozenset())
+
+    # -- programs
+
+    @rule(topic=topics, program=programs, count=st.integers(1, 3), rolls=st.booleans())
+    def append(self, topic: str, program: str, count: int, rolls: bool) -> None:
+        """Append what comes next, or, where the last append was not answered, the same once more; perhaps roll."""
+        first = max(self.answered[topic], default=-1) + 1
+        numbers = self.unanswered[topic] or list(range(first, first + count))
+        new = [NewEntry(payload=str(number).encode(), sequence_id=number) for number in numbers]
+        produced = ProducedEntries(entries=new, producer="writer")
+        end, _ = self.call(program, lambda process: process.managed.append(self.topics[topic], produced))
+        self.unanswered[topic] = numbers if end is End.UNSURE else []
+        self.answered[topic] |= set(numbers) if end is End.ANSWERED else set()
+        if rolls:
+            self.call(program, lambda process: process.managed.roll(self.topics[topic]))
+
+    @rule(topic=topics, program=programs)
+    def roll(self, topic: str, program: str) -> None:
+        """Close the last ledger and open another."""
+        self.call(program, lambda process: process.managed.roll(self.topics[topic]))
+
+    @rule(topic=topics, program=programs)
+    def read(self, topic: str, program: str) -> None:
+        """Read everything there is."""
+        end, found = self.call(
+            program, lambda process: [entry.sequence_id for entry in process.managed.scan(self.topics[topic])]
+        )
+        listed = [number for number, _ in self.listed_numbers(topic)]
+        self.wrong += [f"read {found}, expected {listed}"] if end is not End.UNSURE and found != listed else []
+
+    @rule(topic=topics, name=names, latest=st.booleans(), program=programs)
+    def subscribe(self, topic: str, name: str, latest: bool, program: str) -> None:
+        """Begin a subscription; an existing one stays as it is."""
+        topic_id = self.topics[topic].topic_id
+        if (topic_id, name) not in self.seen.cursors:
+            everything = frozenset(self.seen.entries(topic_id)) if latest else frozenset()
+            self.expected = Expected(key=(topic_id, name), covered=(everything,))
+        self.call(program, lambda process: process.subscriptions.subscribe(topic_id, name, latest=latest))
+
+    @rule(
+        topic=topics,
+        name=names,
+        wanted=st.lists(st.tuples(places, entries), min_size=1, max_size=4),
+        program=programs,
+    )
+    def acknowledge(self, topic: str, name: str, wanted: list[Place], program: str) -> None:
+        """Acknowledge single entries: all of them or, where one does not exist, none."""
+        positions = tuple(self.position(topic, *one) for one in wanted)
+        more = {(int(one.ledger_id), one.entry_id) for one in positions}
+        self._acknowledge(topic, name, program, more, positions=positions)
+
+    @rule(topic=topics, name=names, program=programs, last=st.one_of(st.none(), st.tuples(places, entries)))
+    def acknowledge_up_to(self, topic: str, name: str, program: str, last: Place | None) -> None:
+        """Acknowledge an entry and everything before it, or, without one, whatever there is."""
+        known = self.seen.entries(self.id(topic)) or [(0, 0)]
+        at = self.position(topic, *last) if last else Position(LedgerId(known[-1][0]), known[-1][1])
+        more = {one for one in known if one <= (int(at.ledger_id), at.entry_id)}
+        self._acknowledge(topic, name, program, more, up_to=at)
+
+    def _acknowledge(self, topic: str, name: str, program: str, more: set[Place], **wanted: Any) -> None:
+        topic_id = self.topics[topic].topic_id
+        end, _ = self.call(program, lambda process: process.subscriptions.acknowledge(topic_id, name, **wanted))
+        if (topic_id, name) in self.seen.cursors:
+            self.expect(topic_id, name, end, self.seen.covered(topic_id, name) | more)
+
+    @rule(topic=topics, name=names, place=places, entry=entries, program=programs)
+    def seek(self, topic: str, name: str, place: int, entry: int, program: str) -> None:
+        """Read again, or go on, from an entry."""
+        topic_id, at = self.topics[topic].topic_id, self.position(topic, place, entry)
+        before = frozenset(one for one in self.seen.entries(topic_id) if one < (int(at.ledger_id), at.entry_id))
+        self.licence = Licence(sought=(topic_id, name))
+        end, _ = self.call(program, lambda process: process.subscriptions.seek(topic_id, name, at))
+        self.expect(topic_id, name, end, before)
+
+    @rule(topic=topics, program=programs, version=st.integers(0, 2))
+    def set_schema(self, topic: str, program: str, version: int) -> None:
+        """Make one of three schemas the newest, and read it."""
+        content = f"schema {version}".encode()
+        end, _ = self.call(program, lambda process: process.schemas.set(self.topics[topic], content))
+        if end is End.ANSWERED:
+            found = self.house.process("reader").schemas.read(self.topics[topic])[1]
+            self.wrong += [] if found == content else [f"the schema reads {found!r}, expected {content!r}"]
+
+    # -- operators and Temporal
+
+    @rule(topic=topics, steps=st.integers(0, 8))
+    def trim(self, topic: str, steps: int) -> None:
+        """Ask for a trim, and let it get so far."""
+        self.go_on(self.workflows.trim(self.id(topic)), steps)
+
+    @rule(topic=topics, wanted=st.lists(places, min_size=1, max_size=3), force=st.booleans(), steps=st.integers(0, 8))
+    def delete(self, topic: str, wanted: list[int], force: bool, steps: int) -> None:
+        """Ask for the deletion of given ledgers, some of which may be gone, and let it get so far."""
+        ids = self.ever(topic)
+        if ids:
+            chosen = [ids[place % len(ids)] for place in wanted]
+            self.go_on(self.workflows.delete(self.id(topic), chosen, force=force), steps)
+
+    @precondition(lambda self: self.seen.intents)
+    @rule(which=st.integers(0, 7), steps=st.integers(1, 4))
+    def delete_alone(self, which: int, steps: int) -> None:
+        """Ask for phase two of one intent, whoever is at work on it."""
+        rows = [self.seen.intents[row_id] for row_id in sorted(self.seen.intents)]
+        job = self.workflows.delete_one(key_of(rows[which % len(rows)]), self.house.catalog.current_epoch)
+        self.go_on(job, steps)
+
+    @precondition(lambda self: self.workflows.running)
+    @rule(which=st.integers(0, 3), steps=st.integers(1, 8), loses_answer=st.booleans())
+    def work(self, which: int, steps: int, loses_answer: bool) -> None:
+        """Go on with one workflow; perhaps the first activity runs to its end, and nobody hears of it."""
+        running = self.workflows.running
+        job = running[which % len(running)]
+        self.step(job, loses_answer=loses_answer)
+        self.go_on(job, steps - 1)
+
+    @precondition(lambda self: self.workflows.running)
+    @rule()
+    def work_off(self) -> None:
+        """Drive every workflow to its end."""
+        self.finish_work()
+
+    @precondition(lambda self: self.workflows.running)
+    @rule(which=st.integers(0, 3))
+    def terminate(self, which: int) -> None:
+        """End a workflow from outside, wherever it is."""
+        running = self.workflows.running
+        running[which % len(running)].ended = True
+
+    # -- time, storage, death, and others
+
+    @rule(seconds=st.sampled_from([1.0, 61.0, LAPSE_S, ABANDONED_S, 4_000.0]))
+    def pass_time(self, seconds: float) -> None:
+        """Claims lapse, ledgers age."""
+        self.house.catalog.advance(seconds=seconds)
+
+    @rule(effect=st.sampled_from(_EFFECTS), moment=st.sampled_from(_INTERRUPTIONS), nth=st.integers(1, 2))
+    def arm(self, effect: str, moment: str, nth: int) -> None:
+        """Let something die, or be told of a failure, around one of the next effects of that name."""
+        point, action = moment.split()
+        failpoints.arm(f"{effect}.{point}", action, nth=nth)
+
+    @rule(at=st.sampled_from([Operation.PUT, Operation.LIST, Operation.DELETE]), what=st.sampled_from(Interlude))
+    def interlope(self, at: Operation, what: Interlude) -> None:
+        """Let something else happen just before the next call of that kind reaches storage."""
+        self.plan(at, what)
+
+    @rule(trouble=st.sampled_from(Trouble), ledger_id=st.integers(0, 7), times=st.sampled_from([1, 2, FOREVER]))
+    def disturb(self, trouble: Trouble, ledger_id: int, times: int) -> None:
+        """Let storage misbehave."""
+        prefix, store = f"ledgers/{ledger_id:02x}/{ledger_id:016x}/", self.house.store
+        match trouble:
+            case Trouble.REFUSES:
+                store.plan(_fault(Operation.DELETE, FaultKind.KEY_ERROR, times, f"{prefix}{0:08d}"))
+            case Trouble.SILENT:
+                store.plan(_fault(Operation.LIST, FaultKind.BEFORE, times, prefix))
+            case Trouble.LATE_ERROR:
+                store.plan(_fault(Operation.DELETE, FaultKind.AFTER, min(times, 2), prefix))
+            case Trouble.LATE_PUT_ERROR:
+                store.plan(_fault(Operation.PUT, FaultKind.AFTER, 1, prefix))
+            case Trouble.EMPTY:
+                store.short[prefix] = 0
+            case Trouble.OVER:
+                self.mend()
+
+    @rule(what=st.sampled_from(Intrusion), topic=topics, place=places)
+    def intrude(self, what: Intrusion, topic: str, place: int) -> None:
+        """Somebody else puts an object under a ledger's prefix, files an intent, or replaces the catalog."""
+        ledger_id = int(self.position(topic, place, 0).ledger_id)
+        if what in _SQUATTERS and ledger_id in self.seen.listed:
+            self.house.store.plant(f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/{_SQUATTERS[what]}", b"not ours")
+        if what is Intrusion.INTENT and ledger_id in self.seen.listed:
+            self.forge(topic, ledger_id, component="MANAGED_LEDGER")
+        if what is Intrusion.INTENT_FOR_ANOTHER_APPLICATION:
+            self.forge(topic, 0xFFFFF, component="MANAGED_LEDGER")
+        if what is Intrusion.INTENT_WITHOUT_COMPONENT:
+            self.forge(topic, 2**63 - 1, component="")
+        if what is Intrusion.CATALOG:
+            self.house.catalog.current_epoch += 1
+
+    # -- the auditor
+
+    def check_invariants(self, *_: object) -> None:
+        """After every step; not an `@invariant`, which would be printed between the steps of a failure."""
+        self.keep_every_promise()
+
+    def teardown(self) -> None:
+        """Once more with whatever was planned; then nobody dies, storage is well, and nothing is left to do."""
+        try:
+            if not self.failed and self.topics:
+                self._rest()
+        finally:
+            failpoints.disarm()
+            self.house.close()
+
+    def _rest(self) -> None:
+        self._sweep()
+        failpoints.disarm()
+        self.mend()
+        for _ in range(12):
+            self.house.catalog.advance(seconds=ABANDONED_S)
+            self._sweep()
+            if not self.seen.intended("PENDING") and self.seen.ledgers.keys() == self.seen.listed:
+                break
+        else:
+            raise AssertionError(f"never ended: {self.seen.intended('PENDING')}, {sorted(self.seen.ledgers)}")
+        kept = self.seen.listed | self.seen.intended("DEAD_LETTERED")
+        assert self.seen.stored.keys() <= kept, f"stored, and nobody's: {self.seen.stored.keys() - kept}"
+        for topic in TOPICS:
+            self.read(topic=topic, program="reader")
+        self.keep_every_promise()
+
+    def _sweep(self) -> None:
+        for topic in TOPICS:
+            self.workflows.trim(self.id(topic))
+        self.finish_work()
+
+
+def _fault(operation: Operation, kind: FaultKind, times: int, prefix: str) -> Fault:
+    return Fault(operation=operation, kind=kind, times=times, matches=lambda name: name.startswith(prefix))

@@ -1,0 +1,135 @@
+"""The state machine, run; and run on a build that lacks a guard, which it must find."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis import seed as seeded
+from hypothesis.stateful import run_state_machine_as_test
+
+from activities.deletion import LedgerDeletion
+from logstore.deletion import Finding, StoredCopy, refusal
+from logstore.ports.storage import Removal
+from logstore.primary_copies import PrimaryCopies
+from logstore.retention import detachable_prefix
+from tests.fakes.catalog import FakeCatalog
+from tests.fakes.catalog.deletions import FakeDeletions
+from tests.faults.model.machine import Model
+
+_PARTS = 4  # so that each stays short
+_LONG = 16
+
+
+def _run(seed: int, *, examples: int, steps: int = 40, verbosity: Verbosity = Verbosity.normal) -> None:
+    """Play so many programs; a failing one is shrunk and printed, unless it is expected and all is quiet."""
+
+    @seeded(seed)
+    class Part(Model):
+        """A class of its own, for a seed of its own."""
+
+    quiet = verbosity is Verbosity.quiet
+    run_state_machine_as_test(
+        Part,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate] if quiet else [Phase.generate, Phase.shrink],
+            report_multiple_bugs=False,
+            verbosity=verbosity,
+        ),
+    )
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_any_order_of_events_keeps_every_promise(part: int) -> None:
+    """Whatever programs, operators, time, storage and death do in between, promises 1, 2, 3 and 8 hold."""
+    _run(part, examples=200)
+
+
+@pytest.mark.all_faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(_LONG))
+def test_any_order_of_events_keeps_every_promise_however_long(part: int) -> None:
+    """The same with other programs at every run, and longer ones; a failure prints its program."""
+    _run(random.SystemRandom().getrandbits(64), examples=1_000, steps=60 + part * 5)
+
+
+def _without_still_in_use(patch: pytest.MonkeyPatch) -> None:
+    """Phase two acts on its intent, whatever the list says now."""
+    patch.setattr("activities.deletion.phase_two.refusal", lambda one: refusal(replace(one, referenced=False)))
+
+
+def _without_meta_last(patch: pytest.MonkeyPatch) -> None:
+    """`meta.json` goes first."""
+
+    def remove(
+        self: PrimaryCopies, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
+    ) -> dict[int, Removal]:
+        keys = [key for copy in copies.values() for key in (*copy.meta_keys, *copy.data_keys)]
+        failed = self._objects.delete(keys).failed
+        on_progress(len(keys) - len(failed))
+        error = next(iter(failed.values()), None)
+        return dict.fromkeys(copies, Removal(error=error))
+
+    patch.setattr(PrimaryCopies, "remove", remove)
+
+
+def _without_reopening(patch: pytest.MonkeyPatch) -> None:
+    """Nobody hears of a creator that comes too late."""
+    patch.setattr(FakeCatalog, "reopen_intent", lambda _self, _ledger_id: None)
+
+
+def _without_hand_over(patch: pytest.MonkeyPatch) -> None:
+    """What failed in a chunk is left to whoever comes by."""
+    patch.setattr(LedgerDeletion, "_hand_over", lambda *_: None)
+
+
+def _without_a_second_read(patch: pytest.MonkeyPatch) -> None:
+    """An empty listing is taken for absence."""
+    patch.setattr(PrimaryCopies, "_prove_absent", lambda _self, _intent: StoredCopy(finding=Finding.ABSENT))
+
+
+def _without_claims(patch: pytest.MonkeyPatch) -> None:
+    """A row may be taken whoever is at work on it."""
+    patch.setattr(FakeDeletions, "_require_free", lambda *_: None)
+
+
+def _without_cursors(patch: pytest.MonkeyPatch) -> None:
+    """Retention forgets who has not read."""
+
+    def forgetful(*ledgers: object, marks: object, **rest: object) -> object:
+        return partial(detachable_prefix, *ledgers, marks={}, **rest)()  # type: ignore[arg-type]
+
+    patch.setattr("tests.fakes.catalog.phase_one.detachable_prefix", forgetful)
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        _without_still_in_use,
+        _without_meta_last,
+        _without_reopening,
+        _without_hand_over,
+        _without_a_second_read,
+        _without_claims,
+        _without_cursors,
+    ],
+)
+def test_machine_finds_a_guard_that_is_missing(
+    without: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that cannot fail proves nothing."""
+    without(monkeypatch)
+    with pytest.raises(AssertionError):
+        _run_until_one_fails()
+
+
+def _run_until_one_fails() -> None:
+    for seed in range(3):
+        _run(seed, examples=400, verbosity=Verbosity.quiet)
