@@ -109,6 +109,7 @@ class Reader:
             rows = self._ledgers.segments(ledger.ledger_id, from_entry=start)
             if start < ledger.entries and not rows:
                 raise SegmentGone(ledger.ledger_id, f"the segments of ledger {ledger.ledger_id}")
+            _check_whole(ledger, rows, start)
             yield from rows
 
     def _visible(self, segment: Segment, ids: BitMap, table: pa.Table, view: _View) -> Iterator[Entry]:
@@ -146,6 +147,25 @@ class Reader:
 def _is_covered(ledger: Ledger, state: CursorState | None) -> bool:
     """Whether the cursor has passed the ledger; an open one may have grown since it was listed."""
     return state is not None and ledger.state is LedgerState.CLOSED and ledger.span.last <= state.mark_delete
+
+
+def _check_whole(ledger: Ledger, rows: Sequence[Segment], start: int) -> None:
+    """Require segments without a gap from `start` up to the length that the ledger's row says.
+
+    They are registered in one transaction with that length: what is short now was acknowledged to its producer.
+
+    Raises:
+        MissingData: Entries in between have no segment (apache/bookkeeper#4812).
+    """
+    reached = min(start, rows[0].first_entry) if rows else start
+    for row in rows:
+        if row.first_entry != reached:
+            break
+        reached += row.entries
+    if reached < ledger.entries:
+        raise MissingData(
+            f"ledger {ledger.ledger_id}: expected segments for {ledger.entries} entries, found none at entry {reached}"
+        )
 
 
 def _wanted(segment: Segment, view: _View, at: Position) -> BitMap:

@@ -259,6 +259,18 @@ def test_read_of_a_ledger_trimmed_between_list_and_segments_goes_on(
     assert "going on at the end" in caplog.text
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_read_of_a_ledger_that_is_shorter_than_its_row_says_raises(world: World, lost: int) -> None:
+    """A length below what was acknowledged is an alarm, wherever the gap is (apache/bookkeeper#4812)."""
+    process = _filled(world, ledgers=2, segments=3)
+    del world.catalog.segment_rows[LedgerId(0)][lost]
+    with pytest.raises(MissingData, match=f"ledger 0: expected segments for 6 entries, found none at entry {2 * lost}"):
+        list(process.scan(world.topic))
+    assert len(list(process.scan(world.topic, from_position=Position(LedgerId(1), 0)))) == 6
+    if lost < 2:  # behind the gap there is nothing to miss
+        assert len(list(process.scan(world.topic, from_position=Position(LedgerId(0), 2 * lost + 2)))) == 10 - 2 * lost
+
+
 @pytest.mark.parametrize("columns", [["payload"], ["key"]])
 def test_read_that_misses_an_object_of_a_listed_ledger_is_data_loss(world: World, columns: list[str]) -> None:
     """Named, and never skipped in silence; what stands before it is read."""
