@@ -138,7 +138,7 @@ def test_chunk_whose_effect_is_reported_failed_is_whole_after_a_retry(world: Wor
 
 
 def test_chunk_copy_still_listed_is_refused(world: World) -> None:
-    """STILL_IN_USE: phase two re-reads the list just before it deletes (PIP-186, first phase; n 2, promise 1)."""
+    """STILL_IN_USE: phase two re-reads the list just before it deletes (PIP-186, first phase; promise 1)."""
     used, free = world.fill(2)
     world.detach()
     world.sql(
@@ -357,7 +357,7 @@ def test_chunk_listing_that_lacks_a_segment_never_ends_as_success_with_it_left(w
 
 
 def test_chunk_listing_that_lacks_the_meta_never_ends_as_success_with_it_left(world: World) -> None:
-    """A listing cut off before `meta.json`, which sorts last, must not leave it behind as DELETED (n 19, promise 2)."""
+    """A listing cut off before `meta.json`, which sorts last, must not leave it behind (apache/bookkeeper#870)."""
     (ledger,) = world.fill(1)
     world.detach()
     world.objects.blind(lambda key: key.endswith(".meta.json"))
@@ -402,7 +402,7 @@ def test_chunk_result_of_failures_only_stays_below_256_kb() -> None:
     ],
 )
 def test_chunk_damaged_row_does_not_keep_its_neighbours(world: World, column: str, value: str, outcome: str) -> None:
-    """One bad row neither deletes nor spares the others (YahooArchive/bookkeeper#17; n 21)."""
+    """One bad row neither deletes nor spares the others (YahooArchive/bookkeeper#17)."""
     ledgers = world.fill(3)
     world.detach()
     world.sql(f"UPDATE pending_deletion SET {column} = :value WHERE ledger_id = :id", value=value, id=ledgers[1])

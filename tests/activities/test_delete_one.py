@@ -182,7 +182,7 @@ def test_one_cancelled_passes_the_cancellation_on_and_keeps_the_row(world: World
 
 
 def test_dead_letter_keeps_the_row_with_its_error(world: World) -> None:
-    """DEAD_LETTERED: an exhausted intent stays listed with its reason (PIP-186, back-off; n 5, promise 2)."""
+    """DEAD_LETTERED: an exhausted intent stays listed with its reason (PIP-186, back-off; promise 2)."""
     ledger, key = alone(world)
     assert bury(world, key) == OneResult(outcome=Outcome.DEAD_LETTERED, detail="StoreUnavailable: 503")
     assert world.intents()[0].last_error == "StoreUnavailable: 503"

@@ -78,6 +78,21 @@ def test_primary_copy_of_its_own_ledger_is_found_by_one_list() -> None:
     assert objects.calls[calls:] == [(Operation.LIST, ledger_prefix(_L))]
 
 
+@pytest.mark.parametrize("ledger_id", [0, 2**63 - 1])
+def test_primary_copy_of_a_boundary_id_is_found_and_removed_alone(ledger_id: int) -> None:
+    """Ids 0 and the highest have prefixes as all others have, and empty ones prove absence (apache/bookkeeper#950)."""
+    objects, own, others = FakeObjectStore(), LedgerId(ledger_id), (LedgerId(1), LedgerId(256), LedgerId(2**63 - 2))
+    for one in (own, *others):
+        metadata = statement(one).to_metadata()
+        objects.put_if_absent(meta_key(one, OWNER), b"meta", metadata=metadata)
+        objects.put_if_absent(segment_key(one, 0), b"data", metadata=metadata)
+    copy = PrimaryCopies(objects).inspect(intent(own, segments=1))
+    assert (copy.finding, copy.objects) == (Finding.OWN, 2)
+    assert _remove(objects, copy)[0] == Removal(objects=2, size_bytes=8)
+    assert objects.keys == sorted(key for one in others for key in (meta_key(one, OWNER), segment_key(one, 0)))
+    assert PrimaryCopies(objects).inspect(intent(own, segments=1)) == StoredCopy(finding=Finding.ABSENT)
+
+
 def test_primary_copy_absent_is_proved_by_two_reads() -> None:
     """An empty listing alone proves nothing (apache/bookkeeper#870)."""
     objects = FakeObjectStore()
@@ -110,7 +125,7 @@ def test_primary_copy_listing_that_ends_early_is_no_answer() -> None:
 )
 @pytest.mark.parametrize("meta", [True, False])
 def test_primary_copy_of_somebody_else_is_foreign(owner: LedgerOwner, meta: bool) -> None:
-    """A forged or stale request deletes nobody's ledger, with `meta.json` and without (apache/bookkeeper#4812)."""
+    """A forged or stale request deletes nobody's ledger, with `meta.json` and without (promise 3)."""
     copy = _inspect(_store(owner=owner, meta=meta))
     assert copy.finding is Finding.FOREIGN
     assert str(_L) in copy.detail or owner.digest in copy.detail
@@ -249,7 +264,7 @@ def test_primary_copy_of_a_short_listing_is_looked_at_again_before_meta_goes() -
 
 
 def test_primary_copy_short_for_good_goes_whole() -> None:
-    """What was lost before is no reason to keep the rest for ever (apache/bookkeeper#3316)."""
+    """What was lost before is no reason to keep the rest for ever (apache/bookkeeper#3316, apache/pulsar#15992)."""
     objects = _store(segments=2)
     removal, _ = _remove(objects, _inspect(objects, segments=3))
     assert removal == Removal(objects=3, size_bytes=20)

@@ -133,7 +133,7 @@ async def test_delete_ledgers_refusals_are_counted_listed_and_fail_alone(house: 
 
 
 async def test_delete_ledgers_with_the_store_down_hands_every_row_over(house: House) -> None:
-    """Ten attempts of a chunk, and then each row waits alone: none is forgotten (n 5, promise 2)."""
+    """Ten attempts of a chunk, and then each row waits alone: none is forgotten (PIP-186, back-off)."""
     ledgers = house.world.fill(2)
     down = ["yes"]
     house.world.objects.plan(

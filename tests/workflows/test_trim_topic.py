@@ -77,7 +77,7 @@ async def test_trim_of_an_unknown_topic_fails(house: House) -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
 async def test_trim_stopped_midway_lets_its_deletion_go_on(house: House, how: str) -> None:
-    """Intents are filed, so the abandoned `delete-ledgers` finishes them without its parent (n 1, promise 2)."""
+    """Intents are filed, so the abandoned `delete-ledgers` finishes them without its parent (apache/pulsar#13526)."""
     ledgers = house.world.fill(2)
     gate = Gate()
     house.world.objects.plan(deletes_of(ledgers[0], kind=FaultKind.CALL, action=gate.wait))
@@ -205,7 +205,7 @@ async def test_trim_shows_itself_and_its_batch_to_operators(house: House) -> Non
 
 
 async def test_trim_takes_up_rows_that_nobody_works_on(house: House) -> None:
-    """Stalled intents of a terminated batch join the next trim and are deleted (n 1, n 8, promise 2)."""
+    """Stalled intents of a terminated batch join the next trim and are deleted (apache/pulsar#13526, #982)."""
     ledgers = house.world.fill(2)
     house.world.detach()
     house.world.sql("UPDATE run SET claim_until_us=0")

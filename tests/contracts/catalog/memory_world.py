@@ -49,6 +49,10 @@ class MemoryWorld(World):
             if row.act == act
         ]
 
+    def start_ids_at(self, ledger_id: LedgerId) -> None:
+        """See `World`."""
+        self._fake.next_ledger = ledger_id
+
     def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
         """See `World`."""
         row, us = self._fake.ledger_rows[ledger_id], seconds * 1_000_000

@@ -67,6 +67,10 @@ class SqlWorld(World):
         told = [row._mapping for row in rows]
         return [Audited(**row | {"detail": _read(row["detail"])}) for row in map(dict, told)]
 
+    def start_ids_at(self, ledger_id: LedgerId) -> None:
+        """See `World`."""
+        self.sql("UPDATE catalog SET next_ledger_id = :id", id=ledger_id)
+
     def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
         """See `World`."""
         earlier = "UPDATE ledger SET created_us = created_us - :us, closed_us = closed_us - :us WHERE ledger_id = :id"

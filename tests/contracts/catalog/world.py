@@ -96,6 +96,10 @@ class World(ABC):
         """What was destroyed in that way, in order."""
 
     @abstractmethod
+    def start_ids_at(self, ledger_id: LedgerId) -> None:
+        """Let the next ledger have that id."""
+
+    @abstractmethod
     def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
         """Let the ledger have been created, and closed if it is, so much earlier."""
 

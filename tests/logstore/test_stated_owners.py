@@ -1,0 +1,63 @@
+"""Whatever wrote an object wrote with it what its deletion, and any reconciliation, asks for."""
+
+from logstore.deletion import Finding
+from logstore.entries import NewEntry, ProducedEntries
+from logstore.group_commit import GroupCommitter
+from logstore.ledgers import LedgerStatement, ledger_prefix, meta_digest
+from logstore.managed_ledger import ManagedLedger
+from logstore.primary_copies import PrimaryCopies
+from tests.logstore.component_world import NAME, World, at
+
+
+def _written() -> World:
+    """A world in which every path that creates an object has been taken."""
+    world = World()
+    topic = world.topic
+    with (
+        GroupCommitter(world.catalog.commits) as committer,
+        ManagedLedger(
+            ledgers=world.catalog.ledgers,
+            objects=world.objects,
+            committer=committer,
+            application="sexton",
+            clock=world.clock(),
+        ) as managed,
+    ):
+        for _ in range(3):
+            managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x") for _ in range(4)]))
+            managed.roll(topic)
+    world.registry().set(topic, b"schema")
+    subscriptions = world.process(inline_bytes=40)
+    subscriptions.subscribe(topic.topic_id, NAME, latest=False)
+    listed = [ledger.ledger_id for ledger in world.catalog.ledgers.listed(topic.topic_id) if ledger.entries]
+    subscriptions.acknowledge(topic.topic_id, NAME, positions=[at(one, 2) for one in listed])
+    return world
+
+
+def test_every_path_that_creates_an_object_writes_what_its_deletion_needs() -> None:
+    """Roll, append, cursor snapshot and schema alike: phase two finds each its own (apache/pulsar#16687)."""
+    with _written() as world:
+        rows = list(world.catalog.ledger_rows)
+        assert {world.catalog.ledger_rows[one].component.value for one in rows} == {
+            "MANAGED_LEDGER",
+            "MANAGED_CURSOR",
+            "SCHEMA_STORAGE",
+        }
+        for ledger_id in rows:
+            world.catalog.file_intents(ledger_id, "b")
+        for intent in world.catalog.deletions.list(None, limit=99):
+            copy = PrimaryCopies(world.objects).inspect(intent)
+            assert copy.finding is Finding.OWN, copy.detail
+            assert len(copy.data_keys) == intent.segments
+
+
+def test_every_object_names_its_owner_without_the_catalog() -> None:
+    """Its own metadata, and the name of the statement beside it, say the same of each (apache/pulsar#1302)."""
+    with _written() as world:
+        for key in world.objects.keys:
+            found = world.objects.get(key)
+            assert found
+            stated = LedgerStatement.from_metadata(found.metadata)
+            assert key.startswith(ledger_prefix(stated.ledger_id))
+            beside = [meta_digest(one) for one in world.objects.keys if one.startswith(ledger_prefix(stated.ledger_id))]
+            assert [one for one in beside if one] == [stated.owner.digest]
