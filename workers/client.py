@@ -25,6 +25,7 @@ from infra.catalog import Database, SqlCatalog, check_version
 from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
+from workers.batches import Batches
 from workers.settings import Settings
 from workers.visibility import WorkflowRow, visible_workflows
 from workflows import delete_ledgers, delete_topic, search_attributes, sweep_deletions, trim_topic
@@ -102,6 +103,7 @@ class Sexton:
     def __init__(self, client: Client, settings: Settings) -> None:
         """Use a client that was made with `connect_client`, or one with the pydantic data converter."""
         self.client = client
+        self.batches = Batches(client)
         self._settings = settings
 
     @staticmethod

@@ -128,7 +128,10 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
     retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
     topics = TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers)
     upkeep = DeletionUpkeep(
-        sweeps=log.catalog.sweeps, ledgers=log.catalog.ledgers, finished_retention_s=log.finished_retention_s
+        sweeps=log.catalog.sweeps,
+        deletions=log.catalog.deletions,
+        ledgers=log.catalog.ledgers,
+        finished_retention_s=log.finished_retention_s,
     )
     return [
         deletion.detach,
@@ -140,6 +143,7 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         deletion.certify,
         upkeep.adopt,
         upkeep.forget,
+        upkeep.hold_batch,
         retention.roll_idle,
         topics.set_deleting,
         topics.detach_all,

@@ -10,11 +10,12 @@ outcome as its error type, when the outcome is not a success, so that the Failed
 Source: PIP-186, second phase; 10 attempts, 600 s apart.
 """
 
+import asyncio
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
+from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
@@ -84,3 +85,37 @@ class DeleteLedger:
         self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=str(cause or error))
         return await workflow.execute_activity_method(LedgerDeletion.dead_letter, letter, **_DEAD_LETTER)
+
+
+async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:
+    """Give a row of a batch a workflow that an operator can open, or leave it to the one it has.
+
+    Abandoned, for it may retry longer than the batch lives; and it may be started again once it has failed.
+    """
+    key = request.key
+    try:
+        child = await workflow.start_child_workflow(
+            DeleteLedger.run,
+            request,
+            id=workflow_id(key),
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            static_summary=f"ledger {key.ledger_id} of {request.topic}",
+            search_attributes=TypedSearchAttributes(
+                [
+                    SearchAttributePair(search_attributes.TOPIC, request.topic),
+                    SearchAttributePair(search_attributes.LEDGER_ID, key.ledger_id),
+                    SearchAttributePair(search_attributes.RUN_ID, batch_id),
+                ]
+            ),
+        )
+    except WorkflowAlreadyStartedError:
+        workflow.logger.info("already at work alone: %s", key)
+    else:
+        child.add_done_callback(_heard)
+
+
+def _heard(child: asyncio.Task[OneResult]) -> None:
+    """Take note of how a child ended; its row says so, and nobody here waits for it."""
+    if not child.cancelled():
+        child.exception()

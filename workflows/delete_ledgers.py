@@ -1,23 +1,25 @@
 """`delete-ledgers`: every intent of one batch ends, or is handed to a `delete-ledger` of its own.
 
 Destroys the objects of the batch's ledgers. Invariant: rows, claims and outcomes live in SQL; this workflow only
-drives. To stop it, terminate it: unfinished rows stay listed, and the topic's next trim takes them up.
+drives. To stop it for a while, pause it; for good, terminate it: unfinished rows stay listed, and the next sweep, or
+the topic's next trim, takes them up.
 
 1. Asked for given ledgers: detach them (phase one). A trim has done so already.
-2. Page by page, delete chunks of rows, `parallelism` at a time; hand failing rows to children of their own.
+2. Page by page, delete chunks of rows, `parallelism` at a time; hand failing rows to children of their own. While
+   paused, start none and keep the batch claimed. At a limited rate, chunks come in slices.
 3. Certify: count the batch from its rows, close its run, write the audit row.
 
 Source: PIP-186, second phase.
 """
 
 import asyncio
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import (
@@ -25,25 +27,28 @@ with workflow.unsafe.imports_passed_through():
         CertifyInput,
         ChunkInput,
         ChunkResult,
+        DeletionUpkeep,
         DetachInput,
         DetachResult,
+        HoldBatchInput,
         IntentKey,
         LedgerDeletion,
-        OneResult,
         Range,
         RangesInput,
         RangesPage,
     )
     from logstore.deletion import Outcome
     from workflows import delete_ledger, search_attributes
-    from workflows.delete_ledger import DeleteLedger
     from workflows.values import (
+        MOST_OBJECTS_PER_S,
         DeleteLedgerInput,
         DeleteLedgersInput,
         DeleteLedgersProgress,
         DeletionPolicy,
         ExplicitDetach,
+        SetRate,
     )
+    from workflows.values.batches import added, rest_of, shown
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
 _MOST_ROWS = 1_000  # in all chunks at once: were every one of them to fail, each would start a child
@@ -59,6 +64,16 @@ _CHUNK = workflow.ActivityConfig(
     heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=60), maximum_attempts=10),  # then row by row
 )
+
+
+_SLICE = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(
+        hours=24
+    ),  # at a limited rate a single ledger may take long: 86,400 objects at 1/s
+    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=60), maximum_attempts=10),  # then row by row
+)
+_HELD_AGAIN = timedelta(minutes=10)  # while paused: two thirds of the claim
 
 
 def check_policy(policy: DeletionPolicy) -> None:
@@ -91,6 +106,9 @@ class DeleteLedgers:
         self._progress = request.carried
         self._window = asyncio.Semaphore(max(1, request.policy.parallelism))
         self._alone = 0
+        self._chunks = 1  # of the page in work
+        self._tired = False  # the history is long enough: what is left is the next run's
+        self._pausing = asyncio.Lock()  # of all chunks that wait, one keeps the claim alive
         self._most_rows = _MOST_ROWS if request.topic else _MOST_NAMED
 
     @workflow.run
@@ -101,19 +119,55 @@ class DeleteLedgers:
         if request.detach:
             await self._detach(request.detach)
         while (page := await self._next_page()).ranges:
+            self._chunks = len(page.ranges)
             await asyncio.gather(*(self._delete(part) for part in page.ranges))
-            full = self._alone >= self._request.policy.alone
-            if not full:
+            if not self._leaves_off:
                 self._progress = replace(self._progress, after=page.ranges[-1].last)
-            workflow.set_current_details(_table(self._progress))
-            if full or workflow.info().is_continue_as_new_suggested():
+            workflow.set_current_details(shown(self._progress))
+            if self._leaves_off or workflow.info().is_continue_as_new_suggested():
+                await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(replace(request, detach=None, carried=self._progress))
-        return self._ended(self._stale() if page.stale else await self._certify())
+        whole = self._ended(self._stale() if page.stale else await self._certify())
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return whole
 
     @workflow.query
     def progress(self) -> DeleteLedgersProgress:
         """How far the batch is."""
-        return self._progress
+        done = sum(self._progress.outcomes.values())
+        return replace(self._progress, done=done, left=max(0, self._progress.intents - done))
+
+    @workflow.update
+    def pause(self) -> DeleteLedgersProgress:
+        """Start no chunk from now on; those in hand end."""
+        return self._changed(replace(self._progress, paused=True))
+
+    @workflow.update
+    def resume(self) -> DeleteLedgersProgress:
+        """Go on."""
+        return self._changed(replace(self._progress, paused=False))
+
+    @workflow.update
+    def set_rate(self, wanted: SetRate) -> DeleteLedgersProgress:
+        """Delete no faster from the next slice on; one that was begun without a limit ends without it."""
+        return self._changed(replace(self._progress, rate=wanted.objects_per_s))
+
+    @set_rate.validator
+    def check_rate(self, wanted: SetRate) -> None:
+        """Refuse what is no rate, before it is in the history."""
+        if not 0 <= wanted.objects_per_s <= MOST_OBJECTS_PER_S:
+            message = f"rate: expected 0 (unlimited) to {MOST_OBJECTS_PER_S:,} objects a second"
+            message = f"{message}, found {wanted.objects_per_s:,}"
+            raise ApplicationError(message, type="InvalidInput", non_retryable=True)
+
+    def _changed(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:
+        self._progress = progress
+        workflow.set_current_details(shown(self._progress))
+        return self.progress()
+
+    @property
+    def _leaves_off(self) -> bool:
+        return self._tired or self._alone >= self._request.policy.alone
 
     async def _detach(self, asked: ExplicitDetach) -> None:
         request = self._request
@@ -147,25 +201,45 @@ class DeleteLedgers:
         return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **_SQL)
 
     async def _delete(self, part: Range) -> None:
-        chunk = ChunkInput(
+        left: Range | None = part
+        while left is not None:
+            async with self._window:
+                await self._while_paused()
+                if self._leaves_off:
+                    return  # left for the next run, which meets only what is unfinished
+                result = await self._delete_or_hand_over(self._chunk(left))
+                self._alone += len(result.alone)
+            self._count(result)
+            topics = result.topics or [self._request.topic] * len(result.alone)
+            for key, topic in zip(result.alone, topics, strict=True):
+                await self._start_alone(key, topic)
+            left = rest_of(left, result)
+            self._tired = self._tired or (left is not None and workflow.info().is_continue_as_new_suggested())
+
+    def _chunk(self, part: Range) -> ChunkInput:
+        at_once = min(self._request.policy.parallelism, self._chunks)
+        return ChunkInput(
             batch_id=self._request.batch_id,
             chunk=part,
             catalog_epoch=self._request.catalog_epoch,
             many_topics=not self._request.topic,
+            objects_per_s=self._progress.rate / at_once,
         )
-        async with self._window:
-            if self._alone >= self._request.policy.alone:
-                return  # left for the next run, which meets only what is unfinished
-            result = await self._delete_or_hand_over(chunk)
-            self._alone += len(result.alone)
-        self._count(result)
-        topics = result.topics or [self._request.topic] * len(result.alone)
-        for key, topic in zip(result.alone, topics, strict=True):
-            await self._start_alone(key, topic)
+
+    async def _while_paused(self) -> None:
+        """Wait for `resume` with the batch claimed, or until the history is long enough."""
+        async with self._pausing:
+            while self._progress.paused and not self._leaves_off:
+                hold = HoldBatchInput(batch_id=self._request.batch_id)
+                await workflow.execute_activity_method(DeletionUpkeep.hold_batch, hold, **_SQL)
+                self._tired = workflow.info().is_continue_as_new_suggested()
+                with suppress(TimeoutError):
+                    await workflow.wait_condition(lambda: not self._progress.paused or self._tired, timeout=_HELD_AGAIN)
 
     async def _delete_or_hand_over(self, chunk: ChunkInput) -> ChunkResult:
+        options = _SLICE if chunk.objects_per_s else _CHUNK
         try:
-            return await workflow.execute_activity_method(LedgerDeletion.delete_chunk, chunk, **_CHUNK)
+            return await workflow.execute_activity_method(LedgerDeletion.delete_chunk, chunk, **options)
         except ActivityError as error:
             held = isinstance(error.cause, ApplicationError) and error.cause.type == "ClaimHeld"
             if held or is_cancelled_exception(error):
@@ -173,34 +247,15 @@ class DeleteLedgers:
             return await workflow.execute_activity_method(LedgerDeletion.hand_over_chunk, chunk, **_SQL)
 
     async def _start_alone(self, key: IntentKey, topic: str) -> None:
-        """Give a row a workflow that an operator can open; abandoned, for it may retry longer than the batch lives."""
         policy = self._request.policy
-        try:
-            child = await workflow.start_child_workflow(
-                DeleteLedger.run,
-                DeleteLedgerInput(
-                    key=key,
-                    topic=topic,
-                    catalog_epoch=self._request.catalog_epoch,
-                    max_attempts=policy.max_attempts,
-                    retry_interval_s=policy.retry_interval_s,
-                ),
-                id=delete_ledger.workflow_id(key),
-                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
-                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                static_summary=f"ledger {key.ledger_id} of {topic}",
-                search_attributes=TypedSearchAttributes(
-                    [
-                        SearchAttributePair(search_attributes.TOPIC, topic),
-                        SearchAttributePair(search_attributes.LEDGER_ID, key.ledger_id),
-                        SearchAttributePair(search_attributes.RUN_ID, self._request.batch_id),
-                    ]
-                ),
-            )
-        except WorkflowAlreadyStartedError:
-            workflow.logger.info("already at work alone: %s", key)
-        else:
-            child.add_done_callback(_heard)
+        alone = DeleteLedgerInput(
+            key=key,
+            topic=topic,
+            catalog_epoch=self._request.catalog_epoch,
+            max_attempts=policy.max_attempts,
+            retry_interval_s=policy.retry_interval_s,
+        )
+        await delete_ledger.start_alone(alone, batch_id=self._request.batch_id)
 
     async def _certify(self) -> Certificate:
         request = self._request
@@ -213,40 +268,25 @@ class DeleteLedgers:
         left = progress.intents - sum(progress.outcomes.values())
         return Certificate(
             batch_id=self._request.batch_id,
-            outcomes=_added(progress.outcomes, {Outcome.STALE_CATALOG.value: left} if left > 0 else {}),
+            outcomes=added(progress.outcomes, {Outcome.STALE_CATALOG.value: left} if left > 0 else {}),
             objects=progress.objects,
             size_bytes=progress.size_bytes,
         )
 
     def _ended(self, certificate: Certificate) -> Certificate:
-        outcomes = _added(certificate.outcomes, self._progress.finished)
+        outcomes = added(certificate.outcomes, self._progress.finished)
         elsewhere = self._progress.intents - sum(certificate.outcomes.values())  # taken up by another batch
         whole = replace(
-            certificate, outcomes=_added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {})
+            certificate, outcomes=added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {})
         )
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(whole.outcomes))])
-        workflow.set_current_details(_table(whole))
+        workflow.set_current_details(shown(whole))
         return whole
 
     def _count(self, result: ChunkResult) -> None:
         self._progress = replace(
             self._progress,
-            outcomes=_added(self._progress.outcomes, result.outcomes),
+            outcomes=added(self._progress.outcomes, result.outcomes),
             objects=self._progress.objects + result.objects,
             size_bytes=self._progress.size_bytes + result.size_bytes,
         )
-
-
-def _heard(child: asyncio.Task[OneResult]) -> None:
-    """Take note of how a child ended; its row says so, and nobody here waits for it."""
-    if not child.cancelled():
-        child.exception()
-
-
-def _added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
-
-
-def _table(done: DeleteLedgersProgress | Certificate) -> str:
-    rows = "".join(f"| {name} | {count:,} |\n" for name, count in sorted(done.outcomes.items()))
-    return f"{done.objects:,} objects, {done.size_bytes:,} bytes\n\n| outcome | copies |\n|---|---|\n{rows}"

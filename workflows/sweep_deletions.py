@@ -38,7 +38,6 @@ with workflow.unsafe.imports_passed_through():
 
 _MOST_ADOPTED = 10_000  # rows of one batch: a transaction of a quarter of a second
 _MOST_FORGOTTEN = 5_000  # rows of one page: writers wait a tenth of a second for it
-_PATIENCE = timedelta(minutes=5)  # for one batch: one that is paused must not keep what stalls after it
 
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # a page of rows, with room
@@ -125,7 +124,7 @@ class SweepDeletions:
             static_summary=f"{adopted.intents} copies that nobody worked on",
             search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.RUN_ID, batch_id)]),
         )
-        ended, _ = await workflow.wait([child], timeout=_PATIENCE.total_seconds())
+        ended, _ = await workflow.wait([child], timeout=request.patience_s)
         if not ended:
             return None
         try:

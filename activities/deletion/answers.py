@@ -1,5 +1,6 @@
 """What the deletion activities answer, as pure functions of what they found."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio.exceptions import ApplicationError
@@ -23,7 +24,7 @@ def key_of(intent: DeletionIntent) -> IntentKey:
     return IntentKey(ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation)
 
 
-def unfinished(intents: list[DeletionIntent]) -> list[DeletionIntent]:
+def unfinished(intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
     """Those that nobody ended and that have no workflow of their own."""
     return [one for one in intents if one.state is DeletionState.PENDING and one.handed_to is None]
 
@@ -55,7 +56,7 @@ def raise_if_nothing_answered(ended: list[Ended], errors: dict[int, SextonError]
         raise StoreUnavailable(str(first)) from first
 
 
-def chunk_result(intents: list[DeletionIntent], ended: list[Ended], *, many_topics: bool = False) -> ChunkResult:
+def chunk_result(intents: Sequence[DeletionIntent], ended: list[Ended], *, many_topics: bool = False) -> ChunkResult:
     """Count a chunk; whatever did not end is retried by a workflow of its own.
 
     A damaged row has none: no workflow could do more than say so again, and it is listed as a dead letter.

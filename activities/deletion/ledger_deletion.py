@@ -6,6 +6,8 @@ it was reported as failed. What makes that harmless stands in each docstring.
 Source: PIP-186.
 """
 
+from dataclasses import replace
+
 from temporalio import activity
 
 from activities.beating import beating
@@ -20,6 +22,7 @@ from activities.deletion.answers import (
     sentence,
     unfinished,
 )
+from activities.deletion.pace import Pace
 from activities.deletion.phase_two import examine, remove
 from activities.deletion.pulse import Pulse
 from activities.deletion.values import (
@@ -105,30 +108,35 @@ class LedgerDeletion:
         """Phase two for a range of rows: many ledgers share listings, pages and transactions.
 
         Idempotency: keyed by row; a row that ended keeps its outcome, an absent key counts as deleted, a row
-        handed over before is reported again. A row that fails is handed to a workflow of its own.
+        handed over before is reported again. A row that fails is handed to a workflow of its own. At a limited
+        rate it deals with the first rows of the range and names the next one.
         Heartbeat: (rows examined, objects confirmed), per ledger and per page; a hint only.
         Raises: StoreUnavailable when no row at all got an answer (retry); ClaimHeld (terminal).
         """
         if self._stale(request.catalog_epoch):
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
         with Pulse(lambda: self._deletions.renew(request.batch_id, _own_claim(_BATCH_CLAIM_S))) as pulse:
-            intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
+            found, pace = self._deletions.intents(request.batch_id, _rows(request.chunk)), Pace(request.objects_per_s)
+            intents = pace.slice(found)
             open_ones = unfinished(intents)
-            ended, errors = self._act(open_ones, pulse)
+            ended, errors = self._act(open_ones, pulse, pace)
             changed = self._finish(open_ones, ended, holder=request.batch_id)
             metrics.received(one for one in open_ones if one.row_id in changed)
             raise_if_nothing_answered(ended, errors)
             self._hand_over(request.batch_id, open_ones, {row: sentence(error) for row, error in errors.items()})
-        return chunk_result(intents, ended, many_topics=request.many_topics)
+        result = chunk_result(intents, ended, many_topics=request.many_topics)
+        return replace(result, next_row=found[len(intents)].row_id if len(intents) < len(found) else 0)
 
     def _finish(self, intents: list[DeletionIntent], ended: list[Ended], *, holder: str) -> frozenset[int]:
         changed = self._deletions.finish(ended, holder=holder)
         metrics.ended(intents, ended, changed)
         return changed
 
-    def _act(self, intents: list[DeletionIntent], pulse: Pulse) -> tuple[list[Ended], dict[int, SextonError]]:
+    def _act(
+        self, intents: list[DeletionIntent], pulse: Pulse, pace: Pace
+    ) -> tuple[list[Ended], dict[int, SextonError]]:
         found = examine(intents, self._storages, pulse)
-        return remove(found, self._storages, pulse)
+        return remove(found, self._storages, pulse, pace)
 
     @activity.defn(name="deletion.hand_over_chunk")
     @beating()
@@ -177,7 +185,7 @@ class LedgerDeletion:
             return result_of(intent)
         metrics.received([intent])
         with Pulse(lambda: self._deletions.hold(intent.row_id, _own_claim()), just_claimed=True) as pulse:
-            ended, errors = self._act([intent], pulse)
+            ended, errors = self._act([intent], pulse, Pace())
             self._finish([intent], ended, holder=_own_claim().workflow_id)
             if errors:
                 self._keep(intent, errors[intent.row_id], request.retry_interval_s)

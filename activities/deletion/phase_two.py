@@ -3,9 +3,10 @@
 Source: PIP-186, second phase, steps 3 to 6.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from activities.deletion.pace import Pace
 from activities.deletion.pulse import Pulse
 from logstore.deletion import DeletionIntent, Finding, Outcome, StoredCopy, refusal
 from logstore.errors import ClaimHeld, DeletionIncomplete, SextonError, Unsupported
@@ -48,8 +49,10 @@ def _place(found: Examination, intent: DeletionIntent, stored: StoredCopy) -> No
         found.copies[row] = (intent, stored)
 
 
-def remove(found: Examination, storages: Storages, pulse: Pulse) -> tuple[list[Ended], dict[int, SextonError]]:
-    """Remove what was found to be ours, together per kind of copy.
+def remove(
+    found: Examination, storages: Storages, pulse: Pulse, pace: Pace
+) -> tuple[list[Ended], dict[int, SextonError]]:
+    """Remove what was found to be ours, together per kind of copy, no faster than told.
 
     Returns:
         What ended, and the error of each row that did not.
@@ -57,19 +60,40 @@ def remove(found: Examination, storages: Storages, pulse: Pulse) -> tuple[list[E
     ended, errors = list(found.ended), dict(found.errors)
     for kind in sorted({intent.copy for intent, _ in found.copies.values()}):
         copies = {row: stored for row, (intent, stored) in found.copies.items() if intent.copy is kind}
+        removals, failed = _remove(storages[kind.value], copies, pulse, pace)
+        ended += [_deleted(row, removal) for row, removal in removals.items()]
+        errors |= failed
+    return ended, errors
+
+
+def _remove(
+    storage: CopyStorage, copies: Mapping[int, StoredCopy], pulse: Pulse, pace: Pace
+) -> tuple[dict[int, Removal], dict[int, SextonError]]:
+    """Part by part; a row that failed in one is left out of the next, so that its statement outlives its data."""
+    done: dict[int, Removal] = {}
+    errors: dict[int, SextonError] = {}
+    for part in pace.parts(copies):
+        going = {row: piece for row, piece in part.items() if row not in errors}
         try:
-            removals = storages[kind.value].remove(copies, on_progress=pulse.deleted)
+            removals = storage.remove(going, on_progress=pulse.deleted) if going else {}
         except ClaimHeld:
             raise  # another workflow is at work on the rows: they are not ours to judge
         except SextonError as error:
-            errors |= dict.fromkeys(copies, error)
-            continue
+            unfinished = {row for row in copies if row not in done or row in part}
+            errors = dict.fromkeys(unfinished, error) | errors
+            break
         for row, removal in removals.items():
             if removal.error:
                 errors[row] = DeletionIncomplete(removal.error)
-            else:
-                ended.append(_deleted(row, removal))
-    return ended, errors
+            done[row] = _sum(done.get(row), removal)
+        pace.wait(going, pulse)
+    return {row: removal for row, removal in done.items() if row not in errors}, errors
+
+
+def _sum(before: Removal | None, more: Removal) -> Removal:
+    if before is None:
+        return more
+    return replace(more, objects=before.objects + more.objects, size_bytes=before.size_bytes + more.size_bytes)
 
 
 def _deleted(row: int, removal: Removal) -> Ended:

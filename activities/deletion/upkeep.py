@@ -1,21 +1,23 @@
-"""Upkeep of the queue of phase two, for all topics at once: stalled work is taken up, finished rows are forgotten."""
+"""Upkeep of the queue of phase two: stalled work is taken up, finished rows forgotten, a paused batch held."""
 
 from temporalio import activity
 
 from activities.beating import beating
 from activities.deletion import metrics
-from activities.deletion.values import AdoptInput, DetachResult, ForgetInput, ForgetResult
-from logstore.ports.catalog import Cause, Claim, Ledgers, Sweeps
+from activities.deletion.values import AdoptInput, DetachResult, ForgetInput, ForgetResult, HoldBatchInput
+from logstore.ports.catalog import Cause, Claim, Deletions, Ledgers, Sweeps
 
 _CLAIM_S = 120.0  # of a batch, until its workflow renews it: as long as any batch's
+_PAUSED_S = 900.0  # of a paused batch, renewed every ten minutes: one renewal may come five minutes late
 
 
 class DeletionUpkeep:
-    """What a schedule does for the queue, over ports."""
+    """What a schedule and a paused batch need of the queue, over ports."""
 
-    def __init__(self, *, sweeps: Sweeps, ledgers: Ledgers, finished_retention_s: float) -> None:
+    def __init__(self, *, sweeps: Sweeps, deletions: Deletions, ledgers: Ledgers, finished_retention_s: float) -> None:
         """Take the ports, and how long a finished row is kept."""
         self._sweeps = sweeps
+        self._deletions = deletions
         self._ledgers = ledgers
         self._finished_retention_s = finished_retention_s
 
@@ -46,3 +48,15 @@ class DeletionUpkeep:
         cause = Cause(actor=request.actor, reason=request.reason, workflow_id=workflow_id)
         gone = self._sweeps.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
         return ForgetResult(rows=gone.rows, runs=gone.runs)
+
+    @activity.defn(name="deletion.hold_batch")
+    @beating()
+    def hold_batch(self, request: HoldBatchInput) -> None:
+        """Keep the batch claimed while it is paused, so that no sweep takes its rows for abandoned.
+
+        Idempotency: the claim ends a quarter of an hour after the last call; a chunk in hand never shortens it.
+        Raises: ClaimHeld, UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
+        """
+        info = activity.info()
+        claim = Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=_PAUSED_S)
+        self._deletions.renew(request.batch_id, claim)

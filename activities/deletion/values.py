@@ -67,6 +67,7 @@ class ChunkInput:
     chunk: Range
     catalog_epoch: int
     many_topics: bool = False  # the batch is of several: the answer says whose each row is
+    objects_per_s: float = 0.0  # this chunk's share of the batch's rate; 0: unlimited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ class ChunkResult:
     size_bytes: int = 0
     alone: list[IntentKey] = field(default_factory=list)  # at most the chunk's rows
     topics: list[str] = field(default_factory=list)  # of each of `alone`, where the batch is of several
+    next_row: int = 0  # at a limited rate, the first row that this call left for another one; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +167,10 @@ class ForgetResult:
 
     rows: int = 0
     runs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldBatchInput:
+    """A batch that is paused."""
+
+    batch_id: str

@@ -10,6 +10,7 @@ from sqlalchemy import (
     Connection,
     Row,
     and_,
+    case,
     func,
     or_,
     select,
@@ -18,7 +19,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.claims import claimed_by, holder
+from infra.catalog.claims import claimed_by, holder, until_us
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
 from infra.catalog.endings import UNCLAIMED, audit_batch, end_rows, move_rows
@@ -67,7 +68,10 @@ class SqlDeletions(PhaseOne):
         now = self._db.now_us(connection)
         free = or_(t.run.c.claim_workflow == claim.workflow_id, t.run.c.claim_until_us <= now)
         unfinished = (t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
-        renewed = update(t.run).where(*unfinished, free).values(**claimed_by(claim, now))
+        until, same_run = until_us(claim, now), t.run.c.claim_run == claim.run_id
+        longest = case((and_(same_run, t.run.c.claim_until_us > until), t.run.c.claim_until_us), else_=until)
+        held = claimed_by(claim, now) | {"claim_until_us": longest}
+        renewed = update(t.run).where(*unfinished, free).values(held)
         if not connection.execute(renewed).rowcount:
             raise _not_renewed(connection, batch_id, claim)
 

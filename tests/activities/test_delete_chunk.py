@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from activities.deletion import ChunkResult, IntentKey, pulse
+from activities.deletion.pace import Pace
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.pulse import Pulse
 from logstore import failpoints
@@ -432,7 +433,7 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
             raise ClaimHeld("taken over")
 
     with pytest.raises(ClaimHeld, match="taken over"):
-        environment().run(remove, found, {intent.copy.value: TakenOver()}, Pulse(lambda: None))
+        environment().run(remove, found, {intent.copy.value: TakenOver()}, Pulse(lambda: None), Pace())
 
 
 def test_chunk_whose_rows_another_batch_took_up_meanwhile_ends_none_of_them(world: World) -> None:

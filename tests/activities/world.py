@@ -167,7 +167,12 @@ def open_world(template: Path, folder: Path) -> World:
         objects=objects,
         topic=catalog.topics.create(NAME, RetentionPolicy()),
         deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
-        upkeep=DeletionUpkeep(sweeps=catalog.sweeps, ledgers=catalog.ledgers, finished_retention_s=30 * 86_400),
+        upkeep=DeletionUpkeep(
+            sweeps=catalog.sweeps,
+            deletions=catalog.deletions,
+            ledgers=catalog.ledgers,
+            finished_retention_s=30 * 86_400,
+        ),
     )
 
 

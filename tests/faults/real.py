@@ -121,6 +121,7 @@ class RealWorld:
                 ),
                 upkeep=DeletionUpkeep(
                     sweeps=log.catalog.sweeps,
+                    deletions=log.catalog.deletions,
                     ledgers=log.catalog.ledgers,
                     finished_retention_s=log.finished_retention_s,
                 ),

@@ -159,7 +159,12 @@ class World:
                 committer=committer,
                 managed=managed,
                 deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
-                upkeep=DeletionUpkeep(sweeps=catalog.sweeps, ledgers=catalog.ledgers, finished_retention_s=MONTH_S),
+                upkeep=DeletionUpkeep(
+                    sweeps=catalog.sweeps,
+                    deletions=catalog.deletions,
+                    ledgers=catalog.ledgers,
+                    finished_retention_s=MONTH_S,
+                ),
                 retention=Retention(topics=catalog.topics, roller=managed, settler=subscriptions),
                 subscriptions=subscriptions,
                 schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),

@@ -33,8 +33,9 @@ from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually
 from workflows import search_attributes
+from workflows.delete_ledgers import DeleteLedgers
 from workflows.trim_topic import TrimTopic
-from workflows.values import DeletionPolicy
+from workflows.values import DeletionPolicy, SetRate
 
 HISTORIES = Path(__file__).with_name("histories")
 VERSION = "v1"
@@ -174,6 +175,34 @@ async def delete_continued(house: House) -> Handle:
         handle = await house.delete(ledgers)
         await handle.result()
     return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
+async def delete_paused(house: House) -> Handle:
+    """Paused for half an hour while a chunk is in hand, slowed down, and resumed."""
+    ledgers = house.world.fill(5)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        await handle.execute_update(DeleteLedgers.pause)
+        gate.open()
+        await assert_eventually(lambda: len(house.attempts("deletion.hold_batch")) >= 3)
+        await handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000))
+        await handle.execute_update(DeleteLedgers.resume)
+        await handle.result()
+    return handle
+
+
+async def delete_still_paused(house: House) -> Handle:
+    """Paused before its first chunk."""
+    ledgers = house.world.fill(2)
+    handle = await house.delete(ledgers)
+    asked = asyncio.ensure_future(handle.execute_update(DeleteLedgers.pause))
+    async with house.worker():
+        await asked
+        await assert_eventually(lambda: len(house.attempts("deletion.hold_batch")) >= 1)
+    return handle
 
 
 async def one_complete(house: House) -> Handle:
@@ -328,6 +357,8 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         delete_handed_over,
         delete_running,
         delete_continued,
+        delete_paused,
+        delete_still_paused,
     ),
     "delete-topic": (topic_complete, topic_failed, topic_whose_batch_is_stopped, topic_running),
     "delete-ledger": (one_complete, one_refused, one_dead_lettered, one_running),

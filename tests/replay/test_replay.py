@@ -24,7 +24,7 @@ from workflows.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInp
 
 COUNTS = {
     "trim-topic/v1": 7,
-    "delete-ledgers/v1": 6,
+    "delete-ledgers/v1": 8,
     "delete-topic/v1": 4,
     "delete-ledger/v1": 4,
     "sweep-deletions/v1": 6,

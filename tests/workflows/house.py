@@ -177,6 +177,7 @@ class House:
             deletion.certify,
             self.world.upkeep.adopt,
             self.world.upkeep.forget,
+            self.world.upkeep.hold_batch,
             retention.roll_idle,
             topics.set_deleting,
             topics.detach_all,

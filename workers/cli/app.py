@@ -11,6 +11,7 @@ from workers.cli import (
     audits,
     catalog,
     config,
+    deletion_control,
     deletion_redrive,
     deletions,
     ledger_explain,
@@ -80,6 +81,7 @@ for _group in (
 ):
     app.add_typer(_group)
 _REGISTERED = (
+    deletion_control,
     deletion_redrive,
     topic_append,
     topic_delete,

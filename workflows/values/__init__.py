@@ -1,18 +1,21 @@
 """Values of workflows, imported past the sandbox."""
 
 from workflows.values.deletion import (
+    MOST_OBJECTS_PER_S,
     DeleteLedgerInput,
     DeleteLedgerProgress,
     DeleteLedgersInput,
     DeleteLedgersProgress,
     DeletionPolicy,
     ExplicitDetach,
+    SetRate,
 )
 from workflows.values.sweeping import SweepDeletionsInput, SweepDeletionsResult
 from workflows.values.topics import DeleteTopicInput, DeleteTopicResult
 from workflows.values.trimming import TrimTopicInput, TrimTopicResult
 
 __all__ = [
+    "MOST_OBJECTS_PER_S",
     "DeleteLedgerInput",
     "DeleteLedgerProgress",
     "DeleteLedgersInput",
@@ -21,6 +24,7 @@ __all__ = [
     "DeleteTopicResult",
     "DeletionPolicy",
     "ExplicitDetach",
+    "SetRate",
     "SweepDeletionsInput",
     "SweepDeletionsResult",
     "TrimTopicInput",

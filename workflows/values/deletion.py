@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from activities.deletion import IntentKey
 from logstore.deletion import Outcome
 
+MOST_OBJECTS_PER_S = 1_000_000
+"""The highest rate of a batch, inclusive: far beyond any store, so that more is a slip of the finger."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPolicy:
@@ -59,6 +62,17 @@ class DeleteLedgersProgress:
     size_bytes: int = 0
     detached: int = 0
     finished: dict[str, int] = field(default_factory=dict)  # asked for and ended before: outcome -> rows
+    paused: bool = False  # no chunk is started; those in hand end
+    rate: int = 0  # objects a second for the whole batch; 0: unlimited
+    done: int = 0  # rows that ended, or have a workflow of their own
+    left: int = 0  # rows not met yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRate:
+    """How fast a batch may delete from now on."""
+
+    objects_per_s: int  # 0 to `MOST_OBJECTS_PER_S`; 0: unlimited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,4 +28,5 @@ class SweepDeletionsInput:
     actor: str = "schedule"
     reason: str = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    patience_s: float = 300.0  # for one batch: one that is paused must not keep what stalls after it
     carried: SweepDeletionsResult = field(default_factory=SweepDeletionsResult)

@@ -126,7 +126,9 @@ class Deletions(Protocol):
         """The batch's intents in the range, finished or not, ascending by row id; says which are referenced now."""
 
     def renew(self, batch_id: str, claim: Claim) -> None:
-        """Hold the batch until `ttl_s` from now.
+        """Hold the batch until `ttl_s` from now, or longer: one run of a workflow never shortens its own claim.
+
+        So a chunk that still works while its batch is paused does not take away what the pause has claimed.
 
         Raises:
             UnknownObject: No such batch.

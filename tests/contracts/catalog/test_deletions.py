@@ -256,6 +256,18 @@ def test_renew_is_refused_while_another_holds_and_taken_over_once_dead(world: Wo
         deletions.renew("b", claim("w"))
 
 
+def test_renew_by_the_same_run_never_shortens_its_claim(world: World) -> None:
+    """A chunk in hand renews for a minute beside a pause that holds for fifteen; another run begins its own."""
+    _batch(world, 1)
+    deletions = world.catalog.deletions
+    deletions.renew("b", claim("w", ttl_s=900))
+    deletions.renew("b", claim("w", ttl_s=-1))
+    with pytest.raises(ClaimHeld, match="found w"):
+        deletions.renew("b", claim("other"))
+    deletions.renew("b", replace(claim("w", ttl_s=-1), run_id="continued"))
+    deletions.renew("b", claim("other"))
+
+
 def test_renew_thirty_two_at_once_exactly_one_takes_a_dead_batch(world: World) -> None:
     """The update's own condition decides, looked at again by whoever waited."""
     _batch(world, 1, ttl_s=-1)

@@ -46,7 +46,9 @@ class FakeDeletions(FakePhaseOne):
                 raise ClaimHeld(f"batch {batch_id}: expected it unfinished, found that it is finished")
             if run.holder != claim.workflow_id and run.until_us > self._catalog.now_us:
                 raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found {run.holder}")
-            run.holder, run.until_us = claim.workflow_id, self._catalog.until_us(claim.ttl_s)
+            until_us = self._catalog.until_us(claim.ttl_s)
+            run.until_us = max(until_us, run.until_us) if run.holder_run == claim.run_id else until_us
+            run.holder, run.holder_run = claim.workflow_id, claim.run_id
 
     def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """See the port."""

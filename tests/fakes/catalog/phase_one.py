@@ -30,6 +30,7 @@ class Run:
     detached: Detached
     holder: str
     until_us: int
+    holder_run: str = ""
     finished: bool = False
 
 
@@ -76,7 +77,12 @@ class FakePhaseOne:
             if intents or ledger_ids is not None:
                 until_us = self._catalog.until_us(claim.ttl_s)
                 self._catalog.runs[batch_id] = Run(
-                    topic_id=topic_id, request=request, detached=done, holder=claim.workflow_id, until_us=until_us
+                    topic_id=topic_id,
+                    request=request,
+                    detached=done,
+                    holder=claim.workflow_id,
+                    until_us=until_us,
+                    holder_run=claim.run_id,
                 )
             return replace(done, filed=self._filed(before))
 

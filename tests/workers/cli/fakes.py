@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from logstore.retention import RetentionPolicy
 from logstore.subscriptions import Subscription
 from workers.cli.context import Say, Services
 from workers.settings import Loaded, load_settings
+from workflows.values import DeleteLedgersProgress
 
 ORDERS = "persistent://public/default/orders"
 
@@ -211,12 +212,47 @@ class FakeHandle:
 
 
 @dataclass
+class FakeBatches:
+    """`workers.batches.Batches` as the command line calls it: one batch, told what to do."""
+
+    known: DeleteLedgersProgress = field(
+        default_factory=lambda: DeleteLedgersProgress(intents=9, outcomes={"DELETED": 4}, objects=12, done=4, left=5)
+    )
+    ended: bool = False
+
+    def _told(self, workflow_id: str, **orders: Any) -> DeleteLedgersProgress:
+        if workflow_id != "delete-ledgers/b":
+            raise UnknownObject("workflow", expected="the id of a batch", found=workflow_id)
+        if self.ended:
+            raise PreconditionFailed(f"{workflow_id}: expected a batch that is running, found COMPLETED")
+        self.known = replace(self.known, **orders)
+        return self.known
+
+    async def progress(self, workflow_id: str) -> DeleteLedgersProgress:
+        """See `Batches`."""
+        return self._told(workflow_id)
+
+    async def pause(self, workflow_id: str) -> DeleteLedgersProgress:
+        """See `Batches`."""
+        return self._told(workflow_id, paused=True)
+
+    async def resume(self, workflow_id: str) -> DeleteLedgersProgress:
+        """See `Batches`."""
+        return self._told(workflow_id, paused=False)
+
+    async def set_rate(self, workflow_id: str, objects_per_s: int) -> DeleteLedgersProgress:
+        """See `Batches`."""
+        return self._told(workflow_id, rate=objects_per_s)
+
+
+@dataclass
 class FakeClient:
     """`workers.client.Sexton` as the command line calls it."""
 
     result: FakeResult | BaseException = field(default_factory=lambda: FakeResult({"DELETED": 3}))
     asked: list[tuple[object, ...]] = field(default_factory=list)
     dead: int = 3  # dead letters
+    batches: FakeBatches = field(default_factory=FakeBatches)
 
     async def trim_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
         """Remember the call."""

@@ -73,3 +73,36 @@ def test_deletion_sweep_tells_what_it_found(run: Run, services: FakeServices) ->
     }
     assert services.client.asked == [("now",)]
     assert document(run("deletion", "sweep", "--no-wait", "--json"))["workflow_id"] == "sweep-deletions"
+
+
+def test_deletion_pause_resume_and_rate_print_the_progress(run: Run, services: FakeServices) -> None:
+    """What was ordered, and how far the batch is."""
+    known = {"intents": 9, "done": 4, "left": 5, "outcomes": {"DELETED": 4}, "objects": 12, "size_bytes": 0}
+    batch = {"workflow_id": "delete-ledgers/b", **known}
+    for command, paused, rate in (
+        (["pause"], True, 0),
+        (["rate", "50"], True, 50),
+        (["rate"], True, 50),
+        (["resume"], False, 50),
+        (["rate", "0"], False, 0),
+        (["rate", "1000000"], False, 1_000_000),
+    ):
+        told = document(run("deletion", command[0], "delete-ledgers/b", *command[1:], "--json"))
+        assert told == batch | {"paused": paused, "rate": rate}
+
+
+@pytest.mark.parametrize("number", ["-1", "1000001", "fast", "1.5"])
+def test_deletion_rate_beyond_its_bounds_is_bad_input(run: Run, services: FakeServices, number: str) -> None:
+    """The message names what is expected, and nothing is sent."""
+    told = document(run("deletion", "rate", "--json", "delete-ledgers/b", "--", number), 2)
+    assert "error" in told
+    assert services.client.batches.known.rate == 0
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "rate"])
+def test_deletion_control_of_no_running_batch_is_refused(run: Run, services: FakeServices, command: str) -> None:
+    """Unknown is bad input, finished is a precondition that fails."""
+    assert document(run("deletion", command, "delete-ledgers/x", "--json"), 2)["error"]["type"] == "UnknownObject"
+    services.client.batches.ended = True
+    told = document(run("deletion", command, "delete-ledgers/b", "--json"), 3)["error"]
+    assert (told["type"], "found COMPLETED" in told["message"]) == ("PreconditionFailed", True)

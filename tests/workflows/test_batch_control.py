@@ -1,0 +1,369 @@
+"""`delete-ledgers` under an operator's hand: paused, resumed, slowed down."""
+
+import asyncio
+import itertools
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio import activity
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError, CancelledError
+
+from activities.deletion import Certificate, ChunkInput, ChunkResult, HoldBatchInput, pace
+from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
+from logstore.ledgers import ledger_prefix
+from logstore.ports.catalog import Claim
+from logstore.positions import LedgerId
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.workflows.house import Gate, House, assert_eventually, details_of
+from workers.batches import Batches
+from workflows.delete_ledgers import DeleteLedgers
+from workflows.values import DeleteLedgersProgress, DeletionPolicy, SetRate
+
+Batch = WorkflowHandle[DeleteLedgers, Certificate]
+
+
+def gate_at(house: House, ledger_id: LedgerId) -> Gate:
+    """Holds the chunk that looks at the ledger."""
+    gate, prefix = Gate(), ledger_prefix(ledger_id)
+    fault = Fault(
+        operation=Operation.LIST, kind=FaultKind.CALL, matches=lambda found: found == prefix, action=gate.wait
+    )
+    house.world.objects.plan(fault)
+    return gate
+
+
+def held(house: House) -> int:
+    """How often a paused batch was held."""
+    return len(house.attempts("deletion.hold_batch"))
+
+
+async def paused_at(house: House, ledger_id: LedgerId, handle: Batch, gate: Gate) -> None:
+    """Pause while the ledger's chunk is in hand, and let that end."""
+    await assert_eventually(gate.reached.is_set)
+    assert (await handle.execute_update(DeleteLedgers.pause)).paused
+    gate.open()
+    await assert_eventually(lambda: not house.world.left_of(ledger_id) and held(house) > 0)
+
+
+async def test_pause_lets_chunks_in_hand_end_and_starts_no_other(house: House) -> None:
+    """Nothing of the rest is touched until it is resumed, and then all of it goes."""
+    ledgers = house.world.fill(4)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[1])
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await paused_at(house, ledgers[1], handle, gate)
+        assert len(house.attempts("deletion.delete_chunk")) == 2
+        progress = await handle.query(DeleteLedgers.progress)
+        assert (progress.paused, progress.done, progress.left, progress.outcomes) == (True, 2, 2, {"DELETED": 2})
+        assert "**paused**" in await details_of(handle)
+        assert [len(house.world.left_of(one)) for one in ledgers[2:]] == [3, 3]
+        resumed = await handle.execute_update(DeleteLedgers.resume)
+        assert (resumed.paused, resumed.left) == (False, 2)
+        assert (await handle.result()).outcomes == {"DELETED": 4}
+
+
+async def test_pause_keeps_the_batch_claimed_for_as_long_as_it_lasts(house: House) -> None:
+    """Held for a quarter of an hour, every ten minutes: no sweep takes its rows (promise 2)."""
+    ledgers = house.world.fill(3)
+    house.policy = DeletionPolicy(chunk=1, parallelism=2)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        await handle.execute_update(DeleteLedgers.pause)
+        gate.open()
+        waiting = asyncio.ensure_future(handle.result())
+        await assert_eventually(lambda: held(house) >= 4)
+        times = [one.scheduled for one in house.attempts("deletion.hold_batch")]
+        assert all(590 <= (later - earlier).total_seconds() <= 700 for earlier, later in itertools.pairwise(times))
+        left = "claim_until_us / 1000000 - CAST(strftime('%s', 'now') AS INT)"
+        assert 880 <= house.world.sql(f"SELECT {left} FROM run")[0][0] <= 901
+        thief = Claim(workflow_id="thief", run_id="", ttl_s=60)
+        assert house.world.catalog.sweeps.adopt(batch_id="thief", claim=thief, limit=9).intents == 0
+        await handle.execute_update(DeleteLedgers.resume)
+        assert (await waiting).outcomes == {"DELETED": 3}
+
+
+async def test_pause_before_the_first_chunk_starts_none(house: House) -> None:
+    """An update that came before any worker is obeyed before anything is deleted."""
+    ledgers = house.world.fill(2)
+    handle = await house.delete(ledgers)
+    asked = asyncio.ensure_future(handle.execute_update(DeleteLedgers.pause))
+    async with house.worker():
+        assert (await asked).paused
+        await assert_eventually(lambda: held(house) > 0)
+        assert not house.attempts("deletion.delete_chunk")
+        await handle.execute_update(DeleteLedgers.resume)
+        assert (await handle.result()).outcomes == {"DELETED": 2}
+
+
+async def test_pause_and_resume_twice_say_the_same(house: House) -> None:
+    """An operator who is not sure asks again."""
+    ledgers = house.world.fill(3)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await paused_at(house, ledgers[0], handle, gate)
+        first = await handle.execute_update(DeleteLedgers.pause)
+        assert await handle.execute_update(DeleteLedgers.pause) == first
+        again = await handle.execute_update(DeleteLedgers.resume)
+        assert again.paused is (await handle.execute_update(DeleteLedgers.resume)).paused is False
+        assert (await handle.result()).deleted == 3
+
+
+async def test_pause_and_rate_are_carried_into_the_next_run(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is paused, its history stays short, and it does not forget what it was told."""
+    long = "temporalio.workflow.Info.is_continue_as_new_suggested"
+    monkeypatch.setattr(long, lambda info: info.get_current_history_length() > 40)
+    ledgers = house.world.fill(4)
+    house.policy = DeletionPolicy(chunk=1, parallelism=2)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        await handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=900_000))
+        await handle.execute_update(DeleteLedgers.pause)
+        gate.open()
+        newest: Batch = house.client.get_workflow_handle(handle.id)
+        await assert_eventually(lambda: _is_another_run(newest, handle.first_execution_run_id))
+        progress = await newest.query("progress", result_type=DeleteLedgersProgress)
+        assert (progress.paused, progress.rate) == (True, 900_000)
+        await newest.execute_update("resume")
+        assert (await handle.result()).outcomes == {"DELETED": 4}
+    first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
+
+
+async def _is_another_run(handle: Batch, first: str | None) -> bool:
+    return (await handle.describe()).run_id != first
+
+
+async def test_pause_whose_worker_is_lost_is_still_paused_for_another(house: House) -> None:
+    """Nothing of it is in a worker's memory (promise 8)."""
+    ledgers = house.world.fill(3)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker(cache=0):
+        handle = await house.delete(ledgers)
+        await paused_at(house, ledgers[0], handle, gate)
+    async with house.worker(cache=0):
+        assert (await handle.query(DeleteLedgers.progress)).paused
+        assert len(house.attempts("deletion.delete_chunk")) == 1
+        await handle.execute_update(DeleteLedgers.resume)
+        assert (await handle.result()).deleted == 3
+
+
+async def test_pause_cancelled_ends_cancelled_and_keeps_its_rows(house: House) -> None:
+    """Cancellation gets through a pause; rows are taken up later (promise 2)."""
+    ledgers = house.world.fill(2)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await paused_at(house, ledgers[0], handle, gate)
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert isinstance(caught.value.cause, CancelledError)
+    assert [bool(house.world.left_of(one)) for one in ledgers] == [False, True]
+
+
+async def test_pause_outlasts_the_catalog_being_away(house: House) -> None:
+    """The claim cannot be renewed for a while: asked again until it can, and nothing is started meanwhile."""
+    ledgers = house.world.fill(2)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    failures, real = [1, 2, 3], house.world.upkeep.hold_batch
+    gate = gate_at(house, ledgers[0])
+
+    @activity.defn(name="deletion.hold_batch")
+    def hold_batch(request: HoldBatchInput) -> None:
+        if failures:
+            failures.pop()
+            raise ApplicationError("catalog is away", type="StoreUnavailable")
+        real(request)
+
+    async with house.worker(instead=[hold_batch]):
+        handle = await house.delete(ledgers)
+        await paused_at(house, ledgers[0], handle, gate)
+        await assert_eventually(lambda: held(house) >= 4)
+        assert len(house.attempts("deletion.delete_chunk")) == 1
+        await handle.execute_update(DeleteLedgers.resume)
+        assert (await handle.result()).deleted == 2
+
+
+async def test_sweep_does_not_wait_for_a_batch_that_is_paused(house: House) -> None:
+    """For a while, and then it looks for what else has stalled; the batch goes on by itself."""
+    ledgers = house.world.fill(2)
+    house.world.detach(batch_id=f"{house.queue}-dead")
+    house.world.sql("UPDATE run SET claim_until_us = 1")
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker():
+        handle = await house.sweep(patience_s=0.5)
+        await assert_eventually(gate.reached.is_set)
+        (batch_id,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        batch: Batch = house.client.get_workflow_handle_for(DeleteLedgers.run, f"delete-ledgers/{batch_id}")
+        await paused_at(house, ledgers[0], batch, gate)
+        result = await handle.result()
+        assert (result.batches, result.uncertified, result.outcomes) == (1, 1, {})
+        await batch.execute_update(DeleteLedgers.resume)
+        assert (await batch.result()).outcomes == {"DELETED": 2}
+
+
+async def test_rate_is_shared_by_the_chunks_and_holds_from_the_next_slice_on(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it for each of two; a slice is cut short, and the rest of its rows is met under the new rate."""
+    ledgers = house.world.fill(6)
+    house.policy = DeletionPolicy(chunk=3, parallelism=2)
+    asked: list[tuple[float, int]] = []
+    real, gate = house.world.deletion.delete_chunk, gate_at(house, ledgers[0])
+    monkeypatch.setattr(pace, "_SLICE_S", 6e-6)  # at half a million a second: one ledger of three objects
+
+    @activity.defn(name="deletion.delete_chunk")
+    def chunk(request: ChunkInput) -> ChunkResult:
+        asked.append((request.objects_per_s, request.chunk.rows))
+        gate.wait()
+        return real(request)
+
+    async with house.worker(instead=[chunk]):
+        handle = await house.delete(ledgers)
+        await assert_eventually(lambda: len(asked) == 2)
+        progress = await handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000_000))
+        assert (progress.rate, progress.paused) == (1_000_000, False)
+        assert "at most 1,000,000 objects a second" in await details_of(handle)
+        gate.open()
+        assert (await handle.result()).outcomes == {"DELETED": 6}
+    assert asked == [(0.0, 3), (0.0, 3)]
+
+
+async def test_rate_cuts_chunks_into_slices_that_miss_no_row(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is dealt with once, failing ones alone, and the counts are those of the whole."""
+    ledgers = house.world.fill(5)
+    house.world.objects.put_if_absent(f"{ledger_prefix(ledgers[2])}theirs.txt", b"theirs", metadata={})
+    house.policy = DeletionPolicy(chunk=3, parallelism=2)
+    monkeypatch.setattr(pace, "_SLICE_S", 6e-6)
+    asked: list[tuple[float, int]] = []
+    real = house.world.deletion.delete_chunk
+
+    @activity.defn(name="deletion.delete_chunk")
+    def chunk(request: ChunkInput) -> ChunkResult:
+        asked.append((request.objects_per_s, request.chunk.rows))
+        return real(request)
+
+    handle = await house.delete(ledgers)
+    limited = asyncio.ensure_future(handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000_000)))
+    async with house.worker(instead=[chunk]):
+        await limited
+        certificate = await handle.result()
+        progress = await handle.query(DeleteLedgers.progress)
+    assert certificate.outcomes == {"DELETED": 4, "METADATA_MISMATCH": 1}
+    assert (progress.done, progress.left, progress.objects) == (5, 0, 12)
+    assert sorted(asked) == [(500_000.0, rows) for rows in (1, 1, 2, 2, 3)]
+
+
+async def test_rate_of_a_long_batch_continues_as_new_between_slices(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices make a long history: it is cut, and what is left is met by the next run."""
+    ledgers = house.world.fill(5)
+    house.policy = DeletionPolicy(chunk=5, parallelism=1)
+    monkeypatch.setattr(pace, "_SLICE_S", 3e-6)
+    monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
+    handle = await house.delete(ledgers)
+    limited = asyncio.ensure_future(handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000_000)))
+    async with house.worker():
+        await limited
+        certificate = await handle.result()
+        progress = await handle.query("progress", result_type=DeleteLedgersProgress)
+    assert certificate.outcomes == {"DELETED": 5}
+    assert (progress.done, progress.left, progress.rate, progress.objects) == (5, 0, 1_000_000, 15)
+
+
+@pytest.mark.parametrize("rate", [-1, 1_000_001, 2**40])
+async def test_rate_beyond_its_bounds_is_refused_and_changes_nothing(house: House, rate: int) -> None:
+    """The message says what is expected, and the history knows nothing of it."""
+    ledgers = house.world.fill(1)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        with pytest.raises(WorkflowUpdateFailedError) as caught:
+            await handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=rate))
+        assert isinstance(caught.value.cause, ApplicationError)
+        assert caught.value.cause.type == "InvalidInput"
+        expected = f"rate: expected 0 (unlimited) to 1,000,000 objects a second, found {rate:,}"
+        assert caught.value.cause.message == expected
+        assert (await handle.query(DeleteLedgers.progress)).rate == 0
+        gate.open()
+        await handle.result()
+    history = await handle.fetch_history()
+    assert not [
+        event for event in history.events if event.HasField("workflow_execution_update_accepted_event_attributes")
+    ]
+
+
+@pytest.mark.parametrize("payload", ["fast", {"objects_per_s": "fast"}, {"objects_per_s": 1.5}, {}])
+async def test_rate_that_is_no_number_is_refused_and_the_batch_goes_on(house: House, payload: Any) -> None:
+    """Any SDK may have sent it: it neither stops the workflow nor changes it."""
+    ledgers = house.world.fill(1)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        with pytest.raises(WorkflowUpdateFailedError):
+            await handle.execute_update("set_rate", payload)
+        assert (await handle.query(DeleteLedgers.progress)).rate == 0
+        gate.open()
+        assert (await handle.result()).deleted == 1
+
+
+async def test_control_of_a_workflow_that_is_no_running_batch_is_refused(house: House) -> None:
+    """Each in one sentence: unknown, of another type, finished; nothing hangs."""
+    batches = Batches(house.client)
+    (ledger,) = house.world.fill(1)
+    async with house.worker():
+        trim = await house.trim()
+        await trim.result()
+        done = await house.delete([ledger])
+        await done.result()
+        for ask in (batches.progress, batches.pause, batches.resume, lambda name: batches.set_rate(name, 5)):
+            with pytest.raises(UnknownObject, match="the id of a batch"):
+                await ask("delete-ledgers/nobody")
+            with pytest.raises(InvalidInput, match="a trim-topic"):
+                await ask(trim.id)
+            with pytest.raises(PreconditionFailed, match="found COMPLETED"):
+                await ask(done.id)
+
+
+async def test_control_by_the_client_reaches_the_batch(house: House) -> None:
+    """As the command line asks."""
+    ledgers = house.world.fill(2)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate, batches = gate_at(house, ledgers[0]), Batches(house.client)
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        assert (await batches.pause(handle.id)).paused
+        assert (await batches.set_rate(handle.id, 1_000_000)).rate == 1_000_000
+        assert (await batches.progress(handle.id)).paused
+        with pytest.raises(WorkflowUpdateFailedError):
+            await batches.set_rate(handle.id, -1)
+        gate.open()
+        assert not (await batches.resume(handle.id)).paused
+        assert (await handle.result()).deleted == 2
+
+
+async def test_control_without_a_worker_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person who waits is told what to try."""
+    monkeypatch.setattr("workers.batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
+    (ledger,) = house.world.fill(1)
+    handle = await house.delete([ledger])
+    for ask in (Batches(house.client).pause, Batches(house.client).progress):
+        with pytest.raises(ServiceFailed, match="worker: none answered for delete-ledgers/"):
+            await ask(handle.id)
+    await handle.terminate()

@@ -1,0 +1,105 @@
+"""Batches of deletions at work, under an operator's hand: looked at, paused, resumed, slowed down."""
+
+from collections.abc import Awaitable
+from datetime import timedelta
+from typing import Final
+
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.deletion import Certificate
+from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
+from workflows.delete_ledgers import DeleteLedgers
+from workflows.values import DeleteLedgersProgress, SetRate
+
+_TYPE: Final = "delete-ledgers"
+_NOBODY_ANSWERED: Final = {RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}
+_ANSWERED_WITHIN: Final = timedelta(seconds=30)  # by a worker, which may be draining or starting
+
+
+class Batches:
+    """Batches in one namespace, by the ids of their workflows.
+
+    Every method may raise:
+        UnknownObject: There is no such workflow.
+        InvalidInput: It is no batch of deletions.
+        PreconditionFailed: It is not running any more.
+        ServiceFailed: No worker answered.
+    """
+
+    def __init__(self, client: Client) -> None:
+        """Ask with this client."""
+        self._client = client
+
+    async def progress(self, workflow_id: str) -> DeleteLedgersProgress:
+        """How far it is."""
+        batch = await self._running(workflow_id)
+        return await _answered(workflow_id, batch.query(DeleteLedgers.progress, rpc_timeout=_ANSWERED_WITHIN))
+
+    async def pause(self, workflow_id: str) -> DeleteLedgersProgress:
+        """Start no chunk of it any more."""
+        batch = await self._running(workflow_id)
+        return await _answered(workflow_id, batch.execute_update(DeleteLedgers.pause, rpc_timeout=_ANSWERED_WITHIN))
+
+    async def resume(self, workflow_id: str) -> DeleteLedgersProgress:
+        """Go on with it."""
+        batch = await self._running(workflow_id)
+        return await _answered(workflow_id, batch.execute_update(DeleteLedgers.resume, rpc_timeout=_ANSWERED_WITHIN))
+
+    async def set_rate(self, workflow_id: str, objects_per_s: int) -> DeleteLedgersProgress:
+        """Delete no faster than that from its next slice on; 0: unlimited."""
+        batch, wanted = await self._running(workflow_id), SetRate(objects_per_s=objects_per_s)
+        update = batch.execute_update(DeleteLedgers.set_rate, wanted, rpc_timeout=_ANSWERED_WITHIN)
+        return await _answered(workflow_id, update)
+
+    async def _running(self, workflow_id: str) -> WorkflowHandle[DeleteLedgers, Certificate]:
+        handle = self._client.get_workflow_handle_for(DeleteLedgers.run, workflow_id)
+        try:
+            found = await handle.describe()
+        except RPCError as error:
+            if error.status in {RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT}:
+                expected = f"the id of a batch, {_TYPE}/…, as `sexton workflow list --type {_TYPE}` shows it"
+                raise UnknownObject("workflow", expected=expected, found=workflow_id) from error
+            raise
+        if found.workflow_type != _TYPE:
+            what = f"{workflow_id}, a {found.workflow_type}"
+            raise InvalidInput("workflow", expected=f"a {_TYPE} workflow", found=what)
+        if found.status is not WorkflowExecutionStatus.RUNNING:
+            raise _over(workflow_id, found.status.name if found.status else "that it is gone")
+        return handle
+
+
+async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -> DeleteLedgersProgress:
+    """The answer.
+
+    Raises:
+        PreconditionFailed: The batch ended meanwhile.
+        ServiceFailed: No worker answered.
+        ApplicationError: A worker refused, of type `InvalidInput`.
+    """
+    try:
+        return await asked
+    except WorkflowUpdateFailedError as error:
+        ended = isinstance(error.cause, ApplicationError) and error.cause.type == "AcceptedUpdateCompletedWorkflow"
+        if ended:
+            raise _over(workflow_id, "that it ended") from error
+        raise
+    except (WorkflowUpdateRPCTimeoutOrCancelledError, RPCError) as error:
+        if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
+            raise _over(workflow_id, "that it ended") from error
+        silent = not isinstance(error, RPCError) or error.status in _NOBODY_ANSWERED
+        if not silent:
+            raise
+        advice = "see `sexton status`, or run `sexton worker run`"
+        raise ServiceFailed("worker", f"none answered for {workflow_id}", advice=advice) from error
+
+
+def _over(workflow_id: str, found: str) -> PreconditionFailed:
+    return PreconditionFailed(f"{workflow_id}: expected a batch that is running, found {found}")
