@@ -15,6 +15,8 @@ from logstore.deletion import DeletionState
 from logstore.ports.catalog import Claim, Detached
 from logstore.positions import LedgerId, TopicId
 
+UNCLAIMED = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
+
 SEVERAL_TOPICS = TopicId(0)
 """Stands for the topic of a batch whose rows may be of any."""
 

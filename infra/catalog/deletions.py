@@ -19,10 +19,10 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.claims import claimed_by, holder, until_us
+from infra.catalog.claims import UNCLAIMED, claimed_by, holder, until_us
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
-from infra.catalog.endings import UNCLAIMED, audit_batch, end_rows, move_rows
+from infra.catalog.endings import audit_batch, end_rows, move_rows
 from infra.catalog.intents import INTENT, is_dead_letter, outcome_of, to_intent
 from infra.catalog.ledgers import require_epoch
 from infra.catalog.many import any_of

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, fu
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
+from infra.catalog.claims import UNCLAIMED
 from infra.catalog.many import any_of
 from logstore.deletion import DeletionState
 from logstore.ports.catalog import Cause, Ended, Tally
@@ -17,7 +18,6 @@ _P, _A = t.pending_deletion.c, t.audit.c
 _PENDING = DeletionState.PENDING.value
 _NAMES = ("row_id", "ledger_id", "copy", "generation", "topic_id", "topic", "batch_id", "claim_workflow")
 _LOCKED = [_P[name] for name in _NAMES]
-UNCLAIMED = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
 
 
 def end_rows(connection: Connection, ended: Sequence[Ended], holder: str, *, now_us: int) -> frozenset[int]:

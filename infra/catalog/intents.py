@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
+from infra.catalog.claims import UNCLAIMED
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Filed
@@ -95,11 +96,15 @@ def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[l
 
 
 def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
-    """Let phase two look again at a newborn that was abandoned too early: its creator has put a `meta.json` since."""
+    """Let phase two look again at a newborn that was abandoned too early: its creator has put objects since.
+
+    An attempt that found nothing of it and is about to say so no longer may: the row is nobody's now.
+    """
     p = t.pending_deletion.c
-    ended = (p.ledger_id == ledger_id, p.segments == 0, p.state == DeletionState.DELETED.value)
+    states = (DeletionState.DELETED.value, DeletionState.PENDING.value)
+    newborn = (p.ledger_id == ledger_id, p.segments == 0, p.state.in_(states))
     again = {"state": DeletionState.PENDING.value, "outcome": None, "batch_id": "", "finished_us": None}
-    connection.execute(update(t.pending_deletion).where(*ended).values(again))
+    connection.execute(update(t.pending_deletion).where(*newborn).values(**again, **UNCLAIMED))
 
 
 INTENT: tuple[ColumnElement[Any], ...] = (

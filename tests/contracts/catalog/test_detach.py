@@ -85,6 +85,20 @@ def test_attach_of_a_newborn_abandoned_too_early_lets_phase_two_look_again(world
     assert world.phase_one(topic.topic_id).intents == 1
 
 
+def test_attach_of_a_newborn_whose_deletion_is_at_work_takes_the_row_from_it(world: World) -> None:
+    """An attempt that listed nothing before the creator put its meta.json may not end the row afterwards."""
+    topic = new_topic(world)
+    late = newborn(world, topic.topic_id)
+    world.age(late, seconds=601)
+    world.phase_one(topic.topic_id, batch_id="early")
+    row = world.catalog.deletions.list(None, limit=1)[0]
+    assert not world.catalog.ledgers.attach(late, after=None)
+    gone = [Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)]
+    assert world.catalog.deletions.finish(gone, holder="early") == frozenset()
+    assert world.catalog.deletions.inflight().estimated_inflight == 1
+    assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
+
+
 def test_detach_of_ids_that_another_batch_works_on_tells_so(world: World) -> None:
     """Asked for twice at once, the second one hears that the first is at work, and takes nothing from it."""
     topic = new_topic(world)

@@ -193,6 +193,6 @@ class FakeCatalog:
     def reopen_intent(self, ledger_id: LedgerId) -> None:
         """Let phase two look again at a newborn that was abandoned too early."""
         for row in [one for one in self.intent_rows.values() if one.ledger_id == ledger_id]:
-            if row.state is DeletionState.DELETED and not row.segments:
-                again = replace(row, state=DeletionState.PENDING, outcome=None, batch_id="")
+            if row.state in {DeletionState.DELETED, DeletionState.PENDING} and not row.segments:
+                again = replace(row, state=DeletionState.PENDING, outcome=None, batch_id="", handed_to=None)
                 self.intent_rows[row.row_id] = again
