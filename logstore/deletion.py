@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from logstore.ledgers import Component, CopyKind, LedgerOwner
+from logstore.errors import CorruptData
+from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.positions import LedgerId, TopicId
 
 
@@ -109,8 +110,22 @@ def missing_property(intent: DeletionIntent) -> str | None:
     for key in _ESSENTIAL[Component(intent.component)]:
         if not intent.keys.get(key):
             return f"key {key!r} of {intent.component}"
-    if intent.copy is CopyKind.OFFLOADED_LEDGER and not intent.context.get("uuid"):
-        return "uuid of the offload context"
+    lacks = [
+        key for key in ("uuid", "bucket") if intent.copy is CopyKind.OFFLOADED_LEDGER and not intent.context.get(key)
+    ]
+    return f"{lacks[0]} of the offload context" if lacks else None
+
+
+def disowned(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> str | None:
+    """Why an object's own metadata says that it is not of this ledger, or None when it says that it is."""
+    try:
+        statement = LedgerStatement.from_metadata(metadata)
+    except CorruptData as error:
+        return f"{key!r} states no owner ({error})"
+    if statement.owner.digest != intent.owner.digest or statement.ledger_id != intent.ledger_id:
+        return f"{key!r} states ledger {statement.ledger_id} of {statement.owner.topic}"
+    if statement.created_us != intent.ledger_created_us:
+        return f"{key!r} is of another ledger {statement.ledger_id}, of catalog epoch {statement.epoch}"
     return None
 
 
@@ -131,6 +146,8 @@ class StoredCopy:
     meta_keys: tuple[str, ...] = ()  # deleted last
     size_bytes: int = 0
     objects: int = 0  # found, whosever they are
+    bucket: str = ""  # where it stands, for a kind of copy that may stand in several
+    uploads: tuple[str, ...] = ()  # keys with parts of an upload that nobody will finish
     short: bool = False  # fewer segments than were registered: look again before meta goes
     detail: str = ""
 

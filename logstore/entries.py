@@ -31,7 +31,8 @@ SCHEMA = pa.schema(
 )
 """Columns of a segment, in file order. Readers name those they need; payloads are read by choice."""
 
-_REPEATED = ["producer", "key", "properties.key_value.key", "properties.key_value.value"]
+COMPRESSION = "zstd"
+REPEATED = ["producer", "key", "properties.key_value.key", "properties.key_value.value"]
 """Columns worth a dictionary in the file; looking for repetition in payloads doubles the time of a small segment."""
 
 
@@ -98,7 +99,7 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
     arrays = [_column(columns[f.name], f.type) for f in SCHEMA]
     sink = io.BytesIO()
     table = pa.Table.from_arrays(arrays, schema=SCHEMA)
-    pq.write_table(table, sink, compression="zstd", use_dictionary=_REPEATED)
+    pq.write_table(table, sink, compression=COMPRESSION, use_dictionary=REPEATED)
     return sink.getvalue()
 
 

@@ -5,7 +5,10 @@ SextonError
 ├── RetryableError                 the world may change: ask again
 │   ├── StoreUnavailable           a service did not answer, or asked to slow down
 │   ├── CatalogBusy                contention outlasted the catalog's own retries
-│   └── DeletionIncomplete         storage kept some keys of a ledger
+│   ├── DeletionIncomplete         storage kept some keys of a ledger
+│   ├── UploadOpen                 an upload of the copy may still be going
+│   ├── UploadTimedOut             an upload took longer than it may: it sends nothing more
+│   └── UploadUnproven             an upload was answered, and storage does not hold what was sent
 ├── OutcomeUnknown                 may have landed: re-read first, then retry
 ├── TerminalError                  asking again cannot help
 │   ├── InvalidInput               a field, what was expected, what was found
@@ -48,6 +51,23 @@ class CatalogBusy(RetryableError):
 
 class DeletionIncomplete(RetryableError):
     """Storage kept some keys of a ledger; the rest is gone."""
+
+
+class UploadOpen(RetryableError):
+    """An upload of the copy may still be going: what is deleted now could come back."""
+
+    def __init__(self, message: str, *, after_s: float) -> None:
+        """Say for how long; no sooner is it worth asking again."""
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class UploadTimedOut(RetryableError):
+    """An upload took longer than it may: it sends nothing more, and the next attempt begins anew."""
+
+
+class UploadUnproven(RetryableError):
+    """An upload was answered, and storage does not hold what was sent."""
 
 
 class OutcomeUnknown(SextonError):

@@ -4,14 +4,13 @@ Between any two calls here the process may die. Data goes first and `meta.json` 
 half-deleted ledger still says whose it is; deleting an absent key counts as done, so all of it may repeat.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
-from logstore.deletion import DeletionIntent, Finding, StoredCopy
-from logstore.errors import CorruptData, StoreUnavailable
+from logstore.confirmed_deletes import Kept, delete, kept, removal
+from logstore.deletion import DeletionIntent, Finding, StoredCopy, disowned
+from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ledgers import (
-    LedgerStatement,
     ledger_prefix,
     meta_digest,
     meta_key,
@@ -25,11 +24,6 @@ from logstore.positions import LedgerId
 
 _MOST_STATED = 65_536
 """Bytes of a `meta.json` that are read; ours has less than 4 KiB."""
-
-
-class _Errors(NamedTuple):
-    keys: int
-    first: str
 
 
 class PrimaryCopies:
@@ -97,15 +91,7 @@ class PrimaryCopies:
         seen = self._objects.head(key)
         if seen is None:
             return None  # it went away since the listing; nothing of it can be harmed
-        try:
-            statement = LedgerStatement.from_metadata(seen[1])
-        except CorruptData as error:
-            return f"{key!r} states no owner ({error})"
-        if statement.owner.digest != intent.owner.digest or statement.ledger_id != intent.ledger_id:
-            return f"{key!r} states ledger {statement.ledger_id} of {statement.owner.topic}"
-        if statement.created_us != intent.ledger_created_us:
-            return f"{key!r} is of another ledger {statement.ledger_id}, of catalog epoch {statement.epoch}"
-        return None
+        return disowned(intent, key, seen[1])
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """The content of `meta.json`, ours before another's; where none stands, what the first object says of itself.
@@ -125,34 +111,21 @@ class PrimaryCopies:
     def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
         """Delete every copy's segments, then the `meta.json` of those that lost all of them."""
         with effect("storage.delete_data"):
-            data = self._delete(copies, lambda copy: copy.data_keys, on_progress)
+            data = delete(self._objects, copies.values(), lambda copy: copy.data_keys, on_progress)
         left = {row: self._left(copies[row], data) for row in copies}
-        whole = {row: copy for row, copy in copies.items() if not left[row]}
+        whole = [copies[row] for row in copies if not left[row]]
         with effect("storage.delete_meta"):
-            meta = self._delete(whole, lambda copy: copy.meta_keys, on_progress)
-        return {row: _removal(copies[row], left[row] or _errors(copies[row].meta_keys, meta)) for row in copies}
+            meta = delete(self._objects, whole, lambda copy: copy.meta_keys, on_progress)
+        return {row: removal(copies[row], left[row] or kept(copies[row].meta_keys, meta)) for row in copies}
 
-    def _delete(
-        self,
-        copies: Mapping[int, StoredCopy],
-        keys: Callable[[StoredCopy], tuple[str, ...]],
-        on_progress: Callable[[int], None],
-    ) -> DeleteReport:
-        wanted = [key for copy in copies.values() for key in keys(copy)]
-        if not wanted:
-            return DeleteReport()
-        report = self._objects.delete(wanted)
-        on_progress(len(report.deleted))
-        return report
-
-    def _left(self, copy: StoredCopy, report: DeleteReport) -> _Errors | None:
+    def _left(self, copy: StoredCopy, report: DeleteReport) -> Kept | None:
         """What is left of the data: keys refused, or for a listing that was short, keys a second one shows."""
-        errors = _errors(copy.data_keys, report)
+        errors = kept(copy.data_keys, report)
         if errors or not copy.short or not copy.meta_keys:
             return errors
         prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
         again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
-        return _Errors(len(again), f"{again[0]} appeared in a second listing") if again else None
+        return Kept(len(again), f"{again[0]} appeared in a second listing") if again else None
 
 
 def _is_direct(key: str, ledger_id: LedgerId) -> bool:
@@ -165,18 +138,3 @@ def _expected(intent: DeletionIntent) -> frozenset[str]:
     if intent.last_segment + 1 != intent.segments:
         return frozenset()
     return frozenset(segment_key(intent.ledger_id, number) for number in range(intent.segments))
-
-
-def _errors(keys: Iterable[str], report: DeleteReport) -> _Errors | None:
-    failed = [key for key in keys if key not in report.deleted]
-    return _Errors(len(failed), f"{failed[0]}: {report.failed.get(failed[0], 'unconfirmed')}") if failed else None
-
-
-def _removal(copy: StoredCopy, errors: _Errors | None) -> Removal:
-    total = len(copy.data_keys) + len(copy.meta_keys)
-    if errors is None:
-        return Removal(objects=total, size_bytes=copy.size_bytes)
-    return Removal(
-        objects=max(0, total - errors.keys - len(copy.meta_keys)),
-        error=f"{errors.keys} keys kept, first {errors.first}",
-    )

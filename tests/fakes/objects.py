@@ -16,6 +16,7 @@ class Operation(StrEnum):
     """The port's methods, as a fault names them."""
 
     PUT = "put"
+    PART = "part"  # of a file; that it becomes an object is a PUT
     GET = "get"
     GET_RANGE = "get_range"
     HEAD = "head"
@@ -108,24 +109,26 @@ class FakeObjectStore:
     def put_file_if_absent(
         self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
     ) -> None:
-        """See the port; a process that dies between two parts leaves them."""
+        """See the port; an upload in parts whose process dies is left."""
         check_written_key(key)
         check_metadata(metadata)
         file.seek(0)
-        body = b""
-        try:
+        parts = list(iter(lambda: file.read(self.part_bytes), b""))
+        if len(parts) < 2:
             proceed()
-            while part := file.read(self.part_bytes):
-                body += part
-                if len(part) == self.part_bytes:
-                    proceed()
-            self.put_if_absent(key, body, metadata=metadata)
+            self.put_if_absent(key, b"".join(parts), metadata=metadata)
+            return
+        self.unfinished.add(key)
+        try:
+            for _ in parts:
+                proceed()
+                self._meet(Operation.PART, key)
+            proceed()
+            self.put_if_absent(key, b"".join(parts), metadata=metadata)
         except Exception:
-            raise  # aborted, as the real one does
-        except BaseException:
-            if len(body) >= self.part_bytes:
-                self.unfinished.add(key)
+            self.unfinished.discard(key)
             raise
+        self.unfinished.discard(key)
 
     def open_uploads(self, prefix: str) -> list[str]:
         """See the port."""

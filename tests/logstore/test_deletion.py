@@ -40,7 +40,8 @@ def test_intent_without_its_components_key_is_invalid(component: Component, empt
         ({"topic": ""}, "topic"),
         ({"application": ""}, "application"),
         ({"copy": CopyKind.OFFLOADED_LEDGER}, "uuid of the offload context"),
-        ({"copy": CopyKind.OFFLOADED_LEDGER, "context": {"uuid": "u"}}, None),
+        ({"copy": CopyKind.OFFLOADED_LEDGER, "context": {"uuid": "u"}}, "bucket of the offload context"),
+        ({"copy": CopyKind.OFFLOADED_LEDGER, "context": {"uuid": "u", "bucket": "b"}}, None),
         ({"ledger_id": 0}, None),
     ],
 )

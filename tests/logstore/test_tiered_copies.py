@@ -1,0 +1,228 @@
+"""Phase two of tiered copies: whose they are, whether they may go yet, and that they are gone."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from logstore.deletion import DeletionIntent, Finding, StoredCopy
+from logstore.errors import CorruptData, StoreUnavailable, UploadOpen
+from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.ports.objects import ObjectInfo
+from logstore.ports.storage import Removal
+from logstore.positions import LedgerId, TopicId
+from logstore.tiered import data_key, index_key
+from logstore.tiered_copies import TieredCopies
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+
+UUID = "01234567-89ab-4cde-8f01-23456789abcd"
+LEDGER = LedgerId(7)
+DATA, INDEX = data_key(UUID, LEDGER), index_key(UUID, LEDGER)
+NOW_US = 1_750_000_000_000_000
+INTENT = DeletionIntent(
+    row_id=1,
+    batch_id="b",
+    ledger_id=LEDGER,
+    copy=CopyKind.OFFLOADED_LEDGER,
+    generation=1,
+    application="sexton",
+    component="MANAGED_LEDGER",
+    topic_id=TopicId(3),
+    topic="persistent://a/b/topic",
+    keys={},
+    context={"uuid": UUID, "bucket": "cold"},
+    segments=2,
+    last_segment=1,
+    ledger_created_us=5,
+)
+OWN = LedgerStatement(owner=INTENT.owner, ledger_id=LEDGER, created_us=5, epoch=1).to_metadata()
+
+
+class Blind(FakeObjectStore):
+    """A store whose listings leave out keys, as if that were all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: set[str] = set()
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See the port."""
+        yield from (one for one in super().list(prefix, start_after=start_after) if one.key not in self.hidden)
+
+
+@pytest.fixture
+def objects() -> Blind:
+    """A bucket with another ledger's pair, whose id this one's begins."""
+    made = Blind()
+    put(made, data_key(UUID.replace("0", "f"), LEDGER), index_key(UUID.replace("0", "f"), LEDGER))
+    return made
+
+
+def put(objects: FakeObjectStore, *keys: str, metadata: Mapping[str, str] | None = None) -> None:
+    for key in keys:
+        objects.put_if_absent(key, b"12345", metadata=OWN if metadata is None else metadata)
+
+
+def copies(objects: FakeObjectStore, *, now_us: int = NOW_US, bucket: str = "cold") -> TieredCopies:
+    return TieredCopies({bucket: objects}.__getitem__, now_us=lambda: now_us)
+
+
+def inspect(objects: FakeObjectStore, intent: DeletionIntent = INTENT) -> StoredCopy:
+    return copies(objects).inspect(intent)
+
+
+def remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[Removal, list[int]]:
+    told: list[int] = []
+    return copies(objects).remove({1: copy}, on_progress=told.append)[1], told
+
+
+def with_end(seconds: float) -> DeletionIntent:
+    """An intent whose upload sends its last request so long from now."""
+    return replace(INTENT, context={**INTENT.context, "until_us": str(NOW_US + round(seconds * 1_000_000))})
+
+
+def test_pair_that_is_ours_is_removed_data_first(objects: Blind) -> None:
+    """Two keys, confirmed one by one, the index last; a neighbour's stay (promise 3)."""
+    put(objects, DATA, INDEX)
+    found = inspect(objects)
+    assert (found.finding, found.data_keys, found.meta_keys, found.size_bytes) == (Finding.OWN, (DATA,), (INDEX,), 10)
+    assert remove(objects, found) == (Removal(objects=2, size_bytes=10), [1, 1])
+    assert [key for op, key in objects.calls if op is Operation.DELETE] == [DATA, INDEX]
+    assert inspect(objects).finding is Finding.ABSENT
+    assert len(objects.keys) == 2
+
+
+@pytest.mark.parametrize("left", [DATA, INDEX])
+def test_half_a_pair_is_still_ours(objects: Blind, left: str) -> None:
+    """An upload that died after the data, a deletion that died after it: each says whose it is."""
+    put(objects, left)
+    found = inspect(objects)
+    assert found.finding is Finding.OWN
+    assert remove(objects, found)[0] == Removal(objects=1, size_bytes=5)
+    assert inspect(objects).finding is Finding.ABSENT
+
+
+def test_absence_needs_two_independent_reads(objects: Blind) -> None:
+    """An empty listing alone proves nothing (apache/bookkeeper#870)."""
+    put(objects, DATA, INDEX)
+    objects.hidden = {DATA, INDEX}
+    with pytest.raises(StoreUnavailable, match="LIST finds"):
+        inspect(objects)
+    objects.hidden = {INDEX}
+    assert inspect(objects).meta_keys == (INDEX,)  # HEAD sees what a listing lacks
+
+
+def test_listing_of_what_head_denies_is_asked_again(objects: Blind) -> None:
+    """What cannot be asked whose it is is not deleted."""
+    put(objects, DATA)
+    objects.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, action=objects._held.clear))
+    with pytest.raises(StoreUnavailable, match="asking again"):
+        inspect(objects)
+    assert inspect(objects).finding is Finding.ABSENT
+
+
+@pytest.mark.parametrize("key", [DATA, INDEX])
+@pytest.mark.parametrize(
+    "change",
+    [{"topic-id": "4"}, {"application": "other"}, {"ledger-id": "8"}, {"created-us": "6"}, {"component": "SCHEMA"}],
+)
+def test_object_that_states_another_owner_is_foreign(objects: Blind, key: str, change: dict[str, str]) -> None:
+    """A forged or stale request must not delete someone else's copy (PIP-186): either object may say so."""
+    put(objects, *({DATA, INDEX} - {key}))
+    put(objects, key, metadata=OWN | change)
+    found = inspect(objects)
+    assert (found.finding, key in found.detail) == (Finding.FOREIGN, True)
+
+
+def test_object_without_a_statement_is_foreign(objects: Blind) -> None:
+    """Nothing says that it is ours."""
+    put(objects, DATA, metadata={"note": "mine"})
+    assert inspect(objects).finding is Finding.FOREIGN
+
+
+@pytest.mark.parametrize("stranger", [f"{DATA}1", f"{DATA}-index2", f"{DATA}/part", f"{INDEX}.bak"])
+def test_unknown_key_under_the_prefix_is_foreign(objects: Blind, stranger: str) -> None:
+    """Two exact keys are ours and nothing else: neither ledger 71 nor another application's file."""
+    put(objects, DATA, INDEX, stranger)
+    found = inspect(objects)
+    assert (found.finding, stranger in found.detail) == (Finding.FOREIGN, True)
+
+
+@pytest.mark.parametrize("seconds", [2_700, 0, -59])
+def test_copy_whose_upload_may_go_on_is_not_touched(objects: Blind, seconds: float) -> None:
+    """What is deleted while an upload is open could come back; the error says when to ask again."""
+    put(objects, DATA)
+    with pytest.raises(UploadOpen, match=UUID) as raised:
+        inspect(objects, with_end(seconds))
+    assert raised.value.after_s == pytest.approx(seconds + 60)
+    assert [op for op, _ in objects.calls if op is not Operation.PUT] == []
+
+
+def test_copy_whose_upload_is_over_is_removed(objects: Blind) -> None:
+    """A minute after the last request was sent."""
+    put(objects, DATA)
+    found = inspect(objects, with_end(-60))
+    assert remove(objects, found)[0].error is None
+
+
+def test_upload_end_that_cannot_be_read_keeps_everything(objects: Blind) -> None:
+    """Every error but a definite absence means keep."""
+    with pytest.raises(CorruptData, match="until_us"):
+        inspect(objects, replace(INTENT, context={**INTENT.context, "until_us": "soon"}))
+
+
+def test_parts_of_a_dead_upload_are_freed_with_its_copy(objects: Blind) -> None:
+    """No listing shows them: a copy of which only parts are left is not gone."""
+    objects.unfinished = {DATA, f"{DATA}9", "other"}
+    found = inspect(objects, with_end(-60))
+    assert (found.finding, found.uploads) == (Finding.OWN, (DATA,))
+    assert remove(objects, found)[0] == Removal()
+    assert objects.unfinished == {f"{DATA}9", "other"}
+    assert inspect(objects, with_end(-60)).finding is Finding.ABSENT
+
+
+def test_published_copy_is_not_asked_for_parts(objects: Blind) -> None:
+    """Its upload was finished: one request less for each ledger."""
+    put(objects, DATA, INDEX)
+    inspect(objects)
+    assert Operation.UPLOADS not in {op for op, _ in objects.calls}
+
+
+def test_key_that_the_store_keeps_is_reported(objects: Blind) -> None:
+    """The bulk remove stopped working and failed silently (apache/pulsar#14693): what counts is the key's result."""
+    put(objects, DATA, INDEX)
+    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == DATA))
+    removal, _ = remove(objects, inspect(objects))
+    assert removal.error is not None
+    assert DATA in removal.error
+    assert set(objects.keys) >= {DATA, INDEX}  # the index stays as long as data does
+    assert remove(objects, inspect(objects))[0].error is None
+
+
+def test_copies_of_several_buckets_are_removed_each_where_it_stands() -> None:
+    """The context of the intent names the bucket, whatever the settings say by now (apache/pulsar#16687)."""
+    old, new = FakeObjectStore(), FakeObjectStore()
+    storage = TieredCopies({"old": old, "new": new}.__getitem__, now_us=lambda: NOW_US)
+    second = replace(INTENT, row_id=2, context={"uuid": UUID, "bucket": "new"})
+    first = replace(INTENT, context={"uuid": UUID, "bucket": "old"})
+    for store in (old, new):
+        put(store, DATA, INDEX)
+    found = {row.row_id: storage.inspect(row) for row in (first, second)}
+    done = storage.remove(found, on_progress=lambda _: None)
+    assert {row: removal.objects for row, removal in done.items()} == {1: 2, 2: 2}
+    assert (old.keys, new.keys) == ([], [])
+
+
+def test_remove_of_nothing_asks_nothing(objects: Blind) -> None:
+    """No copies, no requests."""
+    before = len(objects.calls)
+    assert copies(objects).remove({}, on_progress=lambda _: None) == {}
+    assert len(objects.calls) == before
+
+
+def test_owner_of_the_intent_is_that_of_the_statement() -> None:
+    """The digest covers application, component and all keys."""
+    owner = LedgerOwner(
+        application="sexton", component=Component.MANAGED_LEDGER, topic_id=TopicId(3), topic=INTENT.topic, keys={}
+    )
+    assert owner.digest == INTENT.owner.digest
