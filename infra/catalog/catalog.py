@@ -7,6 +7,7 @@ from infra.catalog.database import Database
 from infra.catalog.deletions import SqlDeletions
 from infra.catalog.inspection import SqlInspection
 from infra.catalog.ledgers import SqlLedgers
+from infra.catalog.offloads import SqlOffloads
 from infra.catalog.redrives import SqlRedrives
 from infra.catalog.schemas import SqlSchemas
 from infra.catalog.sweeps import SqlSweeps
@@ -36,3 +37,4 @@ class SqlCatalog:
         self.topic_deletions = SqlTopicDeletions(database)
         self.sweeps = SqlSweeps(database, registration_timeout_s=registration_timeout_s)
         self.redrives = SqlRedrives(database)
+        self.offloads = SqlOffloads(database)

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, or
 from infra.catalog import tables as t
 from infra.catalog.many import any_of
 from logstore.deletion import DeletionState
+from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Claim, Detached
 from logstore.positions import LedgerId, TopicId
 
@@ -44,12 +45,20 @@ def stalled(now_us: int) -> ColumnElement[bool]:
 
 
 def adopt_stalled(
-    connection: Connection, topic_id: TopicId, asked: Sequence[LedgerId] | None, *, batch_id: str, now_us: int
+    connection: Connection,
+    topic_id: TopicId,
+    asked: Sequence[LedgerId] | None,
+    *,
+    batch_id: str,
+    now_us: int,
+    copy: CopyKind | None = None,
 ) -> int:
-    """Move the topic's stalled intents (of the ledgers asked for, if any) into the batch."""
+    """Move the topic's stalled intents (of the ledgers and the copy asked for, if any) into the batch."""
     where = [t.pending_deletion.c.topic_id == topic_id, stalled(now_us)]
     if asked is not None:
         where.append(t.pending_deletion.c.ledger_id.in_(any_of(connection.dialect.name, asked)))
+    if copy is not None:
+        where.append(t.pending_deletion.c.copy == copy.value)
     locked = select(t.pending_deletion.c.row_id).where(*where).with_for_update().subquery()
     if not connection.execute(select(func.count()).select_from(locked)).scalar_one():
         return 0

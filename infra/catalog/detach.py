@@ -20,6 +20,7 @@ from infra.catalog.doomed import Doomed, ListView, doomed
 from infra.catalog.intents import file_intents, filed_by
 from infra.catalog.ledgers import data_list, last_id, raise_version
 from infra.catalog.topics import topic_row
+from infra.catalog.uploads import take_away_abandoned
 from logstore.cursors import advance
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
@@ -98,13 +99,15 @@ class PhaseOne:
         stalled = claims.adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
         newborn = self._abandon_newborn(connection, view, batch_id) if asked is None else 0
         filed = file_intents(connection, gone.rows, batch_id=batch_id, now_us=now) if gone.ids else 0
+        dead = take_away_abandoned(connection, view.list_id, batch_id, now) if asked is None else 0
         _close_holes(connection, view, gone.ids)
-        intents = stalled + newborn + filed
+        intents = stalled + newborn + filed + dead
         result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
         if intents or asked is not None:
             claims.open_run(connection, result, view.topic_id, order.claim, now, request=order.request)
-        if gone.ids:
+        if gone.ids or dead:
             raise_version(connection, view.list_id)
+        if gone.ids:
             _audit(connection, view, gone, order)
         return replace(result, filed=filed_by(connection, batch_id, now) if intents > stalled else ())
 

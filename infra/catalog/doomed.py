@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, Connection, exists, func, select
 from infra.catalog import tables as t
 from infra.catalog.claims import stalled
 from infra.catalog.many import any_of
+from infra.catalog.uploads import abandoned
 from logstore.deletion import Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, UnknownObject
 from logstore.ledgers import CopyKind, CopyState, LedgerState
@@ -53,7 +54,7 @@ def doomed(connection: Connection, view: ListView, asked: Sequence[LedgerId] | N
 def _by_retention(connection: Connection, view: ListView) -> Doomed:
     total = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(*_listed(view.list_id))).scalar_one()
     prefix = detachable_prefix(
-        _facts(connection, t.ledger.c.list_id == view.list_id),
+        _facts(connection, t.ledger.c.list_id == view.list_id, view.now_us),
         marks=view.marks,
         policy=view.policy,
         total_bytes=int(total or 0),
@@ -71,7 +72,7 @@ def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *,
     if not 0 < len(wanted) <= _MOST_IDS:
         raise InvalidInput("ledger ids", expected=f"1 to {_MOST_IDS} ids", found=len(wanted))
     rows = (t.ledger.c.list_id == view.list_id) & t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, wanted))
-    found = {ledger.ledger_id: ledger for ledger in _facts(connection, rows)}
+    found = {ledger.ledger_id: ledger for ledger in _facts(connection, rows, view.now_us)}
     finished = _ended(connection, view, [ledger_id for ledger_id in wanted if ledger_id not in found])
     marks = {} if force else view.marks
     reasons = [
@@ -105,13 +106,14 @@ def _ended(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[
     return {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
 
 
-def _facts(connection: Connection, rows: ColumnElement[bool]) -> Iterator[LedgerFacts]:
+def _facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> Iterator[LedgerFacts]:
     """Listed ledgers in order, drawn from the database as the rule walks."""
     c = t.ledger_copy.c
     writing = exists().where(
         c.ledger_id == t.ledger.c.ledger_id,
         c.kind == CopyKind.OFFLOADED_LEDGER.value,
         c.state == CopyState.WRITING.value,
+        ~abandoned(now_us),
     )
     columns = (t.ledger.c.ledger_id, t.ledger.c.state, t.ledger.c.entries, t.ledger.c.size_bytes, t.ledger.c.closed_us)
     query = select(*columns, writing.label("offloading")).where(rows, t.ledger.c.place.is_not(None))

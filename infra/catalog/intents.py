@@ -57,10 +57,39 @@ def filed_by(connection: Connection, batch_id: str, now_us: int) -> tuple[Filed,
     return tuple(Filed(component=row[0], copy=row[1], rows=row[2]) for row in connection.execute(query))
 
 
-def _has_intent() -> ColumnElement[bool]:
+def file_copy_intents(
+    connection: Connection, list_id: int, kind: CopyKind, doomed: ColumnElement[bool], *, batch_id: str, now_us: int
+) -> int:
+    """Replace one copy of listed ledgers by its deletion intent, set-wise, and return how many; the ledgers stay.
+
+    Their generation rises, so that the intents of a later detach have another one.
+
+    Args:
+        connection: In a writing transaction that holds the lock of the list.
+        list_id: Whose ledgers.
+        kind: Which copy.
+        doomed: Which rows of `ledger` joined with `ledger_copy`.
+        batch_id: As for `file_intents`.
+        now_us: The database's clock.
+    """
+    of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
+    names, query = _intents(of_kind & doomed, batch_id, now_us)
+    filing = insert(t.pending_deletion).from_select(names, query)
+    filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
+    if filed:
+        gone = (t.ledger.c.list_id == list_id) & _has_intent(kind)
+        ids = select(t.ledger.c.ledger_id).where(gone)
+        copies = (t.ledger_copy.c.kind == kind.value, t.ledger_copy.c.ledger_id.in_(ids))
+        connection.execute(delete(t.ledger_copy).where(*copies))
+        connection.execute(update(t.ledger).where(gone).values(generation=t.ledger.c.generation + 1))
+    return filed
+
+
+def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
     """Its intent stands: a row that turned up since the intents were filed stays."""
     p = t.pending_deletion.c
-    return exists().where(p.ledger_id == t.ledger.c.ledger_id, p.generation == t.ledger.c.generation + 1)
+    of_kind = [] if kind is None else [p.copy == kind.value]
+    return exists().where(p.ledger_id == t.ledger.c.ledger_id, p.generation == t.ledger.c.generation + 1, *of_kind)
 
 
 def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[list[str], Any]:

@@ -40,6 +40,7 @@ from logstore.ports.catalog.inspection import (
     ReferenceKind,
 )
 from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment
+from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads
 from logstore.ports.catalog.redrives import Redrives
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.sweeps import Forgotten, Sweeps
@@ -54,6 +55,7 @@ __all__ = [
     "Claim",
     "Commits",
     "Components",
+    "Copies",
     "Cursors",
     "Decision",
     "Deletions",
@@ -69,6 +71,9 @@ __all__ = [
     "LedgerHistory",
     "Ledgers",
     "LiveLedger",
+    "Offload",
+    "OffloadAnswer",
+    "Offloads",
     "ProducerAdvance",
     "Redrives",
     "Reference",
@@ -117,3 +122,5 @@ class Catalog(Protocol):
     def sweeps(self) -> Sweeps: ...  # noqa: D102
     @property
     def redrives(self) -> Redrives: ...  # noqa: D102
+    @property
+    def offloads(self) -> Offloads: ...  # noqa: D102

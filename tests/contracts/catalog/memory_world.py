@@ -72,6 +72,10 @@ class MemoryWorld(World):
         """See `World`."""
         del self._fake.copies[ledger_id][kind]
 
+    def let_upload_end(self, ledger_id: LedgerId) -> None:
+        """See `World`."""
+        self._fake.advance(seconds=86_400)
+
     def swell(self, row_id: int, *, segments: int) -> None:
         """See `World`."""
         rows = self._fake.intent_rows

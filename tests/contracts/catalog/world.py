@@ -14,6 +14,7 @@ from logstore.ports.catalog import (
     Deletions,
     Detached,
     Ledgers,
+    Offloads,
     Schemas,
     Topics,
     TopicState,
@@ -45,6 +46,8 @@ class Parts(Protocol):
     def commits(self) -> Commits: ...  # noqa: D102
     @property
     def deletions(self) -> Deletions: ...  # noqa: D102
+    @property
+    def offloads(self) -> Offloads: ...  # noqa: D102
 
 
 class Rows(NamedTuple):
@@ -114,6 +117,10 @@ class World(ABC):
     @abstractmethod
     def remove_copy(self, ledger_id: LedgerId, kind: CopyKind) -> None:
         """Forget one copy."""
+
+    @abstractmethod
+    def let_upload_end(self, ledger_id: LedgerId) -> None:
+        """Let so much time pass that nothing of any upload of the ledger can land any more."""
 
     @abstractmethod
     def swell(self, row_id: int, *, segments: int) -> None:

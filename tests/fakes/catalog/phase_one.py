@@ -59,15 +59,17 @@ class FakePhaseOne:
         request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force)
         with effect("catalog.detach"), self._catalog.lock:
             self._catalog.topic(topic_id)
-            earlier = self._earlier(batch_id, request)
+            earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached
             gone, finished = self._doomed(topic_id, ledger_ids, force=force)
             before = set(self._catalog.intent_rows)
-            intents = self._adopt(topic_id, ledger_ids, batch_id)
+            intents = self.adopt(topic_id, ledger_ids, batch_id)
             if ledger_ids is None:
                 intents += self._file(self._abandoned(topic_id), batch_id)
             intents += self._file(gone, batch_id)
+            if ledger_ids is None:
+                intents += self._catalog.offloads.take_away_abandoned(topic_id, batch_id)
             done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished)
             if gone:
                 self._close_holes(topic_id)
@@ -92,7 +94,8 @@ class FakePhaseOne:
         counts = Counter((row.component, row.copy.value) for row in new)
         return tuple(Filed(component=kind[0], copy=kind[1], rows=rows) for kind, rows in sorted(counts.items()))
 
-    def _earlier(self, batch_id: str, request: object) -> Run | None:
+    def earlier(self, batch_id: str, request: object) -> Run | None:
+        """The batch of that id, if there was one."""
         if not batch_id:
             raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
         run = self._catalog.runs.get(batch_id)
@@ -149,7 +152,9 @@ class FakePhaseOne:
             entries=row.entries,
             size_bytes=row.size_bytes,
             closed_us=row.closed_us,
-            offloading=tiered is not None and tiered.state is CopyState.WRITING,
+            offloading=tiered is not None
+            and tiered.state is CopyState.WRITING
+            and not self._catalog.offloads.is_abandoned(tiered),
         )
 
     def _abandoned(self, topic_id: TopicId) -> list[LedgerId]:
@@ -164,12 +169,17 @@ class FakePhaseOne:
     def _file(self, ledgers: list[LedgerId], batch_id: str) -> int:
         return sum(self._catalog.file_intents(ledger_id, batch_id) for ledger_id in ledgers)
 
-    def _adopt(self, topic_id: TopicId, asked: Sequence[LedgerId] | None, batch_id: str) -> int:
+    def adopt(
+        self, topic_id: TopicId, asked: Sequence[LedgerId] | None, batch_id: str, *, copy: CopyKind | None = None
+    ) -> int:
         """Take up intents that nobody works on."""
         mine = [
             row
             for row in self._catalog.intent_rows.values()
-            if row.topic_id == topic_id and self._stalled(row) and (asked is None or row.ledger_id in asked)
+            if row.topic_id == topic_id
+            and self._stalled(row)
+            and (asked is None or row.ledger_id in asked)
+            and copy in {None, row.copy}
         ]
         for row in mine:
             self._catalog.intent_rows[row.row_id] = replace(row, batch_id=batch_id, handed_to=None)

@@ -27,6 +27,7 @@ from tests.fakes.catalog.components import FakeComponents
 from tests.fakes.catalog.cursors import FakeCursors
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.ledgers import FakeLedgers
+from tests.fakes.catalog.offloads import FakeOffloads
 from tests.fakes.catalog.phase_one import Run
 from tests.fakes.catalog.schemas import FakeSchemas
 from tests.fakes.catalog.topics import FakeTopics
@@ -86,6 +87,7 @@ class FakeCatalog:
         self.schemas = FakeSchemas(self)
         self.commits = FakeCommits(self)
         self.deletions = FakeDeletions(self)
+        self.offloads = FakeOffloads(self)
 
     def advance(self, *, seconds: float) -> None:
         """Move the catalog's clock."""
@@ -165,6 +167,12 @@ class FakeCatalog:
         for kind, copy in sorted(copies.items()):
             self._file(row, kind, copy, batch_id, len(segments))
         return len(copies)
+
+    def file_copy_intent(self, ledger_id: LedgerId, kind: CopyKind, batch_id: str) -> None:
+        """Take one copy of a listed ledger away, with an intent in its place; the ledger's generation rises."""
+        row, copy = self.ledger_rows[ledger_id], self.copies[ledger_id].pop(kind)
+        self._file(row, kind, copy, batch_id, len(self.segment_rows.get(ledger_id, [])))
+        self.ledger_rows[ledger_id] = replace(row, generation=row.generation + 1)
 
     def _file(self, row: Ledger, kind: CopyKind, copy: Copy, batch_id: str, segments: int) -> None:
         statement, generation = self.statements[row.ledger_id], row.generation + 1

@@ -1,0 +1,129 @@
+"""Tiered copies that are being written: which uploads are over, and how their copies leave the catalog."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, cast, func, insert, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.intents import file_copy_intents
+from infra.catalog.ledgers import raise_version
+from logstore.deletion import DeletionState
+from logstore.ledgers import CopyKind, CopyState
+from logstore.positions import LedgerId
+from logstore.tiered import UPLOAD_GRACE_S, upload_ends_us
+
+TIERED = CopyKind.OFFLOADED_LEDGER
+_P = t.pending_deletion
+
+
+def abandoned(now_us: int) -> ColumnElement[bool]:
+    """Tiered copies that nobody will publish: their upload can go on no longer."""
+    c = t.ledger_copy.c
+    until = func.coalesce(cast(c.context["until_us"].as_string(), t.Big), now_us)  # no time: not for us to judge
+    over = until + UPLOAD_GRACE_S * 1_000_000 <= now_us
+    return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & over
+
+
+def take_away_abandoned(connection: Connection, list_id: int, batch_id: str, now_us: int) -> int:
+    """File intents for the list's abandoned copies: an uploader that died must not keep a ledger for ever."""
+    return file_copy_intents(connection, list_id, TIERED, abandoned(now_us), batch_id=batch_id, now_us=now_us)
+
+
+def tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
+    """The row of the ledger's tiered copy."""
+    c = t.ledger_copy.c
+    query = select(t.ledger_copy).where(c.ledger_id == ledger_id, c.kind == TIERED.value)
+    return connection.execute(query).first()
+
+
+def end_upload(
+    connection: Connection, list_id: int | None, ledger_id: LedgerId, uuid: str, *, until_us: int | None, now_us: int
+) -> None:
+    """See `Offloads.abandon`; the caller holds the lock of the list, if there still is one.
+
+    Args:
+        connection: In a writing transaction.
+        list_id: The list that has the ledger, or None.
+        ledger_id: Whose copy.
+        uuid: The attempt.
+        until_us: When its last request was sent; None: all of them were answered.
+        now_us: The database's clock.
+    """
+    copy = tiered_copy(connection, ledger_id)
+    if copy is None or copy.context.get("uuid") != uuid:
+        _end_intents(connection, ledger_id, uuid, until_us, now_us)
+    elif copy.state == CopyState.WRITING.value and list_id is not None:
+        _set_context(connection, ledger_id, _ended(copy.context, until_us))
+        this = t.ledger.c.ledger_id == ledger_id
+        file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
+        raise_version(connection, list_id)
+
+
+def publish_copy(connection: Connection, list_id: int, copy: Row[Any]) -> None:
+    """WRITING → LIVE; the upload is over."""
+    _set_context(connection, copy.ledger_id, _ended(copy.context, None), state=CopyState.LIVE.value)
+    raise_version(connection, list_id)
+
+
+def _set_context(connection: Connection, ledger_id: int, context: Mapping[str, str], **more: str) -> None:
+    c = t.ledger_copy.c
+    this = update(t.ledger_copy).where(c.ledger_id == ledger_id, c.kind == TIERED.value)
+    connection.execute(this.values(context=dict(context), **more))
+
+
+def _ended(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
+    """The context once the upload sends nothing more; it never ends later than was said before."""
+    rest = {name: value for name, value in context.items() if name != "until_us"}
+    if until_us is None:
+        return rest
+    return rest | {"until_us": str(min(until_us, int(context.get("until_us", until_us))))}
+
+
+def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int) -> None:
+    """Let phase two go to work, and see what it may have missed.
+
+    It deletes nothing before the upload's end. So an intent that still waits for that meets every object later; of
+    one that has waited in vain nobody can say what it saw, and one more is filed. One that waits for nothing was told
+    so by an earlier call of this attempt.
+    """
+    of_copy = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
+    rows = connection.execute(select(_P).where(*of_copy).order_by(_P.c.generation).with_for_update()).all()
+    ours = [row for row in rows if row.context.get("uuid") == uuid]
+    ends_us = upload_ends_us(ours[-1].context) if ours else None
+    if ends_us is None:
+        return
+    last, context = ours[-1], _ended(ours[-1].context, until_us)
+    if last.state == DeletionState.PENDING.value and ends_us > now_us:
+        connection.execute(update(_P).where(_P.c.row_id == last.row_id).values(context=context))
+    else:
+        _file_again(connection, last, context, now_us)
+
+
+def _file_again(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
+    """One more intent for the same copy, of a generation of its own."""
+    of_ledger = (t.ledger.c.ledger_id == ended.ledger_id,)
+    generations = [
+        connection.execute(select(func.max(_P.c.generation)).where(_P.c.ledger_id == ended.ledger_id)).scalar_one(),
+        connection.execute(select(t.ledger.c.generation).where(*of_ledger)).scalar_one_or_none() or 0,
+    ]
+    generation = max(generations) + 1
+    names = (
+        "ledger_id", "copy", "application", "component", "topic_id", "topic", "keys",
+        "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
+    )  # fmt: skip
+    same = {name: ended._mapping[name] for name in names}  # noqa: SLF001 - public by SQLAlchemy's documentation
+    connection.execute(
+        insert(_P).values(
+            **same,
+            batch_id="",
+            generation=generation,
+            context=dict(context),
+            state=DeletionState.PENDING.value,
+            attempts=0,
+            objects_deleted=0,
+            bytes_deleted=0,
+            created_us=now_us,
+        )
+    )
+    connection.execute(update(t.ledger).where(*of_ledger).values(generation=generation))

@@ -1,0 +1,131 @@
+"""Tiered copies in the catalog: written, published, given up; removal of primary copies; and the port."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from logstore.ledgers import LedgerStatement
+from logstore.ports.catalog.deletions import Cause, Claim, Detached
+from logstore.positions import LedgerId, TopicId
+
+
+class OffloadAnswer(StrEnum):
+    """Whether a ledger is to be offloaded by who asked."""
+
+    BEGUN = "BEGUN"  # its copy is this attempt's to write
+    ALREADY = "ALREADY"  # a tiered copy is LIVE
+    GONE = "GONE"  # no list has the ledger any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """What an attempt to offload a ledger may do."""
+
+    answer: OffloadAnswer
+    statement: LedgerStatement | None = None  # None: the ledger is gone
+    entries: int = 0
+    context: Mapping[str, str] = field(default_factory=dict)  # of the tiered copy, this attempt's or the LIVE one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Where a listed ledger's entries can be read."""
+
+    primary: bool
+    tiered: Mapping[str, str] | None = None  # the offload context, kept as found
+
+
+class Offloads(Protocol):
+    """Tiered copies of data ledgers. Whatever changes one locks the ledger's list and raises its version."""
+
+    def begin(self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float) -> Offload:
+        """Make the ledger's tiered copy this attempt's to write, for at most `timeout_s` and a minute more.
+
+        The copy of an earlier attempt that was never published is replaced, and a deletion intent filed for it in
+        the same transaction. A copy that is being written keeps its ledger from every detach (apache/pulsar#13219).
+
+        Args:
+            ledger_id: Whose; closed and listed, with a LIVE primary copy.
+            uuid: Names the attempt; never used before.
+            place: The driver's own metadata, which deletion will find in the offload context (apache/pulsar#16687).
+            timeout_s: After this the attempt sends nothing more to storage.
+
+        Idempotency: keyed by `uuid`; a repeated call does not prolong it.
+
+        Raises:
+            PreconditionFailed: The topic is not ACTIVE, the ledger is not CLOSED, or its primary copy is not LIVE.
+            Unsupported: Not a ledger of messages.
+        """
+
+    def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
+        """WRITING → LIVE if the attempt still has the copy, the ledger is listed and its topic ACTIVE.
+
+        Else the attempt has lost, and the same happens as by `abandon`, except that nothing is waited for: all of its
+        requests were answered.
+
+        Idempotency: keyed by `uuid`; answers alike as long as the copy stands.
+
+        Returns:
+            Whether this attempt's copy is LIVE.
+        """
+
+    def abandon(self, ledger_id: LedgerId, uuid: str) -> None:
+        """Leave what the attempt has uploaded to phase two: file its deletion intent, unless that was done.
+
+        An intent whose upload was waited for in vain may have ended, or be about to end, without having seen the
+        objects: then one more is filed. A LIVE copy is left alone. The attempt sends nothing more, but a request of
+        it that was not answered may land within a minute, so for that long its deletion waits.
+
+        Idempotency: keyed by `uuid`.
+        """
+
+    def copies(self, ledger_id: LedgerId) -> Copies | None:
+        """Where the ledger can be read now, or None when no list has it."""
+
+    def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
+        """Refuse ledgers that cannot be offloaded.
+
+        Raises:
+            UnknownObject: Not in the topic's list of messages.
+            PreconditionFailed: Not CLOSED.
+        """
+
+    def candidates(
+        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
+    ) -> list[LedgerId]:
+        """Closed listed ledgers with entries and without a LIVE tiered copy, ascending, beyond `after`.
+
+        Args:
+            topic_id: Whose.
+            ledger_ids: Only of these; None: of all.
+            after: Exclusive.
+            limit: At most so many.
+        """
+
+    def removable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None) -> list[LedgerId]:
+        """Listed ledgers of which both copies are LIVE, ascending: their primary copy can go."""
+
+    def remove_primaries(
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        *,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+    ) -> Detached:
+        """Phase one for primary copies alone: the ledgers stay listed and are read from their tiered copy.
+
+        Of whatever is `removable` now, takes out the copies' rows and files their intents in one transaction;
+        audited. A primary copy that is its ledger's only one stays. Stalled intents of primary copies join the batch.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that found nothing to
+        do leaves no trace, and may find something when it is repeated.
+
+        Raises:
+            UnknownObject: No such topic.
+        """
+
+    def now_us(self) -> int:
+        """The catalog's clock, microseconds since 1970: what an upload's end is compared with."""

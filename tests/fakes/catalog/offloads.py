@@ -1,0 +1,217 @@
+"""Tiered copies in memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from logstore.deletion import DeletionIntent, DeletionState
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
+from logstore.ledgers import CopyKind, CopyState, LedgerState
+from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, TopicState
+from logstore.positions import LedgerId, TopicId
+from logstore.tiered import upload_ends_us
+from tests.fakes.catalog.phase_one import Run
+
+if TYPE_CHECKING:
+    from tests.fakes.catalog.state import Copy, FakeCatalog
+
+_TIERED = CopyKind.OFFLOADED_LEDGER
+
+
+class FakeOffloads:
+    """The `Offloads` port."""
+
+    def __init__(self, catalog: "FakeCatalog") -> None:
+        self._catalog = catalog
+
+    def begin(self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float) -> Offload:
+        """See the port."""
+        with effect("catalog.begin_offload"), self._catalog.lock:
+            if not self._is_listed(ledger_id):
+                return Offload(answer=OffloadAnswer.GONE)
+            row, statement = self._catalog.ledger_rows[ledger_id], self._catalog.statements[ledger_id]
+            self._catalog.topic(row.topic_id, active=True)
+            tiered = self._catalog.copies[ledger_id].get(_TIERED)
+            answer = OffloadAnswer.BEGUN
+            if tiered and tiered.state is CopyState.LIVE:
+                answer = OffloadAnswer.ALREADY
+            elif not tiered or tiered.context.get("uuid") != uuid:
+                tiered = self._write(ledger_id, {**place, "uuid": uuid}, timeout_s)
+            return Offload(answer=answer, statement=statement, entries=row.entries, context=tiered.context)
+
+    def _write(self, ledger_id: LedgerId, place: dict[str, str], timeout_s: float) -> "Copy":
+        row, copies = self._catalog.ledger_rows[ledger_id], self._catalog.copies[ledger_id]
+        primary = copies.get(CopyKind.LEDGER)
+        if row.state is not LedgerState.CLOSED or primary is None or primary.state is not CopyState.LIVE:
+            raise PreconditionFailed(f"ledger {ledger_id}: expected CLOSED with a LIVE primary copy, found {row.state}")
+        if _TIERED in copies:
+            self._catalog.file_copy_intent(ledger_id, _TIERED, "")
+        made = replace(primary, state=CopyState.WRITING, context=place | {"until_us": str(self._until_us(timeout_s))})
+        self._catalog.copies[ledger_id][_TIERED] = made
+        self._catalog.versions[row.topic_id] += 1
+        return made
+
+    def _until_us(self, seconds: float) -> int:
+        return self._catalog.until_us(seconds)
+
+    def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
+        """See the port."""
+        with effect("catalog.publish_offload"), self._catalog.lock:
+            copy = self._copy(ledger_id, uuid)
+            if copy and copy.state is CopyState.LIVE:
+                return True
+            row = self._catalog.ledger_rows.get(ledger_id)
+            if copy is None or row is None or self._catalog.topic(row.topic_id).state is not TopicState.ACTIVE:
+                self._end(ledger_id, uuid, None)
+                return False
+            live = replace(copy, state=CopyState.LIVE, context=_ended(copy.context, None))
+            self._catalog.copies[ledger_id][_TIERED] = live
+            self._catalog.versions[row.topic_id] += 1
+            return True
+
+    def abandon(self, ledger_id: LedgerId, uuid: str) -> None:
+        """See the port."""
+        with effect("catalog.abandon_offload"), self._catalog.lock:
+            self._end(ledger_id, uuid, self._catalog.now_us)
+
+    def copies(self, ledger_id: LedgerId) -> Copies | None:
+        """See the port."""
+        with self._catalog.lock:
+            if not self._is_listed(ledger_id):
+                return None
+            found = self._catalog.copies[ledger_id]
+            live = {kind: copy.context for kind, copy in found.items() if copy.state is CopyState.LIVE}
+            return Copies(primary=CopyKind.LEDGER in live, tiered=live.get(_TIERED))
+
+    def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
+        """See the port."""
+        with self._catalog.lock:
+            for ledger_id in sorted(ledger_ids):
+                if ledger_id not in self._catalog.lists[topic_id]:
+                    raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
+                if self._catalog.ledger_rows[ledger_id].state is not LedgerState.CLOSED:
+                    raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED")
+
+    def candidates(
+        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
+    ) -> list[LedgerId]:
+        """See the port."""
+        with self._catalog.lock:
+            listed = [one for one in self._asked(topic_id, ledger_ids) if one > after]
+            return [one for one in listed if self._catalog.ledger_rows[one].entries and not self._live(one)[1]][:limit]
+
+    def removable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None) -> list[LedgerId]:
+        """See the port."""
+        with self._catalog.lock:
+            return [one for one in self._asked(topic_id, ledger_ids) if all(self._live(one))]
+
+    def remove_primaries(
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        *,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+    ) -> Detached:
+        """See the port."""
+        request = ("primaries", topic_id, None if ledger_ids is None else frozenset(ledger_ids))
+        with effect("catalog.remove_primaries"), self._catalog.lock:
+            earlier = self._catalog.deletions.earlier(batch_id, request)
+            if earlier:
+                return earlier.detached
+            ids = self.removable(topic_id, ledger_ids)
+            stalled = self._catalog.deletions.adopt(topic_id, ledger_ids, batch_id, copy=CopyKind.LEDGER)
+            for ledger_id in ids:
+                self._catalog.file_copy_intent(ledger_id, CopyKind.LEDGER, batch_id)
+            done = Detached(batch_id=batch_id, ledgers=len(ids), intents=len(ids) + stalled)
+            if ids:
+                self._catalog.versions[topic_id] += 1
+                detail = {"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:20]}
+                self._catalog.audit("remove-primaries", cause, detail)
+            if done.intents:
+                until_us = self._catalog.until_us(claim.ttl_s)
+                self._catalog.runs[batch_id] = Run(
+                    topic_id=topic_id, request=request, detached=done, holder=claim.workflow_id, until_us=until_us
+                )
+            return done
+
+    def now_us(self) -> int:
+        """See the port."""
+        return self._catalog.now_us
+
+    def is_abandoned(self, copy: "Copy") -> bool:
+        """Whether nobody will publish the copy."""
+        ends_us = upload_ends_us(copy.context)
+        return copy.state is CopyState.WRITING and ends_us is not None and ends_us <= self._catalog.now_us
+
+    def take_away_abandoned(self, topic_id: TopicId, batch_id: str) -> int:
+        """File intents for abandoned copies, and count them."""
+        dead = [
+            one
+            for one in self._catalog.lists[topic_id]
+            if (copy := self._catalog.copies[one].get(_TIERED)) and self.is_abandoned(copy)
+        ]
+        for ledger_id in dead:
+            self._catalog.file_copy_intent(ledger_id, _TIERED, batch_id)
+        self._catalog.versions[topic_id] += bool(dead)
+        return len(dead)
+
+    def _is_listed(self, ledger_id: LedgerId) -> bool:
+        return any(ledger_id in listed for listed in self._catalog.lists.values())
+
+    def _asked(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None) -> list[LedgerId]:
+        """Closed ledgers of the list, of those asked for."""
+        self._catalog.topic(topic_id)
+        closed = [self._catalog.ledger_rows[one] for one in self._catalog.lists[topic_id]]
+        ids = [row.ledger_id for row in closed if row.state is LedgerState.CLOSED]
+        return [one for one in ids if ledger_ids is None or one in ledger_ids]
+
+    def _live(self, ledger_id: LedgerId) -> tuple[bool, bool]:
+        copies = self._catalog.copies[ledger_id]
+        live = {kind for kind, copy in copies.items() if copy.state is CopyState.LIVE}
+        return CopyKind.LEDGER in live, _TIERED in live
+
+    def _copy(self, ledger_id: LedgerId, uuid: str) -> "Copy | None":
+        copy = self._catalog.copies.get(ledger_id, {}).get(_TIERED)
+        return copy if copy and copy.context.get("uuid") == uuid else None
+
+    def _end(self, ledger_id: LedgerId, uuid: str, until_us: int | None) -> None:
+        copy = self._copy(ledger_id, uuid)
+        if copy is None:
+            self._end_intents(ledger_id, uuid, until_us)
+        elif copy.state is CopyState.WRITING:
+            self._catalog.copies[ledger_id][_TIERED] = replace(copy, context=_ended(copy.context, until_us))
+            self._catalog.file_copy_intent(ledger_id, _TIERED, "")
+            self._catalog.versions[self._catalog.ledger_rows[ledger_id].topic_id] += 1
+
+    def _end_intents(self, ledger_id: LedgerId, uuid: str, until_us: int | None) -> None:
+        rows = self._catalog.intent_rows
+        ours = [row for row in rows.values() if (row.ledger_id, row.context.get("uuid")) == (ledger_id, uuid)]
+        ends_us = upload_ends_us(ours[-1].context) if ours else None
+        if ends_us is None:
+            return
+        last, context = ours[-1], _ended(ours[-1].context, until_us)
+        if last.state is DeletionState.PENDING and ends_us > self._catalog.now_us:
+            rows[last.row_id] = replace(last, context=context)
+        else:
+            self._file_again(last, context)
+
+    def _file_again(self, ended: DeletionIntent, context: Mapping[str, str]) -> None:
+        rows, row = self._catalog.intent_rows, self._catalog.ledger_rows.get(ended.ledger_id)
+        known = [one.generation for one in rows.values() if one.ledger_id == ended.ledger_id]
+        generation = max([*known, row.generation if row else 0]) + 1
+        again = replace(ended, row_id=self._catalog.next_row, batch_id="", generation=generation, context=context)
+        fresh = replace(again, state=DeletionState.PENDING, outcome=None, attempts=0, last_error=None, handed_to=None)
+        rows[self._catalog.next_row] = fresh
+        self._catalog.next_row += 1
+        if row:
+            self._catalog.ledger_rows[ended.ledger_id] = replace(row, generation=generation)
+
+
+def _ended(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
+    rest = {name: value for name, value in context.items() if name != "until_us"}
+    if until_us is None:
+        return rest
+    return rest | {"until_us": str(min(until_us, int(context.get("until_us", until_us))))}
