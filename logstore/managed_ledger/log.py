@@ -20,6 +20,7 @@ from logstore.managed_ledger.place import Placer
 from logstore.managed_ledger.read import READABLE, Reader
 from logstore.managed_ledger.register import Registrar
 from logstore.managed_ledger.roll import Rolled, Roller, RollPolicy
+from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.ports.catalog import Ledgers, Topic
 from logstore.ports.objects import ObjectStore
 from logstore.positions import Position, TopicId
@@ -44,6 +45,7 @@ class ManagedLedger:
         policy: RollPolicy | None = None,
         clock: Clock | None = None,
         registration_timeout_s: float = 600.0,
+        tiered: TieredSegments | None = None,
     ) -> None:
         """Work on a catalog and the primary bucket.
 
@@ -56,6 +58,7 @@ class ManagedLedger:
             clock: For tests; the process's own by default.
             registration_timeout_s: A segment is registered within this time of its append's start or never;
                 shorter than the age at which reconciliation looks at an object.
+            tiered: Read where a primary copy is gone or damaged.
         """
         self._ledgers = ledgers
         self._policy = policy or RollPolicy()
@@ -76,10 +79,9 @@ class ManagedLedger:
             application=application,
             clock=self._clock,
         )
-        self._appender = Appender(
-            ledgers=ledgers, placer=placer, clock=self._clock, registration_timeout_s=registration_timeout_s
-        )
-        self._reader = Reader(ledgers=ledgers, objects=objects, clock=self._clock)
+        timeout_s = registration_timeout_s
+        self._appender = Appender(ledgers=ledgers, placer=placer, clock=self._clock, registration_timeout_s=timeout_s)
+        self._reader = Reader(ledgers=ledgers, objects=objects, clock=self._clock, tiered=tiered)
         self._lanes: dict[TopicId, Lane] = {}
         self._hints: dict[TopicId, Hints] = {}
         self._lanes_lock = threading.Lock()

@@ -2,7 +2,7 @@
 
 A reader that misses an object looks at the catalog again. Ledger no longer listed: it goes on at the first
 listed entry beyond, and says so in the log, because a missing ledger never pins a reader and a skip is never
-silent (apache/pulsar#18620). Still listed: data loss, `MissingData`.
+silent (apache/pulsar#18620). Still listed: it reads the tiered copy. No copy holds it: data loss, `MissingData`.
 """
 
 import logging
@@ -20,7 +20,9 @@ from logstore.errors import InvalidInput, MissingData
 from logstore.ledgers import LedgerState
 from logstore.managed_ledger.clock import Clock
 from logstore.managed_ledger.prefetch import Prefetcher
-from logstore.managed_ledger.segment_file import SegmentGone, read_columns
+from logstore.managed_ledger.segment_file import SegmentGone
+from logstore.managed_ledger.source import Source
+from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.ports.catalog import Ledger, Ledgers, Segment, Topic
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position
@@ -47,11 +49,14 @@ class _View:
 
 
 class Reader:
-    """Reads a topic's entries from the primary copies of its ledgers."""
+    """Reads a topic's entries from the copies of its ledgers."""
 
-    def __init__(self, *, ledgers: Ledgers, objects: ObjectStore, clock: Clock) -> None:
-        """Find segments in `ledgers` and fetch them from the primary bucket that `objects` is."""
+    def __init__(
+        self, *, ledgers: Ledgers, objects: ObjectStore, clock: Clock, tiered: TieredSegments | None = None
+    ) -> None:
+        """Find segments in `ledgers`; fetch them from the primary bucket that `objects` is, or from `tiered` copies."""
         self._ledgers = ledgers
+        self._tiered = tiered
         self._objects = objects
         self._clock = clock
         self._prefetcher = Prefetcher()
@@ -83,11 +88,13 @@ class Reader:
         return self._scan(topic, view, _BEGINNING if from_position is None else from_position)
 
     def _scan(self, topic: Topic, view: _View, at: Position) -> Iterator[Entry]:
+        source = Source(self._objects, self._tiered)
         while True:
             segments = self._segments(topic, view, at)
-            wanted = ((segment, ids) for segment in segments if (ids := _wanted(segment, view, at)))
+            wanted = ((ledger, segment, ids) for ledger, segment in segments if (ids := _wanted(segment, view, at)))
+            fetched = self._prefetcher.run(wanted, lambda item: source.read(item[0], item[1], view.columns))
             try:
-                for (segment, ids), table in self._prefetcher.run(wanted, lambda item: self._fetch(item[0], view)):
+                for (_, segment, ids), table in fetched:
                     yield from self._visible(segment, ids, table, view)
                     at = Position(segment.ledger_id, segment.first_entry + segment.entries)
             except SegmentGone as gone:
@@ -95,10 +102,7 @@ class Reader:
             else:
                 return
 
-    def _fetch(self, segment: Segment, view: _View) -> pa.Table:
-        return read_columns(self._objects, segment, view.columns)
-
-    def _segments(self, topic: Topic, view: _View, at: Position) -> Iterator[Segment]:
+    def _segments(self, topic: Topic, view: _View, at: Position) -> Iterator[tuple[Ledger, Segment]]:
         """Registered segments at or after `at`, in order, looked up ledger by ledger as they are drawn."""
         for ledger in self._ledgers.listed(topic.topic_id):
             start = max(0, at.entry_id) if ledger.ledger_id == at.ledger_id else 0
@@ -110,7 +114,7 @@ class Reader:
             if start < ledger.entries and not rows:
                 raise SegmentGone(ledger.ledger_id, f"the segments of ledger {ledger.ledger_id}")
             _check_whole(ledger, rows, start)
-            yield from rows
+            yield from ((ledger, row) for row in rows)
 
     def _visible(self, segment: Segment, ids: BitMap, table: pa.Table, view: _View) -> Iterator[Entry]:
         """Entries of one segment, by id, without those that a subscription may not see yet."""

@@ -42,7 +42,7 @@ def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str])
 
 def _open(objects: ObjectStore, key: str, segment: Segment, columns: Sequence[str]) -> BinaryIO:
     if "payload" not in columns and segment.size_bytes > _WHOLE_BELOW:
-        return cast("BinaryIO", _RangeFile(objects, key, segment))
+        return cast("BinaryIO", RangeFile(objects, key, segment.size_bytes, segment.ledger_id))
     stored = objects.get(key)
     if stored is None:
         raise SegmentGone(segment.ledger_id, key)
@@ -51,40 +51,74 @@ def _open(objects: ObjectStore, key: str, segment: Segment, columns: Sequence[st
     return io.BytesIO(stored.body)
 
 
-class _RangeFile(io.RawIOBase):
+class RangeFile(io.RawIOBase):
     """A read-only file over range reads of one object."""
 
-    def __init__(self, objects: ObjectStore, key: str, segment: Segment) -> None:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        key: str,
+        size_bytes: int,
+        ledger_id: LedgerId,
+        *,
+        held: tuple[int, bytes] | None = None,
+    ) -> None:
+        """Read an object of a ledger.
+
+        Args:
+            objects: Its bucket.
+            key: Its key.
+            size_bytes: Its length.
+            ledger_id: Named when there is no such object.
+            held: A part of it that was fetched already, and where it begins.
+        """
         super().__init__()
         self._objects = objects
         self._key = key
-        self._size = segment.size_bytes
-        self._ledger_id = segment.ledger_id
+        self._size = size_bytes
+        self._ledger_id = ledger_id
+        self._held = held or (0, b"")
         self._at = 0
 
     def readable(self) -> bool:
+        """See `io.RawIOBase`."""
         return True
 
     def seekable(self) -> bool:
+        """See `io.RawIOBase`."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """See `io.RawIOBase`."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset
         return self._at
 
     def tell(self) -> int:
+        """See `io.RawIOBase`."""
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
+        """See `io.RawIOBase`.
+
+        Raises:
+            SegmentGone: There is no such object.
+            CorruptData: It is shorter than it should be.
+        """
         left = max(0, self._size - self._at)
         wanted = left if size is None or size < 0 else min(size, left)
         if not wanted:
             return b""
-        found = self._objects.get_range(self._key, self._at, wanted)
+        found = self._range(wanted)
         if found is None:
             raise SegmentGone(self._ledger_id, self._key)
         if len(found) != wanted:
             raise CorruptData(f"{self._key}: expected {wanted} bytes at {self._at}, found {len(found)}")
         self._at += wanted
         return found
+
+    def _range(self, wanted: int) -> bytes | None:
+        start, content = self._held
+        if start <= self._at and self._at + wanted <= start + len(content):
+            return content[self._at - start : self._at - start + wanted]
+        return self._objects.get_range(self._key, self._at, wanted)
