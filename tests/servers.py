@@ -46,19 +46,21 @@ def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> S
             "s3_access_key": where.access_key,
             "s3_secret_key": where.secret_key,
             "primary_bucket": f"test-{number}",
+            "tiered_bucket": f"test-{number}-tiered",
             "task_queue": f"test-{number}",
             **changes,
         }
     )
-    _create_bucket(settings)
+    _create_buckets(settings)
     database = Database(settings.database_url)
     upgrade(database)
     database.close()
     return settings
 
 
-def _create_bucket(settings: Settings) -> None:
+def _create_buckets(settings: Settings) -> None:
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
     client = make_client(settings.s3_endpoint, settings.s3_region, *keys)
-    ensure_bucket(client, settings.primary_bucket)
+    for bucket in (settings.primary_bucket, settings.tiered_bucket):
+        ensure_bucket(client, bucket)
     client.close()

@@ -22,13 +22,21 @@ from temporalio.runtime import Runtime
 
 from activities.deletion import Certificate
 from infra.catalog import Database, SqlCatalog, check_version
-from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed
+from logstore.errors import OutcomeUnknown, ServiceFailed
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers.batches import Batches
+from workers.offload_jobs import OffloadJobs
+from workers.requests import checked_ids, deletion_policy, of_topic
 from workers.settings import Settings
 from workers.visibility import WorkflowRow, visible_workflows
-from workflows import delete_ledgers, delete_topic, search_attributes, sweep_deletions, trim_topic
+from workflows import (
+    delete_ledgers,
+    delete_topic,
+    search_attributes,
+    sweep_deletions,
+    trim_topic,
+)
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
 from workflows.sweep_deletions import SweepDeletions
@@ -45,10 +53,6 @@ from workflows.values import (
     TrimTopicInput,
     TrimTopicResult,
 )
-
-MOST_IDS = 10_000
-"""Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
-
 
 _STARTED_WITHIN_S = 120.0  # after that a redriven batch that nobody started is found by a sweep
 
@@ -97,7 +101,7 @@ def open_catalog(settings: Settings) -> Iterator[SqlCatalog]:
         database.close()
 
 
-class Sexton:
+class Sexton(OffloadJobs):
     """Jobs on one Temporal namespace and one catalog."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
@@ -125,7 +129,7 @@ class Sexton:
             task_queue=self._settings.task_queue,
             start_signal="again",
             static_summary=f"trim {topic.name}",
-            search_attributes=_of_topic(topic),
+            search_attributes=of_topic(topic),
         )
 
     async def delete_topic(
@@ -147,7 +151,7 @@ class Sexton:
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"delete {topic.name}",
-            search_attributes=_of_topic(topic),
+            search_attributes=of_topic(topic),
         )
 
     async def delete_ledgers(
@@ -163,7 +167,7 @@ class Sexton:
         Raises:
             InvalidInput: None, or more than `MOST_IDS` ids.
         """
-        ids = _checked(ledger_ids)
+        ids = checked_ids(ledger_ids)
         batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
         request = DeleteLedgersInput(
             batch_id=batch_id,
@@ -182,7 +186,7 @@ class Sexton:
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"delete {len(ids)} ledgers of {topic.name}",
-            search_attributes=_of_topic(topic, batch_id),
+            search_attributes=of_topic(topic, batch_id),
         )
 
     async def sweep_deletions(
@@ -256,27 +260,8 @@ class Sexton:
 
     @property
     def _policy(self) -> DeletionPolicy:
-        settings = self._settings
-        return DeletionPolicy(
-            parallelism=settings.deletion_parallelism,
-            chunk=settings.deletion_chunk,
-            max_attempts=settings.deletion_max_attempts,
-            retry_interval_s=settings.deletion_retry_interval,
-        )
+        return deletion_policy(self._settings)
 
     def _epoch(self) -> int:
         with open_catalog(self._settings) as catalog:
             return catalog.ledgers.epoch()
-
-
-def _checked(ledger_ids: Sequence[LedgerId]) -> list[int]:
-    """Ascending and unique; refused here, before they become a payload that no server takes."""
-    ids = sorted(set(ledger_ids))
-    if not 0 < len(ids) <= MOST_IDS:
-        raise InvalidInput("ledger ids", expected=f"1 to {MOST_IDS:,} ids", found=len(ids))
-    return [int(ledger_id) for ledger_id in ids]
-
-
-def _of_topic(topic: Topic, batch_id: str | None = None) -> TypedSearchAttributes:
-    batch = [SearchAttributePair(search_attributes.RUN_ID, batch_id)] if batch_id else []
-    return TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name), *batch])

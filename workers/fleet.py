@@ -27,10 +27,12 @@ from workers.wiring import LogStore, all_activities, open_log
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
+from workflows.offload_ledger import OffloadLedger
+from workflows.offload_topic import OffloadTopic
 from workflows.sweep_deletions import SweepDeletions
 from workflows.trim_topic import TrimTopic
 
-WORKFLOWS = [TrimTopic, DeleteTopic, DeleteLedgers, DeleteLedger, SweepDeletions]
+WORKFLOWS = [TrimTopic, DeleteTopic, DeleteLedgers, DeleteLedger, SweepDeletions, OffloadTopic, OffloadLedger]
 
 _log = logging.getLogger(__name__)
 

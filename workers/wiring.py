@@ -3,32 +3,40 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from activities.deletion import DeletionUpkeep, LedgerDeletion
+from activities.offload import LedgerOffload
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
 from infra.catalog import Database, SqlCatalog, check_version
-from infra.objects import connect
+from infra.objects import S3ObjectStore, connect
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
 from logstore.group_commit import GroupCommitter
 from logstore.ledgers import CopyKind
 from logstore.managed_ledger import ManagedLedger, RollPolicy
-from logstore.ports.objects import ObjectStore
+from logstore.managed_ledger.tiered_segments import TieredSegments
+from logstore.offload import Offloader
+from logstore.ports.objects import Buckets, ObjectStore
 from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
 from logstore.schemas import SchemaRegistry
 from logstore.subscriptions import Subscriptions
+from logstore.tiered import DRIVER
+from logstore.tiered_copies import TieredCopies
 from workers.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStore:
-    """The log of one process: catalog, primary bucket, the one writer, and what works over them."""
+    """The log of one process: catalog, buckets, the one writer, and what works over them."""
 
     catalog: SqlCatalog
-    objects: ObjectStore
+    objects: ObjectStore  # the primary bucket
+    buckets: Buckets  # any other, by name
+    offloader: Offloader
     committer: GroupCommitter
     managed: ManagedLedger
     subscriptions: Subscriptions
@@ -38,7 +46,10 @@ class LogStore:
     @property
     def storages(self) -> Storages:
         """Where copies stand, by kind."""
-        return {CopyKind.LEDGER.value: PrimaryCopies(self.objects)}
+        return {
+            CopyKind.LEDGER.value: PrimaryCopies(self.objects),
+            CopyKind.OFFLOADED_LEDGER.value: TieredCopies(self.buckets, now_us=self.catalog.offloads.now_us),
+        }
 
 
 @contextmanager
@@ -63,6 +74,7 @@ def open_log(settings: Settings) -> Iterator[LogStore]:
 def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
     catalog = SqlCatalog(database, registration_timeout_s=settings.registration_timeout)
     objects = primary_bucket(settings)
+    buckets: Buckets = cache(objects.for_bucket)
     committer = GroupCommitter(catalog.commits)
     managed = ManagedLedger(
         ledgers=catalog.ledgers,
@@ -75,6 +87,15 @@ def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
             max_age_s=settings.ledger_max_age,
         ),
         registration_timeout_s=settings.registration_timeout,
+        tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
+    )
+    offloader = Offloader(
+        offloads=catalog.offloads,
+        ledgers=catalog.ledgers,
+        primary=objects,
+        buckets=buckets,
+        place=_tiered_place(settings),
+        folder=settings.home / "tmp",
     )
     contents = ComponentLedgers(
         components=catalog.components,
@@ -87,6 +108,8 @@ def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
         yield LogStore(
             catalog=catalog,
             objects=objects,
+            buckets=buckets,
+            offloader=offloader,
             committer=committer,
             managed=managed,
             subscriptions=_subscriptions(settings, catalog, committer, contents),
@@ -110,7 +133,13 @@ def _subscriptions(
     return Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
 
 
-def primary_bucket(settings: Settings) -> ObjectStore:
+def _tiered_place(settings: Settings) -> dict[str, str]:
+    """The driver's own metadata, as each offload context keeps it: what deletion will need, whoever asks for it."""
+    known = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": settings.s3_endpoint}
+    return {"driver": DRIVER} | {name: value for name, value in known.items() if value}
+
+
+def primary_bucket(settings: Settings) -> S3ObjectStore:
     """The primary bucket; without an endpoint it is AWS's, without keys the host's role is used."""
     return connect(
         settings.s3_endpoint or None,
@@ -133,6 +162,7 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         ledgers=log.catalog.ledgers,
         finished_retention_s=log.finished_retention_s,
     )
+    offload = LedgerOffload(uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers)
     return [
         deletion.detach,
         deletion.next_ranges,
@@ -148,4 +178,8 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         topics.set_deleting,
         topics.detach_all,
         topics.remove,
+        offload.upload,
+        offload.publish,
+        offload.candidates,
+        offload.remove_primaries,
     ]

@@ -1,5 +1,6 @@
 """What the deletion activities answer, as pure functions of what they found."""
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -7,7 +8,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.deletion.values import ChunkResult, IntentKey, OneResult
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable
+from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable, UploadOpen
 from logstore.ports.catalog import Ended
 
 _OF_THE_STORE = (StoreUnavailable, PreconditionFailed)  # not of one ledger: no answer, or no permission
@@ -37,6 +38,11 @@ def result_of(intent: DeletionIntent) -> OneResult:
 def sentence(error: SextonError) -> str:
     """An error as a row keeps it."""
     return f"{type(error).__name__}: {error}"
+
+
+def wait_s(error: SextonError, retry_interval_s: int) -> int:
+    """After how long it is worth trying again: while an upload may go on, nothing can be deleted."""
+    return max(retry_interval_s, math.ceil(error.after_s)) if isinstance(error, UploadOpen) else retry_interval_s
 
 
 def later(error: SextonError, after_s: int) -> ApplicationError:

@@ -21,6 +21,7 @@ from activities.deletion.answers import (
     result_of,
     sentence,
     unfinished,
+    wait_s,
 )
 from activities.deletion.pace import Pace
 from activities.deletion.phase_two import examine, remove
@@ -167,7 +168,8 @@ class LedgerDeletion:
 
         Idempotency: keyed by (ledger, copy, generation); a finished row answers with its outcome.
         Heartbeat: per page; a hint only.
-        Raises: ClaimHeld (terminal); anything else is retried after `retry_interval_s`, and kept on the row.
+        Raises: ClaimHeld (terminal); anything else is retried after `retry_interval_s`, or once an upload of the copy
+            is over, and kept on the row.
         """
         try:
             return self._delete_one(request)
@@ -188,8 +190,9 @@ class LedgerDeletion:
             ended, errors = self._act([intent], pulse, Pace())
             self._finish([intent], ended, holder=_own_claim().workflow_id)
             if errors:
-                self._keep(intent, errors[intent.row_id], request.retry_interval_s)
-                raise later(errors[intent.row_id], request.retry_interval_s)
+                after_s = wait_s(errors[intent.row_id], request.retry_interval_s)
+                self._keep(intent, errors[intent.row_id], after_s)
+                raise later(errors[intent.row_id], after_s)
         one = ended[0]
         return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
 
@@ -199,9 +202,9 @@ class LedgerDeletion:
         ledger_id, copy = LedgerId(key.ledger_id), CopyKind(key.copy)
         return self._deletions.take(ledger_id, copy, key.generation, _own_claim(), epoch=catalog_epoch, attempt=attempt)
 
-    def _keep(self, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> None:
+    def _keep(self, intent: DeletionIntent, error: SextonError, after_s: int) -> None:
         """Hold the row until the next attempt and a minute more, with the error."""
-        wait = Claim(workflow_id=_own_claim().workflow_id, run_id="", ttl_s=retry_interval_s + _CLAIM_S)
+        wait = Claim(workflow_id=_own_claim().workflow_id, run_id="", ttl_s=after_s + _CLAIM_S)
         self._deletions.hold(intent.row_id, wait, error=sentence(error))
         metrics.failed([intent])
 

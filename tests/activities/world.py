@@ -23,19 +23,25 @@ from activities.deletion import (
     Range,
 )
 from activities.deletion.answers import key_of
+from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
 from logstore.deletion import DeletionIntent
+from logstore.entries import NewEntry, ProducedEntries, encode_segment
 from logstore.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
-from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Topic
-from logstore.ports.objects import ObjectInfo
+from logstore.offload import Offloader
+from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
+from logstore.ports.objects import Buckets, ObjectInfo
+from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, Position
 from logstore.primary_copies import PrimaryCopies
 from logstore.retention import RetentionPolicy
+from logstore.tiered_copies import TieredCopies
 from tests.fakes.objects import FakeObjectStore
 
 T = TypeVar("T")
 
 NAME = "persistent://tenant/namespace/orders"
+BUCKET = "cold"
 BATCH = "batch-1"
 BATCH_WORKFLOW = f"delete-ledgers/{BATCH}"
 ALL_ROWS = RowRange(first=0, last=1_000_000, rows=0)
@@ -70,6 +76,27 @@ class World:
     topic: Topic
     deletion: LedgerDeletion
     upkeep: DeletionUpkeep
+    tiered: PartlyBlind
+    offload: LedgerOffload
+
+    def fill_readable(self, count: int) -> list[LedgerId]:
+        """As `fill`, with segments that hold entries, each its position as payload."""
+        ledgers = self.fill(count)
+        for ledger_id in ledgers:
+            for row in self.catalog.ledgers.segments(ledger_id):
+                self._write_entries(row)
+        return ledgers
+
+    def _write_entries(self, row: Segment) -> None:
+        key = segment_key(row.ledger_id, row.number)
+        entries = [NewEntry(payload=b"%d:%d" % (row.ledger_id, row.first_entry + at)) for at in range(row.entries)]
+        body = encode_segment([ProducedEntries(entries=entries)], publish_ms=1)
+        stored = self.objects.get(key)
+        assert stored
+        self.objects.delete([key])
+        self.objects.put_if_absent(key, body, metadata=stored.metadata)
+        sizes = "UPDATE segment SET size_bytes = :size WHERE ledger_id = :ledger AND number = :number"
+        self.sql(sizes, size=len(body), ledger=row.ledger_id, number=row.number)
 
     def fill(self, count: int, *, segments: int = 2, acknowledged: bool = True) -> list[LedgerId]:
         """So many closed ledgers of `segments` objects each, and an open one behind them."""
@@ -160,8 +187,20 @@ def open_world(template: Path, folder: Path) -> World:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(template, folder / "catalog.db")
     catalog = SqlCatalog(Database(f"sqlite:///{folder / 'catalog.db'}"))
-    objects = PartlyBlind()
-    storages = {CopyKind.LEDGER.value: PrimaryCopies(objects)}
+    objects, tiered = PartlyBlind(), PartlyBlind()
+    buckets: Buckets = {BUCKET: tiered}.__getitem__
+    storages: Storages = {
+        CopyKind.LEDGER.value: PrimaryCopies(objects),
+        CopyKind.OFFLOADED_LEDGER.value: TieredCopies(buckets, now_us=catalog.offloads.now_us),
+    }
+    offloader = Offloader(
+        offloads=catalog.offloads,
+        ledgers=catalog.ledgers,
+        primary=objects,
+        buckets=buckets,
+        place={"driver": "aws-s3", "bucket": BUCKET},
+        folder=folder / "tmp",
+    )
     return World(
         catalog=catalog,
         objects=objects,
@@ -173,6 +212,8 @@ def open_world(template: Path, folder: Path) -> World:
             ledgers=catalog.ledgers,
             finished_retention_s=30 * 86_400,
         ),
+        tiered=tiered,
+        offload=LedgerOffload(uploader=offloader, offloads=catalog.offloads, ledgers=catalog.ledgers),
     )
 
 

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from pyroaring import BitMap
+
+from tests.faults.tiered import Tiered, look_tiered, wrong_tiered_at_any_moment, wrong_tiered_at_rest
 
 _KEY = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>.+)")
 _SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
@@ -105,6 +107,7 @@ class Seen:
     audit: tuple[tuple[str, str, dict[str, Any]], ...]  # act, workflow id, detail
     topics: Mapping[int, str]  # names by topic id
     attached: Mapping[str, set[int]]  # topic ids that other tables name, by table
+    tiered: Tiered
     rows: str  # everything that work done twice must not change, as text
 
     @property
@@ -130,12 +133,15 @@ class Seen:
 
     def entries(self, ledger_id: int) -> list[tuple[str | None, Sequence, bytes]]:
         """Producer, sequence and payload of every entry of a ledger in order, read from its objects."""
-        found: list[tuple[str | None, Sequence, bytes]] = []
-        for number, *_ in self.ledgers[ledger_id].segments:
-            body = self.objects[f"{_prefix(ledger_id)}{number:08d}.parquet"]
-            rows = pq.read_table(io.BytesIO(body), columns=["producer", "sequence_id", "payload"]).to_pylist()
-            found += [(row["producer"], row["sequence_id"], row["payload"]) for row in rows]
-        return found
+        columns = ["producer", "sequence_id", "payload"]
+        found: list[dict[str, Any]] = []
+        if not self.tiered.has_primary(ledger_id):
+            found = self.tiered.data(ledger_id).read(columns).to_pylist()
+        else:
+            for number, *_ in self.ledgers[ledger_id].segments:
+                body = self.objects[f"{_prefix(ledger_id)}{number:08d}.parquet"]
+                found += pq.read_table(io.BytesIO(body), columns=columns).to_pylist()
+        return [(row["producer"], row["sequence_id"], row["payload"]) for row in found]
 
     def content(self, ledger_id: int) -> bytes:
         """The one payload of a component's ledger, read from its object."""
@@ -157,7 +163,14 @@ def _bits(packed: bytes) -> Iterator[tuple[int, int]]:
         packed = packed[12 + length :]
 
 
-def look(database: Path, objects: Mapping[str, bytes], planted: Mapping[str, bytes]) -> Seen:
+def look(
+    database: Path,
+    objects: Mapping[str, bytes],
+    planted: Mapping[str, bytes],
+    *,
+    tiered: Mapping[str, bytes],
+    parts: Collection[str],
+) -> Seen:
     """Read everything there is."""
     with closing(sqlite3.connect(database, timeout=30)) as connection:
         connection.execute("BEGIN")  # one moment
@@ -199,6 +212,7 @@ def look(database: Path, objects: Mapping[str, bytes], planted: Mapping[str, byt
             ),
             topics=dict(connection.execute("SELECT topic_id, name FROM topic").fetchall()),
             attached=_attached(connection),
+            tiered=look_tiered(connection, tiered, parts),
             rows="\n".join(repr(connection.execute(query).fetchall()) for query in _COMPARED),
         )
 
@@ -217,7 +231,9 @@ def _attached(connection: sqlite3.Connection) -> dict[str, set[int]]:
 
 
 def _intents(connection: sqlite3.Connection) -> dict[int, Intent]:
+    """Of primary copies; those of tiered ones are in `Seen.tiered`."""
     query = "SELECT ledger_id, topic, batch_id, state, outcome, last_error, segments, component FROM pending_deletion"
+    query += " WHERE copy = 'LEDGER'"
     rows = connection.execute(query).fetchall()
     names = ("topic", "batch_id", "state", "outcome", "error", "segments", "component")
     found = {row[0]: Intent(**dict(zip(names, row[1:], strict=True))) for row in rows}
@@ -266,6 +282,7 @@ def wrong_at_any_moment(seen: Seen) -> list[str]:
         *_foreign(seen),
         *_unnamed(seen),
         *_left_behind(seen),
+        *wrong_tiered_at_any_moment(seen.tiered, seen.ledgers),
     ]
 
 
@@ -273,12 +290,14 @@ def _forgotten(seen: Seen) -> Iterator[str]:
     """Stored, and neither referenced, nor newborn, nor intended, nor a dead letter."""
     unfinished = seen.of_state("PENDING") | seen.of_state("DEAD_LETTERED")
     for ledger_id, names in sorted(seen.stored.items()):
-        if ledger_id not in seen.ledgers and ledger_id not in unfinished:
+        if not seen.tiered.has_primary(ledger_id) and ledger_id not in unfinished:
             yield f"ledger {ledger_id} is forgotten: nothing names it, and {sorted(names)} are stored"
 
 
 def _both(seen: Seen) -> Iterator[str]:
     for ledger_id in sorted(seen.ledgers.keys() & seen.intents.keys()):
+        if not seen.tiered.has_primary(ledger_id):
+            continue
         yield f"ledger {ledger_id} has a row and a deletion intent at once"
     for ledger_id, ledger in sorted(seen.ledgers.items()):
         if not ledger.listed and ledger.state != "CREATING":
@@ -291,14 +310,18 @@ def _incomplete(seen: Seen) -> Iterator[str]:
         reached = 0
         for number, first, entries, size in ledger.segments:
             body = seen.objects.get(f"{_prefix(ledger_id)}{number:08d}.parquet")
-            if body is None or len(body) != size:
+            if seen.tiered.has_primary(ledger_id) and (body is None or len(body) != size):
                 yield f"ledger {ledger_id}: segment {number} is registered, and lost or of another size"
             if first != reached:
                 yield f"ledger {ledger_id}: segment {number} begins at {first}, expected {reached}"
             reached = first + entries
         if reached != ledger.entries:
             yield f"ledger {ledger_id}: its row says {ledger.entries} entries, its segments {reached}"
-        if ledger.listed and f"{_prefix(ledger_id)}{_meta_name(ledger)}" not in seen.objects:
+        if (
+            ledger.listed
+            and seen.tiered.has_primary(ledger_id)
+            and f"{_prefix(ledger_id)}{_meta_name(ledger)}" not in seen.objects
+        ):
             yield f"ledger {ledger_id} is listed without its own statement in storage"
 
 
@@ -357,6 +380,7 @@ def wrong_at_rest(seen: Seen, expected: Mapping[str, Expected]) -> list[str]:
     """What must not be so once every job has ended, on top of what never may."""
     return [
         *wrong_at_any_moment(seen),
+        *wrong_tiered_at_rest(seen.tiered),
         *_unfinished(seen),
         *_miscounted(seen),
         *(sentence for topic, one in expected.items() for sentence in _unlike(seen, topic, one)),
@@ -396,7 +420,8 @@ def _miscounted(seen: Seen) -> Iterator[str]:
         yield "a ledger was detached twice, or was counted and not"
     if audited - seen.intents.keys():
         yield f"detached and without an intent: {sorted(audited - seen.intents.keys())}"
-    for ledger_id in sorted(seen.intents.keys() - audited - retired):
+    removed = {row for act, _, detail in seen.audit if act == "remove-primaries" for row in detail["sample"]}
+    for ledger_id in sorted(seen.intents.keys() - audited - removed - retired):
         if seen.intents[ledger_id].segments:
             yield f"ledger {ledger_id} left its list without a word in the audit log"
     yield from _miscertified(seen)
@@ -405,6 +430,7 @@ def _miscounted(seen: Seen) -> Iterator[str]:
 def _miscertified(seen: Seen) -> Iterator[str]:
     """A batch counts each of its rows; only a redrive may have taken some from it since."""
     per_batch = Counter(intent.batch_id for intent in seen.intents.values())
+    per_batch += Counter(intent.batch_id for intent in seen.tiered.intents)
     moved = sum(detail["rows"] for act, _, detail in seen.audit if act == "redrive")
     for act, workflow_id, detail in seen.audit:
         batch_id = workflow_id.removeprefix("delete-ledgers/")

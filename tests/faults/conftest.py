@@ -10,6 +10,7 @@ import pytest
 from infra.catalog import Database, upgrade
 from tests.faults.effects import hits
 from tests.faults.job import Job
+from tests.faults.offload_job import COLD, OffloadJob
 from tests.faults.scene import SHORT
 from tests.faults.world import World
 
@@ -61,21 +62,29 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     """Ways through it.
 
-    `short`: one small topic, written and trimmed. `remove`: phase one and two of everything, from where all is
+    `short`: one small topic, written and trimmed. `offload`: a topic offloaded, its primary copies removed, trimmed.
+    `remove`: phase one and two of everything, from where all is
     written and storage begins to misbehave. `delete`: one small topic, written and deleted. `clear`: every topic is
     deleted, from where all is written.
     """
     written = Job(World(fresh(), template))
     written.drive(written.write)
 
+    cold = OffloadJob(World(fresh(), template), COLD)
+    cold.drive(cold.write)
+
     def short() -> Job[World]:
         return Job(World(fresh(), template), SHORT)
+
+    def offload() -> Job[World]:
+        return cold.fork(cold.world.fork(fresh()))
 
     def remove() -> Job[World]:
         return written.fork(written.world.fork(fresh()))
 
     return {
         "short": Course(start=short, go=Job.run, hits=hits(lambda: Job.run(short()))),
+        "offload": Course(start=offload, go=Job.run, hits=hits(lambda: Job.run(offload()))),
         "remove": Course(start=remove, go=Job.run, hits=hits(lambda: Job.run(remove()))),
         "delete": Course(start=short, go=Job.delete, hits=hits(lambda: Job.delete(short()))),
         "clear": Course(start=remove, go=Job.delete, hits=hits(lambda: Job.delete(remove()))),

@@ -55,6 +55,9 @@ _ATTEMPTS = 6  # of one intent; more than any trouble that passes
 _NEVER = 40  # tries of one step after which a test gives up
 
 
+JobT = TypeVar("JobT", bound="Job[Any]")
+
+
 class Exhausted(Exception):
     """An activity failed as often as it may."""
 
@@ -96,9 +99,9 @@ class Job(Generic[PlaceT]):
         self.wrong: list[str] = []  # what the auditor found right after a crash
         self._process: Process
 
-    def fork(self, world: PlaceT) -> "Job[PlaceT]":
+    def fork(self, world: PlaceT) -> Self:
         """The same job so far, over a fork of its world."""
-        forked = Job(world, self.plans, run=self.run_name)
+        forked = type(self)(world, self.plans, run=self.run_name)
         forked.history, forked.attempts = dict(self.history), dict(self.attempts)
         forked.deletes = self.deletes
         return forked
@@ -418,9 +421,9 @@ class Job(Generic[PlaceT]):
         return self.history[name]  # type: ignore[no-any-return]  # of the type that `act` gives
 
 
-def again(job: Job[PlaceT]) -> Job[PlaceT]:
+def again(job: JobT) -> JobT:
     """The same job once more in the same world, as a user or a schedule would run it."""
-    repeated = Job(job.world, job.plans, run=f"{job.run_name}-again")
+    repeated = type(job)(job.world, job.plans, run=f"{job.run_name}-again")
     repeated.attempts["again"] = 1
     listed = {plan.name: job.history[f"list {plan.name}"] for plan in job.plans}
     repeated.history |= {f"list {name}": found for name, found in listed.items()} | {"troubles": None}
@@ -432,7 +435,7 @@ def again(job: Job[PlaceT]) -> Job[PlaceT]:
     return repeated.run()
 
 
-def _deleted_again(job: Job[PlaceT], repeated: Job[PlaceT]) -> Job[PlaceT]:
+def _deleted_again(job: JobT, repeated: JobT) -> JobT:
     """Only the deletion: to write again would create the topics anew."""
     repeated.history |= {f"create {plan.name}": job.history[f"create {plan.name}"] for plan in job.plans}
     repeated.deletes = True

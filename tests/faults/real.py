@@ -19,6 +19,7 @@ from botocore.config import Config
 from temporalio.client import WorkflowHandle
 
 from activities.deletion import DeletionUpkeep, IntentKey, LedgerDeletion
+from activities.offload import LedgerOffload
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
 from infra.stack.home import StackHome
@@ -83,11 +84,14 @@ class RealWorld:
 
     def look(self) -> Seen:
         """What the auditor sees; asked while nothing runs, or after it."""
-        bucket = self.settings.primary_bucket
+        objects, cold = (self._content(name) for name in (self.settings.primary_bucket, self.settings.tiered_bucket))
+        uploads = self._s3.list_multipart_uploads(Bucket=self.settings.tiered_bucket).get("Uploads", ())
+        return look(self._database, objects, self.planted, tiered=cold, parts={each["Key"] for each in uploads})
+
+    def _content(self, bucket: str) -> dict[str, bytes]:
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
         keys = [item["Key"] for page in pages for item in page.get("Contents", ())]
-        objects = {key: self._s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
-        return look(self._database, objects, self.planted)
+        return {key: self._s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
 
     def unfinished(self) -> int:
         """How many intents have not ended."""
@@ -129,6 +133,9 @@ class RealWorld:
                 subscriptions=log.subscriptions,
                 schemas=log.schemas,
                 topics=TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers),
+                offload=LedgerOffload(
+                    uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers
+                ),
             )
 
     def close(self) -> None:

@@ -81,13 +81,14 @@ def test_main_job_killed_before_any_write_keeps_every_promise(
             assert not wrong, f"killed before write {fatal}: {wrong}"
 
 
+@pytest.mark.parametrize("part", range(_PARTS))
 @pytest.mark.parametrize(("moment", "action"), [("after", "crash"), ("reported_failed", "fail")])
 def test_main_job_run_again_after_an_interruption_changes_nothing(
-    moment: str, action: str, courses: dict[str, Course]
+    part: int, moment: str, action: str, courses: dict[str, Course]
 ) -> None:
     """Running it twice equals running it once, in storage, in rows and in counters (PIP-186, idempotency)."""
     for course in courses.values():
-        for effect in sorted(named_in_source()):
+        for effect in sorted(named_in_source())[part::_PARTS]:
             for one in interruptions(course.hits, effect, moment, action, most=1):
                 job = _survive(course, one)
                 before = job.world.look()

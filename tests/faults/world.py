@@ -9,6 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection, event
 
 from activities.deletion import DeletionUpkeep, LedgerDeletion
+from activities.offload import LedgerOffload
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
 from infra.catalog import Database, SqlCatalog
@@ -19,10 +20,13 @@ from logstore.group_commit import GroupCommitter
 from logstore.ledgers import CopyKind
 from logstore.managed_ledger import ManagedLedger
 from logstore.managed_ledger.clock import Clock
+from logstore.offload import Offloader
 from logstore.ports.objects import ObjectInfo
+from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
 from logstore.schemas import SchemaRegistry
 from logstore.subscriptions import Subscriptions
+from logstore.tiered_copies import TieredCopies
 from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
@@ -30,6 +34,11 @@ from tests.faults.scene import INLINE_BYTES, PLANTED, Trouble
 
 FOREVER = 1_000_000
 MONTH_S = 30 * 86_400
+PART_BYTES = 400  # tiered copies here are some kilobytes
+BUCKET = "cold"
+LATER_US = 3_600_000_000
+"""Uploads of these worlds end with their processes, and phase two looks an hour later."""
+_WRITES = {Operation.PUT, Operation.PART, Operation.DELETE, Operation.ABORT}
 
 
 class LyingStore(Store):
@@ -41,9 +50,18 @@ class LyingStore(Store):
         self.before_call: Callable[[], None] = lambda: None
         self.before_write: Callable[[], None] = lambda: None
 
+    def copied(self) -> "LyingStore":
+        """One that holds the same, and lies the same way."""
+        copy = LyingStore()
+        copy._held = dict(self._held)
+        copy._faults = [replace(fault) for fault in self._faults]
+        copy.short = dict(self.short)
+        copy.unfinished = set(self.unfinished)
+        return copy
+
     def _meet(self, operation: Operation, name: str) -> Fault | None:
         self.before_call()
-        if operation in {Operation.PUT, Operation.DELETE}:
+        if operation in _WRITES:
             self.before_write()
         return super()._meet(operation, name)
 
@@ -67,17 +85,22 @@ class Process:
     subscriptions: Subscriptions
     schemas: SchemaRegistry
     topics: TopicDeletion
+    offload: LedgerOffload
 
 
 class World:
     """SQL and objects."""
 
-    def __init__(self, database: Path, template: Path, *, store: LyingStore | None = None) -> None:
+    def __init__(
+        self, database: Path, template: Path, *, store: LyingStore | None = None, tiered: LyingStore | None = None
+    ) -> None:
         """Begin with an empty catalog and a bucket that holds other applications' objects."""
         shutil.copy(template, database)
         self.database = database
         self.store = store or LyingStore()
-        self.store.before_write = self._write
+        self.tiered = tiered or LyingStore()
+        self.tiered.part_bytes = PART_BYTES
+        self.store.before_write = self.tiered.before_write = self._write
         self.writes = 0
         self.fatal: int | None = None  # before which write, counted from 1, its process dies
         self.planted: dict[str, bytes] = {}
@@ -87,11 +110,7 @@ class World:
 
     def fork(self, database: Path) -> "World":
         """A world that is the same so far and goes its own way from here; no process may be running."""
-        store = LyingStore()
-        store._held = dict(self.store._held)
-        store._faults = [replace(fault) for fault in self.store._faults]
-        store.short = dict(self.store.short)
-        forked = World(database, self.database, store=store)
+        forked = World(database, self.database, store=self.store.copied(), tiered=self.tiered.copied())
         forked.planted = dict(self.planted)
         return forked
 
@@ -105,6 +124,11 @@ class World:
         if not connection.get_execution_options().get("sexton_reads"):
             self._write()
 
+    def bucket(self, name: str) -> LyingStore:
+        """The tiered bucket, which is the only other one."""
+        assert name == BUCKET
+        return self.tiered
+
     def plant(self, key: str, body: bytes) -> None:
         """Put an object that is not Sexton's, which is no write of Sexton's either."""
         self.store.before_write = lambda: None
@@ -114,7 +138,8 @@ class World:
 
     def look(self) -> Seen:
         """What the auditor sees."""
-        return look(self.database, self.objects, self.planted)
+        cold = {key: held.body for key, held in self.tiered._held.items()}
+        return look(self.database, self.objects, self.planted, tiered=cold, parts=self.tiered.unfinished)
 
     @property
     def objects(self) -> Mapping[str, bytes]:
@@ -152,7 +177,20 @@ class World:
             clock=clock,
         )
         subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
-        storages = {CopyKind.LEDGER.value: PrimaryCopies(self.store)}
+        storages: Storages = {
+            CopyKind.LEDGER.value: PrimaryCopies(self.store),
+            CopyKind.OFFLOADED_LEDGER.value: TieredCopies(
+                self.bucket, now_us=lambda: catalog.offloads.now_us() + LATER_US
+            ),
+        }
+        offloader = Offloader(
+            offloads=catalog.offloads,
+            ledgers=catalog.ledgers,
+            primary=self.store,
+            buckets=self.bucket,
+            place={"driver": "aws-s3", "bucket": BUCKET},
+            folder=self.database.parent / "tmp",
+        )
         try:
             yield Process(
                 catalog=catalog,
@@ -169,6 +207,7 @@ class World:
                 subscriptions=subscriptions,
                 schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
                 topics=TopicDeletion(topics=catalog.topic_deletions, ledgers=catalog.ledgers),
+                offload=LedgerOffload(uploader=offloader, offloads=catalog.offloads, ledgers=catalog.ledgers),
             )
         finally:
             managed.close()

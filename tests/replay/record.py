@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ from infra.catalog import Database, upgrade
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually
+from tests.workflows.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.trim_topic import TrimTopic
-from workflows.values import DeletionPolicy, SetRate
+from workflows.values import DeletionPolicy, OffloadAsk, SetRate
 
 HISTORIES = Path(__file__).with_name("histories")
 VERSION = "v1"
@@ -303,6 +305,49 @@ async def sweep_running(house: House) -> Handle:
     return handle
 
 
+async def offload_complete(house: House) -> Handle:
+    """Uploaded at the second attempt, and published."""
+    (ledger,) = house.world.fill_readable(1)
+    house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE))
+    return await _ended(house, await offload(house, ledger))
+
+
+async def offload_gone(house: House) -> Handle:
+    """The ledger was deleted."""
+    (ledger,) = house.world.fill_readable(1)
+    house.world.detach()
+    return await _ended(house, await offload(house, ledger))
+
+
+async def offload_failed(house: House) -> Handle:
+    """The ledger is open."""
+    house.world.fill(1)
+    (last,) = house.world.catalog.ledgers.listed(house.world.topic.topic_id)[-1:]
+    return await _ended(house, await offload(house, last.ledger_id))
+
+
+async def offload_that_lost(house: House) -> Handle:
+    """Taken away as abandoned before it was published, and begun again."""
+    (ledger,) = house.world.fill_readable(1)
+    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
+    async with house.worker(instead=[losing(house, partial(take_away, house))]):
+        handle = await offload(house, ledger)
+        await handle.result()
+    return handle
+
+
+async def offload_running(house: House) -> Handle:
+    """An upload is at work."""
+    (ledger,) = house.world.fill_readable(1)
+    gate = Gate()
+    house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await offload(house, ledger)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
 async def sweep_whose_batch_is_lost(house: House) -> Handle:
     """Its batch is terminated."""
     _stalled(house, 1)
@@ -330,6 +375,46 @@ async def sweep_continued(house: House) -> Handle:
 
     async with house.worker(instead=[adopt]):
         handle = await house.sweep()
+        await handle.result()
+    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
+async def offload_all_complete(house: House) -> Handle:
+    """One of three fails; primaries of the others removed."""
+    ledgers = house.world.fill_readable(3)
+    bad = f"-ledger-{ledgers[1]}"
+    house.world.tiered.plan(
+        Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=50, matches=lambda key: key.endswith(bad))
+    )
+    ask = OffloadAsk(actor="tests", reason="recorded", delete_primary=True)
+    return await _ended(house, await offload_all(house, ask))
+
+
+async def offload_all_failed(house: House) -> Handle:
+    """An unknown ledger was asked for."""
+    house.world.fill_readable(1)
+    ask = OffloadAsk(actor="tests", reason="recorded", ledger_ids=[10**9])
+    return await _ended(house, await offload_all(house, ask))
+
+
+async def offload_all_running(house: House) -> Handle:
+    """A child is at work."""
+    house.world.fill_readable(2)
+    gate = Gate()
+    house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await offload_all(house, OffloadAsk(actor="tests", reason="recorded"))
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
+async def offload_all_continued(house: House) -> Handle:
+    """More ledgers than one history should hold, and one thing more to do."""
+    house.world.fill_readable(12)
+    asks = [OffloadAsk(actor="tests", reason="recorded", delete_primary=primary) for primary in (False, True)]
+    async with house.worker():
+        handle = await offload_all(house, *asks)
         await handle.result()
     return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
 
@@ -370,6 +455,8 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         sweep_whose_batch_is_lost,
         sweep_continued,
     ),
+    "offload-ledger": (offload_complete, offload_gone, offload_failed, offload_that_lost, offload_running),
+    "offload-topic": (offload_all_complete, offload_all_failed, offload_all_running, offload_all_continued),
 }
 
 

@@ -28,6 +28,8 @@ COUNTS = {
     "delete-topic/v1": 4,
     "delete-ledger/v1": 4,
     "sweep-deletions/v1": 6,
+    "offload-ledger/v1": 5,
+    "offload-topic/v1": 4,
 }
 RECORDED = sorted(HISTORIES.glob("*/*/*.json"))
 _MINUTE = timedelta(minutes=1)
@@ -63,7 +65,7 @@ def test_histories_of_each_type_cover_how_a_run_can_stand(type_: str) -> None:
     """Complete, failed and still running, and continued as new where a run can be."""
     endings = {ending_of(path) for path in RECORDED if name_of(path).startswith(f"{type_}/")}
     wanted = {"COMPLETED", "FAILED", "RUNNING"} | (
-        {"CONTINUED_AS_NEW"} if type_ in {"trim-topic", "delete-ledgers"} else set()
+        {"CONTINUED_AS_NEW"} if type_ in {"trim-topic", "delete-ledgers", "offload-topic"} else set()
     )
     assert wanted <= endings
 

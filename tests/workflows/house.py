@@ -182,6 +182,10 @@ class House:
             topics.set_deleting,
             topics.detach_all,
             topics.remove,
+            self.world.offload.upload,
+            self.world.offload.publish,
+            self.world.offload.candidates,
+            self.world.offload.remove_primaries,
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)

@@ -126,6 +126,8 @@ class Settings(BaseModel):
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600
     cursor_inline_bytes: Count = 16 * 1024
     registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 600
+    offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60
+    offload_parallelism: Annotated[Count, Field(le=64)] = 2
     temporal_port: Port = 7233
     ui_port: Port = 8233
     s3_port: Port = 8333

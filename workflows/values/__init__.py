@@ -10,6 +10,16 @@ from workflows.values.deletion import (
     ExplicitDetach,
     SetRate,
 )
+from workflows.values.offload import (
+    OffloadAsk,
+    OffloadLedgerInput,
+    OffloadLedgerProgress,
+    OffloadLedgerResult,
+    OffloadOutcome,
+    OffloadPolicy,
+    OffloadTopicInput,
+    OffloadTopicResult,
+)
 from workflows.values.sweeping import SweepDeletionsInput, SweepDeletionsResult
 from workflows.values.topics import DeleteTopicInput, DeleteTopicResult
 from workflows.values.trimming import TrimTopicInput, TrimTopicResult
@@ -24,6 +34,14 @@ __all__ = [
     "DeleteTopicResult",
     "DeletionPolicy",
     "ExplicitDetach",
+    "OffloadAsk",
+    "OffloadLedgerInput",
+    "OffloadLedgerProgress",
+    "OffloadLedgerResult",
+    "OffloadOutcome",
+    "OffloadPolicy",
+    "OffloadTopicInput",
+    "OffloadTopicResult",
     "SetRate",
     "SweepDeletionsInput",
     "SweepDeletionsResult",

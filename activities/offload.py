@@ -1,0 +1,183 @@
+"""Offload, one side effect an activity: upload a tiered copy, publish it, find candidates, remove primary copies."""
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from temporalio import activity
+
+from activities.beating import beating
+from activities.deletion import metrics
+from logstore.offload import Uploaded
+from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads
+from logstore.positions import LedgerId, TopicId
+
+_BATCH_CLAIM_S = 120.0  # until the batch's own workflow renews it
+
+
+class Uploader(Protocol):
+    """Writes and proves tiered copies; see `logstore.offload.Offloader`."""
+
+    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float) -> Uploaded:
+        """Upload one ledger under a new uuid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadInput:
+    """One attempt."""
+
+    ledger_id: int
+    timeout_s: float  # afterwards nothing more is sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadResult:
+    """What an attempt came to, and what storage was seen to hold of it."""
+
+    answer: OffloadAnswer  # BEGUN: stored and proved, to be published
+    uuid: str = ""
+    entries: int = 0
+    size_bytes: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishInput:
+    """Whose copy, of which attempt."""
+
+    ledger_id: int
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidatesInput:
+    """Which page of a topic's ledgers."""
+
+    topic_id: int
+    after: int  # ledger id, exclusive
+    limit: int
+    ledger_ids: list[int] | None = None  # at most 10,000; None: all of the topic
+    check: bool = False  # refuse ids that cannot be offloaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Ledgers to offload, ascending; empty when there are no more."""
+
+    ledger_ids: list[int]  # at most `CandidatesInput.limit`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovePrimariesInput:
+    """Phase one for primary copies of offloaded ledgers."""
+
+    topic_id: int
+    batch_id: str
+    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    actor: str
+    reason: str
+    ledger_ids: list[int] | None = None  # at most 10,000; None: all of the topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovePrimariesResult:
+    """What phase two has to do."""
+
+    ledgers: int
+    intents: int
+    catalog_epoch: int
+
+
+class LedgerOffload:
+    """The activities of offload, over ports."""
+
+    def __init__(
+        self,
+        *,
+        uploader: Uploader,
+        offloads: Offloads,
+        ledgers: Ledgers,
+        new_uuid: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        """Take the ports; `new_uuid` is for tests."""
+        self._uploader = uploader
+        self._offloads = offloads
+        self._ledgers = ledgers
+        self._new_uuid = new_uuid
+
+    @activity.defn(name="offload.upload")
+    @beating()
+    def upload(self, request: UploadInput) -> UploadResult:
+        """Write a ledger's tiered copy and prove by reading it back that storage holds it (apache/pulsar#22839).
+
+        Idempotency: every attempt has a uuid of its own; what an earlier one may have left gets its deletion intent
+        before this one begins, and two that overlap never touch the same object.
+        Heartbeat: while it runs.
+        Raises: PreconditionFailed, MissingData, CorruptData (terminal); anything else (retry).
+        """
+        ledger_id, attempt = LedgerId(request.ledger_id), self._new_uuid()
+        done = self._uploader.upload(ledger_id, attempt, timeout_s=request.timeout_s)
+        if done.evidence is None:
+            return UploadResult(answer=done.answer)
+        return UploadResult(
+            answer=done.answer,
+            uuid=done.evidence.uuid,
+            entries=done.evidence.entries,
+            size_bytes=done.evidence.size_bytes,
+            sha256=done.evidence.sha256,
+        )
+
+    @activity.defn(name="offload.publish")
+    @beating()
+    def publish(self, request: PublishInput) -> OffloadAnswer:
+        """Make a proved copy the ledger's tiered copy, or leave it to deletion where the attempt has lost.
+
+        ALREADY says that it is LIVE, GONE that no list has the ledger, BEGUN that another attempt is to be made.
+
+        Idempotency: keyed by uuid.
+        Raises: CatalogBusy, StoreUnavailable (retry).
+        """
+        ledger_id = LedgerId(request.ledger_id)
+        if self._offloads.publish(ledger_id, request.uuid):
+            return OffloadAnswer.ALREADY
+        return OffloadAnswer.GONE if self._offloads.copies(ledger_id) is None else OffloadAnswer.BEGUN
+
+    @activity.defn(name="offload.candidates")
+    @beating()
+    def candidates(self, request: CandidatesInput) -> Candidates:
+        """Find which ledgers of a topic are to be offloaded next.
+
+        Idempotency: reads only.
+        Raises: UnknownObject, PreconditionFailed when `check` finds an id that cannot be (terminal).
+        """
+        topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
+        if request.check and asked is not None:
+            self._offloads.check(topic_id, asked)
+        after = LedgerId(request.after)
+        found = self._offloads.candidates(topic_id, asked, after=after, limit=request.limit)
+        return Candidates(ledger_ids=[int(ledger_id) for ledger_id in found])
+
+    @activity.defn(name="offload.remove_primaries")
+    @beating()
+    def remove_primaries(self, request: RemovePrimariesInput) -> RemovePrimariesResult:
+        """Take primary copies out of the catalog where a tiered copy is LIVE, and file an intent for each.
+
+        Idempotency: keyed by `batch_id`; a second call returns what the first one did.
+        Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
+        """
+        run_id = activity.info().workflow_run_id or ""
+        done = self._offloads.remove_primaries(
+            TopicId(request.topic_id),
+            _ids(request.ledger_ids),
+            batch_id=request.batch_id,
+            claim=Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_BATCH_CLAIM_S),
+            cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
+        )
+        metrics.sent(done.filed)
+        epoch = self._ledgers.epoch()
+        return RemovePrimariesResult(ledgers=done.ledgers, intents=done.intents, catalog_epoch=epoch)
+
+
+def _ids(ledger_ids: list[int] | None) -> list[LedgerId] | None:
+    return None if ledger_ids is None else [LedgerId(one) for one in ledger_ids]

@@ -1,0 +1,78 @@
+"""Steps of offload that tests of its workflows are told in."""
+
+from collections.abc import Callable
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import WorkflowHandle
+
+from activities.offload import PublishInput
+from logstore.ports.catalog import OffloadAnswer
+from logstore.positions import LedgerId
+from tests.workflows.house import House
+from workflows import offload_ledger, offload_topic
+from workflows.offload_ledger import OffloadLedger
+from workflows.offload_topic import OffloadTopic
+from workflows.values import (
+    OffloadAsk,
+    OffloadLedgerInput,
+    OffloadLedgerResult,
+    OffloadPolicy,
+    OffloadTopicInput,
+    OffloadTopicResult,
+)
+
+LedgerHandle = WorkflowHandle[OffloadLedger, OffloadLedgerResult]
+TopicHandle = WorkflowHandle[OffloadTopic, OffloadTopicResult]
+
+
+async def offload(house: House, ledger_id: LedgerId, **policy: int) -> LedgerHandle:
+    """Start or join the offload of one ledger."""
+    return await house.client.start_workflow(
+        OffloadLedger.run,
+        OffloadLedgerInput(ledger_id=ledger_id, topic=house.world.topic.name, policy=OffloadPolicy(**policy)),
+        id=offload_ledger.workflow_id(ledger_id),
+        task_queue=house.queue,
+    )
+
+
+async def offload_all(house: House, *asks: OffloadAsk, **more: Any) -> TopicHandle:
+    """Start or join the offload of the topic; the last ask comes by signal."""
+    topic = house.world.topic
+    fixed: dict[str, Any] = {"deletion": house.policy}
+    return await house.client.start_workflow(
+        OffloadTopic.run,
+        OffloadTopicInput(topic_id=topic.topic_id, topic=topic.name, asks=list(asks[:-1]), **(fixed | more)),
+        id=f"{offload_topic.workflow_id(topic.topic_id)}/{house.queue}",  # worlds number their topics alike
+        task_queue=house.queue,
+        start_signal="ask",
+        start_signal_args=[asks[-1]],
+    )
+
+
+def let_uploads_end(house: House) -> None:
+    """By the catalog's clock, which no server skips."""
+    for table in ("ledger_copy", "pending_deletion"):
+        house.world.sql(
+            f"UPDATE {table} SET context = json_set(context, '$.until_us', '1') WHERE context LIKE '%until%'"
+        )
+
+
+def losing(house: House, between: Callable[[], None]) -> Callable[[PublishInput], OffloadAnswer]:
+    """Publishing, with something that comes between it and the upload, once."""
+    left = [between]
+    real = house.world.offload.publish
+
+    @activity.defn(name="offload.publish")
+    def publish(request: PublishInput) -> OffloadAnswer:
+        if left:
+            left.pop()()
+        return real(request)
+
+    return publish
+
+
+def take_away(house: House) -> None:
+    """Let the trim take an upload for abandoned, while its ledger stays."""
+    let_uploads_end(house)
+    assert house.world.detach().intents == 1

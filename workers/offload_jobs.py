@@ -1,0 +1,83 @@
+"""`Sexton`'s offload jobs."""
+
+from collections.abc import Sequence
+
+from temporalio.client import Client, WorkflowHandle
+from temporalio.common import WorkflowIDConflictPolicy
+
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId
+from workers.requests import checked_ids, deletion_policy, of_topic
+from workers.settings import Settings
+from workflows import offload_ledger, offload_topic
+from workflows.offload_ledger import OffloadLedger
+from workflows.offload_topic import OffloadTopic
+from workflows.values import (
+    OffloadAsk,
+    OffloadLedgerInput,
+    OffloadLedgerResult,
+    OffloadPolicy,
+    OffloadTopicInput,
+    OffloadTopicResult,
+)
+
+
+class OffloadJobs:
+    """The offload jobs of a client: under which ids, with which policies."""
+
+    client: Client
+    _settings: Settings
+
+    async def offload_topic(
+        self,
+        topic: Topic,
+        ledger_ids: Sequence[LedgerId] | None = None,
+        delete_primary: bool = False,
+        reason: str = "",
+        actor: str = "",
+    ) -> WorkflowHandle[OffloadTopic, OffloadTopicResult]:
+        """Copy closed ledgers to the tiered bucket; what is asked of a topic twice is done one after the other.
+
+        Args:
+            topic: Whose.
+            ledger_ids: Only these; None: every closed ledger.
+            delete_primary: Afterwards, delete the primary copy of every one of them that has a tiered copy.
+            reason: For the audit log, where something is deleted.
+            actor: Who asks.
+
+        Raises:
+            InvalidInput: None, or more than `MOST_IDS` ids.
+        """
+        ids = None if ledger_ids is None else checked_ids(ledger_ids)
+        request = OffloadTopicInput(
+            topic_id=topic.topic_id, topic=topic.name, policy=self._offload, deletion=deletion_policy(self._settings)
+        )
+        return await self.client.start_workflow(
+            OffloadTopic.run,
+            request,
+            id=offload_topic.workflow_id(topic.topic_id),
+            task_queue=self._settings.task_queue,
+            start_signal="ask",
+            start_signal_args=[OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary)],
+            static_summary=f"offload {topic.name}",
+            search_attributes=of_topic(topic),
+        )
+
+    async def offload_ledger(
+        self, topic: Topic, ledger_id: LedgerId
+    ) -> WorkflowHandle[OffloadLedger, OffloadLedgerResult]:
+        """Copy one closed ledger to the tiered bucket; joins a run that is at work on it."""
+        return await self.client.start_workflow(
+            OffloadLedger.run,
+            OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload),
+            id=offload_ledger.workflow_id(ledger_id),
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"ledger {ledger_id} of {topic.name}",
+            search_attributes=of_topic(topic),
+        )
+
+    @property
+    def _offload(self) -> OffloadPolicy:
+        settings = self._settings
+        return OffloadPolicy(timeout_s=settings.offload_timeout, parallelism=settings.offload_parallelism)

@@ -1,0 +1,39 @@
+"""What requests of jobs have in common."""
+
+from collections.abc import Sequence
+
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
+
+from logstore.errors import InvalidInput
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId
+from workers.settings import Settings
+from workflows import search_attributes
+from workflows.values import DeletionPolicy
+
+MOST_IDS = 10_000
+"""Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
+
+
+def deletion_policy(settings: Settings) -> DeletionPolicy:
+    """How phase two works, as the settings say."""
+    return DeletionPolicy(
+        parallelism=settings.deletion_parallelism,
+        chunk=settings.deletion_chunk,
+        max_attempts=settings.deletion_max_attempts,
+        retry_interval_s=settings.deletion_retry_interval,
+    )
+
+
+def checked_ids(ledger_ids: Sequence[LedgerId]) -> list[int]:
+    """Ascending and unique; refused here, before they become a payload that no server takes."""
+    ids = sorted(set(ledger_ids))
+    if not 0 < len(ids) <= MOST_IDS:
+        raise InvalidInput("ledger ids", expected=f"1 to {MOST_IDS:,} ids", found=len(ids))
+    return [int(ledger_id) for ledger_id in ids]
+
+
+def of_topic(topic: Topic, batch_id: str | None = None) -> TypedSearchAttributes:
+    """Attributes of a job of one topic, and of one batch if there is one."""
+    batch = [SearchAttributePair(search_attributes.RUN_ID, batch_id)] if batch_id else []
+    return TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name), *batch])
