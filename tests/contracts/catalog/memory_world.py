@@ -90,3 +90,28 @@ class MemoryWorld(World):
     def forget_intents(self) -> None:
         """See `World`."""
         self._fake.intent_rows.clear()
+
+    def everything(self) -> object:
+        """See `World`."""
+        fake = self._fake
+        rows = (fake.ledger_rows, fake.lists, fake.versions, fake.intent_rows, fake.claims_us, fake.audited)
+        return repr((rows, fake.runs))
+
+    def lapse(self, batch_id: str) -> None:
+        """See `World`."""
+        self._fake.runs[batch_id].until_us = 1
+
+    def end_earlier(self, *, days: int) -> None:
+        """See `World`."""
+        us = days * 86_400_000_000
+        self._fake.ended_us = {row_id: ended_us - us for row_id, ended_us in self._fake.ended_us.items()}
+        for run in self._fake.runs.values():
+            run.finished_us = None if run.finished_us is None else run.finished_us - us
+
+    def exhaust(self, row_id: int) -> None:
+        """See `World`."""
+        self._fake.intent_rows[row_id] = replace(self._fake.intent_rows[row_id], attempts=10)
+
+    def remove_topic(self, topic_id: TopicId) -> None:
+        """See `World`."""
+        del self._fake.topic_rows[topic_id]

@@ -126,6 +126,28 @@ class SqlWorld(World):
         """See `World`."""
         self.sql("DELETE FROM pending_deletion")
 
+    def everything(self) -> object:
+        """See `World`."""
+        tables = ("ledger", "ledger_list", "pending_deletion", "run", "audit")
+        return [self.sql(f"SELECT * FROM {table}") for table in tables]
+
+    def lapse(self, batch_id: str) -> None:
+        """See `World`."""
+        self.sql("UPDATE run SET claim_until_us = 1 WHERE run_id = :batch", batch=batch_id)
+
+    def end_earlier(self, *, days: int) -> None:
+        """See `World`."""
+        for table in ("pending_deletion", "run"):
+            self.sql(f"UPDATE {table} SET finished_us = finished_us - :us", us=days * 86_400_000_000)
+
+    def exhaust(self, row_id: int) -> None:
+        """See `World`."""
+        self.sql("UPDATE pending_deletion SET attempts = 10, keys_left = 3 WHERE row_id = :row", row=row_id)
+
+    def remove_topic(self, topic_id: TopicId) -> None:
+        """See `World`."""
+        self.sql("DELETE FROM topic WHERE topic_id = :id", id=topic_id)
+
 
 def _read(detail: Any) -> Mapping[str, Any]:
     """SQLite keeps JSON as text."""

@@ -7,237 +7,227 @@ from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Detached, Ended, Forgotten, RowRange, Tally
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
-from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
+from tests.contracts.catalog.worlds import CAUSE, World, claim
 
 _ALL = RowRange(first=0, last=2**62, rows=0)
 _MONTH = 30 * 86_400
 
 
-def _batch(world: SqlWorld, count: int, *, ttl_s: float = 60.0, name: str = "b") -> list[DeletionIntent]:
+def _batch(world: World, count: int, *, ttl_s: float = 60.0, name: str = "b") -> list[DeletionIntent]:
     topic = new_topic(world, f"persistent://a/b/{name}")
     filled(world, topic.topic_id, count + 1)
     world.phase_one(topic.topic_id, batch_id=name, ttl_s=ttl_s)
     return world.catalog.deletions.intents(name, _ALL)
 
 
-def _adopt(world: SqlWorld, batch_id: str = "sweep", *, limit: int = 100, ttl_s: float = 60) -> Detached:
+def _adopt(world: World, batch_id: str = "sweep", *, limit: int = 100, ttl_s: float = 60) -> Detached:
     owner = claim(f"delete-ledgers/{batch_id}", ttl_s=ttl_s)
     return world.catalog.sweeps.adopt(batch_id=batch_id, claim=owner, limit=limit)
 
 
-def _ids(world: SqlWorld, batch_id: str) -> list[LedgerId]:
+def _ids(world: World, batch_id: str) -> list[LedgerId]:
     return [one.ledger_id for one in world.catalog.deletions.intents(batch_id, _ALL)]
 
 
-def _everything(world: SqlWorld) -> list[object]:
-    tables = ("ledger", "ledger_list", "pending_deletion", "run", "audit")
-    return [world.sql(f"SELECT * FROM {table}") for table in tables]
-
-
-def test_adopt_takes_stalled_rows_of_every_topic_and_of_none(sql_world: SqlWorld) -> None:
-    """A batch that died, and one whose topic is gone: each row is some batch's again (promise 2; PIP-186, n 5)."""
-    a, b = _batch(sql_world, 2, ttl_s=-1, name="a"), _batch(sql_world, 1, ttl_s=-1, name="c")
-    sql_world.sql("DELETE FROM topic WHERE topic_id = :id", id=b[0].topic_id)
-    found = _adopt(sql_world)
+def test_adopt_takes_stalled_rows_of_every_topic_and_of_none(world: World) -> None:
+    """A batch that died, and one whose topic is gone: each row is some batch's again (promise 2; PIP-186, back-off)."""
+    a, b = _batch(world, 2, ttl_s=-1, name="a"), _batch(world, 1, ttl_s=-1, name="c")
+    world.remove_topic(b[0].topic_id)
+    found = _adopt(world)
     assert found == Detached(batch_id="sweep", ledgers=0, intents=3)
-    assert _ids(sql_world, "sweep") == [one.ledger_id for one in (*a, *b)]
-    assert all(one.handed_to is None for one in sql_world.catalog.deletions.intents("sweep", _ALL))
-    sql_world.catalog.deletions.renew("sweep", claim("delete-ledgers/sweep"))
+    assert _ids(world, "sweep") == [one.ledger_id for one in (*a, *b)]
+    assert all(one.handed_to is None for one in world.catalog.deletions.intents("sweep", _ALL))
+    world.catalog.deletions.renew("sweep", claim("delete-ledgers/sweep"))
 
 
-def test_adopt_leaves_what_somebody_works_on(sql_world: SqlWorld) -> None:
+def test_adopt_leaves_what_somebody_works_on(world: World) -> None:
     """A live batch keeps its rows, and a row with a live claim of its own is nobody else's."""
-    alive = _batch(sql_world, 1, name="alive")
-    alone, ended = _batch(sql_world, 2, name="dead")
-    deletions = sql_world.catalog.deletions
+    alive = _batch(world, 1, name="alive")
+    alone, ended = _batch(world, 2, name="dead")
+    deletions = world.catalog.deletions
     deletions.hand_over({alone.row_id: "delete-ledger/1"}, batch_id="dead", errors={}, ttl_s=60)
     deletions.finish([Ended(row_id=ended.row_id, outcome=Outcome.INVALID)], holder="dead")
-    sql_world.sql("UPDATE run SET claim_until_us = 1 WHERE run_id = 'dead'")
-    before = _everything(sql_world)
-    assert _adopt(sql_world).intents == 0
-    assert _everything(sql_world) == before
-    assert _ids(sql_world, "alive") == [alive[0].ledger_id]
+    world.lapse("dead")
+    before = world.everything()
+    assert _adopt(world).intents == 0
+    assert world.everything() == before
+    assert _ids(world, "alive") == [alive[0].ledger_id]
 
 
-def test_adopt_takes_a_row_whose_own_workflow_was_terminated(sql_world: SqlWorld) -> None:
+def test_adopt_takes_a_row_whose_own_workflow_was_terminated(world: World) -> None:
     """Handed over, and its claim lapsed: found whatever became of the workflow (apache/pulsar#982)."""
-    (alone,) = _batch(sql_world, 1)
-    deletions = sql_world.catalog.deletions
+    (alone,) = _batch(world, 1)
+    deletions = world.catalog.deletions
     deletions.hand_over({alone.row_id: "delete-ledger/1"}, batch_id="b", errors={alone.row_id: "503"}, ttl_s=-1)
-    assert _adopt(sql_world).intents == 1
+    assert _adopt(world).intents == 1
     (found,) = deletions.intents("sweep", _ALL)
     assert (found.row_id, found.handed_to, found.attempts, found.last_error) == (alone.row_id, None, 1, "503")
 
 
-def test_adopt_with_nothing_to_do_leaves_no_trace(sql_world: SqlWorld) -> None:
+def test_adopt_with_nothing_to_do_leaves_no_trace(world: World) -> None:
     """Asked every minute for a year, it writes nothing."""
-    _batch(sql_world, 2)
-    new_topic(sql_world, "persistent://a/b/young")
-    newborn(sql_world, sql_world.catalog.topics.get("persistent://a/b/young").topic_id)
-    before = _everything(sql_world)
+    _batch(world, 2)
+    new_topic(world, "persistent://a/b/young")
+    newborn(world, world.catalog.topics.get("persistent://a/b/young").topic_id)
+    before = world.everything()
     for number in range(3):
-        assert _adopt(sql_world, f"s{number}") == Detached(batch_id=f"s{number}", ledgers=0, intents=0)
-    assert _everything(sql_world) == before
+        assert _adopt(world, f"s{number}") == Detached(batch_id=f"s{number}", ledgers=0, intents=0)
+    assert world.everything() == before
 
 
-def test_adopt_repeated_with_its_batch_id_answers_the_same(sql_world: SqlWorld) -> None:
+def test_adopt_repeated_with_its_batch_id_answers_the_same(world: World) -> None:
     """Done, and reported as failed: the second call takes nothing more, whatever has stalled since."""
-    _batch(sql_world, 2, ttl_s=-1)
-    first = _adopt(sql_world)
-    _batch(sql_world, 3, ttl_s=-1, name="later")
-    assert _adopt(sql_world) == first
-    assert len(_ids(sql_world, "sweep")) == 2
+    _batch(world, 2, ttl_s=-1)
+    first = _adopt(world)
+    _batch(world, 3, ttl_s=-1, name="later")
+    assert _adopt(world) == first
+    assert len(_ids(world, "sweep")) == 2
     with pytest.raises(PreconditionFailed, match="another request"):
-        _adopt(sql_world, "later")
+        _adopt(world, "later")
 
 
-def test_adopt_goes_page_by_page(sql_world: SqlWorld) -> None:
+def test_adopt_goes_page_by_page(world: World) -> None:
     """A page is bounded; the next call finds the rest, and then nothing."""
-    rows = _batch(sql_world, 5, ttl_s=-1)
-    assert [_adopt(sql_world, f"s{n}", limit=2).intents for n in range(4)] == [2, 2, 1, 0]
-    assert _ids(sql_world, "s0") == [one.ledger_id for one in rows[:2]]
+    rows = _batch(world, 5, ttl_s=-1)
+    assert [_adopt(world, f"s{n}", limit=2).intents for n in range(4)] == [2, 2, 1, 0]
+    assert _ids(world, "s0") == [one.ledger_id for one in rows[:2]]
 
 
-def test_adopt_sixteen_at_once_gives_each_row_to_one(sql_world: SqlWorld) -> None:
+def test_adopt_sixteen_at_once_gives_each_row_to_one(world: World) -> None:
     """Overlapping sweeps neither lose a row nor count it twice."""
-    _batch(sql_world, 30, ttl_s=-1)
-    answers = race(lambda number: _adopt(sql_world, f"s{number}", limit=3), 16)
+    _batch(world, 30, ttl_s=-1)
+    answers = race(lambda number: _adopt(world, f"s{number}", limit=3), 16)
     taken = [one for one in answers if isinstance(one, Detached)]
     assert len(taken) == 16, answers
-    found = [ledger for number in range(16) for ledger in _ids(sql_world, f"s{number}")]
+    found = [ledger for number in range(16) for ledger in _ids(world, f"s{number}")]
     assert len(found) == len(set(found)) == sum(one.intents for one in taken)
-    left = sum(_adopt(sql_world, f"t{number}").intents for number in range(2))
+    left = sum(_adopt(world, f"t{number}").intents for number in range(2))
     assert len(found) + left == 30
 
 
-def test_adopt_beside_trims_gives_each_row_to_one(sql_world: SqlWorld) -> None:
+def test_adopt_beside_trims_gives_each_row_to_one(world: World) -> None:
     """A trim of the topic and sweeps at the same moment: no row is in two hands."""
-    (first, *_) = _batch(sql_world, 20, ttl_s=-1)
+    (first, *_) = _batch(world, 20, ttl_s=-1)
 
     def both(number: int) -> int:
         if number % 2:
-            return sql_world.phase_one(first.topic_id, batch_id=f"t{number}").intents
-        return _adopt(sql_world, f"s{number}", limit=4).intents
+            return world.phase_one(first.topic_id, batch_id=f"t{number}").intents
+        return _adopt(world, f"s{number}", limit=4).intents
 
     counts = race(both, 12)
     assert all(isinstance(one, int) for one in counts), counts
-    rest = _adopt(sql_world, "rest").intents
+    rest = _adopt(world, "rest").intents
     assert sum(one for one in counts if isinstance(one, int)) + rest == 20
-    live = sql_world.sql("SELECT count(*) FROM pending_deletion p JOIN run r ON r.run_id = p.batch_id")
-    assert live[0][0] == 20
+    runs = world.rows().runs
+    assert sum(one.batch_id in runs for one in world.catalog.deletions.list(None, limit=99)) == 20
 
 
-def test_adopt_detaches_newborn_ledgers_of_idle_topics(sql_world: SqlWorld) -> None:
+def test_adopt_detaches_newborn_ledgers_of_idle_topics(world: World) -> None:
     """A creator that died before it attached its ledger, on a topic that nobody trims (apache/pulsar#350)."""
-    topics = [new_topic(sql_world, f"persistent://a/b/{name}") for name in ("x", "y", "z")]
-    kept = filled(sql_world, topics[0].topic_id, 1)
-    born = [newborn(sql_world, topic.topic_id) for topic in topics]
+    topics = [new_topic(world, f"persistent://a/b/{name}") for name in ("x", "y", "z")]
+    kept = filled(world, topics[0].topic_id, 1)
+    born = [newborn(world, topic.topic_id) for topic in topics]
     for one in born[:2]:
-        sql_world.age(one, seconds=601)
-    found = _adopt(sql_world)
+        world.age(one, seconds=601)
+    found = _adopt(world)
     assert found == Detached(batch_id="sweep", ledgers=2, intents=2)
-    assert _ids(sql_world, "sweep") == born[:2]
-    assert sql_world.rows().ledgers == sorted([*kept, born[2]])
-    assert listed(sql_world, topics[0].topic_id) == kept
-    assert not sql_world.catalog.ledgers.attach(born[0], after=kept[-1])
+    assert _ids(world, "sweep") == born[:2]
+    assert world.rows().ledgers == sorted([*kept, born[2]])
+    assert listed(world, topics[0].topic_id) == kept
+    assert not world.catalog.ledgers.attach(born[0], after=kept[-1])
 
 
-def _finished(world: SqlWorld, *, days: int) -> list[DeletionIntent]:
+def _finished(world: World, *, days: int) -> list[DeletionIntent]:
     rows = _batch(world, 4)
     ends = (Outcome.DELETED, Outcome.ALREADY_GONE, Outcome.METADATA_MISMATCH)
     ended = [Ended(row_id=row.row_id, outcome=outcome) for row, outcome in zip(rows, ends, strict=False)]
     world.catalog.deletions.finish(ended, holder="b")
-    _backdate(world, days)
+    world.end_earlier(days=days)
     return rows
 
 
-def _backdate(world: SqlWorld, days: int) -> None:
-    for table in ("pending_deletion", "run"):
-        world.sql(f"UPDATE {table} SET finished_us = finished_us - :us", us=days * 86_400_000_000)
-
-
-def _forget(world: SqlWorld, *, limit: int = 100) -> Forgotten:
+def _forget(world: World, *, limit: int = 100) -> Forgotten:
     return world.catalog.sweeps.forget(older_than_s=_MONTH, limit=limit, cause=CAUSE)
 
 
-def test_forget_removes_what_ended_long_ago_and_never_a_dead_letter(sql_world: SqlWorld) -> None:
+def test_forget_removes_what_ended_long_ago_and_never_a_dead_letter(world: World) -> None:
     """Refusals and unfinished rows stay for ever; a later question about the others is UNKNOWN (promise 2)."""
-    gone, also, dead, open_one = _finished(sql_world, days=31)
-    sql_world.catalog.deletions.close("b", CAUSE)
-    _backdate(sql_world, 31)
-    assert _forget(sql_world) == Forgotten(rows=2, runs=0)
-    assert _ids(sql_world, "b") == [dead.ledger_id, open_one.ledger_id]
+    gone, also, dead, open_one = _finished(world, days=31)
+    world.catalog.deletions.close("b", CAUSE)
+    world.end_earlier(days=31)
+    assert _forget(world) == Forgotten(rows=2, runs=0)
+    assert _ids(world, "b") == [dead.ledger_id, open_one.ledger_id]
     with pytest.raises(UnknownObject, match="deletion"):
-        sql_world.catalog.deletions.take(gone.ledger_id, gone.copy, gone.generation, claim())
+        world.catalog.deletions.take(gone.ledger_id, gone.copy, gone.generation, claim())
     with pytest.raises(UnknownObject, match="ledger"):
-        sql_world.phase_one(also.topic_id, [also.ledger_id])
-    (told,) = sql_world.audited("forget")
+        world.phase_one(also.topic_id, [also.ledger_id])
+    (told,) = world.audited("forget")
     assert (told.actor, told.detail["rows"], told.detail["runs"]) == ("tests", 2, 0)
 
 
-def test_forget_leaves_what_is_younger(sql_world: SqlWorld) -> None:
+def test_forget_leaves_what_is_younger(world: World) -> None:
     """Nothing to forget is nothing done: no row, no run, no word in the audit log."""
-    _finished(sql_world, days=29)
-    sql_world.catalog.deletions.close("b", CAUSE)
-    before = _everything(sql_world)
-    assert _forget(sql_world) == Forgotten()
-    assert _everything(sql_world) == before
+    _finished(world, days=29)
+    world.catalog.deletions.close("b", CAUSE)
+    before = world.everything()
+    assert _forget(world) == Forgotten()
+    assert world.everything() == before
 
 
-def test_forget_keeps_the_rows_of_a_batch_at_work(sql_world: SqlWorld) -> None:
+def test_forget_keeps_the_rows_of_a_batch_at_work(world: World) -> None:
     """A batch that was paused for longer than a month still certifies all of its rows."""
-    _finished(sql_world, days=40)
-    assert _forget(sql_world) == Forgotten()
-    assert sql_world.catalog.deletions.tally("b") == Tally(
+    _finished(world, days=40)
+    assert _forget(world) == Forgotten()
+    assert world.catalog.deletions.tally("b") == Tally(
         outcomes={"ALREADY_GONE": 1, "DELETED": 1, "METADATA_MISMATCH": 1, "RETRYING": 1}, objects=0, size_bytes=0
     )
-    sql_world.sql("UPDATE run SET claim_until_us = 1")
-    assert _forget(sql_world).rows == 2
+    world.lapse("b")
+    assert _forget(world).rows == 2
 
 
-def test_forget_goes_page_by_page_and_then_takes_the_empty_batch(sql_world: SqlWorld) -> None:
+def test_forget_goes_page_by_page_and_then_takes_the_empty_batch(world: World) -> None:
     """The run goes with its last row, not before."""
-    rows = _batch(sql_world, 5)
-    sql_world.catalog.deletions.finish([Ended(row_id=one.row_id, outcome=Outcome.DELETED) for one in rows], holder="b")
-    sql_world.catalog.deletions.close("b", CAUSE)
-    _backdate(sql_world, 31)
-    pages = [_forget(sql_world, limit=2) for _ in range(4)]
+    rows = _batch(world, 5)
+    world.catalog.deletions.finish([Ended(row_id=one.row_id, outcome=Outcome.DELETED) for one in rows], holder="b")
+    world.catalog.deletions.close("b", CAUSE)
+    world.end_earlier(days=31)
+    pages = [_forget(world, limit=2) for _ in range(4)]
     assert [(one.rows, one.runs) for one in pages] == [(2, 0), (2, 0), (1, 1), (0, 0)]
-    assert sql_world.rows().runs == []
+    assert world.rows().runs == []
 
 
-def test_forget_takes_the_batch_of_a_workflow_that_vanished_once_its_rows_are_anothers(sql_world: SqlWorld) -> None:
+def test_forget_takes_the_batch_of_a_workflow_that_vanished_once_its_rows_are_anothers(world: World) -> None:
     """Never closed, and empty since a sweep: it would stay for ever."""
-    _batch(sql_world, 1, ttl_s=-1)
-    _adopt(sql_world)
-    assert _forget(sql_world) == Forgotten()
-    sql_world.sql("UPDATE run SET claim_until_us = 1 WHERE run_id = 'b'")
-    assert _forget(sql_world) == Forgotten(rows=0, runs=1)
-    assert sql_world.rows().runs == ["sweep"]
+    _batch(world, 1, ttl_s=-1)
+    _adopt(world)
+    assert _forget(world) == Forgotten()
+    world.lapse("b")
+    assert _forget(world) == Forgotten(rows=0, runs=1)
+    assert world.rows().runs == ["sweep"]
 
 
-def test_forget_at_once_counts_each_row_once(sql_world: SqlWorld) -> None:
+def test_forget_at_once_counts_each_row_once(world: World) -> None:
     """Two sweeps that overlap tell the audit log of each row once."""
-    rows = _batch(sql_world, 20)
-    sql_world.catalog.deletions.finish([Ended(row_id=one.row_id, outcome=Outcome.DELETED) for one in rows], holder="b")
-    sql_world.catalog.deletions.close("b", CAUSE)
-    _backdate(sql_world, 31)
-    answers = race(lambda _: _forget(sql_world, limit=6), 8)
-    assert sum(one.rows for one in answers if isinstance(one, Forgotten)) == 20 - len(_ids(sql_world, "b"))
-    told = sum(one.detail["rows"] for one in sql_world.audited("forget"))
-    assert told + len(_ids(sql_world, "b")) == 20
+    rows = _batch(world, 20)
+    world.catalog.deletions.finish([Ended(row_id=one.row_id, outcome=Outcome.DELETED) for one in rows], holder="b")
+    world.catalog.deletions.close("b", CAUSE)
+    world.end_earlier(days=31)
+    answers = race(lambda _: _forget(world, limit=6), 8)
+    assert sum(one.rows for one in answers if isinstance(one, Forgotten)) == 20 - len(_ids(world, "b"))
+    told = sum(one.detail["rows"] for one in world.audited("forget"))
+    assert told + len(_ids(world, "b")) == 20
 
 
-def test_forget_row_opened_again_behind_it_stays(sql_world: SqlWorld) -> None:
+def test_forget_row_opened_again_behind_it_stays(world: World) -> None:
     """A newborn's creator that came back: its row is work again, and no longer something to forget."""
-    topic = new_topic(sql_world)
-    late = newborn(sql_world, topic.topic_id)
-    sql_world.age(late, seconds=601)
-    _adopt(sql_world)
-    (row,) = sql_world.catalog.deletions.intents("sweep", _ALL)
-    sql_world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="sweep")
-    sql_world.catalog.deletions.close("sweep", CAUSE)
-    _backdate(sql_world, 31)
-    assert not sql_world.catalog.ledgers.attach(late, after=None)
-    assert _forget(sql_world).rows == 0
-    assert [one.state for one in sql_world.catalog.deletions.list(None, limit=9)] == [DeletionState.PENDING]
+    topic = new_topic(world)
+    late = newborn(world, topic.topic_id)
+    world.age(late, seconds=601)
+    _adopt(world)
+    (row,) = world.catalog.deletions.intents("sweep", _ALL)
+    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="sweep")
+    world.catalog.deletions.close("sweep", CAUSE)
+    world.end_earlier(days=31)
+    assert not world.catalog.ledgers.attach(late, after=None)
+    assert _forget(world).rows == 0
+    assert [one.state for one in world.catalog.deletions.list(None, limit=9)] == [DeletionState.PENDING]

@@ -15,7 +15,9 @@ from logstore.ports.catalog import (
     Detached,
     Ledgers,
     Offloads,
+    Redrives,
     Schemas,
+    Sweeps,
     Topics,
     TopicState,
 )
@@ -48,6 +50,10 @@ class Parts(Protocol):
     def deletions(self) -> Deletions: ...  # noqa: D102
     @property
     def offloads(self) -> Offloads: ...  # noqa: D102
+    @property
+    def sweeps(self) -> Sweeps: ...  # noqa: D102
+    @property
+    def redrives(self) -> Redrives: ...  # noqa: D102
 
 
 class Rows(NamedTuple):
@@ -133,6 +139,26 @@ class World(ABC):
     @abstractmethod
     def forget_intents(self) -> None:
         """Remove every intent."""
+
+    @abstractmethod
+    def everything(self) -> object:
+        """All that a call which does nothing must leave alone; equal as long as it did."""
+
+    @abstractmethod
+    def lapse(self, batch_id: str) -> None:
+        """Let the batch's claim have ended long ago."""
+
+    @abstractmethod
+    def end_earlier(self, *, days: int) -> None:
+        """Let whatever ended have ended so much earlier."""
+
+    @abstractmethod
+    def exhaust(self, row_id: int) -> None:
+        """Let ten attempts of the intent have failed."""
+
+    @abstractmethod
+    def remove_topic(self, topic_id: TopicId) -> None:
+        """Remove the topic's own row."""
 
     def detach(self, topic_id: TopicId, ledger_ids: Iterable[LedgerId]) -> None:
         """Phase one by force."""

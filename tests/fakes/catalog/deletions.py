@@ -42,7 +42,7 @@ class FakeDeletions(FakePhaseOne):
             run = self._catalog.runs.get(batch_id)
             if run is None:
                 raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
-            if run.finished:
+            if run.finished_us is not None:
                 raise ClaimHeld(f"batch {batch_id}: expected it unfinished, found that it is finished")
             if run.holder != claim.workflow_id and run.until_us > self._catalog.now_us:
                 raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found {run.holder}")
@@ -61,6 +61,7 @@ class FakeDeletions(FakePhaseOne):
                 if row.state is not DeletionState.PENDING or holder not in {row.handed_to, row.batch_id}:
                     continue
                 attempts = row.attempts or 1  # a batch's only try
+                self._catalog.ended_us[end.row_id] = self._catalog.now_us
                 self._catalog.confirmed[end.row_id] = (end.objects, end.size_bytes)
                 if row.handed_to == holder:
                     self._audit_alone(row, end)
@@ -141,9 +142,9 @@ class FakeDeletions(FakePhaseOne):
         """See the port."""
         with effect("catalog.close"), self._catalog.lock:
             run = self._catalog.runs.get(batch_id)
-            first = run is not None and not run.finished
+            first = run is not None and run.finished_us is None
             if run and first:
-                run.finished = True
+                run.finished_us = self._catalog.now_us
                 detail = {"outcomes": dict(self.tally(batch_id).outcomes)}
                 self._catalog.audit("delete-ledgers", cause, detail, run_id=batch_id)
             return replace(self.tally(batch_id), closed=first)
@@ -173,7 +174,7 @@ class FakeDeletions(FakePhaseOne):
         return replace(row, referenced=named)
 
     def _require_free(self, row: DeletionIntent, claim: Claim) -> None:
-        holder = self._holder(row)
+        holder = self.holder(row)
         if holder not in {None, claim.workflow_id}:
             raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {holder}")
 

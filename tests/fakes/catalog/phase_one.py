@@ -31,7 +31,7 @@ class Run:
     holder: str
     until_us: int
     holder_run: str = ""
-    finished: bool = False
+    finished_us: int | None = None
 
 
 class FakePhaseOne:
@@ -86,9 +86,9 @@ class FakePhaseOne:
                     until_us=until_us,
                     holder_run=claim.run_id,
                 )
-            return replace(done, filed=self._filed(before))
+            return replace(done, filed=self.filed_since(before))
 
-    def _filed(self, before: set[int]) -> tuple[Filed, ...]:
+    def filed_since(self, before: set[int]) -> tuple[Filed, ...]:
         """Intents that are new since then, by component and copy."""
         new = [row for row_id, row in self._catalog.intent_rows.items() if row_id not in before]
         counts = Counter((row.component, row.copy.value) for row in new)
@@ -140,7 +140,7 @@ class FakePhaseOne:
         unknown = set(ids) - {row.ledger_id for row in rows}
         if unknown:
             raise UnknownObject("ledger", expected="a ledger of the topic", found=min(unknown))
-        outcomes = [(row.outcome or Outcome.RETRYING).value for row in rows if not self._stalled(row)]
+        outcomes = [(row.outcome or Outcome.RETRYING).value for row in rows if not self.is_stalled(row)]
         return {name: outcomes.count(name) for name in outcomes}
 
     def _facts(self, ledger_id: LedgerId) -> LedgerFacts:
@@ -177,7 +177,7 @@ class FakePhaseOne:
             row
             for row in self._catalog.intent_rows.values()
             if row.topic_id == topic_id
-            and self._stalled(row)
+            and self.is_stalled(row)
             and (asked is None or row.ledger_id in asked)
             and copy in {None, row.copy}
         ]
@@ -185,17 +185,17 @@ class FakePhaseOne:
             self._catalog.intent_rows[row.row_id] = replace(row, batch_id=batch_id, handed_to=None)
         return len(mine)
 
-    def _stalled(self, row: DeletionIntent) -> bool:
+    def is_stalled(self, row: DeletionIntent) -> bool:
         """Unfinished, and neither its own claim nor, if it has none, that of its batch is live."""
-        return row.state is DeletionState.PENDING and self._holder(row) is None
+        return row.state is DeletionState.PENDING and self.holder(row) is None
 
-    def _holder(self, row: DeletionIntent) -> str | None:
+    def holder(self, row: DeletionIntent) -> str | None:
         """Which workflow is at work on the row now."""
         now_us = self._catalog.now_us
         if row.handed_to is not None:
             return row.handed_to if self._catalog.claims_us[row.row_id] > now_us else None
         run = self._catalog.runs.get(row.batch_id)
-        return run.holder if run and not run.finished and run.until_us > now_us else None
+        return run.holder if run and run.finished_us is None and run.until_us > now_us else None
 
     def _close_holes(self, topic_id: TopicId) -> None:
         spans = self._catalog.spans(topic_id)

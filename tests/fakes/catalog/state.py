@@ -30,6 +30,7 @@ from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.fakes.catalog.offloads import FakeOffloads
 from tests.fakes.catalog.phase_one import Run
 from tests.fakes.catalog.schemas import FakeSchemas
+from tests.fakes.catalog.sweeps import FakeRedrives, FakeSweeps
 from tests.fakes.catalog.topics import FakeTopics
 
 
@@ -74,6 +75,7 @@ class FakeCatalog:
         self.schema_rows: dict[TopicId, list[SchemaVersion]] = {}
         self.intent_rows: dict[int, DeletionIntent] = {}
         self.claims_us: dict[int, int] = {}  # until when an intent with `handed_to` is held
+        self.ended_us: dict[int, int] = {}
         self.confirmed: dict[int, tuple[int, int]] = {}  # objects and bytes that an intent's end reported
         self.next_row = 1
         self.runs: dict[str, Run] = {}
@@ -88,6 +90,8 @@ class FakeCatalog:
         self.commits = FakeCommits(self)
         self.deletions = FakeDeletions(self)
         self.offloads = FakeOffloads(self)
+        self.sweeps = FakeSweeps(self)
+        self.redrives = FakeRedrives(self)
 
     def advance(self, *, seconds: float) -> None:
         """Move the catalog's clock."""

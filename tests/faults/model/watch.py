@@ -91,10 +91,6 @@ class WatchedDeletions(FakeDeletions):
         self.wrong: list[str] = []
         self.detached: list[int] = []  # every ledger that left its list by a detach
 
-    def holder(self, row: DeletionIntent) -> str | None:
-        """Which workflow is at work on the row now."""
-        return self._holder(row)
-
     def take(
         self,
         ledger_id: LedgerId,
@@ -110,7 +106,7 @@ class WatchedDeletions(FakeDeletions):
             rows = list(self._catalog.intent_rows.values())
             taken = super().take(ledger_id, copy, generation, claim, epoch=epoch, attempt=attempt)
             before = next(one for one in rows if one.row_id == taken.row_id)
-            holder = self._holder(before)
+            holder = self.holder(before)
             if before.state.value == "PENDING" and holder not in {None, claim.workflow_id}:
                 self.wrong.append(f"{claim.workflow_id} took ledger {ledger_id}, which {holder} held")
             return taken

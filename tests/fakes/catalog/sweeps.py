@@ -1,0 +1,153 @@
+"""Upkeep of the queue in memory: what nobody works on, what ended long ago, and dead letters that are tried again."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from logstore.deletion import DeletionIntent, DeletionState
+from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
+from logstore.ledgers import LedgerState
+from logstore.ports.catalog import Cause, Claim, Detached, Forgotten
+from logstore.positions import LedgerId, TopicId
+from tests.fakes.catalog.phase_one import Run
+
+if TYPE_CHECKING:
+    from tests.fakes.catalog.state import FakeCatalog
+
+_MOST_IDS = 10_000
+_MOST_NAMED = 10
+_SEVERAL_TOPICS = TopicId(0)
+
+
+class _Batches:
+    """Opens batches over rows of any topic."""
+
+    def __init__(self, catalog: "FakeCatalog") -> None:
+        self._catalog = catalog
+
+    def _open(self, done: Detached, claim: Claim, request: object) -> Detached:
+        """Hold the batch, if there is anything in it."""
+        if done.intents:
+            until_us = self._catalog.until_us(claim.ttl_s)
+            self._catalog.runs[done.batch_id] = Run(
+                topic_id=_SEVERAL_TOPICS,
+                request=request,
+                detached=done,
+                holder=claim.workflow_id,
+                until_us=until_us,
+                holder_run=claim.run_id,
+            )
+        return done
+
+
+class FakeSweeps(_Batches):
+    """The `Sweeps` port."""
+
+    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
+        """See the port."""
+        with self._catalog.lock:
+            earlier = self._catalog.deletions.earlier(batch_id, "sweep")
+            if earlier:
+                return earlier.detached
+            newborn, stalled = self._newborn(), self._stalled()
+        if not newborn and not stalled:
+            return Detached(batch_id=batch_id, ledgers=0, intents=0)
+        with effect("catalog.adopt"), self._catalog.lock:
+            before, taken = set(self._catalog.intent_rows), self._stalled()[:limit]
+            born = self._newborn()[:limit]
+            for row in taken:
+                self._catalog.intent_rows[row.row_id] = replace(row, batch_id=batch_id, handed_to=None)
+            filed = sum(self._catalog.file_intents(ledger_id, batch_id) for ledger_id in born)
+            done = Detached(batch_id=batch_id, ledgers=len(born), intents=len(taken) + filed)
+            self._open(done, claim, "sweep")
+            return replace(done, filed=self._catalog.deletions.filed_since(before))
+
+    def _stalled(self) -> list[DeletionIntent]:
+        rows = sorted(self._catalog.intent_rows.items())
+        return [row for _, row in rows if self._catalog.deletions.is_stalled(row)]
+
+    def _newborn(self) -> list[LedgerId]:
+        before_us = self._catalog.until_us(-self._catalog.registration_timeout_s)
+        rows = [row for row in self._catalog.ledger_rows.values() if row.topic_id in self._catalog.topic_rows]
+        young = [row for row in rows if row.state is LedgerState.CREATING and row.created_us < before_us]
+        return sorted(row.ledger_id for row in young)
+
+    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
+        """See the port."""
+        with self._catalog.lock:
+            before_us = self._catalog.until_us(-older_than_s)
+            if not self._ended(before_us) and not self._empty(before_us):
+                return Forgotten()
+        with effect("catalog.forget"), self._catalog.lock:
+            rows = self._ended(before_us)[:limit]
+            for row_id in rows:
+                del self._catalog.intent_rows[row_id]
+            runs = self._empty(before_us)[:limit]
+            for run_id in runs:
+                del self._catalog.runs[run_id]
+            self._catalog.audit("forget", cause, {"rows": len(rows), "runs": len(runs), "before_us": before_us})
+            return Forgotten(rows=len(rows), runs=len(runs))
+
+    def _ended(self, before_us: int) -> list[int]:
+        now_us, runs = self._catalog.now_us, self._catalog.runs
+        at_work = {name for name, run in runs.items() if run.finished_us is None and run.until_us > now_us}
+        rows = [row for row in self._catalog.intent_rows.values() if row.state is DeletionState.DELETED]
+        ended = [row for row in rows if self._catalog.ended_us[row.row_id] < before_us and row.batch_id not in at_work]
+        return sorted((row.row_id for row in ended), key=lambda row_id: self._catalog.ended_us[row_id])
+
+    def _empty(self, before_us: int) -> list[str]:
+        used = {row.batch_id for row in self._catalog.intent_rows.values()}
+        over = [
+            name
+            for name, run in self._catalog.runs.items()
+            if (run.until_us if run.finished_us is None else run.finished_us) < before_us
+        ]
+        return [name for name in over if name not in used]
+
+
+class FakeRedrives(_Batches):
+    """The `Redrives` port."""
+
+    def preview(self, row_ids: Sequence[int] | None) -> int:
+        """See the port."""
+        with self._catalog.lock:
+            return len(self._wanted(row_ids))
+
+    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """See the port."""
+        request = ("redrive", None if row_ids is None else frozenset(row_ids))
+        with effect("catalog.redrive"), self._catalog.lock:
+            earlier = self._catalog.deletions.earlier(batch_id, request)
+            if earlier:
+                return earlier.detached
+            rows = self._wanted(row_ids)
+            for row in rows:
+                again = replace(row, batch_id=batch_id, state=DeletionState.PENDING, outcome=None)
+                self._catalog.intent_rows[row.row_id] = replace(again, attempts=0, handed_to=None)
+            if rows:
+                ids = sorted({row.ledger_id for row in rows})
+                span = {"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:20]}
+                self._catalog.audit("redrive", cause, {"rows": len(rows), **span}, run_id=batch_id)
+            return self._open(Detached(batch_id=batch_id, ledgers=0, intents=len(rows)), claim, request)
+
+    def _wanted(self, row_ids: Sequence[int] | None) -> list[DeletionIntent]:
+        rows = self._catalog.intent_rows
+        if row_ids is None:
+            return [row for _, row in sorted(rows.items()) if row.state is DeletionState.DEAD_LETTERED]
+        wanted = sorted(set(row_ids))
+        if not 0 < len(wanted) <= _MOST_IDS:
+            raise InvalidInput("deletion ids", expected=f"1 to {_MOST_IDS:,} ids", found=len(wanted))
+        states = {row_id: rows[row_id].state.value if row_id in rows else "unknown" for row_id in wanted}
+        wrong = {row_id: state for row_id, state in states.items() if state != DeletionState.DEAD_LETTERED.value}
+        if wrong:
+            raise _refusal(wrong)
+        return [rows[row_id] for row_id in wanted]
+
+
+def _refusal(wrong: dict[int, str]) -> Exception:
+    named = ", ".join(f"{row_id} {state}" for row_id, state in list(wrong.items())[:_MOST_NAMED])
+    more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+    if set(wrong.values()) == {"unknown"}:
+        return UnknownObject("deletion ids", expected="ids that there are", found=f"{named}{more}")
+    return PreconditionFailed(f"deletions: expected dead letters, found {named}{more}; nothing was changed")
