@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from activities.deletion import LedgerDeletion
+from activities.deletion import DeletionUpkeep, LedgerDeletion
 from activities.retention import Retention
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
@@ -23,6 +23,7 @@ from tests.faults.world import LyingStore
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
 _APPLICATION: Final = "sexton"
 _INLINE_BYTES: Final = 60  # acknowledgements in two ledgers outgrow a cursor's row
+FORGOTTEN_S: Final = 10_000.0  # how long an intent that ended well is remembered
 _ROLLS: Final = RollPolicy(max_entries=12, max_size_bytes=1 << 30, max_age_s=3_600)
 
 PLANTED: Final = {
@@ -83,6 +84,7 @@ class Process:
     subscriptions: Subscriptions
     schemas: SchemaRegistry
     deletion: LedgerDeletion
+    upkeep: DeletionUpkeep
     retention: Retention
 
     def close(self) -> None:
@@ -148,13 +150,17 @@ class House:
             clock=clock,
         )
         subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
+        deletions, ledgers = catalog.deletions, catalog.ledgers
         storages = {CopyKind.LEDGER.value: PrimaryCopies(self.store)}
         return Process(
             committer=committer,
             managed=managed,
             subscriptions=subscriptions,
             schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
-            deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
+            deletion=LedgerDeletion(deletions=deletions, ledgers=ledgers, storages=storages),
+            upkeep=DeletionUpkeep(
+                sweeps=catalog.sweeps, deletions=deletions, ledgers=ledgers, finished_retention_s=FORGOTTEN_S
+            ),
             retention=Retention(topics=catalog.topics, roller=managed, settler=subscriptions),
         )
 

@@ -13,12 +13,15 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.deletion import (
+    AdoptInput,
     CertifyInput,
     ChunkInput,
     ChunkResult,
     DeadLetterInput,
     DetachInput,
     DetachResult,
+    ForgetInput,
+    ForgetResult,
     IntentKey,
     OneInput,
     RangesInput,
@@ -144,6 +147,16 @@ class Workflows:
         batch_id = f"{topic_id}-{next(self._numbers)}"
         return self.start(f"delete-ledgers/{batch_id}", self._delete(batch_id, topic_id, ledger_ids, force=force))
 
+    def sweep(self) -> Job:
+        """Start `sweep-deletions`."""
+        return self.start("sweep-deletions", self._sweep())
+
+    def redrive(self, claim: Callable[[str], int], epoch: int) -> None:
+        """Take dead letters into a batch by `claim`, which answers with their number, and start `delete-ledgers`."""
+        batch_id = f"redrive-{next(self._numbers)}"
+        if claim(batch_id):
+            self.start(f"delete-ledgers/{batch_id}", self._phase_two(batch_id, epoch))
+
     def delete_one(self, key: IntentKey, epoch: int) -> Job:
         """Start `delete-ledger`; one that ended well is not started again."""
         name = delete_ledger_id(key)
@@ -167,6 +180,21 @@ class Workflows:
             f"delete-ledgers/{batch_id}", batch_id, topic_id, ledger_ids=ledger_ids, force=force
         )
         yield from self._phase_two(batch_id, detached.catalog_epoch)
+
+    def _sweep(self) -> Steps:
+        name = "sweep-deletions"
+        while True:
+            batch_id = f"sweep-{next(self._numbers)}"
+            adopt = AdoptInput(batch_id=batch_id, batch_workflow_id=f"delete-ledgers/{batch_id}", limit=3)
+            adopted: DetachResult = yield Call(workflow_id=name, method=lambda p: p.upkeep.adopt, request=adopt)
+            if not adopted.intents:
+                break
+            with suppress(TerminalError, Exhausted):
+                yield from self._phase_two(batch_id, adopted.catalog_epoch)
+        page = ForgetInput(limit=3, actor="tests", reason="the model")
+        forgotten = ForgetResult(rows=1)
+        while forgotten.rows or forgotten.runs:
+            forgotten = yield Call(workflow_id=name, method=lambda p: p.upkeep.forget, request=page)
 
     def _phase_two(self, batch_id: str, epoch: int) -> Steps:
         name, after = f"delete-ledgers/{batch_id}", 0

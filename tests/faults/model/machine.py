@@ -6,6 +6,7 @@ keeps, and what is not Sexton's.
 """
 
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from activities.deletion.answers import key_of
 from logstore import failpoints
 from logstore.entries import NewEntry, ProducedEntries
+from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId, Position
 from logstore.retention import RetentionPolicy
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -183,6 +185,27 @@ class Model(Judge, RuleBasedStateMachine):
             chosen = [ids[place % len(ids)] for place in wanted]
             self.go_on(self.workflows.delete(self.id(topic), chosen, force=force), steps)
 
+    @rule(steps=st.integers(0, 8))
+    def sweep(self, steps: int) -> None:
+        """Let the schedule look for what nobody works on, and let it get so far."""
+        self.go_on(self.workflows.sweep(), steps)
+
+    @precondition(lambda self: self.seen.intended("DEAD_LETTERED") or self.forged)
+    @rule(program=programs, which=st.one_of(st.none(), st.integers(0, 3)))
+    def redrive(self, program: str, which: int | None) -> None:
+        """Try dead letters again, all or one."""
+        rows = [row.row_id for row in self.seen.intents.values() if row.state.value == "DEAD_LETTERED"]
+        wanted = [rows[which % len(rows)]] if which is not None and rows else None
+        self.licence = Licence(redriven=True)
+        self.workflows.redrive(partial(self._redriven, program, wanted), self.house.catalog.current_epoch)
+
+    def _redriven(self, program: str, wanted: list[int] | None, batch_id: str) -> int:
+        claim = Claim(workflow_id=f"delete-ledgers/{batch_id}", run_id="", ttl_s=LAPSE_S)
+        cause = Cause(actor="tests", reason="the model", workflow_id="")
+        redrives = self.house.catalog.redrives
+        _, done = self.call(program, lambda _: redrives.redrive(wanted, batch_id=batch_id, claim=claim, cause=cause))
+        return done.intents if done else 0
+
     @precondition(lambda self: self.seen.intents)
     @rule(which=st.integers(0, 7), steps=st.integers(1, 4))
     def delete_alone(self, which: int, steps: int) -> None:
@@ -290,6 +313,10 @@ class Model(Judge, RuleBasedStateMachine):
                 break
         else:
             raise AssertionError(f"never ended: {self.seen.intended('PENDING')}, {sorted(self.seen.ledgers)}")
+        self.redrive(program="reader", which=None)
+        self.finish_work()
+        exhausted = [row for row in self.seen.intents.values() if row.outcome and row.outcome.value == "DEAD_LETTERED"]
+        assert not exhausted, f"storage is well, and these are dead letters still: {exhausted}"
         kept = self.seen.listed | self.seen.intended("DEAD_LETTERED")
         assert self.seen.stored.keys() <= kept, f"stored, and nobody's: {self.seen.stored.keys() - kept}"
         for topic in TOPICS:
@@ -299,6 +326,7 @@ class Model(Judge, RuleBasedStateMachine):
     def _sweep(self) -> None:
         for topic in TOPICS:
             self.workflows.trim(self.id(topic))
+        self.workflows.sweep()
         self.finish_work()
 
 
