@@ -273,7 +273,7 @@ def test_finish_hand_over_and_hold_behind_a_finish_change_nothing(sql_world: Sql
         sql_world.sql("UPDATE pending_deletion SET state = 'PENDING', outcome = NULL, claim_workflow = 'w'")
         if work is works[1]:
             sql_world.sql("UPDATE pending_deletion SET claim_workflow = NULL")
-        assert _behind(sql_world, [held], work) is None
+        assert _behind(sql_world, [held], work) in (None, frozenset())
         (found,) = deletions.list(None, limit=9)
         assert (found.outcome, found.attempts, found.handed_to, found.last_error) == (Outcome.DELETED, 1, None, None)
 
