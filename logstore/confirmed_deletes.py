@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from logstore.deletion import StoredCopy
-from logstore.ports.objects import DeleteReport, ObjectStore
+from logstore.ports.objects import UNANSWERED, DeleteReport, ObjectStore
 from logstore.ports.storage import Removal
 
 
@@ -13,6 +13,7 @@ class Kept(NamedTuple):
 
     keys: int
     first: str
+    answered: bool = True  # False: about some of them storage said nothing
 
 
 def delete(
@@ -33,7 +34,11 @@ def delete(
 def kept(keys: Iterable[str], report: DeleteReport) -> Kept | None:
     """Those of `keys` that the report does not confirm, or None."""
     failed = [key for key in keys if key not in report.deleted]
-    return Kept(len(failed), f"{failed[0]}: {report.failed.get(failed[0], 'unconfirmed')}") if failed else None
+    if not failed:
+        return None
+    reasons = [report.failed.get(key, "unconfirmed") for key in failed]
+    answered = not any(reason.startswith(UNANSWERED) for reason in reasons)
+    return Kept(len(failed), f"{failed[0]}: {reasons[0]}", answered)
 
 
 def removal(copy: StoredCopy, left: Kept | None) -> Removal:
@@ -44,4 +49,5 @@ def removal(copy: StoredCopy, left: Kept | None) -> Removal:
     return Removal(
         objects=max(0, total - left.keys - len(copy.meta_keys)),
         error=f"{left.keys} keys kept, first {left.first}",
+        answered=left.answered,
     )

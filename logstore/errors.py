@@ -52,6 +52,11 @@ class CatalogBusy(RetryableError):
 class DeletionIncomplete(RetryableError):
     """Storage kept some keys of a ledger; the rest is gone."""
 
+    def __init__(self, message: str, *, keys_left: int | None = None) -> None:
+        """Say how many keys are left, where storage answered for all of them."""
+        super().__init__(message)
+        self.keys_left = keys_left
+
 
 class UploadOpen(RetryableError):
     """An upload of the copy may still be going: what is deleted now could come back."""

@@ -5,7 +5,8 @@ delete. To stop it, terminate it: its row stays listed as unfinished and is take
 outcome as its error type, when the outcome is not a success, so that the Failed filter shows the dead letters.
 
 1. Delete the copy under a claim; retry what may help, `retry_interval_s` apart.
-2. Attempts exhausted: keep the row as a dead letter with its error.
+2. Attempts exhausted, or storage keeps the same number of keys again and again (`NoProgress`): keep the row as a
+   dead letter with its error.
 
 Source: PIP-186, second phase; 10 attempts, 600 s apart.
 """
@@ -19,8 +20,11 @@ from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlrea
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
+    from logstore.deletion import Outcome
     from workflows import search_attributes
     from workflows.values import DeleteLedgerInput, DeleteLedgerProgress
+
+_STUCK = "NoProgress"  # type of the error after which no further attempt is made
 
 _DEAD_LETTER = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(seconds=60),  # two small transactions
@@ -68,7 +72,7 @@ class DeleteLedger:
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([result.outcome.value])])
         workflow.set_current_details(f"**{result.outcome.value}** — {result.objects} objects. {result.detail}")
         if not result.outcome.success:
-            raise ApplicationError(result.detail, type=result.outcome.value, non_retryable=True)
+            raise ApplicationError(result.detail, type=_failure(result), non_retryable=True)
         return result
 
     @workflow.query
@@ -85,6 +89,12 @@ class DeleteLedger:
         self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=str(cause or error))
         return await workflow.execute_activity_method(LedgerDeletion.dead_letter, letter, **_DEAD_LETTER)
+
+
+def _failure(result: OneResult) -> str:
+    """The outcome; a dead letter that storage would not let go says so."""
+    stuck = result.outcome is Outcome.DEAD_LETTERED and result.detail.startswith(f"{_STUCK}: ")
+    return _STUCK if stuck else result.outcome.value
 
 
 async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:

@@ -42,13 +42,29 @@ from activities.deletion.values import (
     RangesPage,
 )
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import InvalidInput, OutcomeUnknown, RetryableError, SextonError, StaleCatalog, UnknownObject
+from logstore.errors import (
+    DeletionIncomplete,
+    InvalidInput,
+    NoProgress,
+    OutcomeUnknown,
+    RetryableError,
+    SextonError,
+    StaleCatalog,
+    UnknownObject,
+)
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
 
 _CLAIM_S = 60.0  # of a row, while work runs; renewed with heartbeats
+_STUCK_AFTER = 5
+"""Attempts in a row after which storage has kept as many keys as before: a person must look, and sooner than the end.
+
+Five, 600 s apart, are forty minutes: longer than a store takes to restart or to fail over, so that no outage of one of
+its volumes, which refuses keys one by one, fills the dead letters; and half of the ten attempts are spared. The third
+would be within such an outage, the eighth, as in Temporal's own deletions, would spare but two attempts.
+"""
 _BATCH_CLAIM_S = 120.0  # of a batch: the longest wait of a chunk before its next attempt, and 60 s more
 
 
@@ -168,8 +184,9 @@ class LedgerDeletion:
 
         Idempotency: keyed by (ledger, copy, generation); a finished row answers with its outcome.
         Heartbeat: per page; a hint only.
-        Raises: ClaimHeld (terminal); anything else is retried after `retry_interval_s`, or once an upload of the copy
-            is over, and kept on the row.
+        Raises: ClaimHeld (terminal); NoProgress (terminal) when storage keeps the same number of keys again and
+            again; anything else is retried after `retry_interval_s`, or once an upload of the copy is over, and kept
+            on the row.
         """
         try:
             return self._delete_one(request)
@@ -190,9 +207,7 @@ class LedgerDeletion:
             ended, errors = self._act([intent], pulse, Pace())
             self._finish([intent], ended, holder=_own_claim().workflow_id)
             if errors:
-                after_s = wait_s(errors[intent.row_id], request.retry_interval_s)
-                self._keep(intent, errors[intent.row_id], after_s)
-                raise later(errors[intent.row_id], after_s)
+                raise self._kept(intent, errors[intent.row_id], request.retry_interval_s)
         one = ended[0]
         return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
 
@@ -202,11 +217,16 @@ class LedgerDeletion:
         ledger_id, copy = LedgerId(key.ledger_id), CopyKind(key.copy)
         return self._deletions.take(ledger_id, copy, key.generation, _own_claim(), epoch=catalog_epoch, attempt=attempt)
 
-    def _keep(self, intent: DeletionIntent, error: SextonError, after_s: int) -> None:
-        """Hold the row until the next attempt and a minute more, with the error."""
+    def _kept(self, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> Exception:
+        """Hold the row until the next attempt and a minute more, with the error; what ends this attempt."""
+        after_s = wait_s(error, retry_interval_s)
         wait = Claim(workflow_id=_own_claim().workflow_id, run_id="", ttl_s=after_s + _CLAIM_S)
-        self._deletions.hold(intent.row_id, wait, error=sentence(error))
+        left = error.keys_left if isinstance(error, DeletionIncomplete) else None
+        attempts = self._deletions.hold(intent.row_id, wait, error=sentence(error), keys_left=left)
         metrics.failed([intent])
+        if attempts < _STUCK_AFTER:
+            return later(error, after_s)
+        return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
 
     @activity.defn(name="deletion.dead_letter")
     @beating()

@@ -84,10 +84,17 @@ def _remove(
             break
         for row, removal in removals.items():
             if removal.error:
-                errors[row] = DeletionIncomplete(removal.error)
+                errors[row] = _incomplete(copies[row], done.get(row), removal)
             done[row] = _sum(done.get(row), removal)
         pace.wait(going, pulse)
     return {row: removal for row, removal in done.items() if row not in errors}, errors
+
+
+def _incomplete(copy: StoredCopy, before: Removal | None, removal: Removal) -> DeletionIncomplete:
+    """The error of a copy that keeps keys, counted in those of its whole, whatever part of it was asked for."""
+    gone = removal.objects + (before.objects if before else 0)
+    left = len(copy.data_keys) + len(copy.meta_keys) - gone
+    return DeletionIncomplete(removal.error or "", keys_left=left if removal.answered else None)
 
 
 def _sum(before: Removal | None, more: Removal) -> Removal:

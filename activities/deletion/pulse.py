@@ -22,7 +22,7 @@ class Pulse:
     would then run beside work that is well alive (dust-tt/dust#4272), hence a thread that beats for it.
     """
 
-    def __init__(self, renew: Callable[[], None], *, just_claimed: bool = False) -> None:
+    def __init__(self, renew: Callable[[], object], *, just_claimed: bool = False) -> None:
         """Take how the claim is renewed, and whether it was taken this moment."""
         self._renew = renew
         self._renewed = time.monotonic() if just_claimed else 0.0

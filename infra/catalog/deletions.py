@@ -132,18 +132,24 @@ class SqlDeletions(PhaseOne):
         taken = update(t.pending_deletion).where(key).values(attempts=attempts, **claimed_by(claim, now))
         return _with_references(connection, [connection.execute(taken.returning(*INTENT)).one()])[0]
 
-    def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
         """See `Deletions.hold`."""
 
-        def work(connection: Connection) -> None:
-            held = claimed_by(claim, self._db.now_us(connection))
+        def work(connection: Connection) -> int:
+            changes = claimed_by(claim, self._db.now_us(connection))
+            changes |= {} if error is None else {"last_error": error}
+            if keys_left is not None:
+                again = case((_P.keys_left == keys_left, _P.keys_left_attempts + 1), else_=1)
+                changes |= {"keys_left": keys_left, "keys_left_attempts": again}
             mine = (_P.row_id == row_id, _P.state == _PENDING, _P.claim_workflow == claim.workflow_id)
-            kept = {} if error is None else {"last_error": error}
-            if not connection.execute(update(t.pending_deletion).where(*mine).values(**kept, **held)).rowcount:
+            held = update(t.pending_deletion).where(*mine).values(changes).returning(_P.keys_left_attempts)
+            attempts = connection.execute(held).scalar_one_or_none()
+            if attempts is None:
                 _refuse_if_held(connection, row_id)
+            return 0 if attempts is None or keys_left is None else attempts
 
         with effect("catalog.hold"):
-            self._db.write(work)
+            return self._db.write(work)
 
     def tally(self, batch_id: str) -> Tally:
         """See `Deletions.tally`."""

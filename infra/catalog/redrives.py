@@ -26,6 +26,7 @@ _AGAIN = {
     "outcome": None,
     "attempts": 0,
     "keys_left": None,
+    "keys_left_attempts": 0,
     "finished_us": None,
     "claim_workflow": None,
     "claim_run": None,

@@ -23,12 +23,17 @@ class StoredObject:
     metadata: Mapping[str, str]
 
 
+UNANSWERED = "StoreUnavailable: "
+"""How the reason of a key begins that the store said nothing about, because it went away."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteReport:
     """What the store said of each key. Every key asked for is in exactly one of the two."""
 
     deleted: frozenset[str] = frozenset()  # gone now, whether or not it was there
-    failed: Mapping[str, str] = field(default_factory=dict)  # key -> the store's error code and message
+    failed: Mapping[str, str] = field(default_factory=dict)  # key -> the store's error code and message, or, where it
+    # gave none, `UNANSWERED` and what went wrong
 
 
 class ObjectStore(Protocol):

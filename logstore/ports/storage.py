@@ -14,6 +14,7 @@ class Removal:
     objects: int = 0
     size_bytes: int = 0
     error: str | None = None  # None: nothing of it is left
+    answered: bool = True  # False: storage went away before it had answered for every key
 
 
 class CopyStorage(Protocol):

@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from activities.deletion import DeadLetterInput, IntentKey, OneResult
 from logstore import failpoints
 from logstore.deletion import Outcome
-from logstore.errors import ClaimHeld, CorruptData, StoreUnavailable, UnknownObject
+from logstore.errors import ClaimHeld, CorruptData, NoProgress, StoreUnavailable, UnknownObject
 from logstore.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.activities.world import World, chunk_input, environment, one_input, run
@@ -129,6 +129,75 @@ def test_one_error_for_a_key_is_retried_and_keeps_the_meta(world: World) -> None
     assert (caught.value.type, caught.value.non_retryable) == ("DeletionIncomplete", False)
     assert [name for name in world.left_of(ledger) if name.endswith(".meta.json")]
     assert delete(world, key).outcome is Outcome.DELETED
+
+
+def _refuse(world: World, ledger: LedgerId, *, times: int = 1_000) -> None:
+    """Let storage keep one segment of the ledger."""
+    last = f"{ledger:016x}/00000001.parquet"
+    refused = Fault(
+        operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, times=times, matches=lambda key: key.endswith(last)
+    )
+    world.objects.plan(refused)
+
+
+def test_one_that_storage_keeps_as_it_is_ends_after_five_attempts(world: World) -> None:
+    """NoProgress: the same keys after each of five answers, so that a person looks before all attempts are spent."""
+    ledger, key = alone(world)
+    _refuse(world, ledger)
+    for _ in range(4):
+        with pytest.raises(ApplicationError) as caught:
+            delete(world, key)
+        assert (caught.value.type, caught.value.non_retryable) == ("DeletionIncomplete", False)
+    with pytest.raises(NoProgress, match=rf"ledger {ledger}: 2 keys left after each of 5 attempts; 1 keys kept"):
+        delete(world, key)
+    assert len(world.left_of(ledger)) == 2
+
+
+def test_one_whose_keys_grow_fewer_goes_on(world: World) -> None:
+    """Progress, however slow, is no reason to give up."""
+    (ledger,) = world.fill(1, segments=8, acknowledged=False)
+    world.detach()
+    (intent,) = world.intents()
+    key, stubborn = world.key(ledger), [8]
+
+    def still_kept(name: str) -> bool:
+        return name.endswith(".parquet") and int(name[-12:-8]) < stubborn[0]
+
+    world.catalog.deletions.hand_over({intent.row_id: _name(key)}, batch_id=intent.batch_id, errors={}, ttl_s=60)
+    world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, times=1_000, matches=still_kept))
+    for _ in range(8):
+        with pytest.raises(ApplicationError):
+            delete(world, key)
+        stubborn[0] -= 1
+    assert delete(world, key).outcome is Outcome.DELETED
+
+
+@pytest.mark.parametrize("operation", [Operation.LIST, Operation.DELETE])
+def test_one_without_storage_counts_for_nothing_towards_no_progress(world: World, operation: Operation) -> None:
+    """A store that is down is no answer: neither all by itself nor between two that were."""
+    ledger, key = alone(world)
+    _refuse(world, ledger, times=3)
+    down = Fault(operation=operation, kind=FaultKind.BEFORE, times=8)
+    for _ in range(3):
+        with pytest.raises(ApplicationError):
+            delete(world, key)
+    world.objects.plan(down)
+    while down.times:
+        with pytest.raises(ApplicationError):
+            delete(world, key)
+    assert world.sql("SELECT keys_left, keys_left_attempts FROM pending_deletion") == [(2, 3)]
+    assert delete(world, key).outcome is Outcome.DELETED
+
+
+def test_one_whose_storage_goes_away_between_two_keys_counts_for_nothing(world: World) -> None:
+    """What it left out of its answer, it may have let go: no number is known."""
+    ledger, key = alone(world)
+    second = f"{ledger:016x}/00000001.parquet"
+    down = Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE, matches=lambda name: name.endswith(second))
+    world.objects.plan(down)
+    with pytest.raises(ApplicationError):
+        delete(world, key)
+    assert world.sql("SELECT keys_left, keys_left_attempts FROM pending_deletion") == [(None, 0)]
 
 
 def test_one_answered_by_a_terminal_error_is_retried_all_the_same(world: World) -> None:

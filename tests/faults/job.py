@@ -37,7 +37,7 @@ from activities.deletion import (
 from activities.retention import RollInput
 from activities.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicOrder
 from logstore.entries import NewEntry, ProducedEntries
-from logstore.errors import AlreadyExists, OutcomeUnknown, RetryableError
+from logstore.errors import AlreadyExists, NoProgress, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import Position
@@ -376,7 +376,7 @@ class Job(Generic[PlaceT]):
         request = OneInput(key=key, catalog_epoch=epoch, retry_interval_s=0)
         try:
             self._activity(name, workflow_id, lambda p: p.deletion.delete_one, request, most=_ATTEMPTS - 1)
-        except Exhausted as error:
+        except (Exhausted, NoProgress) as error:
             letter = DeadLetterInput(key=key, error=str(error), catalog_epoch=epoch)
             result: OneResult = self._activity(f"{name} dead", workflow_id, lambda p: p.deletion.dead_letter, letter)
             assert not result.outcome.success, f"{name}: gave up on a ledger that is gone"

@@ -68,6 +68,32 @@ async def test_delete_ledger_exhausted_is_a_dead_letter_and_fails(house: House) 
     assert len(house.world.left_of(ledger)) == 3
 
 
+async def test_delete_ledger_without_progress_is_a_dead_letter_before_the_end(house: House) -> None:
+    """Storage keeps the same keys: after five answers, not ten, and the workflow fails as NoProgress."""
+    ledger, key = handed_over(house)
+    kept = f"{ledger:016x}/00000000.parquet"
+    refused = Fault(
+        operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, times=1_000, matches=lambda name: name.endswith(kept)
+    )
+    house.world.objects.plan(refused)
+    async with house.worker():
+        handle = await house.delete_one(key)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+        progress = await handle.query(DeleteLedger.progress)
+        with pytest.raises(WorkflowFailureError) as again:
+            await (await house.delete_one(key)).result()
+    type_, message = failure(caught.value)
+    assert (type_, progress.outcome) == ("NoProgress", Outcome.DEAD_LETTERED)
+    assert message.startswith(f"NoProgress: ledger {ledger}: 2 keys left after each of 5 attempts; 1 keys kept")
+    assert failure(again.value) == (type_, message), "asked again, the dead letter says the same"
+    times = [one.scheduled for one in house.attempts("deletion.delete_one")][:5]
+    assert all(timedelta(seconds=600) <= b - a < timedelta(seconds=660) for a, b in itertools.pairwise(times))
+    assert len(house.attempts("deletion.delete_one")) == 6
+    (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    assert row.last_error == message
+
+
 async def test_delete_ledger_can_be_driven_again_after_its_dead_letter(house: House) -> None:
     """The id of a failed one is free again; a dead letter answers with what it is (PIP-186)."""
     _, key = handed_over(house)

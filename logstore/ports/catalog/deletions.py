@@ -185,10 +185,20 @@ class Deletions(Protocol):
             ClaimHeld: Another workflow holds it.
         """
 
-    def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
         """Keep the row claimed until `ttl_s` from now, and the error of an attempt if there was one.
 
         A row that ended is left alone.
+
+        Args:
+            row_id: The row.
+            claim: Its holder's.
+            error: Of the attempt.
+            keys_left: How many keys storage has kept, where it answered for all of them.
+
+        Returns:
+            How many attempts in a row have left so many keys, this one included; those that got no answer neither
+            count nor interrupt. 0 where `keys_left` is None.
 
         Raises:
             ClaimHeld: Another workflow holds it.

@@ -244,6 +244,17 @@ def test_hold_keeps_the_error_and_the_claim_of_its_holder_only(world: World) -> 
         deletions.take(*key, claim("zombie"))
 
 
+def test_hold_counts_attempts_in_a_row_that_left_as_many_keys(world: World) -> None:
+    """Another number begins anew; an attempt that storage did not answer neither counts nor interrupts."""
+    intent = _batch(world, 1, ttl_s=-1)[0]
+    deletions = world.catalog.deletions
+    deletions.take(intent.ledger_id, intent.copy, intent.generation, claim("w"))
+    told = [deletions.hold(intent.row_id, claim("w"), keys_left=left) for left in (3, 3, None, 3, 2, 3, None, 0, 0)]
+    assert told == [1, 2, 0, 3, 1, 1, 0, 1, 2]
+    deletions.finish([_ended(intent)], holder="w")
+    assert deletions.hold(intent.row_id, claim("w"), keys_left=0) == 0
+
+
 def test_renew_is_refused_while_another_holds_and_taken_over_once_dead(world: World) -> None:
     """One workflow at a time works on a batch; a new attempt of the same one goes on."""
     _batch(world, 1)

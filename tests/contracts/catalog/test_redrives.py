@@ -41,6 +41,18 @@ def test_redrive_of_given_rows_makes_them_work_again(world: World) -> None:
     assert [one.row_id for one in world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)] == [first.row_id]
 
 
+def test_redrive_forgets_how_often_storage_kept_as_many_keys(world: World) -> None:
+    """Whoever mended storage gets as many attempts as anybody before it is given up again."""
+    *_, open_one = _dead(world, 0)
+    deletions, own = world.catalog.deletions, claim("w")
+    deletions.take(open_one.ledger_id, open_one.copy, open_one.generation, own)
+    assert [deletions.hold(open_one.row_id, own, keys_left=3) for _ in range(4)] == [1, 2, 3, 4]
+    deletions.finish([Ended(row_id=open_one.row_id, outcome=Outcome.DEAD_LETTERED, error="stuck")], holder="w")
+    _redrive(world, [open_one.row_id], ttl_s=-1)
+    deletions.take(open_one.ledger_id, open_one.copy, open_one.generation, own)
+    assert deletions.hold(open_one.row_id, own, keys_left=3) == 1
+
+
 def test_redrive_leaves_a_row_in_the_audit_log(world: World) -> None:
     """Who, why, and which ledgers."""
     rows = _dead(world, 2)

@@ -118,15 +118,21 @@ class FakeDeletions(FakePhaseOne):
             self._require_free(row, claim)
             return self._with_reference(self._store(row, claim, attempts=row.attempts + attempt))
 
-    def hold(self, row_id: int, claim: Claim, *, error: str | None = None) -> None:
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
         """See the port."""
         with effect("catalog.hold"), self._catalog.lock:
             row = self._catalog.intent_rows.get(row_id)
             if row is None or row.state is not DeletionState.PENDING:
-                return
+                return 0
             if row.handed_to != claim.workflow_id:
                 raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {row.handed_to}")
             self._store(row, claim, last_error=row.last_error if error is None else error)
+            if keys_left is None:
+                return 0
+            before, attempts = self._catalog.keys_left.get(row_id, (None, 0))
+            attempts = attempts + 1 if before == keys_left else 1
+            self._catalog.keys_left[row_id] = (keys_left, attempts)
+            return attempts
 
     def tally(self, batch_id: str) -> Tally:
         """See the port."""

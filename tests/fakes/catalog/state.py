@@ -76,6 +76,7 @@ class FakeCatalog:
         self.intent_rows: dict[int, DeletionIntent] = {}
         self.claims_us: dict[int, int] = {}  # until when an intent with `handed_to` is held
         self.ended_us: dict[int, int] = {}
+        self.keys_left: dict[int, tuple[int | None, int]] = {}  # of an intent, and after how many attempts in a row
         self.confirmed: dict[int, tuple[int, int]] = {}  # objects and bytes that an intent's end reported
         self.next_row = 1
         self.runs: dict[str, Run] = {}

@@ -123,6 +123,7 @@ class FakeRedrives(_Batches):
                 return earlier.detached
             rows = self._wanted(row_ids)
             for row in rows:
+                self._catalog.keys_left.pop(row.row_id, None)
                 again = replace(row, batch_id=batch_id, state=DeletionState.PENDING, outcome=None)
                 self._catalog.intent_rows[row.row_id] = replace(again, attempts=0, handed_to=None)
             if rows:

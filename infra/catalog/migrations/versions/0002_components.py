@@ -16,6 +16,7 @@ def upgrade() -> None:
     op.add_column("cursor", sa.Column("snapshot_ledger", _BIG, nullable=True))
     op.add_column("cursor", sa.Column("seeks", _BIG, nullable=False, server_default="0"))
     op.add_column("pending_deletion", sa.Column("keys_left", _BIG, nullable=True))
+    op.add_column("pending_deletion", sa.Column("keys_left_attempts", sa.Integer(), nullable=False, server_default="0"))
     op.add_column("audit", sa.Column("run_id", sa.String(), nullable=True))
     op.add_column("audit", sa.Column("first_ledger", _BIG, nullable=True))
     op.add_column("audit", sa.Column("last_ledger", _BIG, nullable=True))
