@@ -27,7 +27,7 @@ from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.deletion import DeletionState
 from logstore.ports.catalog import Cause, Claim
-from tests.faults.auditor import Seen, look
+from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.faults.world import Process
 from workers.client import Sexton, connect_client
@@ -93,9 +93,18 @@ class RealWorld:
         keys = [item["Key"] for page in pages for item in page.get("Contents", ())]
         return {key: self._s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
 
-    def unfinished(self) -> int:
-        """How many intents have not ended."""
-        return self._count("state = 'PENDING'")
+    def unfinished(self, copy: str = "%") -> int:
+        """How many intents have not ended, of one kind of copy or of all."""
+        return self._count(f"state = 'PENDING' AND copy LIKE '{copy}'")
+
+    def let_uploads_end(self) -> None:
+        """Let so much time pass that nothing of any upload can land any more."""
+        with closing(sqlite3.connect(self._database, timeout=30)) as connection, connection:
+            for table in ("ledger_copy", "pending_deletion"):
+                ended = (
+                    f"UPDATE {table} SET context = json_set(context, '$.until_us', '1') WHERE context LIKE '%until%'"
+                )
+                connection.execute(ended)
 
     def ended(self) -> int:
         """How many intents have ended."""
@@ -221,6 +230,28 @@ async def delete_topics(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -
     for handle in [await sexton.delete_topic(topic, reason="a test", actor="tests") for topic in topics]:
         await _end(handle)
     await eventually(lambda: not world.unfinished(), "every intent has ended")
+
+
+async def offload(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
+    """Offload every topic and remove its primary copies, read all of it, and trim once no upload can be open."""
+    sexton = await Sexton.connect(world.settings)
+    with open_log(world.settings) as log:
+        topics = [log.catalog.topics.get(plan.name) for plan in plans]
+    for topic in topics:
+        await _end(await sexton.offload_topic(topic, None, True, "a test", "tests"))
+    await eventually(lambda: not world.unfinished("LEDGER"), "every primary copy's intent has ended")
+    await asyncio.to_thread(_read_all, world, plans)
+    world.let_uploads_end()
+    await trim(world, plans)
+
+
+def _read_all(world: RealWorld, plans: tuple[TopicPlan, ...]) -> None:
+    """A process that knows nothing reads what was written, whichever copy holds it."""
+    with open_log(world.settings) as log:
+        for plan in plans:
+            topic = log.catalog.topics.get(plan.name)
+            found = [entry.payload for entry in log.managed.scan(topic)]
+            assert found == [payload_of(plan.name, number) for number in range(plan.expected.written)]
 
 
 def write_in_a_process(world: RealWorld, *armed: str) -> int:

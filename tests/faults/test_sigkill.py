@@ -25,6 +25,7 @@ from tests.faults.real import (
     delete_alone,
     delete_topics,
     eventually,
+    offload,
     trim,
     write_in_a_process,
 )
@@ -39,10 +40,17 @@ pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.tim
 
 _SIDE_BY_SIDE = 3
 _DEATHS = (("before", "kill"), ("after", "kill"), ("reported_failed", "fail"))
-_ONLY_IN_PROCESS = {"catalog.hand_over", "catalog.hold"}
-"""Needs storage that refuses one key and not the others, which no real server can be asked for."""
+_ONLY_IN_PROCESS = {"catalog.hand_over", "catalog.hold", "catalog.abandon_offload", "tiered.abort_uploads"}
+"""Needs storage that refuses one key and not the others, which no real server can be asked for, or large objects."""
 
 _OF_ONE_LEDGER = ("catalog.take.", "catalog.finish.", "storage.")  # what deleting a single ledger does, in this order
+_OF_TIERED_COPIES = (
+    "offload.",
+    "tiered.",
+    "catalog.begin_offload.",
+    "catalog.publish_offload.",
+    "catalog.remove_primaries.",
+)
 
 Case = Callable[[RealWorld, Interruption], Awaitable[None]]
 
@@ -72,6 +80,10 @@ async def _worker_dies_with_one_ledger(world: RealWorld, one: Interruption) -> N
 
 async def _worker_dies_in_a_delete(world: RealWorld, one: Interruption) -> None:
     await _dies_in(world, one, delete_topics)
+
+
+async def _worker_dies_in_an_offload(world: RealWorld, one: Interruption) -> None:
+    await _dies_in(world, one, offload)
 
 
 async def _writer_dies(world: RealWorld, one: Interruption) -> None:
@@ -153,12 +165,14 @@ def every_case(
     written = hits(lambda: job.drive(job.write))
     trimmed = hits(lambda: job.drive(job.remove))
     deleted = hits(lambda: job.drive(job.delete_topics))
+    cold = {name: count for name, count in courses["offload"].hits.items() if name.startswith(_OF_TIERED_COPIES)}
     alone = {name: 1 for name in courses["remove"].hits if name.startswith(_OF_ONE_LEDGER)}
     found: list[tuple[Case, Interruption]] = []
     for case, points in (
         (_writer_dies, written),
         (_worker_dies_in_a_trim, trimmed),
         (_worker_dies_with_one_ledger, alone),
+        (_worker_dies_in_an_offload, cold),
         (_worker_dies_in_a_delete, {name: count for name, count in deleted.items() if "_topic" in name}),
     ):
         for point, count in sorted(points.items()):
@@ -182,6 +196,7 @@ def test_processes_killed_at_a_sample_of_effects_lose_nothing(
         *dice.sample([case for case in of[_worker_dies_in_a_trim] if "finish" in case[1].point], 1),
         *dice.sample(of[_worker_dies_with_one_ledger], 1),
         *dice.sample(of[_worker_dies_in_a_delete], 1),
+        *dice.sample([case for case in of[_worker_dies_in_an_offload] if case[1].point.startswith("offload.")], 1),
     ]
     _side_by_side(sample, worlds)
 

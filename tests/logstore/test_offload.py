@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -228,7 +229,8 @@ def test_upload_of_rows_that_do_not_add_up_is_refused(scene: Offloading) -> None
     ledger = scene.fill()[0]
     rows = scene.world.catalog.segment_rows
     whole = rows[ledger]
-    for broken, found in ((whole[:1], "found 2 in segments"), (whole[1:], "found 2")):
+    apart = [whole[0], replace(whole[1], first_entry=3)]
+    for broken, found in ((whole[:1], "found 2 in segments"), (apart, "found 3")):
         rows[ledger] = broken
         with pytest.raises(CorruptData, match=found):
             scene.upload(ledger, f"u-{found}")

@@ -171,6 +171,25 @@ def test_publish_after_the_intent_ended_files_one_more(world: World) -> None:
     assert world.phase_one(topic.topic_id).intents == 1  # nobody works on it: the next trim does
 
 
+def test_publish_too_late_of_a_listed_ledger_leaves_room_for_its_later_intents(world: World) -> None:
+    """The one that is filed again has a generation that no later detach of the ledger will take."""
+    topic = new_topic(world)
+    ledger = filled(world, topic.topic_id, 2)[0]
+    world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    begin(world, ledger, "u-1")
+    world.let_upload_end(ledger)
+    assert world.phase_one(topic.topic_id).intents == 1
+    end(world, tiered_intents(world)[0])
+    assert not world.catalog.offloads.publish(ledger, "u-1")
+    offloaded(world, ledger, "u-2")
+    world.phase_one(topic.topic_id, [ledger], force=True)
+    assert [(row.context["uuid"], row.generation) for row in tiered_intents(world)] == [
+        ("u-1", 1),
+        ("u-1", 2),
+        ("u-2", 3),
+    ]
+
+
 def test_publish_of_what_nobody_knows_is_a_loss(world: World) -> None:
     """No row, no intent: nothing to publish and nothing to file."""
     filled(world, new_topic(world).topic_id, 1)

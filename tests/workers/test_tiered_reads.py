@@ -1,0 +1,107 @@
+"""Tiered copies on a real SeaweedFS: written in parts, read by ranges, read instead of a primary that is gone."""
+
+import random
+from collections.abc import Iterator
+from io import BytesIO
+
+import pytest
+
+from logstore.entries import NewEntry, ProducedEntries
+from logstore.errors import MissingData
+from logstore.ledgers import CopyKind, ledger_prefix, segment_key
+from logstore.ports.catalog import Cause, Claim, Topic
+from logstore.positions import LedgerId
+from logstore.retention import RetentionPolicy
+from logstore.tiered import data_key, index_key
+from workers.settings import Settings
+from workers.wiring import LogStore, open_log
+
+pytestmark = pytest.mark.external_service
+
+_BYTES = random.Random(3).randbytes(2 << 20)  # nothing that compresses
+_UUID = "01234567-89ab-4cde-8f01-23456789abcd"
+
+
+@pytest.fixture
+def log(settings: Settings) -> Iterator[LogStore]:
+    """A log store as every process opens it."""
+    with open_log(settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(log: LogStore) -> Topic:
+    """One closed ledger of two segments, together more than one part of an upload, and an open one."""
+    made = log.catalog.topics.create("persistent://a/b/cold", RetentionPolicy())
+    for half in range(2):
+        entries = [NewEntry(payload=b"%d %d " % (half, at) + _BYTES, key=f"k{at}") for at in range(5)]
+        log.managed.append(made, ProducedEntries(entries=entries))
+    log.managed.roll(made)
+    log.managed.append(made, ProducedEntries(entries=[NewEntry(payload=b"open")]))
+    return made
+
+
+def offload(log: LogStore, topic: Topic) -> LedgerId:
+    """A published copy of the closed ledger."""
+    ledger = log.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
+    done = log.offloader.upload(ledger, _UUID, timeout_s=600)
+    assert done.evidence
+    assert done.evidence.size_bytes > 16 << 20  # one PUT would not do
+    assert log.catalog.offloads.publish(ledger, _UUID)
+    return ledger
+
+
+def remove_primary(log: LogStore, topic: Topic) -> None:
+    """Both phases, through the storage that the wiring gives."""
+    log.catalog.offloads.remove_primaries(
+        topic.topic_id,
+        None,
+        batch_id="b",
+        claim=Claim(workflow_id="w", run_id="", ttl_s=60),
+        cause=Cause(actor="tests", reason="a test", workflow_id="w"),
+    )
+    storage, (intent,) = log.storages[CopyKind.LEDGER.value], log.catalog.deletions.list(None, limit=10)
+    done = storage.remove({intent.row_id: storage.inspect(intent)}, on_progress=lambda _: None)
+    assert done[intent.row_id].error is None
+
+
+def test_offloaded_ledger_is_read_alike_from_either_copy(log: LogStore, topic: Topic) -> None:
+    """Entries, positions, keys and times: a reader cannot tell that the primary copy is gone."""
+    before = list(log.managed.scan(topic))
+    ledger = offload(log, topic)
+    remove_primary(log, topic)
+    assert list(log.objects.list(ledger_prefix(ledger))) == []
+    assert list(log.managed.scan(topic)) == before
+    few = list(log.managed.scan(topic, columns=["key"]))
+    assert [entry.key for entry in few] == [entry.key for entry in before]
+
+
+def test_reader_under_way_goes_over_to_the_tiered_copy(log: LogStore, topic: Topic) -> None:
+    """An object that vanishes between two entries: no entry is lost, none comes twice."""
+    before = list(log.managed.scan(topic))
+    ledger = offload(log, topic)
+    scan = log.managed.scan(topic)
+    found = [next(scan)]
+    log.objects.delete([segment_key(ledger, number) for number in range(2)])
+    assert found + list(scan) == before
+
+
+def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: Topic) -> None:
+    """Both keys and no others; what is listed then and held nowhere is data loss, and said to be."""
+    ledger = offload(log, topic)
+    bucket = log.buckets(log.offloader._place["bucket"])
+    bucket.put_file_if_absent("another-applications", BytesIO(b"x"), metadata={}, proceed=lambda: None)
+    remove_primary(log, topic)
+    assert bucket.delete([data_key(_UUID, ledger), index_key(_UUID, ledger)]).failed == {}
+    with pytest.raises(MissingData, match="no copy holds it"):
+        list(log.managed.scan(topic))
+    log.catalog.deletions.detach(
+        topic.topic_id,
+        [ledger],
+        force=True,
+        batch_id="c",
+        claim=Claim(workflow_id="w", run_id="", ttl_s=60),
+        cause=Cause(actor="tests", reason="a test", workflow_id="w"),
+    )
+    assert [entry.payload for entry in log.managed.scan(topic)] == [b"open"]
+    assert [found.key for found in bucket.list("")] == ["another-applications"]
