@@ -58,7 +58,10 @@ class Retention:
         and the new one is empty and is not rolled.
         Raises: UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        topic = self._topics.by_id(TopicId(request.topic_id))
+        return self.prepare(self._topics.by_id(TopicId(request.topic_id)))
+
+    def prepare(self, topic: Topic) -> bool:
+        """What `roll_idle` does for a topic that was read already."""
         if topic.state is not TopicState.ACTIVE:
             return False
         for trouble in self._settler.settle(topic.topic_id):

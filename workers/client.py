@@ -25,6 +25,7 @@ from infra.catalog import Database, SqlCatalog, check_version
 from logstore.errors import OutcomeUnknown, ServiceFailed
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
+from workers import schedules
 from workers.batches import Batches
 from workers.offload_jobs import OffloadJobs
 from workers.requests import checked_ids, deletion_policy, of_topic
@@ -36,11 +37,13 @@ from workflows import (
     search_attributes,
     sweep_deletions,
     trim_topic,
+    trim_topics,
 )
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
 from workflows.sweep_deletions import SweepDeletions
 from workflows.trim_topic import TrimTopic
+from workflows.trim_topics import TrimTopics
 from workflows.values import (
     DeleteLedgersInput,
     DeleteLedgersProgress,
@@ -52,6 +55,8 @@ from workflows.values import (
     SweepDeletionsResult,
     TrimTopicInput,
     TrimTopicResult,
+    TrimTopicsInput,
+    TrimTopicsResult,
 )
 
 _STARTED_WITHIN_S = 120.0  # after that a redriven batch that nobody started is found by a sweep
@@ -132,17 +137,24 @@ class Sexton(OffloadJobs):
             search_attributes=of_topic(topic),
         )
 
+    async def trim_topics(self, reason: str = "", actor: str = "") -> WorkflowHandle[TrimTopics, TrimTopicsResult]:
+        """Delete what retention lets go of all topics, in one batch; joins a trim of all topics that runs already."""
+        return await self.client.start_workflow(
+            TrimTopics.run,
+            TrimTopicsInput(actor=actor, reason=reason, policy=self._policy),
+            id=trim_topics.workflow_id(),
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary="trim all topics",
+        )
+
     async def delete_topic(
         self, topic: Topic, reason: str = "", actor: str = ""
     ) -> WorkflowHandle[DeleteTopic, DeleteTopicResult]:
         """Delete everything of the topic and the topic; joins its deletion if that runs, else goes on from there."""
+        epoch, policy = await asyncio.to_thread(self._epoch), self._policy
         request = DeleteTopicInput(
-            topic_id=topic.topic_id,
-            topic=topic.name,
-            actor=actor,
-            reason=reason,
-            catalog_epoch=await asyncio.to_thread(self._epoch),
-            policy=self._policy,
+            topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, catalog_epoch=epoch, policy=policy
         )
         return await self.client.start_workflow(
             DeleteTopic.run,
@@ -257,6 +269,14 @@ class Sexton(OffloadJobs):
             limit: At most so many.
         """
         return await visible_workflows(self.client, type, status, topic, limit=limit)
+
+    async def apply_schedules(self) -> list[schedules.Applied]:
+        """Bring the namespace's recurring jobs to what the settings say; see `workers.schedules`."""
+        return await schedules.apply_schedules(self.client, self._settings, self._policy)
+
+    async def list_schedules(self) -> list[schedules.ScheduleRow]:
+        """Those recurring jobs that are scheduled."""
+        return await schedules.list_schedules(self.client)
 
     @property
     def _policy(self) -> DeletionPolicy:

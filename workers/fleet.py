@@ -31,8 +31,18 @@ from workflows.offload_ledger import OffloadLedger
 from workflows.offload_topic import OffloadTopic
 from workflows.sweep_deletions import SweepDeletions
 from workflows.trim_topic import TrimTopic
+from workflows.trim_topics import TrimTopics
 
-WORKFLOWS = [TrimTopic, DeleteTopic, DeleteLedgers, DeleteLedger, SweepDeletions, OffloadTopic, OffloadLedger]
+WORKFLOWS = [
+    TrimTopic,
+    TrimTopics,
+    DeleteTopic,
+    DeleteLedgers,
+    DeleteLedger,
+    SweepDeletions,
+    OffloadTopic,
+    OffloadLedger,
+]
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from infra.stack.process import ServiceProcess
 from infra.stack.workers import live_workers
 from logstore.errors import ServiceFailed, SextonError
 from workers import search_attributes
-from workers.client import connect_client
+from workers.client import Sexton, connect_client
 from workers.settings import OFF, Settings
 
 WORKER = "worker"
@@ -49,6 +49,8 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     asyncio.run(_register(settings))
     extra = ANY_METRICS_PORT if free_ports and settings.metrics_address != OFF else None
     pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
+    if pids:  # without a worker runs would only pile up
+        asyncio.run(_apply_schedules(settings))
     return {
         "temporal": where.temporal,
         "ui": where.ui,
@@ -105,6 +107,10 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
         return {"database": shown_url(settings.database_url), "version": version(database)}
     finally:
         database.close()
+
+
+async def _apply_schedules(settings: Settings) -> None:
+    await Sexton(await connect_client(settings), settings).apply_schedules()
 
 
 async def _register(settings: Settings) -> None:

@@ -10,6 +10,7 @@ from activities.deletion import DeletionUpkeep, LedgerDeletion
 from activities.offload import LedgerOffload
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
+from activities.trimming import Trimming
 from infra.catalog import Database, SqlCatalog, check_version
 from infra.objects import S3ObjectStore, connect
 from logstore.component_ledgers import ComponentLedgers
@@ -163,6 +164,13 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         finished_retention_s=log.finished_retention_s,
     )
     offload = LedgerOffload(uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers)
+    trimming = Trimming(
+        topics=log.catalog.topics,
+        trims=log.catalog.topic_trims,
+        deletions=log.catalog.deletions,
+        ledgers=log.catalog.ledgers,
+        idle=retention,
+    )
     return [
         deletion.detach,
         deletion.next_ranges,
@@ -182,4 +190,7 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         offload.publish,
         offload.candidates,
         offload.remove_primaries,
+        trimming.next_pages,
+        trimming.trim_page,
+        trimming.count_batch,
     ]

@@ -12,6 +12,7 @@ from infra.catalog.redrives import SqlRedrives
 from infra.catalog.schemas import SqlSchemas
 from infra.catalog.sweeps import SqlSweeps
 from infra.catalog.topic_deletions import SqlTopicDeletions
+from infra.catalog.topic_trims import SqlTopicTrims
 from infra.catalog.topics import SqlTopics
 
 
@@ -38,3 +39,4 @@ class SqlCatalog:
         self.sweeps = SqlSweeps(database, registration_timeout_s=registration_timeout_s)
         self.redrives = SqlRedrives(database)
         self.offloads = SqlOffloads(database)
+        self.topic_trims = SqlTopicTrims(database, registration_timeout_s=registration_timeout_s)

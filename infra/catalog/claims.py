@@ -7,11 +7,13 @@ claim of its batch is. Unfinished without a live claim is stalled, and whoever c
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, insert, or_, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.many import any_of
+from infra.catalog.topics import ignoring_conflict
 from logstore.deletion import DeletionState
+from logstore.errors import ClaimHeld
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Claim, Detached
 from logstore.positions import LedgerId, TopicId
@@ -91,6 +93,30 @@ def open_run(
             **claimed_by(claim, now_us),
         )
     )
+
+
+def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
+    """Insert the run of a batch that many topics share, or hold it further.
+
+    Raises:
+        ClaimHeld: The batch is finished, or another workflow's: what is filed for it now would be nobody's.
+    """
+    put = ignoring_conflict(connection, t.run).values(
+        run_id=batch_id,
+        kind="delete-ledgers",
+        topic_id=SEVERAL_TOPICS,
+        summary={"ledgers": 0, "intents": 0, "finished": {}, "request": request},
+        created_us=now_us,
+        **claimed_by(claim, now_us),
+    )
+    if connection.execute(put.returning(t.run.c.run_id)).first():
+        return
+    mine = (t.run.c.run_id == batch_id, t.run.c.claim_workflow == claim.workflow_id, t.run.c.finished_us.is_(None))
+    opened = case((t.run.c.created_us > now_us, now_us), else_=t.run.c.created_us)  # whoever waited may be the older
+    if not connection.execute(
+        update(t.run).where(*mine).values(created_us=opened, **claimed_by(claim, now_us))
+    ).rowcount:
+        raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found another's or finished")
 
 
 def holder(connection: Connection, run_id: str, now_us: int) -> str | None:

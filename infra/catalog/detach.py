@@ -30,7 +30,7 @@ from logstore.positions import LedgerId, Position, TopicId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class Order:
     """Who asks for what, under which name."""
 
     ledger_ids: Sequence[LedgerId] | None
@@ -67,7 +67,7 @@ class PhaseOne:
     ) -> Detached:
         """See `Deletions.detach`."""
         request = _fingerprint(topic_id, ledger_ids, force=force)
-        order = _Order(ledger_ids=ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, request=request)
+        order = Order(ledger_ids=ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, request=request)
 
         def work(connection: Connection) -> Detached:
             view = self._view(connection, topic_id, lock=True)
@@ -94,7 +94,7 @@ class PhaseOne:
             now_us=self._db.now_us(connection),
         )
 
-    def _replace(self, connection: Connection, view: ListView, gone: Doomed, order: _Order) -> Detached:
+    def _replace(self, connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
         batch_id, asked, now = order.batch_id, order.ledger_ids, view.now_us
         stalled = claims.adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
         newborn = self._abandon_newborn(connection, view, batch_id) if asked is None else 0
@@ -104,12 +104,17 @@ class PhaseOne:
         intents = stalled + newborn + filed + dead
         result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
         if intents or asked is not None:
-            claims.open_run(connection, result, view.topic_id, order.claim, now, request=order.request)
+            self._open(connection, result, view, order)
         if gone.ids or dead:
             raise_version(connection, view.list_id)
         if gone.ids:
             _audit(connection, view, gone, order)
-        return replace(result, filed=filed_by(connection, batch_id, now) if intents > stalled else ())
+        return replace(
+            result, filed=filed_by(connection, batch_id, now, topic_id=view.topic_id) if intents > stalled else ()
+        )
+
+    def _open(self, connection: Connection, result: Detached, view: ListView, order: Order) -> None:
+        claims.open_run(connection, result, view.topic_id, order.claim, view.now_us, request=order.request)
 
     def _abandon_newborn(self, connection: Connection, view: ListView, batch_id: str) -> int:
         """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
@@ -168,7 +173,7 @@ def _close_holes(connection: Connection, view: ListView, removed: Sequence[Ledge
             store(connection, view.topic_id, row.name, moved)
 
 
-def _audit(connection: Connection, view: ListView, gone: Doomed, order: _Order) -> None:
+def _audit(connection: Connection, view: ListView, gone: Doomed, order: Order) -> None:
     detail = {
         "ledgers": len(gone.ids),
         "first": gone.ids[0],

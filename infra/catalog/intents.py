@@ -49,12 +49,22 @@ def file_intents(connection: Connection, doomed: ColumnElement[bool], *, batch_i
     return filed
 
 
-def filed_by(connection: Connection, batch_id: str, now_us: int) -> tuple[Filed, ...]:
-    """What a transaction has filed for a batch; intents that it only took up were filed earlier."""
+def filed_by(
+    connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
+) -> tuple[Filed, ...]:
+    """What a transaction has filed for a batch; intents that it only took up were filed earlier.
+
+    Args:
+        connection: In that transaction.
+        batch_id: The batch.
+        now_us: When the transaction filed them.
+        topic_id: Whose they are, where they are of one: a batch of many topics is not read as a whole for each.
+    """
     p = t.pending_deletion.c
-    new = (p.batch_id == batch_id, p.created_us == now_us)
-    query = select(p.component, p.copy, func.count()).where(*new).group_by(p.component, p.copy)
-    return tuple(Filed(component=row[0], copy=row[1], rows=row[2]) for row in connection.execute(query))
+    mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
+    query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
+    rows = connection.execute(query.group_by(p.component, p.copy))
+    return tuple(Filed(component=row[0], copy=row[1], rows=row[2]) for row in rows)
 
 
 def file_copy_intents(

@@ -97,22 +97,14 @@ class SqlTopicDeletions:
             _give_copies(connection, topic_id)
             filed = file_intents(connection, doomed, batch_id=batch_id, now_us=now)
             detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": list(gone[:20])}
-            audit(
-                connection,
-                "detach",
-                cause,
-                at_us=now,
-                topic_id=topic_id,
-                topic=topic.name,
-                detail=detail,
-                run_id=batch_id,
-            )
-        _remove_rows(connection, topic_id, _NAMING)
+            detail["removed"] = _remove_rows(connection, topic_id, _NAMING)
+            about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
+            audit(connection, "detach", cause, at_us=now, detail=detail, **about)
         return Detached(
             batch_id=batch_id,
             ledgers=len(gone),
             intents=adopted + filed,
-            filed=filed_by(connection, batch_id, now) if filed else (),
+            filed=filed_by(connection, batch_id, now, topic_id=topic_id) if filed else (),
         )
 
     def remove(self, topic_id: TopicId, cause: Cause) -> bool:
@@ -132,16 +124,14 @@ class SqlTopicDeletions:
         removed = _remove_rows(connection, topic_id, _ATTACHED)
         connection.execute(delete(t.topic).where(_of(t.topic, topic_id)))
         now = self._db.now_us(connection)
-        audit(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=removed)
+        done = _tally(connection, topic_id, audited_us(connection, _BEGIN, topic_id) or 0)
+        detail = {"removed": removed, "outcomes": dict(done.outcomes), "objects": done.objects}
+        audit(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=detail)
         return True
 
     def tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
         """See `TopicDeletions.tally`."""
-        p = t.pending_deletion.c
-        deleted = DeletionState.DELETED.value
-        left = p.state.in_([state.value for state in DeletionState if state is not DeletionState.DELETED])
-        counted = p.topic_id == topic_id, or_(left, and_(p.state == deleted, p.finished_us >= since_us))
-        return self._db.read(lambda connection: tally_of(connection, *counted))
+        return self._db.read(lambda connection: _tally(connection, topic_id, since_us))
 
 
 def _contents(connection: Connection, topic_id: TopicId) -> TopicContents:
@@ -162,6 +152,13 @@ def _contents(connection: Connection, topic_id: TopicId) -> TopicContents:
         copies=copies,
         subscriptions=connection.execute(subscriptions).scalar_one(),
     )
+
+
+def _tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
+    p = t.pending_deletion.c
+    deleted = DeletionState.DELETED.value
+    left = p.state.in_([state.value for state in DeletionState if state is not DeletionState.DELETED])
+    return tally_of(connection, p.topic_id == topic_id, or_(left, and_(p.state == deleted, p.finished_us >= since_us)))
 
 
 def _locked(connection: Connection, topic_id: TopicId) -> Row[Any] | None:

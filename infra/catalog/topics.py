@@ -69,6 +69,12 @@ class SqlTopics:
         rows = self._db.read(lambda connection: connection.execute(_SELECT).all())
         return sorted(map(_topic, rows), key=attrgetter("name"))  # here, for a database sorts by its own locale
 
+    def active(self, *, after: TopicId, limit: int) -> list[Topic]:
+        """See `Topics.active`."""
+        c = t.topic.c
+        page = _SELECT.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
+        return [_topic(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
+
 
 _SELECT = select(t.topic)
 

@@ -21,7 +21,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def shell(folder: Path) -> Iterator[Shell]:
     """A shell in that folder; a stack that a failed test left there is taken down."""
-    found = Shell(folder)
+    found = Shell(folder, SEXTON_TRIM_INTERVAL="30d")  # no trim but those that a test asks for
     yield found
     if found.left_running():
         found.run("down")

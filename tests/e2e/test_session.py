@@ -24,14 +24,35 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     assert len(up["worker_pids"]) == 1
     assert shell.json("up", "--free-ports")["worker_pids"] == up["worker_pids"], "up is idempotent"
     assert all(service["ok"] for service in shell.json("status")["services"])
+    _be_scheduled(shell)
     _use(shell)
     _be_measured(shell)
     _be_refused(shell)
+    _be_deleted(shell)
     stopped = shell.json("down")["stopped"]
     assert {"temporal", "seaweedfs", "zookeeper"} <= set(stopped)
     assert shell.json("down") == {"stopped": []}
     assert shell.left_running() == []
     assert not all(service["ok"] for service in shell.json("status", code=4)["services"])
+
+
+def _be_scheduled(shell: Shell) -> None:
+    """`up` has applied the schedules, once."""
+    rows = {row["id"]: row for row in shell.json("schedule", "list")}
+    assert {name: (row["workflow"], row["interval_s"], row["paused"]) for name, row in rows.items()} == {
+        "sexton-sweep": ("sweep-deletions", 60, False),
+        "sexton-trim": ("trim-topics", 30 * 86_400, False),
+    }
+    assert {row["change"] for row in shell.json("schedule", "apply")} == {"unchanged"}
+
+
+def _be_deleted(shell: Shell) -> None:
+    """A topic goes whole, and its name is free."""
+    told = shell.json("topic", "delete", _TOPIC, "--dry-run")
+    assert (told["ledgers"], told["subscriptions"]) == ({"MANAGED_LEDGER": 1}, 1)
+    assert shell.json("topic", "delete", _TOPIC, "--reason", "a test")["outcomes"] == {"DELETED": 1}
+    shell.json("topic", "delete", _TOPIC, code=2)
+    assert shell.json("topic", "create", _TOPIC)["ledgers"] == 0
 
 
 def _use(shell: Shell) -> None:

@@ -407,7 +407,12 @@ def _unfinished(seen: Seen) -> Iterator[str]:
 
 def _miscounted(seen: Seen) -> Iterator[str]:
     """The audit log: one row for each act, and no act without its intents."""
-    acts = Counter((act, workflow_id) for act, workflow_id, _ in seen.audit if act != "retire")
+    acts = Counter((act, workflow_id) for act, workflow_id, _ in seen.audit if act not in {"retire", "detach"})
+    acts += Counter(  # topics may share a batch
+        (act, f"{workflow_id} from ledger {detail['first']} on")
+        for act, workflow_id, detail in seen.audit
+        if act == "detach"
+    )
     acts += Counter(("retire", f"ledger {detail['ledger']}") for act, _, detail in seen.audit if act == "retire")
     again = sum(act == "redrive" for act, _, _ in seen.audit)  # a dead letter may end as one once more
     for (act, what), count in acts.items():

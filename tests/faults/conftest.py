@@ -11,7 +11,7 @@ from infra.catalog import Database, upgrade
 from tests.faults.effects import hits
 from tests.faults.job import Job
 from tests.faults.offload_job import COLD, OffloadJob
-from tests.faults.scene import SHORT
+from tests.faults.scene import PAIR, SHORT
 from tests.faults.world import World
 
 SEED = 20_261_120
@@ -63,12 +63,15 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     """Ways through it.
 
     `short`: one small topic, written and trimmed. `offload`: a topic offloaded, its primary copies removed, trimmed.
-    `remove`: phase one and two of everything, from where all is
-    written and storage begins to misbehave. `delete`: one small topic, written and deleted. `clear`: every topic is
-    deleted, from where all is written.
+    `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
+    `together`: two topics trimmed in one batch, from where they are written. `delete`: these, written and deleted.
+    `clear`: a topic with tiered copies of every state is deleted.
     """
     written = Job(World(fresh(), template))
     written.drive(written.write)
+
+    pair = Job(World(fresh(), template), PAIR)
+    pair.drive(pair.write)
 
     cold = OffloadJob(World(fresh(), template), COLD)
     cold.drive(cold.write)
@@ -82,13 +85,25 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     def remove() -> Job[World]:
         return written.fork(written.world.fork(fresh()))
 
+    def together() -> Job[World]:
+        return pair.fork(pair.world.fork(fresh()))
+
+    def delete() -> Job[World]:
+        return Job(World(fresh(), template), PAIR)
+
     return {
         "short": Course(start=short, go=Job.run, hits=hits(lambda: Job.run(short()))),
         "offload": Course(start=offload, go=Job.run, hits=hits(lambda: Job.run(offload()))),
         "remove": Course(start=remove, go=Job.run, hits=hits(lambda: Job.run(remove()))),
-        "delete": Course(start=short, go=Job.delete, hits=hits(lambda: Job.delete(short()))),
-        "clear": Course(start=remove, go=Job.delete, hits=hits(lambda: Job.delete(remove()))),
+        "together": Course(start=together, go=Job.trim_all, hits=hits(lambda: Job.trim_all(together()))),
+        "delete": Course(start=delete, go=Job.delete, hits=hits(lambda: Job.delete(delete()))),
+        "clear": Course(start=offload, go=_clear, hits=hits(lambda: _clear(offload()))),
     }
+
+
+def _clear(job: Job[World]) -> Job[World]:
+    assert isinstance(job, OffloadJob)
+    return job.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ never done again. The order of the steps is that of the workflows `trim-topic`, 
 """
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from activities.deletion import (
 )
 from activities.retention import RollInput
 from activities.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicOrder
+from activities.trimming import BatchInput, Pages, PagesInput, TopicPage, TrimPageInput, TrimPageResult
 from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import AlreadyExists, NoProgress, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
@@ -157,9 +158,53 @@ class Job(Generic[PlaceT]):
     def remove(self) -> None:
         """Trim every topic, and delete one ledger by its id."""
         self._trims("trim")
+        self.delete_picked()
+
+    def delete_picked(self) -> None:
+        """Delete one ledger by its id, out of the middle."""
         for plan in self.plans:
             if plan.picked is not None:
                 self._delete_picked(plan, self._topic(plan))
+
+    def trim_all(self) -> Self:
+        """Write what is not written yet, then trim all topics in one batch, as often as anything goes."""
+        return self.drive(self.write, self.trim_topics, self.delete_picked, self.keep_up).sweep()
+
+    def trim_topics(self) -> None:
+        """As `trim-topics` does, a page for each two topics."""
+        for turn in range(_NEVER):
+            batch_id = f"trim-all-{self.run_name}-{turn}"
+            workflow_id = f"trim-topics-{self.run_name}-{turn}"
+            for page in self._pages(workflow_id):
+                request = TrimPageInput(
+                    page=page,
+                    batch_id=batch_id,
+                    batch_workflow_id=f"delete-ledgers/{batch_id}",
+                    actor="tests",
+                    reason="the main job",
+                )
+                name = f"{batch_id} page {page.first}"
+                done: TrimPageResult = self._activity(name, workflow_id, lambda p: p.trimming.trim_page, request)
+                assert not done.failed, done.troubles
+            batch = BatchInput(batch_id=batch_id)
+            counted: DetachResult = self._activity(
+                f"{batch_id} count", workflow_id, lambda p: p.trimming.count_batch, batch
+            )
+            if not counted.intents:
+                return
+            self._delete_ledgers(batch_id, counted.catalog_epoch)
+        raise AssertionError("trims of all topics do not come to an end")
+
+    def _pages(self, workflow_id: str) -> Iterator[TopicPage]:
+        after = 0
+        while True:
+            asked = PagesInput(after=after, topics=2, limit=2)
+            name = f"{workflow_id} pages {after}"
+            found: Pages = self._activity(name, workflow_id, lambda p: p.trimming.next_pages, asked)
+            yield from found.pages
+            if not found.pages:
+                return
+            after = found.pages[-1].last
 
     def delete_topics(self) -> None:
         """As `delete-topic` does, topic by topic."""

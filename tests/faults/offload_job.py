@@ -4,7 +4,7 @@ The order of the steps is that of the workflows `offload-ledger` and `offload-to
 """
 
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 from activities.offload import PublishInput, RemovePrimariesInput, UploadInput
 from logstore.ports.catalog import OffloadAnswer, Topic
@@ -36,13 +36,22 @@ class OffloadJob(Job[World]):
 
     def remove(self) -> None:
         """Offload, remove primary copies, trim."""
+        self.offload_all()
+        super().remove()
+
+    def clear(self) -> Self:
+        """Write and offload what is not yet, then delete every topic with both kinds of copies."""
+        self.deletes = True
+        return self.drive(self.write, self.offload_all, self.delete_topics)
+
+    def offload_all(self) -> None:
+        """Offload some ledgers, and remove primary copies."""
         for plan in self.plans:
             topic = self._topic(plan)
             ledgers = [it.ledger_id for it in self.history[f"list {plan.name}"]]
             for place in _OFFLOADED:
                 self._offload(ledgers[place])
             self._remove_primaries(topic)
-        super().remove()
 
     def _let_uploaders_die(self, ledgers: list[LedgerId]) -> None:
         """Two that died long ago, one of them in mid-upload, and a store that refuses one index once."""

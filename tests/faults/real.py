@@ -22,6 +22,7 @@ from activities.deletion import DeletionUpkeep, IntentKey, LedgerDeletion
 from activities.offload import LedgerOffload
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
+from activities.trimming import Trimming
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
@@ -125,6 +126,7 @@ class RealWorld:
         """The log as any process opens it."""
         del registration_timeout_s
         with open_log(self.settings) as log:
+            retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
             yield Process(
                 catalog=log.catalog,
                 committer=log.committer,
@@ -138,12 +140,19 @@ class RealWorld:
                     ledgers=log.catalog.ledgers,
                     finished_retention_s=log.finished_retention_s,
                 ),
-                retention=Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions),
+                retention=retention,
                 subscriptions=log.subscriptions,
                 schemas=log.schemas,
                 topics=TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers),
                 offload=LedgerOffload(
                     uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers
+                ),
+                trimming=Trimming(
+                    topics=log.catalog.topics,
+                    trims=log.catalog.topic_trims,
+                    deletions=log.catalog.deletions,
+                    ledgers=log.catalog.ledgers,
+                    idle=retention,
                 ),
             )
 

@@ -109,6 +109,16 @@ TOPICS = (ORDERS, RETURNS, UNREAD, PICKED)
 
 SHORT = (TopicPlan(name="persistent://shop/main/short", ledgers=3, acknowledged={"billing": 2}, components=True),)
 
+PAIR = (
+    TopicPlan(name="persistent://shop/main/left", ledgers=2, acknowledged={"billing": 1}),
+    TopicPlan(
+        name="persistent://shop/main/right",
+        ledgers=4,
+        acknowledged={"billing": 3},
+        troubles={0: Trouble.STUBBORN, 1: Trouble.SQUATTED},
+    ),
+)
+
 PLANTED = {
     "another-application/ledgers/00/0000000000000000/00000000.parquet": b"theirs",
     "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json": b"theirs too",

@@ -12,6 +12,7 @@ from activities.deletion import DeletionUpkeep, LedgerDeletion
 from activities.offload import LedgerOffload
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
+from activities.trimming import Trimming
 from infra.catalog import Database, SqlCatalog
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
@@ -86,6 +87,7 @@ class Process:
     schemas: SchemaRegistry
     topics: TopicDeletion
     offload: LedgerOffload
+    trimming: Trimming
 
 
 class World:
@@ -191,6 +193,7 @@ class World:
             place={"driver": "aws-s3", "bucket": BUCKET},
             folder=self.database.parent / "tmp",
         )
+        retention = Retention(topics=catalog.topics, roller=managed, settler=subscriptions)
         try:
             yield Process(
                 catalog=catalog,
@@ -203,11 +206,18 @@ class World:
                     ledgers=catalog.ledgers,
                     finished_retention_s=MONTH_S,
                 ),
-                retention=Retention(topics=catalog.topics, roller=managed, settler=subscriptions),
+                retention=retention,
                 subscriptions=subscriptions,
                 schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
                 topics=TopicDeletion(topics=catalog.topic_deletions, ledgers=catalog.ledgers),
                 offload=LedgerOffload(uploader=offloader, offloads=catalog.offloads, ledgers=catalog.ledgers),
+                trimming=Trimming(
+                    topics=catalog.topics,
+                    trims=catalog.topic_trims,
+                    deletions=catalog.deletions,
+                    ledgers=catalog.ledgers,
+                    idle=retention,
+                ),
             )
         finally:
             managed.close()

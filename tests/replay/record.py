@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities.deletion import AdoptInput, DetachResult, IntentKey
 from infra.catalog import Database, upgrade
+from logstore.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually
@@ -425,6 +427,59 @@ def _stalled(house: House, count: int, *, batch_id: str = "") -> None:
     house.world.sql("UPDATE run SET claim_until_us = 1 WHERE run_id NOT LIKE 'sweep-%'")
 
 
+def _topics(house: House, count: int) -> None:
+    """One consumed ledger in each of so many topics."""
+    house.world.fill(1)
+    for number in range(1, count):
+        name = f"persistent://tenant/namespace/more-{number}"
+        replace(house.world, topic=house.world.catalog.topics.create(name, RetentionPolicy())).fill(1)
+
+
+async def trims_complete(house: House) -> Handle:
+    """Three topics in two pages."""
+    _topics(house, 3)
+    return await _ended(house, await house.trim_all(page=2))
+
+
+async def trims_failed(house: House) -> Handle:
+    """A policy that could only hang."""
+    house.policy = DeletionPolicy(chunk=0)
+    return await _ended(house, await house.trim_all())
+
+
+async def trims_that_do_not_wait(house: House) -> Handle:
+    """Phase two takes longer than the trim waits."""
+    _topics(house, 1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.trim_all(patience_s=1)
+        await handle.result()
+        gate.open()
+    return handle
+
+
+async def trims_running(house: House) -> Handle:
+    """Its batch is at work."""
+    _topics(house, 2)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.trim_all()
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
+async def trims_continued(house: House) -> Handle:
+    """More pages than one history should hold."""
+    _topics(house, 45)
+    async with house.worker():
+        handle = await house.trim_all(page=1)
+        await handle.result()
+    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
 SCENES: dict[str, tuple[Scene, ...]] = {
     "trim-topic": (
         trim_complete,
@@ -445,6 +500,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         delete_paused,
         delete_still_paused,
     ),
+    "trim-topics": (trims_complete, trims_failed, trims_that_do_not_wait, trims_running, trims_continued),
     "delete-topic": (topic_complete, topic_failed, topic_whose_batch_is_stopped, topic_running),
     "delete-ledger": (one_complete, one_refused, one_dead_lettered, one_running),
     "sweep-deletions": (

@@ -26,6 +26,7 @@ COUNTS = {
     "trim-topic/v1": 7,
     "delete-ledgers/v1": 8,
     "delete-topic/v1": 4,
+    "trim-topics/v1": 5,
     "delete-ledger/v1": 4,
     "sweep-deletions/v1": 6,
     "offload-ledger/v1": 5,
@@ -65,7 +66,7 @@ def test_histories_of_each_type_cover_how_a_run_can_stand(type_: str) -> None:
     """Complete, failed and still running, and continued as new where a run can be."""
     endings = {ending_of(path) for path in RECORDED if name_of(path).startswith(f"{type_}/")}
     wanted = {"COMPLETED", "FAILED", "RUNNING"} | (
-        {"CONTINUED_AS_NEW"} if type_ in {"trim-topic", "delete-ledgers", "offload-topic"} else set()
+        {"CONTINUED_AS_NEW"} if type_ in {"trim-topic", "trim-topics", "delete-ledgers", "offload-topic"} else set()
     )
     assert wanted <= endings
 

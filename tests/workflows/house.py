@@ -22,18 +22,20 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from activities.deletion import Certificate, IntentKey, OneResult
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
+from activities.trimming import Trimming
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
 from workers.fleet import WORKFLOWS
 from workers.interceptors import ActivityEdge
-from workflows import delete_ledger, delete_ledgers, delete_topic, sweep_deletions, trim_topic
+from workflows import delete_ledger, delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
 from workflows.sweep_deletions import SweepDeletions
 from workflows.trim_topic import TrimTopic
+from workflows.trim_topics import TrimTopics
 from workflows.values import (
     DeleteLedgerInput,
     DeleteLedgersInput,
@@ -45,6 +47,8 @@ from workflows.values import (
     SweepDeletionsResult,
     TrimTopicInput,
     TrimTopicResult,
+    TrimTopicsInput,
+    TrimTopicsResult,
 )
 
 Activity = Callable[..., Any]
@@ -135,6 +139,13 @@ class House:
         self.queue = queue
         self.roller = Roller()
         self.topics = TopicDeletion(topics=world.catalog.topic_deletions, ledgers=world.catalog.ledgers)
+        self.trimming = Trimming(
+            topics=world.catalog.topics,
+            trims=world.catalog.topic_trims,
+            deletions=world.catalog.deletions,
+            ledgers=world.catalog.ledgers,
+            idle=Retention(topics=world.catalog.topics, roller=self.roller, settler=self.roller),
+        )
         self.notebook = Notebook()
         self.policy = DeletionPolicy(chunk=2, parallelism=2)
         self._threads = ThreadPoolExecutor(8)
@@ -166,7 +177,7 @@ class House:
     def _activities(self, instead: Sequence[Activity]) -> list[Activity]:
         deletion = self.world.deletion
         retention = Retention(topics=self.world.catalog.topics, roller=self.roller, settler=self.roller)
-        topics = self.topics
+        topics, trimming = self.topics, self.trimming
         real: list[Activity] = [
             deletion.detach,
             deletion.next_ranges,
@@ -186,6 +197,9 @@ class House:
             self.world.offload.publish,
             self.world.offload.candidates,
             self.world.offload.remove_primaries,
+            trimming.next_pages,
+            trimming.trim_page,
+            trimming.count_batch,
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)
@@ -206,6 +220,16 @@ class House:
             task_queue=self.queue,
             start_signal="again",
             static_summary=f"trim {topic.name}",
+        )
+
+    async def trim_all(self, **more: Any) -> WorkflowHandle[TrimTopics, TrimTopicsResult]:
+        """Start or join the trim of all topics."""
+        return await self.client.start_workflow(
+            TrimTopics.run,
+            TrimTopicsInput(actor="tests", reason="a test", policy=self.policy, **more),
+            id=f"{trim_topics.workflow_id()}/{self.queue}",
+            task_queue=self.queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         )
 
     async def delete_topic(self, **more: Any) -> WorkflowHandle[DeleteTopic, DeleteTopicResult]:

@@ -16,6 +16,7 @@ from workers.cli import (
     deletions,
     ledger_explain,
     ledgers,
+    schedules,
     stack,
     topic_append,
     topic_delete,
@@ -79,6 +80,7 @@ for _group in (
     ledgers.ledger,
     deletions.deletion,
     audits.audit,
+    schedules.schedule,
 ):
     app.add_typer(_group)
 _REGISTERED = (

@@ -82,6 +82,7 @@ Seconds = Annotated[
     BeforeValidator(_no_truth_value),
     PlainSerializer(format_duration, return_type=str, when_used="json"),
 ]
+Interval = Annotated[Seconds, Field(ge=0, le=30 * 86_400)]  # of a recurring job; 0: it does not recur
 Count = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1)]
 Port = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=65_535)]  # 0: any free one
 Addresses = Annotated[str, AfterValidator(_addresses)]
@@ -121,6 +122,8 @@ class Settings(BaseModel):
     deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600
     deletion_chunk: Annotated[Count, Field(le=1_000)] = 100
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = 30 * 86_400  # of finished rows; dead letters stay
+    sweep_interval: Interval = 60
+    trim_interval: Interval = 300
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600

@@ -22,7 +22,7 @@ from workflows.values.offload import (
 )
 from workflows.values.sweeping import SweepDeletionsInput, SweepDeletionsResult
 from workflows.values.topics import DeleteTopicInput, DeleteTopicResult
-from workflows.values.trimming import TrimTopicInput, TrimTopicResult
+from workflows.values.trimming import TrimTopicInput, TrimTopicResult, TrimTopicsInput, TrimTopicsResult
 
 __all__ = [
     "MOST_OBJECTS_PER_S",
@@ -47,4 +47,6 @@ __all__ = [
     "SweepDeletionsResult",
     "TrimTopicInput",
     "TrimTopicResult",
+    "TrimTopicsInput",
+    "TrimTopicsResult",
 ]

@@ -45,6 +45,7 @@ from logstore.ports.catalog.redrives import Redrives
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.sweeps import Forgotten, Sweeps
 from logstore.ports.catalog.topic_deletions import TopicContents, TopicDeletions
+from logstore.ports.catalog.topic_trims import TopicTrims
 from logstore.ports.catalog.topics import Topic, Topics, TopicState
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "TopicContents",
     "TopicDeletions",
     "TopicState",
+    "TopicTrims",
     "Topics",
     "Write",
     "WriteResult",
@@ -124,3 +126,5 @@ class Catalog(Protocol):
     def redrives(self) -> Redrives: ...  # noqa: D102
     @property
     def offloads(self) -> Offloads: ...  # noqa: D102
+    @property
+    def topic_trims(self) -> TopicTrims: ...  # noqa: D102

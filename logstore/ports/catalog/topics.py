@@ -52,3 +52,9 @@ class Topics(Protocol):
 
     def all(self) -> list[Topic]:
         """Every topic, ascending by name."""
+
+    def active(self, *, after: TopicId, limit: int) -> list[Topic]:
+        """Up to `limit` topics that are ACTIVE, with ids above `after`, ascending by id.
+
+        Pages of it hold each topic once that is there all the time, whatever is created or deleted meanwhile.
+        """

@@ -74,3 +74,15 @@ def test_create_topic_name_created_again_has_another_id(sql_world: SqlWorld) -> 
     sql_world.sql("DELETE FROM ledger_list")
     sql_world.sql("DELETE FROM topic")
     assert new_topic(sql_world).topic_id > first.topic_id
+
+
+def test_active_topics_come_in_pages_by_id(world: World) -> None:
+    """A topic that is there all the time is in one page once, whatever is created or deleted meanwhile."""
+    topics = [new_topic(world, f"{NAME}-{number}") for number in (3, 1, 2)]
+    page = world.catalog.topics.active
+    assert page(after=TopicId(0), limit=2) == topics[:2]
+    world.set_state(topics[0].topic_id, TopicState.DELETING)
+    late = new_topic(world, f"{NAME}-0")
+    assert page(after=topics[1].topic_id, limit=2) == [topics[2], late]
+    assert page(after=late.topic_id, limit=2) == []
+    assert page(after=TopicId(0), limit=1) == topics[1:2]

@@ -59,3 +59,9 @@ class FakeTopics:
         """See the port."""
         with self._catalog.lock:
             return sorted(self._catalog.topic_rows.values(), key=lambda topic: topic.name)
+
+    def active(self, *, after: TopicId, limit: int) -> list[Topic]:
+        """See the port."""
+        with self._catalog.lock:
+            rows = sorted(self._catalog.topic_rows.items())
+        return [row for topic_id, row in rows if topic_id > after and row.state is TopicState.ACTIVE][:limit]

@@ -11,8 +11,25 @@ from sqlalchemy import inspect, text
 
 from infra.catalog import Database, SqlCatalog, check_version, upgrade
 from infra.catalog.tables import metadata
+from logstore.cursors import CursorState
+from logstore.deletion import DeletionState, Outcome
 from logstore.errors import CatalogVersionMismatch
+from logstore.ledgers import CopyKind
+from logstore.ports.catalog import Acknowledge, Acknowledged, Cause, Claim, Ended, Inflight, Registered, RegisterSegment
+from logstore.positions import LedgerId, Position
 from logstore.retention import RetentionPolicy
+from tests.infra.catalog.first_release import (
+    ACKNOWLEDGED,
+    DEAD,
+    DELETED,
+    NAME,
+    NEXT_LEDGER,
+    RETRYING,
+    STALLED,
+    columns_of,
+    make_first_release,
+    rows_of,
+)
 
 Connect = Callable[..., Database]
 
@@ -113,3 +130,105 @@ def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monk
     monkeypatch.setattr("infra.catalog.versions._head", lambda: "0003")
     with pytest.raises(CatalogVersionMismatch, match="expected 0003, found 0002; run"):
         check_version(database)
+
+
+def _first_release(url: str, connect: Connect) -> SqlCatalog:
+    """A catalog of the first release, upgraded to this build's version."""
+    database = connect(url)
+    make_first_release(database)
+    upgrade(database)
+    return SqlCatalog(database)
+
+
+def test_upgrade_from_the_first_release_keeps_every_row(url: str, connect: Connect) -> None:
+    """Every column of every row is as it was, and the schema is that of a new catalog."""
+    database = connect(url)
+    make_first_release(database)
+    columns = columns_of(database)
+    before = rows_of(database, columns)
+    assert all(before.values()), "a table without rows shows nothing"
+    with pytest.raises(CatalogVersionMismatch, match="found 0001; run"):
+        check_version(database)
+    upgrade(database)
+    check_version(database)
+    assert rows_of(database, columns) == before
+    assert _differences(database) == []
+
+
+def test_subscriptions_of_the_first_release_go_on(url: str, connect: Connect) -> None:
+    """Single acknowledgements are kept and added to; new subscriptions, seeks and appends work beside them."""
+    catalog = _first_release(url, connect)
+    topic = catalog.topics.get(NAME)
+    row = catalog.cursors.get(topic.topic_id, "billing")
+    assert (row.state, row.snapshot_ledger, row.seeks) == (
+        CursorState(Position(LedgerId(0), 9), ACKNOWLEDGED),
+        None,
+        0,
+    )
+    rest = tuple(Position(LedgerId(1), entry) for entry in range(10) if entry not in ACKNOWLEDGED[LedgerId(1)])
+    acknowledged = Acknowledge(topic_id=topic.topic_id, subscription="billing", positions=rest)
+    segment = RegisterSegment(
+        topic_id=topic.topic_id, ledger_id=LedgerId(3), epoch=1, number=1, entries=5, size_bytes=50
+    )
+    assert catalog.commits.commit([acknowledged, segment]) == [
+        Acknowledged(mark_delete=Position(LedgerId(1), 9)),
+        Registered(first_entry=10, ledger_entries=15, ledger_size_bytes=150),
+    ]
+    assert catalog.ledgers.producer_sequences(topic.topic_id, ["writer"]) == {"writer": 39}
+    new = catalog.cursors.subscribe(topic.topic_id, "new", latest=True)
+    assert new.state.mark_delete == Position(LedgerId(3), 14)
+    sought = catalog.cursors.seek(topic.topic_id, "billing", Position(LedgerId(0), 3))
+    assert sought.state == CursorState(Position(LedgerId(0), 2))
+
+
+def test_intents_of_the_first_release_are_taken_up(url: str, connect: Connect) -> None:
+    """A trim adopts what is unfinished, and files the rest beside it; dead letters stay as they are."""
+    catalog = _first_release(url, connect)
+    topic = catalog.topics.get(NAME)
+    assert catalog.deletions.inflight() == Inflight(estimated_inflight=2, dead_lettered=1)
+    claim = Claim(workflow_id="delete-ledgers/new", run_id="r", ttl_s=60)
+    cause = Cause(actor="tests", reason="a test", workflow_id="w")
+    done = catalog.deletions.detach(topic.topic_id, None, force=False, batch_id="new", claim=claim, cause=cause)
+    assert (done.ledgers, done.intents) == (1, 3)
+    (chunk,) = catalog.deletions.ranges("new", after=0, rows=10, limit=10)
+    intents = catalog.deletions.intents("new", chunk)
+    assert {one.ledger_id: one.attempts for one in intents} == {STALLED: 0, RETRYING: 3, 0: 0}
+    assert not any(one.referenced for one in intents)
+    ended = [Ended(row_id=one.row_id, outcome=Outcome.DELETED, objects=2) for one in intents]
+    catalog.deletions.finish(ended, holder="new")
+    assert catalog.deletions.close("new", cause).outcomes == {"DELETED": 3}
+    (letter,) = catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=10)
+    assert (letter.ledger_id, letter.outcome, letter.last_error) == (
+        DEAD,
+        Outcome.METADATA_MISMATCH,
+        "another application's",
+    )
+
+
+def test_single_intent_of_the_first_release_is_claimed_anew(url: str, connect: Connect) -> None:
+    """A row whose workflow died before the upgrade is another one's afterwards."""
+    catalog = _first_release(url, connect)
+    claim = Claim(workflow_id="delete-ledger/next", run_id="r", ttl_s=60)
+    taken = catalog.deletions.take(LedgerId(RETRYING), CopyKind.LEDGER, 1, claim, epoch=1)
+    assert (taken.state, taken.attempts, taken.last_error) == (DeletionState.PENDING, 4, "StoreUnavailable: 503")
+    gone = catalog.deletions.take(LedgerId(DELETED), CopyKind.LEDGER, 1, claim, epoch=1)
+    assert gone.outcome is Outcome.DELETED
+
+
+def test_topic_of_the_first_release_is_deleted_whole(url: str, connect: Connect) -> None:
+    """Its ledgers and unfinished intents are one batch; the dead letter keeps the topic's name."""
+    catalog = _first_release(url, connect)
+    topic = catalog.topics.get(NAME)
+    claim = Claim(workflow_id="delete-ledgers/all", run_id="r", ttl_s=60)
+    cause = Cause(actor="tests", reason="a test", workflow_id="delete-topic/1")
+    deletions = catalog.topic_deletions
+    since_us = deletions.begin(topic.topic_id, NAME, cause)
+    done = deletions.detach_all(topic.topic_id, batch_id="all", claim=claim, cause=cause)
+    assert (done.ledgers, done.intents) == (4, 6)
+    assert deletions.remove(topic.topic_id, cause)
+    assert deletions.tally(topic.topic_id, since_us=since_us).outcomes == {"METADATA_MISMATCH": 1, "RETRYING": 6}
+    assert catalog.topics.all() == []
+    assert catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=10)[0].topic == NAME
+    again = catalog.topics.create(NAME, RetentionPolicy())
+    assert again.topic_id > topic.topic_id
+    assert catalog.ledgers.create(again.topic_id, application="sexton").ledger_id == NEXT_LEDGER

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from logstore.positions import LedgerId, Position, TopicId
 from logstore.retention import RetentionPolicy
 from logstore.subscriptions import Subscription
 from workers.cli.context import Say, Services
+from workers.schedules import Applied, ScheduleRow
 from workers.settings import Loaded, load_settings
 from workflows.values import DeleteLedgersProgress
 
@@ -281,6 +283,27 @@ class FakeClient:
         """Remember the call."""
         self.asked.append((reason,))
         return FakeHandle(self.result, id="sweep-deletions")
+
+    async def apply_schedules(self) -> list[Applied]:
+        """One of each kind."""
+        return [
+            Applied(schedule_id="sexton-sweep", change="created"),
+            Applied(schedule_id="sexton-trim", change="unchanged"),
+        ]
+
+    async def list_schedules(self) -> list[ScheduleRow]:
+        """One that runs, one that is paused."""
+        moment = datetime(2026, 11, 20, 17, 5, 0, 26903, tzinfo=UTC)
+        return [
+            ScheduleRow(
+                schedule_id="sexton-trim",
+                workflow="trim-topics",
+                interval_s=300,
+                next_run=moment,
+                last_run=None,
+                paused=False,
+            )
+        ]
 
     async def list_workflows(
         self, type_: str | None, status: str | None, topic: str | None, limit: int

@@ -1,0 +1,186 @@
+"""Trimming many topics, page by page: what can be deleted of each joins one batch."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from temporalio import activity
+
+from activities.beating import beating
+from activities.deletion import DetachResult, metrics
+from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
+from logstore.ports.catalog import Cause, Claim, Deletions, Detached, Ledgers, Topic, Topics, TopicTrims
+from logstore.positions import TopicId
+
+_BATCH_CLAIM_S = 120.0  # a page renews it, and whoever does phase two
+_SAMPLE = 5  # troubles told of a page
+_TOLD = 300  # characters of each
+_LOG = logging.getLogger(__name__)
+
+
+class IdleTopics(Protocol):
+    """Makes deletable what idle topics have consumed."""
+
+    def prepare(self, topic: Topic) -> bool:
+        """Settle the topic's cursors and roll its last ledger if that is due; whether it rolled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagesInput:
+    """Which pages of topics come next."""
+
+    after: int  # topic id, exclusive
+    topics: int  # in a page
+    limit: int  # pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPage:
+    """ACTIVE topics by id, both ends inclusive."""
+
+    first: int
+    last: int
+    topics: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """What comes next; none when nothing does."""
+
+    pages: list[TopicPage]  # at most `PagesInput.limit`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimPageInput:
+    """One page, and the batch that its ledgers join."""
+
+    page: TopicPage
+    batch_id: str
+    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimPageResult:
+    """What became of a page."""
+
+    topics: int  # looked at
+    failed: int = 0  # of them, skipped
+    ledgers: int = 0  # that left their lists
+    intents: int = 0  # new ones and stalled ones taken up
+    troubles: list[str] = field(default_factory=list)  # a sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchInput:
+    """Which batch."""
+
+    batch_id: str
+
+
+class Trimming:
+    """The activities of a trim of all topics, over ports."""
+
+    def __init__(
+        self, *, topics: Topics, trims: TopicTrims, deletions: Deletions, ledgers: Ledgers, idle: IdleTopics
+    ) -> None:
+        """Take the ports."""
+        self._topics = topics
+        self._trims = trims
+        self._deletions = deletions
+        self._ledgers = ledgers
+        self._idle = idle
+
+    @activity.defn(name="trimming.next_pages")
+    @beating()
+    def next_pages(self, request: PagesInput) -> Pages:
+        """Read which topics come next.
+
+        Idempotency: reads only; pages go by topic id, so that none is left out or met twice while others come and go.
+        Raises: StoreUnavailable (retry).
+        """
+        found = self._topics.active(after=TopicId(request.after), limit=request.topics * request.limit)
+        cut = [found[at : at + request.topics] for at in range(0, len(found), request.topics)]
+        return Pages(
+            pages=[TopicPage(first=part[0].topic_id, last=part[-1].topic_id, topics=len(part)) for part in cut]
+        )
+
+    @activity.defn(name="trimming.trim_page")
+    @beating()
+    def trim_page(self, request: TrimPageInput) -> TrimPageResult:
+        """Roll what is idle and detach what retention lets go, topic by topic, into the batch.
+
+        A topic that fails is logged, counted and skipped: it neither keeps its neighbours nor ends the sweep
+        (YahooArchive/bookkeeper#17). So is a roll that fails (apache/pulsar#26431).
+
+        Idempotency: keyed by batch and topic; a topic whose intents are in the batch is counted and left alone.
+        Raises: StoreUnavailable, OutcomeUnknown when the catalog is away (retry).
+        """
+        run_id = activity.info().workflow_run_id or ""
+        claim = Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_BATCH_CLAIM_S)
+        self._hold(request.batch_id, claim)
+        topics = self._page(request.page)
+        troubles = self._prepare(topics)
+        promising = self._trims.promising([topic.topic_id for topic in topics])
+        done, failed = list[Detached](), 0
+        for topic in [topic for topic in topics if topic.topic_id in promising]:
+            try:
+                done.append(self._detach(topic, request, claim))
+            except (StoreUnavailable, OutcomeUnknown):
+                raise  # the catalog is away, for all topics alike
+            except SextonError as error:
+                failed += 1
+                troubles.append(_trouble(topic, "not trimmed", error))
+        return TrimPageResult(
+            topics=len(topics),
+            failed=failed,
+            ledgers=sum(one.ledgers for one in done),
+            intents=sum(one.intents for one in done),
+            troubles=troubles[:_SAMPLE],
+        )
+
+    def _detach(self, topic: Topic, request: TrimPageInput, claim: Claim) -> Detached:
+        cause = Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id)
+        detached = self._trims.detach_into(topic.topic_id, batch_id=request.batch_id, claim=claim, cause=cause)
+        metrics.sent(detached.filed)
+        return detached
+
+    @activity.defn(name="trimming.count_batch")
+    @beating()
+    def count_batch(self, request: BatchInput) -> DetachResult:
+        """Count the whole batch from its rows.
+
+        Idempotency: reads only.
+        Raises: StoreUnavailable (retry).
+        """
+        found = self._trims.detached_into(request.batch_id)
+        return DetachResult(ledgers=found.ledgers, intents=found.intents, catalog_epoch=self._ledgers.epoch())
+
+    def _page(self, page: TopicPage) -> list[Topic]:
+        """Topics of the page that are still there; more than it had never come, for ids only grow."""
+        found = self._topics.active(after=TopicId(page.first - 1), limit=page.topics)
+        return [topic for topic in found if topic.topic_id <= page.last]
+
+    def _hold(self, batch_id: str, claim: Claim) -> None:
+        try:
+            self._deletions.renew(batch_id, claim)
+        except UnknownObject:
+            return  # nothing was detached into it yet
+
+    def _prepare(self, topics: list[Topic]) -> list[str]:
+        """Settle and roll, at its best; once the store gives no answer, the other topics are not made to wait."""
+        troubles: list[str] = []
+        for topic in topics:
+            try:
+                self._idle.prepare(topic)
+            except StoreUnavailable as error:
+                return [*troubles, _trouble(topic, "not rolled, nor any behind it", error)]
+            except SextonError as error:
+                troubles.append(_trouble(topic, "not rolled", error))
+        return troubles
+
+
+def _trouble(topic: Topic, what: str, error: SextonError) -> str:
+    _LOG.warning("topic %s: %s: %s", topic.name, what, error)
+    return f"{topic.name}: {what}: {type(error).__name__}: {error}"[:_TOLD]

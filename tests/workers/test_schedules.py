@@ -1,0 +1,193 @@
+"""Recurring jobs on a real Temporal: applied once and again, changed, turned off, paused by hand."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.client import (
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleIntervalSpec,
+    ScheduleOverlapPolicy,
+    ScheduleSpec,
+)
+from temporalio.service import RPCError
+
+from workers.client import Sexton
+from workers.schedules import Applied
+from workers.settings import Settings
+from workflows.values import TrimTopicsInput
+
+pytestmark = pytest.mark.external_service
+
+OURS = ("sexton-sweep", "sexton-trim")
+
+
+def with_temporal(settings: Settings, work: Callable[[Sexton], Awaitable[Any]], **changes: object) -> Any:
+    """Do some work with settings that differ so."""
+
+    async def connected() -> Any:
+        return await work(await Sexton.connect(settings.model_copy(update=changes)))
+
+    return asyncio.run(connected())
+
+
+def apply(settings: Settings, **changes: object) -> dict[str, str]:
+    """What became of each schedule."""
+
+    async def work(sexton: Sexton) -> list[Applied]:
+        return await sexton.apply_schedules()
+
+    return {one.schedule_id: one.change for one in with_temporal(settings, work, **changes)}
+
+
+def listed(settings: Settings) -> dict[str, tuple[str, int, bool, bool]]:
+    """Workflow, interval, whether it is paused and whether it has a next run, by schedule."""
+
+    async def work(sexton: Sexton) -> dict[str, tuple[str, int, bool, bool]]:
+        rows = await sexton.list_schedules()
+        return {one.schedule_id: (one.workflow, one.interval_s, one.paused, one.next_run is not None) for one in rows}
+
+    found: dict[str, tuple[str, int, bool, bool]] = with_temporal(settings, work)
+    return found
+
+
+def handle(settings: Settings, schedule_id: str, act: str, **arguments: object) -> Any:
+    """One call on a schedule's handle."""
+
+    async def work(sexton: Sexton) -> Any:
+        return await getattr(sexton.client.get_schedule_handle(schedule_id), act)(**arguments)
+
+    return with_temporal(settings, work)
+
+
+@pytest.fixture
+def quiet(settings: Settings) -> Iterator[Settings]:
+    """Settings of a namespace without schedules; no run of them comes due while a test runs."""
+    slow = settings.model_copy(update={"sweep_interval": 86_400, "trim_interval": 2 * 86_400})
+    yield slow
+
+    async def forget(sexton: Sexton) -> None:
+        for name in (*OURS, "foreign"):
+            with suppress(RPCError):  # not every test makes all of them
+                await sexton.client.get_schedule_handle(name).delete()
+
+    with_temporal(slow, forget)
+
+
+def test_schedules_applied_twice_are_created_and_then_unchanged(quiet: Settings) -> None:
+    """Idempotent; a namespace without any lists none."""
+    assert listed(quiet) == {}
+    assert apply(quiet) == dict.fromkeys(OURS, "created")
+    assert apply(quiet) == dict.fromkeys(OURS, "unchanged")
+    assert listed(quiet) == {
+        "sexton-sweep": ("sweep-deletions", 86_400, False, True),
+        "sexton-trim": ("trim-topics", 172_800, False, True),
+    }
+
+
+def test_schedules_skip_overlaps_and_catch_up_within_a_bound(quiet: Settings) -> None:
+    """After an outage at most one missed run is made up for; arguments carry who and how."""
+    apply(quiet)
+    described = handle(quiet, "sexton-trim", "describe")
+    assert described.schedule.policy.overlap is ScheduleOverlapPolicy.SKIP
+    assert described.schedule.policy.catchup_window == timedelta(days=2)
+    assert described.schedule.action.task_queue == quiet.task_queue
+    (payload,) = described.schedule.action.args
+    (told,) = asyncio.run(described.data_converter.decode([payload], [TrimTopicsInput]))
+    assert (told.actor, told.policy.chunk) == ("sexton-trim", quiet.deletion_chunk)
+    assert apply(quiet, sweep_interval=1)["sexton-sweep"] == "updated"
+    assert handle(quiet, "sexton-sweep", "describe").schedule.policy.catchup_window == timedelta(seconds=10)
+    apply(quiet)
+
+
+@pytest.mark.parametrize(
+    ("changes", "changed"),
+    [
+        ({"trim_interval": 3 * 86_400}, {"sexton-trim"}),
+        ({"deletion_chunk": 7}, set(OURS)),
+        ({"task_queue": "another"}, set(OURS)),
+    ],
+)
+def test_schedules_that_differ_are_updated(quiet: Settings, changes: dict[str, object], changed: set[str]) -> None:
+    """Interval, arguments and queue follow the settings; what does not differ is left alone."""
+    apply(quiet)
+    expected = {name: "updated" if name in changed else "unchanged" for name in OURS}
+    assert apply(quiet, **changes) == expected
+    assert apply(quiet, **changes) == dict.fromkeys(OURS, "unchanged")
+
+
+def test_schedule_with_no_interval_is_left_out_or_paused(quiet: Settings) -> None:
+    """0s turns it off, an interval turns it on again."""
+    assert apply(quiet, trim_interval=0) == {"sexton-sweep": "created"}
+    assert apply(quiet) == {"sexton-sweep": "unchanged", "sexton-trim": "created"}
+    assert apply(quiet, trim_interval=0)["sexton-trim"] == "updated"
+    assert apply(quiet, trim_interval=0)["sexton-trim"] == "unchanged"
+    assert listed(quiet)["sexton-trim"] == ("trim-topics", 172_800, True, False)
+    assert apply(quiet)["sexton-trim"] == "updated"
+    assert listed(quiet)["sexton-trim"] == ("trim-topics", 172_800, False, True)
+
+
+def test_schedule_paused_by_hand_stays_paused(quiet: Settings) -> None:
+    """`up` and `apply` do not undo what an operator did, also when something else is updated."""
+    apply(quiet)
+    handle(quiet, "sexton-trim", "pause", note="an incident")
+    assert apply(quiet)["sexton-trim"] == "unchanged"
+    assert apply(quiet, trim_interval=3 * 86_400)["sexton-trim"] == "updated"
+    assert handle(quiet, "sexton-trim", "describe").schedule.state.note == "an incident"
+    assert listed(quiet)["sexton-trim"][2]
+
+
+def test_schedules_of_others_are_left_alone(quiet: Settings) -> None:
+    """Nothing foreign is listed, updated or removed (promise 3)."""
+
+    async def create(sexton: Sexton) -> None:
+        action = ScheduleActionStartWorkflow("theirs", id="theirs", task_queue="theirs")
+        spec = ScheduleSpec(intervals=[ScheduleIntervalSpec(every=timedelta(days=3))])
+        await sexton.client.create_schedule("foreign", Schedule(action=action, spec=spec))
+
+    with_temporal(quiet, create)
+    before = handle(quiet, "foreign", "describe").schedule
+    apply(quiet)
+    apply(quiet, trim_interval=0, sweep_interval=0)
+    assert set(listed(quiet)) == set(OURS)
+    assert handle(quiet, "foreign", "describe").schedule == before
+
+
+def test_schedules_applied_by_several_at_once_are_there_once(quiet: Settings) -> None:
+    """Whoever comes second finds them."""
+
+    async def work(sexton: Sexton) -> list[list[Applied]]:
+        return list(await asyncio.gather(*(sexton.apply_schedules() for _ in range(8))))
+
+    answers = with_temporal(quiet, work)
+    assert all(len(answer) == 2 for answer in answers)
+    created = [one.schedule_id for answer in answers for one in answer if one.change == "created"]
+    assert sorted(created) == sorted(OURS)
+    assert {one.change for answer in answers for one in answer} <= {"created", "unchanged"}
+
+
+def test_schedule_starts_its_workflow(quiet: Settings) -> None:
+    """A run is the job itself, under its id and the time."""
+    apply(quiet)
+    handle(quiet, "sexton-trim", "trigger")
+
+    async def work(sexton: Sexton) -> str:
+        while True:
+            async for found in sexton.client.list_workflows("WorkflowType = 'trim-topics'"):
+                await sexton.client.get_workflow_handle(found.id).terminate()
+                return found.id
+            await asyncio.sleep(0.05)
+
+    assert with_temporal(quiet, work).startswith("trim-topics-20")
+    assert [one.last_run is not None for one in _rows(quiet) if one.schedule_id == "sexton-trim"] == [True]
+
+
+def _rows(settings: Settings) -> Any:
+    async def work(sexton: Sexton) -> Any:
+        return await sexton.list_schedules()
+
+    return with_temporal(settings, work)

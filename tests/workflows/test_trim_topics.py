@@ -1,0 +1,281 @@
+"""`trim-topics`: all topics, page by page, in one batch; what fails is skipped and never ends the sweep."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from temporalio import activity
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+
+from activities.trimming import TrimPageInput, TrimPageResult
+from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
+from logstore.ports.catalog import Cause, Claim, Detached, TopicState
+from logstore.positions import LedgerId, TopicId
+from logstore.retention import RetentionPolicy
+from tests.activities.world import World
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from workflows.trim_topics import TrimTopics
+from workflows.values import TrimTopicsResult
+
+
+def worlds(house: House, count: int) -> list[World]:
+    """So many topics in the one catalog; the first is the house's own."""
+    create = house.world.catalog.topics.create
+    names = [f"persistent://tenant/namespace/more-{number}" for number in range(1, count)]
+    return [house.world, *(replace(house.world, topic=create(name, RetentionPolicy())) for name in names)]
+
+
+def fill(house: House, topics: int, ledgers: int = 2) -> list[list[LedgerId]]:
+    """Consumed ledgers in so many topics."""
+    return [world.fill(ledgers) for world in worlds(house, topics)]
+
+
+def listed(house: House) -> dict[str, int]:
+    """Ledgers of each list."""
+    catalog = house.world.catalog
+    return {topic.name: len(catalog.ledgers.listed(topic.topic_id)) for topic in catalog.topics.all()}
+
+
+def batch(house: House) -> str:
+    """The one batch that all intents are in."""
+    (found,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=100)}
+    return found
+
+
+def failing(house: House, monkeypatch: pytest.MonkeyPatch, errors: dict[TopicId, list[SextonError]]) -> None:
+    """Let detaches of some topics fail, as often as there are errors."""
+    trims = house.world.catalog.topic_trims
+    real: Callable[..., Detached] = trims.detach_into
+
+    def detach_into(topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        if errors.get(topic_id):
+            raise errors[topic_id].pop()
+        return real(topic_id, batch_id=batch_id, claim=claim, cause=cause)
+
+    monkeypatch.setattr(trims, "detach_into", detach_into)
+
+
+async def test_trim_topics_deletes_what_every_topic_lets_go_in_one_batch(house: House) -> None:
+    """One batch, one certificate; a topic that is being deleted is left to its deletion (promises 1, 2)."""
+    ledgers = fill(house, 4)
+    left = house.world.catalog.topics.all()[-1]
+    house.world.sql("UPDATE topic SET state=:state WHERE topic_id=:id", state=TopicState.DELETING, id=left.topic_id)
+    async with house.worker():
+        handle = await house.trim_all()
+        result = await handle.result()
+        shown = await details_of(handle)
+    assert (result.topics, result.failed, result.detached) == (3, 0, 6)
+    assert (result.deleted, result.objects, result.outcomes) == (6, 18, {"DELETED": 6})
+    assert not result.uncertified
+    assert shown.startswith("3 topics, 0 of them skipped, 6 ledgers detached, 6 copies deleted, 18 objects")
+    assert batch(house).startswith("trim-")
+    gone = [one for part in ledgers for one in part if not house.world.left_of(one)]
+    assert len(gone) == 6
+    assert sorted(listed(house).values()) == [1, 1, 1, 3]
+
+
+async def test_trim_topics_with_nothing_to_do_leaves_no_trace(house: House) -> None:
+    """A schedule runs it for ever: no run, no batch, no audit row where nothing goes."""
+    for world in worlds(house, 3):
+        world.fill(2, acknowledged=False)
+        world.catalog.cursors.subscribe(world.topic.topic_id, "slow", latest=False)
+    async with house.worker():
+        result = await (await house.trim_all()).result()
+    assert result == TrimTopicsResult(topics=3)
+    assert house.world.sql("SELECT run_id FROM run") == house.world.sql("SELECT act FROM audit") == []
+
+
+async def test_trim_topics_goes_by_pages_that_outlast_what_comes_and_goes(house: House) -> None:
+    """Topics deleted and created between pages neither shift a page nor are met twice."""
+    made = worlds(house, 5)
+    for world in made:
+        world.fill(1)
+    real = house.trimming.trim_page
+
+    @activity.defn(name="trimming.trim_page")
+    def trim_page(request: TrimPageInput) -> TrimPageResult:
+        answer = real(request)
+        if request.page.first == made[0].topic.topic_id:
+            house.world.sql("DELETE FROM topic WHERE topic_id=:id", id=made[2].topic.topic_id)
+            house.world.catalog.topics.create("persistent://tenant/namespace/late", RetentionPolicy())
+        return answer
+
+    async with house.worker(instead=[trim_page]):
+        result = await (await house.trim_all(page=2)).result()
+    assert (result.topics, result.failed, result.deleted) == (5, 0, 4)  # the late one has nothing yet
+    assert len(house.attempts("trimming.trim_page")) == 4
+
+
+async def test_trim_topics_skips_a_topic_that_fails(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing, contended or damaged: it is counted and named, and its neighbours are trimmed (bookkeeper#17)."""
+    made = worlds(house, 4)
+    for world in made:
+        world.fill(1)
+    damaged, contended = made[1].topic, made[2].topic
+    house.world.sql("UPDATE cursor SET acknowledged=:bytes WHERE topic_id=:id", bytes=b"x", id=damaged.topic_id)
+    failing(house, monkeypatch, {contended.topic_id: [CatalogBusy("planned")]})
+    async with house.worker():
+        result = await (await house.trim_all()).result()
+    assert (result.topics, result.failed, result.deleted) == (4, 2, 2)
+    told = "\n".join(result.troubles)
+    assert f"{damaged.name}: not trimmed: CorruptData" in told
+    assert f"{contended.name}: not trimmed: CatalogBusy: planned" in told
+
+
+async def test_trim_topics_whose_catalog_fails_at_first_still_trims_all(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transient, then success: the page is tried again, and topics that were done are counted once."""
+    made = worlds(house, 3)
+    for world in made:
+        world.fill(1)
+    failing(house, monkeypatch, {made[1].topic.topic_id: [StoreUnavailable("planned")] * 2})
+    async with house.worker():
+        result = await (await house.trim_all()).result()
+    assert (result.failed, result.detached, result.deleted) == (0, 3, 3)
+    assert len(house.attempts("trimming.trim_page")) == 3
+
+
+async def test_trim_topics_passes_over_a_page_that_fails_for_good(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bad range neither deletes its neighbours nor ends the whole sweep (YahooArchive/bookkeeper#17)."""
+    made = worlds(house, 3)
+    for world in made:
+        world.fill(1)
+    failing(house, monkeypatch, {made[0].topic.topic_id: [StoreUnavailable("planned")] * 99})
+    async with house.worker():
+        result = await (await house.trim_all(page=1)).result()
+    assert (result.topics, result.failed, result.deleted) == (3, 1, 2)
+    assert "planned" in result.troubles[0]
+
+
+async def test_trim_topics_that_cannot_roll_deletes_all_the_same(house: House) -> None:
+    """A best-effort step does not veto the main one, nor hold up topic after topic (apache/pulsar#26431)."""
+    fill(house, 3)
+    house.roller.failures = 100
+    async with house.worker():
+        result = await (await house.trim_all()).result()
+    assert (result.deleted, result.failed, house.roller.calls) == (6, 0, 1)
+    assert "not rolled" in result.troubles[0]
+
+
+async def test_trim_topics_with_a_policy_that_could_only_hang_fails(house: House) -> None:
+    """Terminal: refused before anything changes."""
+    fill(house, 1)
+    house.policy = replace(house.policy, parallelism=0)
+    async with house.worker():
+        with pytest.raises(WorkflowFailureError) as caught:
+            await (await house.trim_all()).result()
+    assert failure(caught.value)[0] == "InvalidInput"
+    assert set(listed(house).values()) == {3}
+
+
+@pytest.mark.parametrize("how", ["cancel", "terminate"])
+async def test_trim_topics_stopped_midway_lets_its_deletion_go_on(house: House, how: str) -> None:
+    """The abandoned `delete-ledgers` finishes without its parent (n 1, promise 2)."""
+    fill(house, 2)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.trim_all()
+        await assert_eventually(gate.reached.is_set)
+        await getattr(handle, how)()
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+        child = house.client.get_workflow_handle(f"delete-ledgers/{batch(house)}")
+        assert (await child.describe()).status is WorkflowExecutionStatus.RUNNING
+        gate.open()
+        assert (await child.result())["outcomes"] == {"DELETED": 4}
+
+
+async def test_trim_topics_stopped_between_pages_leaves_rows_for_the_next(house: House) -> None:
+    """What was detached without a batch at work is stalled once its claim ended, and the next trim takes it up."""
+    fill(house, 2)
+    gate = Gate()
+    real = house.trimming.trim_page
+
+    @activity.defn(name="trimming.trim_page")
+    def trim_page(request: TrimPageInput) -> TrimPageResult:
+        answer = real(request)
+        gate.wait()
+        return answer
+
+    async with house.worker(instead=[trim_page]):
+        handle = await house.trim_all()
+        await assert_eventually(gate.reached.is_set)
+        await handle.terminate()
+        gate.open()
+    house.world.sql("UPDATE run SET claim_until_us=0")
+    async with house.worker():
+        result = await (await house.trim_all()).result()
+    assert (result.detached, result.deleted) == (0, 4)
+
+
+async def test_trim_topics_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
+    """With no cache, and the worker gone in the middle of phase two, it ends whole (promise 8)."""
+    fill(house, 3, ledgers=1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker(cache=0):
+        handle = await house.trim_all()
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    async with house.worker(cache=0):
+        result = await handle.result()
+    assert result.deleted == 3
+
+
+async def test_trim_topics_started_twice_is_one(house: House) -> None:
+    """Before any worker, and while it runs: the second start joins (PostHog/posthog#97438)."""
+    fill(house, 1)
+    handle = await house.trim_all()
+    joined = await house.trim_all()
+    async with house.worker():
+        assert await joined.result() == await handle.result()
+    assert len(house.attempts("trimming.trim_page")) == 1
+
+
+async def test_trim_topics_does_not_wait_for_a_batch_that_takes_long(house: House) -> None:
+    """One that is paused, or meets a store that is away, does not keep all topics from being trimmed."""
+    fill(house, 1)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await house.trim_all(patience_s=1)
+        result = await handle.result()
+        gate.open()
+        ended = await house.client.get_workflow_handle(f"delete-ledgers/{batch(house)}").result()
+    assert result == TrimTopicsResult(topics=1, detached=2, uncertified=True)
+    assert ended["outcomes"] == {"DELETED": 2}
+
+
+async def test_trim_topics_continued_as_new_keeps_batch_and_totals(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page after page in runs of their own, and still one batch."""
+    fill(house, 50, ledgers=1)
+    monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
+    async with house.worker():
+        handle = await house.trim_all(page=1)
+        result = await handle.result()
+        progress = await handle.query(TrimTopics.progress)
+    assert (result.topics, result.detached, result.deleted) == (50, 50, 50)
+    assert progress == result
+    assert batch(house)
+    first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
+
+
+async def test_trim_topics_is_shown_to_operators_without_a_topic(house: House) -> None:
+    """It has outcomes and its batch a run id; neither has a topic to be filtered by."""
+    fill(house, 2)
+    async with house.worker():
+        handle = await house.trim_all()
+        await handle.result()
+    shown = await handle.describe()
+    assert shown.search_attributes["SextonOutcome"] == ["DELETED"]
+    child = await house.client.get_workflow_handle(f"delete-ledgers/{batch(house)}").describe()
+    assert child.search_attributes["SextonRunId"] == [batch(house)]
+    assert "SextonTopic" not in {*shown.search_attributes, *child.search_attributes}
