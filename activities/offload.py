@@ -1,18 +1,20 @@
 """Offload, one side effect an activity: upload a tiered copy, publish it, find candidates, remove primary copies."""
 
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from temporalio import activity
 
 from activities.beating import beating
 from activities.deletion import metrics
-from logstore.offload import Uploaded
-from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads
+from logstore.errors import SextonError
+from logstore.offload import Evidence, Uploaded
+from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads, Published
 from logstore.positions import LedgerId, TopicId
 
+_SAMPLE = 20  # doubts that are told by name
 _BATCH_CLAIM_S = 120.0  # until the batch's own workflow renews it
 
 
@@ -21,6 +23,9 @@ class Uploader(Protocol):
 
     def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float) -> Uploaded:
         """Upload one ledger under a new uuid."""
+
+    def prove(self, copy: Published) -> Evidence:
+        """Ask storage for a published copy, now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +75,16 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovePrimariesInput:
-    """Phase one for primary copies of offloaded ledgers."""
+    """Phase one for one page of primary copies of offloaded ledgers."""
 
     topic_id: int
     batch_id: str
     batch_workflow_id: str  # which workflow will do phase two: it gets the claim
     actor: str
     reason: str
-    ledger_ids: list[int] | None = None  # at most 10,000; None: all of the topic
+    ledger_ids: list[int] | None = None  # at most `limit`; None: all of the topic
+    after: int = -1  # ledger id, exclusive
+    limit: int = 500  # ledgers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +94,9 @@ class RemovePrimariesResult:
     ledgers: int
     intents: int
     catalog_epoch: int
+    unproved: int = 0  # ledgers that keep their primary copy: storage did not show their tiered one
+    doubts: dict[int, str] = field(default_factory=dict)  # why, by ledger; at most 20
+    next_after: int | None = None  # where to go on; None: this was the last page
 
 
 class LedgerOffload:
@@ -161,22 +171,51 @@ class LedgerOffload:
     @activity.defn(name="offload.remove_primaries")
     @beating()
     def remove_primaries(self, request: RemovePrimariesInput) -> RemovePrimariesResult:
-        """Take primary copies out of the catalog where a tiered copy is LIVE, and file an intent for each.
+        """Take primary copies out of the catalog where storage holds the LIVE tiered one, and file an intent for each.
 
-        Idempotency: keyed by `batch_id`; a second call returns what the first one did.
+        What was proved when it was published may be lost by now: each is asked for again (apache/pulsar#22839). One
+        that storage does not show, for whatever reason, loses nothing, and keeps no other from going.
+
+        Idempotency: keyed by `batch_id`; a second call returns what the first one did, and where to look again.
+        Heartbeat: while it runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        run_id = activity.info().workflow_run_id or ""
-        done = self._offloads.remove_primaries(
+        run_id, topic_id, asked = (
+            activity.info().workflow_run_id or "",
             TopicId(request.topic_id),
             _ids(request.ledger_ids),
+        )
+        page = self._offloads.removable(topic_id, asked, after=LedgerId(request.after), limit=request.limit)
+        doubts = self._doubts(page)
+        done = self._offloads.remove_primaries(
+            topic_id,
+            asked,
+            proved={_id(one): one.context["uuid"] for one in page if _id(one) not in doubts},
             batch_id=request.batch_id,
             claim=Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_BATCH_CLAIM_S),
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
         metrics.sent(done.filed)
-        epoch = self._ledgers.epoch()
-        return RemovePrimariesResult(ledgers=done.ledgers, intents=done.intents, catalog_epoch=epoch)
+        result = RemovePrimariesResult(ledgers=done.ledgers, intents=done.intents, catalog_epoch=self._ledgers.epoch())
+        if done.ledgers and not done.filed:  # by an earlier call, of a page that cannot be seen any more
+            return replace(result, next_after=request.after)
+        last = int(_id(page[-1])) if len(page) == request.limit else None
+        told = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}
+        return replace(result, unproved=len(doubts), doubts=told, next_after=last)
+
+    def _doubts(self, page: Sequence[Published]) -> dict[LedgerId, str]:
+        """Ledgers whose tiered copy storage does not show now, and why; a silent store shows nothing either."""
+        doubts: dict[LedgerId, str] = {}
+        for copy in page:
+            try:
+                self._uploader.prove(copy)
+            except SextonError as error:
+                doubts[_id(copy)] = f"{type(error).__name__}: {error}"[:500]
+        return doubts
+
+
+def _id(copy: Published) -> LedgerId:
+    return copy.statement.ledger_id
 
 
 def _ids(ledger_ids: list[int] | None) -> list[LedgerId] | None:

@@ -24,10 +24,11 @@ from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOu
 from logstore.failpoints import effect
 from logstore.ledgers import LedgerStatement
 from logstore.managed_ledger.segment_file import SegmentGone, read_columns
-from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads
+from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
 from logstore.tiered import TieredIndex, data_key, index_key, write_copy
+from logstore.tiered_proof import prove_published
 
 _READ_BACK: Final = 8 << 20  # bytes at a time
 _LOG: Final = logging.getLogger(__name__)
@@ -102,7 +103,9 @@ class Offloader:
         if begun.answer is OffloadAnswer.GONE:
             return Uploaded(answer=OffloadAnswer.GONE)
         if begun.answer is OffloadAnswer.ALREADY:
-            return Uploaded(answer=OffloadAnswer.ALREADY, evidence=self._published(ledger_id, begun))
+            assert begun.statement is not None
+            copy = Published(statement=begun.statement, entries=begun.entries, context=begun.context)
+            return Uploaded(answer=OffloadAnswer.ALREADY, evidence=self.prove(copy))
         try:
             return Uploaded(answer=OffloadAnswer.BEGUN, evidence=self._write(begun, uuid, self._until(uuid, deadline)))
         except SegmentGone as gone:
@@ -113,6 +116,10 @@ class Offloader:
         except Exception:
             self._give_up(ledger_id, uuid)
             raise
+
+    def prove(self, copy: Published) -> Evidence:
+        """Ask storage for a published copy, now; its content is not read again. Raises as `prove_published`."""
+        return _evidence(prove_published(self._buckets, copy))
 
     def _until(self, uuid: str, deadline: float) -> Callable[[], None]:
         def proceed() -> None:
@@ -169,18 +176,6 @@ class Offloader:
                 raise CorruptData(f"ledger {ledger_id}: expected a segment at {reached}, found {segment.first_entry}")
             reached += segment.entries
             yield read_columns(self._primary, segment, SCHEMA.names)
-
-    def _published(self, ledger_id: LedgerId, begun: Offload) -> Evidence:
-        """What stands where the catalog says that a copy is LIVE."""
-        objects, uuid = self._buckets(begun.context["bucket"]), begun.context["uuid"]
-        key = index_key(uuid, ledger_id)
-        stored, data = objects.get(key), objects.head(data_key(uuid, ledger_id))
-        if stored is None or data is None:
-            raise MissingData(f"ledger {ledger_id}: its tiered copy {uuid} is LIVE and not in storage")
-        index = TieredIndex.from_json(stored.body, name=key)
-        if data[0].size_bytes != index.size_bytes:
-            raise CorruptData(f"{data[0].key}: expected {index.size_bytes} bytes, found {data[0].size_bytes}")
-        return _evidence(index)
 
 
 def _evidence(index: TieredIndex) -> Evidence:

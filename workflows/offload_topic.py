@@ -7,8 +7,8 @@ are done stay done; a started `delete-ledgers` goes on by itself.
 For each thing that was asked, in turn:
 1. Page by page, find closed ledgers without a tiered copy.
 2. Give each an `offload-ledger` of its own, `parallelism` at a time; one that fails keeps no other from going on.
-3. If asked, take the primary copies of offloaded ledgers out of the catalog (phase one), and run `delete-ledgers` on
-   that batch (phase two).
+3. If asked, page by page: see that storage holds the tiered copies now, take the primary copies of these out of the
+   catalog (phase one), and run `delete-ledgers` on that batch (phase two).
 
 Source: Pulsar's tiered storage; PIP-186.
 """
@@ -29,7 +29,13 @@ from temporalio.exceptions import (
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate
-    from activities.offload import Candidates, CandidatesInput, LedgerOffload, RemovePrimariesInput
+    from activities.offload import (
+        Candidates,
+        CandidatesInput,
+        LedgerOffload,
+        RemovePrimariesInput,
+        RemovePrimariesResult,
+    )
     from workflows import delete_ledgers, offload_ledger, search_attributes
     from workflows.delete_ledgers import DeleteLedgers
     from workflows.offload_ledger import OffloadLedger
@@ -45,9 +51,15 @@ with workflow.unsafe.imports_passed_through():
     )
 
 _PAGE = 50  # ledgers: some 400 events of history, then continue as new if the server suggests it
+_REMOVAL_PAGE = 500  # ledgers: two requests to storage each, well within the timeout even of one that hardly answers
 _SAMPLE = 20  # failures that are told by name
 _SQL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 copies, with room
+    start_to_close_timeout=timedelta(minutes=5),  # a page of rows, with room for a catalog that is busy
+    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
+)
+_REMOVAL = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(hours=1),  # a page of copies proved, by a store that is slow to answer
     heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
@@ -68,6 +80,7 @@ class OffloadTopic:
         self._request = request
         self._asks = list(request.asks)
         self._after = request.after
+        self._removed_after = request.removed_after
         self._result = request.carried
         self._window = asyncio.Semaphore(max(1, request.policy.parallelism))
 
@@ -87,7 +100,7 @@ class OffloadTopic:
             if self._asks[0].delete_primary:
                 await self._remove_primaries(self._asks[0])
             self._asks.pop(0)
-            self._after = -1
+            self._after = self._removed_after = -1
         return self._result
 
     @workflow.signal
@@ -101,7 +114,13 @@ class OffloadTopic:
         return self._result
 
     def _go_on_anew(self) -> None:
-        anew = replace(self._request, asks=self._asks, after=self._after, carried=self._result)
+        anew = replace(
+            self._request,
+            asks=self._asks,
+            after=self._after,
+            removed_after=self._removed_after,
+            carried=self._result,
+        )
         workflow.continue_as_new(anew)
 
     async def _next_page(self, ask: OffloadAsk) -> Candidates:
@@ -158,6 +177,18 @@ class OffloadTopic:
         self._result = replace(before, failed=before.failed + 1, errors=told)
 
     async def _remove_primaries(self, ask: OffloadAsk) -> None:
+        while (ids := _page(ask.ledger_ids, self._removed_after, _REMOVAL_PAGE)) != []:
+            found = await self._remove_page(ask, ids)
+            if found.next_after is not None:
+                self._removed_after = found.next_after
+            elif ids is None:
+                return
+            else:
+                self._removed_after = ids[-1]
+            if workflow.info().is_continue_as_new_suggested():
+                self._go_on_anew()
+
+    async def _remove_page(self, ask: OffloadAsk, ids: list[int] | None) -> RemovePrimariesResult:
         """Abandoned by this one's end: intents are filed, so their deletion must not stop with the offload."""
         batch_id = f"{self._request.topic_id}-{workflow.uuid4().hex[:12]}"
         found = await workflow.execute_activity_method(
@@ -168,15 +199,24 @@ class OffloadTopic:
                 batch_workflow_id=delete_ledgers.workflow_id(batch_id),
                 actor=ask.actor,
                 reason=ask.reason,
-                ledger_ids=ask.ledger_ids,
+                ledger_ids=ids,
+                after=self._removed_after,
+                limit=_REMOVAL_PAGE,
             ),
-            **_SQL,
+            **_REMOVAL,
         )
         if found.intents:
             progress = DeleteLedgersProgress(intents=found.intents, detached=found.ledgers)
             await self._phase_two(ask, batch_id, found.catalog_epoch, progress)
-        self._result = replace(self._result, removed=self._result.removed + found.ledgers)
+        before = self._result
+        self._result = replace(
+            before,
+            removed=before.removed + found.ledgers,
+            unproved=before.unproved + found.unproved,
+            doubts=dict([*before.doubts.items(), *found.doubts.items()][:_SAMPLE]),
+        )
         self._show()
+        return found
 
     async def _phase_two(self, ask: OffloadAsk, batch_id: str, epoch: int, progress: DeleteLedgersProgress) -> None:
         done: Certificate = await workflow.execute_child_workflow(
@@ -208,8 +248,13 @@ class OffloadTopic:
         done = self._result
         workflow.set_current_details(
             f"{done.offloaded:,} ledgers offloaded, {done.size_bytes:,} bytes; {done.failed:,} failed; "
-            f"{done.removed:,} primary copies removed"
+            f"{done.removed:,} primary copies removed, {done.unproved:,} kept: their tiered copy was not proved"
         )
+
+
+def _page(ledger_ids: list[int] | None, after: int, limit: int) -> list[int] | None:
+    """The next of the ids asked for; None: of all there are."""
+    return None if ledger_ids is None else sorted({one for one in ledger_ids if one > after})[:limit]
 
 
 def _sentence(error: ChildWorkflowError) -> str:

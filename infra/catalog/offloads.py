@@ -12,10 +12,10 @@ from infra.catalog.ledgers import data_list, raise_version
 from infra.catalog.many import any_of
 from infra.catalog.primary_removal import PrimaryRemoval
 from infra.catalog.topics import active_topic, topic_row
-from infra.catalog.uploads import TIERED, end_upload, publish_copy, tiered_copy
+from infra.catalog.uploads import TIERED, end_upload, publish_copy, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.failpoints import effect
-from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.ledgers import Component, CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import Copies, Offload, OffloadAnswer, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 
@@ -56,7 +56,7 @@ class SqlOffloads(PrimaryRemoval):
             return self._db.write(work)
 
     def _begin(self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt) -> Offload:
-        statement, now = _statement(topic, row), self._db.now_us(connection)
+        statement, now = statement_of(topic, row), self._db.now_us(connection)
         copy = tiered_copy(connection, row.ledger_id)
         if copy and copy.state == _LIVE:
             answer = OffloadAnswer.ALREADY
@@ -194,17 +194,6 @@ def _check_source(connection: Connection, row: Row[Any]) -> None:
     found = connection.execute(primary).scalar_one_or_none()
     if found != _LIVE:
         raise PreconditionFailed(f"ledger {row.ledger_id}: expected a LIVE primary copy, found {found or 'none'}")
-
-
-def _statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
-    owner = LedgerOwner(
-        application=row.application,
-        component=Component(row.component),
-        topic_id=topic.topic_id,
-        topic=topic.name,
-        keys={},
-    )
-    return LedgerStatement(owner=owner, ledger_id=row.ledger_id, created_us=row.created_us, epoch=row.epoch)
 
 
 def _writing(ledger_id: int, context: Mapping[str, str]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Phase one for primary copies alone: where a tiered copy stands, the ledger stays listed and its primary goes."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, exists, select
+from sqlalchemy import ColumnElement, Connection, Select, exists, select
 
 from infra.catalog import claims
 from infra.catalog import tables as t
@@ -15,12 +16,14 @@ from infra.catalog.intents import file_copy_intents, filed_by
 from infra.catalog.ledgers import data_list, raise_version
 from infra.catalog.many import any_of
 from infra.catalog.topics import topic_row
+from infra.catalog.uploads import TIERED, statement_of
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached
+from logstore.ports.catalog import Cause, Claim, Detached, Published
 from logstore.positions import LedgerId, TopicId
 
 _LIVE = CopyState.LIVE.value
+_primary, _tiered = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
 _SAMPLE = 20
 
 
@@ -31,15 +34,28 @@ class PrimaryRemoval:
         """Work on `database`."""
         self._db = database
 
-    def removable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None) -> list[LedgerId]:
+    def removable(
+        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
+    ) -> list[Published]:
         """See `Offloads.removable`."""
-        return self._db.read(lambda c: _removable_ids(c, data_list(c, topic_id), ledger_ids))
+
+        def work(connection: Connection) -> list[Published]:
+            topic = topic_row(connection, topic_id)
+            wanted = _removable(connection.dialect.name, data_list(connection, topic_id), ledger_ids)
+            rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
+            return [
+                Published(statement=statement_of(topic, row), entries=row.entries, context=row.tiered_context)
+                for row in rows
+            ]
+
+        return self._db.read(work)
 
     def remove_primaries(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
         *,
+        proved: Mapping[LedgerId, str],
         batch_id: str,
         claim: Claim,
         cause: Cause,
@@ -57,8 +73,8 @@ class PrimaryRemoval:
             stalled = claims.adopt_stalled(
                 connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER
             )
-            ids = _removable_ids(connection, list_id, ledger_ids)
-            doomed = _removable(connection.dialect.name, list_id, ledger_ids)
+            ids = _proved_ids(connection, list_id, ledger_ids, proved)
+            doomed = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
             filed = file_copy_intents(connection, list_id, CopyKind.LEDGER, doomed, batch_id=batch_id, now_us=now)
             result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
             if result.intents:
@@ -87,18 +103,28 @@ def _fingerprint(topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None) -> st
 
 
 def _removable(dialect: str, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:
-    """Ledgers of the list of which both copies are LIVE."""
-    primary, tiered = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
-    kinds = ((primary, CopyKind.LEDGER), (tiered, CopyKind.OFFLOADED_LEDGER))
-    found = (t.ledger.c.list_id == list_id) & t.ledger.c.place.is_not(None)
+    """Ledgers of the list of which both copies are LIVE; for `_query`."""
+    c = _primary.c
+    primary = exists().where(c.ledger_id == t.ledger.c.ledger_id, c.kind == CopyKind.LEDGER.value, c.state == _LIVE)
+    found = (t.ledger.c.list_id == list_id) & t.ledger.c.place.is_not(None) & primary
     found &= t.ledger.c.state == LedgerState.CLOSED.value
-    for copy, kind in kinds:
-        c = copy.c
-        found &= exists().where(c.ledger_id == t.ledger.c.ledger_id, c.kind == kind.value, c.state == _LIVE)
     return found if ledger_ids is None else found & t.ledger.c.ledger_id.in_(any_of(dialect, ledger_ids))
 
 
-def _removable_ids(connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> list[LedgerId]:
-    wanted = _removable(connection.dialect.name, list_id, ledger_ids)
-    rows = connection.execute(select(t.ledger.c.ledger_id).where(wanted).order_by(t.ledger.c.ledger_id))
-    return [LedgerId(row.ledger_id) for row in rows]
+def _query(wanted: ColumnElement[bool]) -> Select[Any]:
+    """Ledgers with the context of their LIVE tiered copy, ascending."""
+    c = _tiered.c
+    live = (c.ledger_id == t.ledger.c.ledger_id) & (c.kind == TIERED.value) & (c.state == _LIVE)
+    source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).join(_tiered, live)
+    columns = (t.ledger, t.ledger_list.c.component, c.context.label("tiered_context"))
+    return select(*columns).select_from(source).where(wanted).order_by(t.ledger.c.ledger_id)
+
+
+def _proved_ids(
+    connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None, proved: Mapping[LedgerId, str]
+) -> list[LedgerId]:
+    """What is proved and removable; the tiered copy is still the one that was proved."""
+    dialect = connection.dialect.name
+    wanted = _removable(dialect, list_id, ledger_ids) & t.ledger.c.ledger_id.in_(any_of(dialect, proved))
+    rows = connection.execute(_query(wanted))
+    return [LedgerId(row.ledger_id) for row in rows if row.tiered_context.get("uuid") == proved[row.ledger_id]]

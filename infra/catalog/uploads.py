@@ -9,7 +9,8 @@ from infra.catalog import tables as t
 from infra.catalog.intents import file_copy_intents
 from infra.catalog.ledgers import raise_version
 from logstore.deletion import DeletionState
-from logstore.ledgers import CopyKind, CopyState
+from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
+from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from logstore.tiered import UPLOAD_GRACE_S, upload_ends_us
 
@@ -28,6 +29,18 @@ def abandoned(now_us: int) -> ColumnElement[bool]:
 def take_away_abandoned(connection: Connection, list_id: int, batch_id: str, now_us: int) -> int:
     """File intents for the list's abandoned copies: an uploader that died must not keep a ledger for ever."""
     return file_copy_intents(connection, list_id, TIERED, abandoned(now_us), batch_id=batch_id, now_us=now_us)
+
+
+def statement_of(topic: Topic, row: Row[Any]) -> LedgerStatement:
+    """What storage should say of a ledger of messages; `row` is one of `ledger`, with `component` of its list."""
+    owner = LedgerOwner(
+        application=row.application,
+        component=Component(row.component),
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        keys={},
+    )
+    return LedgerStatement(owner=owner, ledger_id=row.ledger_id, created_us=row.created_us, epoch=row.epoch)
 
 
 def tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:

@@ -1,17 +1,19 @@
 """Offload and phase two of tiered copies, one activity at a time."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.deletion import IntentKey
 from activities.deletion.answers import key_of
-from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, UploadInput
+from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, RemovePrimariesResult, UploadInput
 from logstore.deletion import Outcome
 from logstore.errors import UploadUnproven
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
+from logstore.tiered import data_key, index_key
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 
@@ -29,11 +31,53 @@ def publish(world: World, ledger: LedgerId, uuid: str) -> OffloadAnswer:
     return run(world.offload.publish, PublishInput(ledger_id=ledger, uuid=uuid))
 
 
+def remove_page(world: World, **more: Any) -> RemovePrimariesResult:
+    fixed: dict[str, Any] = {
+        "batch_id": BATCH,
+        "batch_workflow_id": BATCH_WORKFLOW,
+        "actor": "tests",
+        "reason": "a test",
+    }
+    return run(world.offload.remove_primaries, RemovePrimariesInput(topic_id=world.topic.topic_id, **(fixed | more)))
+
+
 def remove_primaries(world: World) -> int:
-    request = RemovePrimariesInput(
-        topic_id=world.topic.topic_id, batch_id=BATCH, batch_workflow_id=BATCH_WORKFLOW, actor="tests", reason="a test"
-    )
-    return run(world.offload.remove_primaries, request).intents
+    return remove_page(world).intents
+
+
+def offloaded(world: World, count: int) -> dict[LedgerId, str]:
+    """Ledgers with both copies, and the uuid of the tiered one."""
+    made = {ledger: upload(world, ledger) for ledger in world.fill_readable(count)}
+    for ledger, uuid in made.items():
+        assert publish(world, ledger, uuid) is OffloadAnswer.ALREADY
+    return made
+
+
+def damage_of(world: World, ledger: LedgerId, uuid: str, kind: str) -> None:
+    """Let the tiered bucket lose something, or hold something else."""
+    data, index = data_key(uuid, ledger), index_key(uuid, ledger)
+    stored = {key: world.tiered.get(key) for key in (data, index)}
+    body, metadata = stored[data].body, stored[data].metadata  # type: ignore[union-attr]
+    match kind:
+        case "index lost":
+            world.tiered.delete([index])
+        case "data lost":
+            world.tiered.delete([data])
+        case "cut":
+            world.tiered.delete([data])
+            world.tiered.put_if_absent(data, body[:-1], metadata=metadata)
+        case "somebody else's":
+            world.tiered.delete([data])
+            world.tiered.put_if_absent(data, body, metadata={**metadata, "ledger-id": "99"})
+        case "index of another":
+            text = stored[index].body.replace(uuid.encode(), b"another")  # type: ignore[union-attr]
+            world.tiered.delete([index])
+            world.tiered.put_if_absent(index, text, metadata=metadata)
+        case "silent":
+            fault = Fault(operation=Operation.HEAD, kind=FaultKind.BEFORE, matches=lambda key: key == data, times=100)
+            world.tiered.plan(fault)
+        case "no place":
+            world.sql("UPDATE ledger_copy SET context = '{}' WHERE ledger_id = :l AND kind LIKE 'OFF%'", l=ledger)
 
 
 def open_upload(world: World) -> IntentKey:
@@ -93,6 +137,48 @@ def test_removed_primary_is_deleted_and_its_ledger_stays(world: World) -> None:
     assert (world.left_of(ledgers[0]), len(world.left_of(ledgers[1])), len(world.tiered.keys)) == ([], 3, 2)
     listed = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id)]
     assert listed[:2] == ledgers
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("index lost", "MissingData: "),
+        ("data lost", "MissingData: "),
+        ("cut", "CorruptData: "),
+        ("somebody else's", "CorruptData: "),
+        ("index of another", "CorruptData: "),
+        ("silent", "StoreUnavailable: "),
+        ("no place", "CorruptData: "),
+    ],
+)
+def test_remove_keeps_a_primary_whose_tiered_copy_storage_does_not_show(world: World, damage: str, told: str) -> None:
+    """Published in March, lost since: the last copy stays, and keeps no other from going (apache/pulsar#22839)."""
+    uuids = offloaded(world, 3)
+    bad = list(uuids)[1]
+    damage_of(world, bad, uuids[bad], damage)
+    result = remove_page(world)
+    assert (result.ledgers, result.intents, result.unproved, result.next_after) == (2, 2, 1, None)
+    assert list(result.doubts) == [bad]
+    assert result.doubts[bad].startswith(told)
+    run(world.deletion.delete_chunk, chunk_input())
+    assert [len(world.left_of(ledger)) for ledger in uuids] == [0, 3, 0]
+
+
+def test_remove_goes_page_by_page_and_a_repeated_page_skips_nothing(world: World) -> None:
+    """A call that was reported as failed has taken its page: the next one looks again from where that began."""
+    uuids = offloaded(world, 5)
+    ledgers = list(uuids)
+    damage_of(world, ledgers[0], uuids[ledgers[0]], "data lost")
+    first = remove_page(world, limit=2)
+    assert (first.ledgers, first.unproved, first.next_after) == (1, 1, ledgers[1])
+    again = remove_page(world, limit=2)
+    assert (again.ledgers, again.unproved, again.next_after) == (1, 0, -1)
+    second = remove_page(world, batch_id="b-2", limit=2, after=again.next_after)
+    assert (second.ledgers, second.unproved, second.next_after) == (1, 1, ledgers[2])
+    third = remove_page(world, batch_id="b-3", limit=2, after=second.next_after)
+    assert (third.ledgers, third.next_after) == (2, ledgers[4])
+    last = remove_page(world, batch_id="b-4", limit=2, after=third.next_after)
+    assert (last.ledgers, last.intents, last.next_after) == (0, 0, None)
 
 
 def test_candidates_are_paged_and_checked(world: World) -> None:

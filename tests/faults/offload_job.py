@@ -78,16 +78,28 @@ class OffloadJob(Job[World]):
         raise AssertionError(f"{workflow_id} does not come to an end")
 
     def _remove_primaries(self, topic: Topic) -> None:
-        """As `offload-topic` does."""
-        batch_id = f"{topic.topic_id}-primaries-{self.run_name}"
+        """As `offload-topic` does, in pages of three."""
+        after = -1
+        for page in range(_TURNS):
+            left = self._remove_page(topic, page, after)
+            if left is None:
+                return
+            after = left
+        raise AssertionError(f"removal of primary copies of {topic.name} does not come to an end")
+
+    def _remove_page(self, topic: Topic, page: int, after: int) -> int | None:
+        batch_id = f"{topic.topic_id}-primaries-{self.run_name}-{page}"
         request = RemovePrimariesInput(
             topic_id=topic.topic_id,
             batch_id=batch_id,
             batch_workflow_id=f"delete-ledgers/{batch_id}",
             actor="tests",
             reason="the main job",
+            after=after,
+            limit=3,
         )
         workflow_id = f"offload-topic/{topic.topic_id}"
         found = self._activity(f"{batch_id} remove", workflow_id, lambda p: p.offload.remove_primaries, request)
         if found.intents:
             self._delete_ledgers(batch_id, found.catalog_epoch)
+        return found.next_after

@@ -53,9 +53,12 @@ def offload(log: LogStore, topic: Topic) -> LedgerId:
 
 def remove_primary(log: LogStore, topic: Topic) -> None:
     """Both phases, through the storage that the wiring gives."""
+    (copy,) = log.catalog.offloads.removable(topic.topic_id, None, after=LedgerId(-1), limit=10)
+    assert log.offloader.prove(copy).entries == copy.entries
     log.catalog.offloads.remove_primaries(
         topic.topic_id,
         None,
+        proved={copy.statement.ledger_id: copy.context["uuid"]},
         batch_id="b",
         claim=Claim(workflow_id="w", run_id="", ttl_s=60),
         cause=Cause(actor="tests", reason="a test", workflow_id="w"),

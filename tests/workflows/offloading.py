@@ -1,12 +1,13 @@
 """Steps of offload that tests of its workflows are told in."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from temporalio import activity
 from temporalio.client import WorkflowHandle
 
-from activities.offload import PublishInput
+from activities.offload import PublishInput, RemovePrimariesInput, RemovePrimariesResult
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
 from tests.workflows.house import House
@@ -70,6 +71,20 @@ def losing(house: House, between: Callable[[], None]) -> Callable[[PublishInput]
         return real(request)
 
     return publish
+
+
+def removing_in_pages(house: House, *, limit: int) -> Callable[[RemovePrimariesInput], RemovePrimariesResult]:
+    """Removal of primary copies by so many, whose first page is done twice: the first time nobody heard of it."""
+    real = house.world.offload.remove_primaries
+    first = [True]
+
+    @activity.defn(name="offload.remove_primaries")
+    def remove(request: RemovePrimariesInput) -> RemovePrimariesResult:
+        if first and first.pop():
+            real(replace(request, limit=limit))
+        return real(replace(request, limit=limit))
+
+    return remove
 
 
 def take_away(house: House) -> None:

@@ -17,7 +17,8 @@ from logstore.ports.catalog import Copies, OffloadAnswer
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from tests.workflows.offloading import let_uploads_end, losing, offload, offload_all, take_away
+from tests.workflows.offloading import let_uploads_end, losing, offload, offload_all, removing_in_pages, take_away
+from workflows import offload_topic
 from workflows.offload_ledger import OffloadLedger
 from workflows.offload_topic import OffloadTopic
 from workflows.values import (
@@ -267,6 +268,39 @@ async def test_offload_topic_keeps_the_primary_of_what_failed(house: House) -> N
     assert "StoreUnavailable" in result.errors[ledgers[1]]
     assert copies(house, ledgers[1]) == (True, False)
     assert len(house.world.left_of(ledgers[1])) == 3
+
+
+async def test_offload_topic_never_removes_a_primary_whose_tiered_copy_was_lost(house: House) -> None:
+    """Offloaded in March, lost in May, --delete-primary in June: the last copy stays (promise 1)."""
+    ledgers = house.world.fill_readable(3)
+    async with house.worker():
+        await (await offload_all(house, ASK)).result()
+        lost = next(key for key in house.world.tiered.keys if key.endswith(f"-ledger-{ledgers[1]}"))
+        house.world.tiered.delete([lost])
+        ask = OffloadAsk(actor="tests", reason="cold", delete_primary=True)
+        result = await (await offload_all(house, ask)).result()
+    assert (result.removed, result.unproved, list(result.doubts)) == (2, 1, [ledgers[1]])
+    assert [len(house.world.left_of(one)) for one in ledgers] == [0, 3, 0]
+    assert copies(house, ledgers[1]) == (True, True)
+
+
+async def test_offload_topic_removes_primaries_page_by_page(house: House) -> None:
+    """Each page is a batch of its own, and a page that was taken by an earlier attempt is looked at again."""
+    ledgers = house.world.fill_readable(5)
+    ask = OffloadAsk(actor="tests", reason="cold", delete_primary=True)
+    async with house.worker(instead=[removing_in_pages(house, limit=2)]):
+        result = await (await offload_all(house, ask)).result()
+    assert (result.offloaded, result.removed, result.outcomes) == (5, 5, {"DELETED": 5})
+    assert [house.world.left_of(one) for one in ledgers] == [[]] * 5
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"), [(-1, [1, 2]), (1, [2, 3]), (2, [3]), (3, [])], ids=["first", "next", "last", "none"]
+)
+def test_page_holds_only_what_is_asked_for_and_not_yet_visited(after: int, expected: list[int]) -> None:
+    """At most a page's worth travels, whatever the order of the ids (temporalio/sdk-python#1285)."""
+    assert offload_topic._page([3, 1, 2, 3], after, 2) == expected
+    assert offload_topic._page(None, after, 2) is None
 
 
 async def test_offload_topic_of_given_ledgers_leaves_the_others(house: House) -> None:

@@ -67,7 +67,8 @@ def _preview(session: Session, found: "Topic", wanted: list[LedgerId] | None, *,
     """What would be copied and what would go, and nothing changed."""
     offloads = session.log.catalog.offloads
     copied = offloads.candidates(found.topic_id, wanted, after=_BEFORE_ANY, limit=_PREVIEW)
-    going = sorted({*copied, *offloads.removable(found.topic_id, wanted)}) if delete_primary else []
+    published = offloads.removable(found.topic_id, wanted, after=_BEFORE_ANY, limit=_PREVIEW)
+    going = sorted({*copied, *(one.statement.ledger_id for one in published)}) if delete_primary else []
     document = {"dry_run": True, "offloaded": len(copied), "ledger_ids": [int(one) for one in copied]}
     return Answer(document={**document, "removed": [int(one) for one in going]})
 
@@ -85,6 +86,7 @@ def _answer(workflow_id: str, result: Any, *, delete_primary: bool) -> Answer:  
         "errors": {str(ledger_id): error for ledger_id, error in sorted(result.errors.items())},
     }
     if delete_primary:
-        document |= {"removed": result.removed, "outcomes": outcomes}
-    in_part = result.failed or result.running
+        doubts = {str(ledger_id): doubt for ledger_id, doubt in sorted(result.doubts.items())}
+        document |= {"removed": result.removed, "unproved": result.unproved, "doubts": doubts, "outcomes": outcomes}
+    in_part = result.failed or result.running or result.unproved
     return Answer(document=document, code=ExitCode.PARTIAL if in_part else code_of_outcomes(outcomes))

@@ -75,6 +75,8 @@ class OffloadTopicResult:
     errors: dict[int, str] = field(default_factory=dict)  # by ledger, at most 20
     removed: int = 0  # primary copies taken out of the catalog
     outcomes: dict[str, int] = field(default_factory=dict)  # of their deletion
+    unproved: int = 0  # primary copies kept: storage did not show the tiered one
+    doubts: dict[int, str] = field(default_factory=dict)  # why, by ledger, at most 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,4 +89,5 @@ class OffloadTopicInput:
     deletion: DeletionPolicy = field(default_factory=DeletionPolicy)
     asks: list[OffloadAsk] = field(default_factory=list)
     after: int = -1  # every ledger up to this id was visited for the first of the asks
+    removed_after: int = -1  # as `after`, for the removal of primary copies
     carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)

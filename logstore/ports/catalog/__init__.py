@@ -40,7 +40,7 @@ from logstore.ports.catalog.inspection import (
     ReferenceKind,
 )
 from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment
-from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads
+from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.catalog.redrives import Redrives
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.sweeps import Forgotten, Sweeps
@@ -76,6 +76,7 @@ __all__ = [
     "OffloadAnswer",
     "Offloads",
     "ProducerAdvance",
+    "Published",
     "Redrives",
     "Reference",
     "ReferenceKind",

@@ -36,6 +36,15 @@ class Copies:
     tiered: Mapping[str, str] | None = None  # the offload context, kept as found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A LIVE tiered copy: what storage is expected to hold of it."""
+
+    statement: LedgerStatement
+    entries: int
+    context: Mapping[str, str]
+
+
 class Offloads(Protocol):
     """Tiered copies of data ledgers. Whatever changes one locks the ledger's list and raises its version."""
 
@@ -103,22 +112,37 @@ class Offloads(Protocol):
             limit: At most so many.
         """
 
-    def removable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None) -> list[LedgerId]:
-        """Listed ledgers of which both copies are LIVE, ascending: their primary copy can go."""
+    def removable(
+        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
+    ) -> list[Published]:
+        """Tiered copies of listed ledgers of which both copies are LIVE, ascending by ledger, beyond `after`.
+
+        Their primary copy can go, once storage was seen to hold the tiered one; arguments as for `candidates`.
+        """
 
     def remove_primaries(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
         *,
+        proved: Mapping[LedgerId, str],
         batch_id: str,
         claim: Claim,
         cause: Cause,
     ) -> Detached:
         """Phase one for primary copies alone: the ledgers stay listed and are read from their tiered copy.
 
-        Of whatever is `removable` now, takes out the copies' rows and files their intents in one transaction;
-        audited. A primary copy that is its ledger's only one stays. Stalled intents of primary copies join the batch.
+        Of whatever is proved and `removable` now, takes out the copies' rows and files their intents in one
+        transaction; audited. A primary copy that is its ledger's only one stays, and so does one whose tiered copy
+        nobody proved, or another one. Stalled intents of primary copies join the batch.
+
+        Args:
+            topic_id: Whose.
+            ledger_ids: What was asked for: only of these; None: of all.
+            proved: The uuid of each tiered copy that storage was just seen to hold (apache/pulsar#22839).
+            batch_id: Names the call.
+            claim: Who will do phase two.
+            cause: For the audit log.
 
         Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that found nothing to
         do leaves no trace, and may find something when it is repeated.

@@ -5,7 +5,7 @@ import pytest
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.ledgers import CopyKind
-from logstore.ports.catalog import Copies, Detached, Ended, Offload, OffloadAnswer, Topic, TopicState
+from logstore.ports.catalog import Copies, Detached, Ended, Offload, OffloadAnswer, Published, Topic, TopicState
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.world import CAUSE, World, claim
@@ -34,8 +34,18 @@ def tiered_intents(world: World) -> list[DeletionIntent]:
 def remove(world: World, topic: Topic, *ids: LedgerId, batch_id: str = "primaries") -> Detached:
     """Phase one for primary copies; without ids for all of them."""
     return world.catalog.offloads.remove_primaries(
-        topic.topic_id, list(ids) or None, batch_id=batch_id, claim=claim(), cause=CAUSE
+        topic.topic_id, list(ids) or None, proved=proved(world, topic), batch_id=batch_id, claim=claim(), cause=CAUSE
     )
+
+
+def removable(world: World, topic: Topic, *, after: int = -1, limit: int = 100) -> list[Published]:
+    """What `remove_primaries` may take."""
+    return world.catalog.offloads.removable(topic.topic_id, None, after=LedgerId(after), limit=limit)
+
+
+def proved(world: World, topic: Topic) -> dict[LedgerId, str]:
+    """As if storage held every tiered copy."""
+    return {one.statement.ledger_id: one.context["uuid"] for one in removable(world, topic)}
 
 
 def end(world: World, intent: DeletionIntent, outcome: Outcome = Outcome.ALREADY_GONE) -> None:
@@ -285,7 +295,7 @@ def test_remove_primaries_leaves_the_ledgers_listed(world: World) -> None:
         offloaded(world, ledger, f"u-{at}")
     begin(world, ledgers[2], "u-2")
     before = world.rows()
-    assert world.catalog.offloads.removable(topic.topic_id, None) == ledgers[:2]
+    assert [one.statement.ledger_id for one in removable(world, topic)] == ledgers[:2]
     assert remove(world, topic) == Detached(batch_id="primaries", ledgers=2, intents=2)
     assert listed(world, topic.topic_id) == ledgers
     after = world.rows()
@@ -315,6 +325,34 @@ def test_remove_primaries_never_takes_the_only_copy(world: World) -> None:
     assert world.rows().runs == ["b"]
 
 
+def test_removable_copies_come_in_pages_with_what_storage_should_hold(world: World) -> None:
+    """Statement, entries and context are those the copy was begun with."""
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 4)
+    begun = [begin(world, ledger, f"u-{at}") for at, ledger in enumerate(ledgers[:3])]
+    for at in range(3):
+        assert world.catalog.offloads.publish(ledgers[at], f"u-{at}")
+    assert [one.statement for one in removable(world, topic, limit=2)] == [one.statement for one in begun[:2]]
+    (last,) = removable(world, topic, after=ledgers[1])
+    assert last == Published(statement=last.statement, entries=10, context={**PLACE, "uuid": "u-2"})
+    assert removable(world, topic, after=ledgers[2]) == []
+
+
+def test_remove_primaries_takes_only_what_was_proved(world: World) -> None:
+    """A ledger that nobody proved, or of which another copy was proved, keeps its primary (apache/pulsar#22839)."""
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 4)
+    for at, ledger in enumerate(ledgers[:3]):
+        offloaded(world, ledger, f"u-{at}")
+    some = {ledgers[1]: "u-of-another-attempt", ledgers[2]: "u-2"}
+    removed = world.catalog.offloads.remove_primaries(
+        topic.topic_id, None, proved=some, batch_id="a", claim=claim(), cause=CAUSE
+    )
+    assert (removed.ledgers, removed.intents) == (1, 1)
+    assert [one.statement.ledger_id for one in removable(world, topic)] == ledgers[:2]
+    assert world.intents() == [ledgers[2]]
+
+
 def test_remove_primaries_takes_up_what_an_earlier_batch_left(world: World) -> None:
     """Stalled intents of primary copies join; those of dead uploads may wait long, and are left to trims."""
     topic = new_topic(world)
@@ -322,7 +360,9 @@ def test_remove_primaries_takes_up_what_an_earlier_batch_left(world: World) -> N
     begin(world, ledgers[0], "u-0")
     offloaded(world, ledgers[0], "u-1")
     ended = claim(ttl_s=-1)
-    removed = world.catalog.offloads.remove_primaries(topic.topic_id, None, batch_id="a", claim=ended, cause=CAUSE)
+    removed = world.catalog.offloads.remove_primaries(
+        topic.topic_id, None, proved=proved(world, topic), batch_id="a", claim=ended, cause=CAUSE
+    )
     assert (removed.ledgers, removed.intents) == (1, 1)
     assert remove(world, topic, batch_id="b") == Detached(batch_id="b", ledgers=0, intents=1)
     batches = {row.copy: row.batch_id for row in world.catalog.deletions.list(None, limit=10)}
@@ -336,7 +376,9 @@ def test_remove_primaries_repeated_with_its_batch_id_answers_the_same(world: Wor
     offloaded(world, ledgers[0])
     first = remove(world, topic)
     offloaded(world, ledgers[1], "u-2")
-    assert remove(world, topic) == first
+    again = remove(world, topic)
+    assert again == first
+    assert [sum(one.rows for one in done.filed) for done in (first, again)] == [1, 0]  # which tells them apart
     assert world.intents() == [ledgers[0]]
     assert len(world.audited("remove-primaries")) == 1
     with pytest.raises(PreconditionFailed, match="never used"):

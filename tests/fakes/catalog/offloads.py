@@ -8,7 +8,7 @@ from logstore.deletion import DeletionIntent, DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, TopicState
+from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.tiered import upload_ends_us
 from tests.fakes.catalog.phase_one import Run
@@ -101,16 +101,27 @@ class FakeOffloads:
             listed = [one for one in self._asked(topic_id, ledger_ids) if one > after]
             return [one for one in listed if self._catalog.ledger_rows[one].entries and not self._live(one)[1]][:limit]
 
-    def removable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None) -> list[LedgerId]:
+    def removable(
+        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
+    ) -> list[Published]:
         """See the port."""
         with self._catalog.lock:
-            return [one for one in self._asked(topic_id, ledger_ids) if all(self._live(one))]
+            asked = [one for one in self._asked(topic_id, ledger_ids) if one > after and all(self._live(one))]
+            return [
+                Published(
+                    statement=self._catalog.statements[one],
+                    entries=self._catalog.ledger_rows[one].entries,
+                    context=self._catalog.copies[one][_TIERED].context,
+                )
+                for one in asked[:limit]
+            ]
 
     def remove_primaries(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
         *,
+        proved: Mapping[LedgerId, str],
         batch_id: str,
         claim: Claim,
         cause: Cause,
@@ -121,7 +132,13 @@ class FakeOffloads:
             earlier = self._catalog.deletions.earlier(batch_id, request)
             if earlier:
                 return earlier.detached
-            ids = self.removable(topic_id, ledger_ids)
+            ids = [
+                one
+                for one in self._asked(topic_id, ledger_ids)
+                if all(self._live(one))
+                and self._catalog.copies[one][_TIERED].context.get("uuid") == proved.get(one, "")
+            ]
+            before = set(self._catalog.intent_rows)
             stalled = self._catalog.deletions.adopt(topic_id, ledger_ids, batch_id, copy=CopyKind.LEDGER)
             for ledger_id in ids:
                 self._catalog.file_copy_intent(ledger_id, CopyKind.LEDGER, batch_id)
@@ -135,7 +152,7 @@ class FakeOffloads:
                 self._catalog.runs[batch_id] = Run(
                     topic_id=topic_id, request=request, detached=done, holder=claim.workflow_id, until_us=until_us
                 )
-            return done
+            return replace(done, filed=self._catalog.deletions.filed_since(before))
 
     def now_us(self) -> int:
         """See the port."""

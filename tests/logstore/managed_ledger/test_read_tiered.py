@@ -47,7 +47,10 @@ def remove_primaries(scene: Offloading) -> None:
     topic = scene.world.topic.topic_id
     claim = Claim(workflow_id="w", run_id="", ttl_s=60)
     cause = Cause(actor="tests", reason="a test", workflow_id="w")
-    scene.world.catalog.offloads.remove_primaries(topic, None, batch_id="b", claim=claim, cause=cause)
+    offloads = scene.world.catalog.offloads
+    page = offloads.removable(topic, None, after=LedgerId(-1), limit=100)
+    proved = {one.statement.ledger_id: one.context["uuid"] for one in page}
+    offloads.remove_primaries(topic, None, proved=proved, batch_id="b", claim=claim, cause=cause)
     lose_primaries(scene)
 
 

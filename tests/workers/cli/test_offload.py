@@ -36,9 +36,10 @@ class Asked:
         assert after == -1
         return [LedgerId(4), LedgerId(5)][:limit]
 
-    def removable(self, topic_id: TopicId, ledger_ids: object) -> list[LedgerId]:
+    def removable(self, topic_id: TopicId, ledger_ids: object, *, after: LedgerId, limit: int) -> list[Any]:
         """One that was offloaded before."""
-        return [LedgerId(2)]
+        assert after == -1
+        return [SimpleNamespace(statement=SimpleNamespace(ledger_id=LedgerId(2)))][:limit]
 
     async def offload_topic(self, topic: Topic, *asked: object) -> Any:
         """Remember the call."""
@@ -88,6 +89,7 @@ def test_offload_of_given_ledgers_with_removal_asks_for_just_that(run: Run, aske
         OffloadTopicResult(offloaded=1, failed=1, errors={4: "UploadUnproven: 4-ledger-4: not there"}),
         OffloadTopicResult(running=1),
         OffloadTopicResult(offloaded=1, removed=1, outcomes={"RETRYING": 1}),
+        OffloadTopicResult(removed=1, outcomes={"DELETED": 1}, unproved=1, doubts={5: "MissingData: not in storage"}),
     ],
 )
 def test_offload_in_part_is_exit_code_5(run: Run, asked: Asked, orders: str, result: OffloadTopicResult) -> None:
@@ -95,6 +97,8 @@ def test_offload_in_part_is_exit_code_5(run: Run, asked: Asked, orders: str, res
     asked.result = result
     told = document(run("topic", "offload", orders, "--delete-primary", "--json"), 5)
     assert told["errors"] == {str(ledger): error for ledger, error in result.errors.items()}
+    assert told["doubts"] == {str(ledger): doubt for ledger, doubt in result.doubts.items()}
+    assert told["unproved"] == result.unproved
 
 
 @pytest.mark.parametrize(
