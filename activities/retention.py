@@ -48,7 +48,7 @@ class Retention:
     @activity.defn(name="retention.roll_idle")
     @beating()
     def roll_idle(self, request: RollInput) -> bool:
-        """Settle the topic's cursors, and roll its last ledger if it has entries and is past its age.
+        """Roll the topic's last ledger if it has entries and is past its age, and settle its cursors.
 
         Both make deletable what was consumed, without traffic (apache/pulsar#9136). A cursor that cannot be settled
         is logged and keeps what it keeps; the trim goes on. So it does for a topic that is being deleted, which is
@@ -64,6 +64,7 @@ class Retention:
         """What `roll_idle` does for a topic that was read already."""
         if topic.state is not TopicState.ACTIVE:
             return False
+        rolled = self._roller.roll_if_due(topic)  # first: slow storage and many cursors must not keep it from that
         for trouble in self._settler.settle(topic.topic_id):
             _LOG.warning("topic %s: a cursor was not settled: %s", topic.name, trouble)
-        return self._roller.roll_if_due(topic)
+        return rolled

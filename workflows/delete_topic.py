@@ -16,15 +16,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes
+from temporalio.common import RetryPolicy
 from temporalio.exceptions import ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import DetachResult
     from activities.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicDeletion, TopicOrder
     from logstore.deletion import Outcome
-    from workflows import delete_ledgers, search_attributes
-    from workflows.delete_ledgers import DeleteLedgers
+    from workflows import batches, delete_ledgers, search_attributes
     from workflows.values import DeleteLedgersInput, DeleteLedgersProgress, DeleteTopicInput, DeleteTopicResult
 
 _SQL = workflow.ActivityConfig(
@@ -95,32 +94,20 @@ class DeleteTopic:
             await self._phase_two(batch_id, detached)
 
     async def _phase_two(self, batch_id: str, detached: DetachResult) -> None:
-        """Abandoned by this one's end. However it ends, its rows are listed, and the topic need not wait for them."""
+        """However it ends, its rows are listed, and the topic need not wait for them."""
         request = self._request
+        batch = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=request.topic_id,
+            topic=request.topic,
+            catalog_epoch=detached.catalog_epoch,
+            actor=request.actor,
+            reason=request.reason,
+            policy=request.policy,
+            carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
+        )
         try:
-            await workflow.execute_child_workflow(
-                DeleteLedgers.run,
-                DeleteLedgersInput(
-                    batch_id=batch_id,
-                    topic_id=request.topic_id,
-                    topic=request.topic,
-                    catalog_epoch=detached.catalog_epoch,
-                    actor=request.actor,
-                    reason=request.reason,
-                    policy=request.policy,
-                    carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
-                ),
-                id=delete_ledgers.workflow_id(batch_id),
-                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
-                static_summary=f"{detached.intents} copies of {request.topic}",
-                search_attributes=TypedSearchAttributes(
-                    [
-                        SearchAttributePair(search_attributes.TOPIC, request.topic),
-                        SearchAttributePair(search_attributes.RUN_ID, batch_id),
-                    ]
-                ),
-            )
+            await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
         except ChildWorkflowError as error:
             if workflow.cancellation_reason() is not None:
                 raise

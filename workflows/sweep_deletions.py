@@ -15,8 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes
-from temporalio.exceptions import ChildWorkflowError
+from temporalio.common import RetryPolicy
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import (
@@ -27,8 +26,7 @@ with workflow.unsafe.imports_passed_through():
         ForgetInput,
         ForgetResult,
     )
-    from workflows import delete_ledgers, search_attributes
-    from workflows.delete_ledgers import DeleteLedgers
+    from workflows import batches, delete_ledgers
     from workflows.values import (
         DeleteLedgersInput,
         DeleteLedgersProgress,
@@ -104,34 +102,19 @@ class SweepDeletions:
         return adopted.intents > 0
 
     async def _phase_two(self, batch_id: str, adopted: DetachResult) -> Certificate | None:
-        """The batch's certificate, or None if it takes long or ended early; abandoned: its rows are nobody else's."""
         request = self._request
-        child = await workflow.start_child_workflow(
-            DeleteLedgers.run,
-            DeleteLedgersInput(
-                batch_id=batch_id,
-                topic_id=0,
-                topic="",
-                catalog_epoch=adopted.catalog_epoch,
-                actor=request.actor,
-                reason=request.reason,
-                policy=request.policy,
-                carried=DeleteLedgersProgress(intents=adopted.intents, detached=adopted.ledgers),
-            ),
-            id=delete_ledgers.workflow_id(batch_id),
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
-            static_summary=f"{adopted.intents} copies that nobody worked on",
-            search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.RUN_ID, batch_id)]),
+        batch = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=0,
+            topic="",
+            catalog_epoch=adopted.catalog_epoch,
+            actor=request.actor,
+            reason=request.reason,
+            policy=request.policy,
+            carried=DeleteLedgersProgress(intents=adopted.intents, detached=adopted.ledgers),
         )
-        ended, _ = await workflow.wait([child], timeout=request.patience_s)
-        if not ended:
-            return None
-        try:
-            return await child
-        except ChildWorkflowError as error:
-            workflow.logger.warning("%s ended early, its rows are found again: %s", batch_id, error.cause)
-            return None
+        started = await batches.start_batch(batch, summary=f"{adopted.intents} copies that nobody worked on")
+        return await batches.certificate_within(started, request.patience_s)
 
     async def _forget(self) -> bool:
         request = self._request

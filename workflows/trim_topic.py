@@ -15,14 +15,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes
+from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
     from activities.retention import Retention, RollInput
-    from workflows import delete_ledgers, search_attributes
-    from workflows.delete_ledgers import DeleteLedgers
+    from workflows import batches, delete_ledgers, search_attributes
     from workflows.values import DeleteLedgersInput, DeleteLedgersProgress, TrimTopicInput, TrimTopicResult
 
 _SQL = workflow.ActivityConfig(
@@ -109,31 +108,18 @@ class TrimTopic:
             workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
 
     async def _phase_two(self, batch_id: str, detached: DetachResult) -> Certificate:
-        """Abandoned by this one's end: intents are filed, so their deletion must not stop with the trim."""
         request = self._request
-        return await workflow.execute_child_workflow(
-            DeleteLedgers.run,
-            DeleteLedgersInput(
-                batch_id=batch_id,
-                topic_id=request.topic_id,
-                topic=request.topic,
-                catalog_epoch=detached.catalog_epoch,
-                actor=request.actor,
-                reason=request.reason,
-                policy=request.policy,
-                carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
-            ),
-            id=delete_ledgers.workflow_id(batch_id),
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
-            static_summary=f"{detached.intents} copies of {request.topic}",
-            search_attributes=TypedSearchAttributes(
-                [
-                    SearchAttributePair(search_attributes.TOPIC, request.topic),
-                    SearchAttributePair(search_attributes.RUN_ID, batch_id),
-                ]
-            ),
+        batch = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=request.topic_id,
+            topic=request.topic,
+            catalog_epoch=detached.catalog_epoch,
+            actor=request.actor,
+            reason=request.reason,
+            policy=request.policy,
+            carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
         )
+        return await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
 
     def _add(self, done: Certificate) -> None:
         before = self._result

@@ -15,14 +15,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes
-from temporalio.exceptions import ActivityError, ChildWorkflowError, is_cancelled_exception
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate, DetachResult
     from activities.trimming import BatchInput, Pages, PagesInput, TopicPage, Trimming, TrimPageInput, TrimPageResult
-    from workflows import delete_ledgers, search_attributes
-    from workflows.delete_ledgers import DeleteLedgers
+    from workflows import batches, delete_ledgers, search_attributes
     from workflows.values import DeleteLedgersInput, DeleteLedgersProgress, TrimTopicsInput, TrimTopicsResult
 
 _PAGES = 40  # read at once: some 250 events of history
@@ -111,34 +110,19 @@ class TrimTopics:
         )
 
     async def _phase_two(self, detached: DetachResult) -> Certificate | None:
-        """The batch's certificate, or None if it takes long or ended early; abandoned, for its rows wait for it."""
         request = self._request
-        child = await workflow.start_child_workflow(
-            DeleteLedgers.run,
-            DeleteLedgersInput(
-                batch_id=self._batch_id,
-                topic_id=0,
-                topic="",
-                catalog_epoch=detached.catalog_epoch,
-                actor=request.actor,
-                reason=request.reason,
-                policy=request.policy,
-                carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
-            ),
-            id=delete_ledgers.workflow_id(self._batch_id),
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
-            static_summary=f"{detached.intents} copies of many topics",
-            search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.RUN_ID, self._batch_id)]),
+        batch = DeleteLedgersInput(
+            batch_id=self._batch_id,
+            topic_id=0,
+            topic="",
+            catalog_epoch=detached.catalog_epoch,
+            actor=request.actor,
+            reason=request.reason,
+            policy=request.policy,
+            carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
         )
-        ended, _ = await workflow.wait([child], timeout=request.patience_s)
-        if not ended:
-            return None
-        try:
-            return await child
-        except ChildWorkflowError as error:
-            workflow.logger.warning("%s ended early, its rows are found again: %s", self._batch_id, error.cause)
-            return None
+        started = await batches.start_batch(batch, summary=f"{detached.intents} copies of many topics")
+        return await batches.certificate_within(started, request.patience_s)
 
     def _certify(self, done: Certificate | None) -> None:
         if done is None:
