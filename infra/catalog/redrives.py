@@ -10,7 +10,7 @@ from infra.catalog.audits import audit
 from infra.catalog.claims import SEVERAL_TOPICS, open_run
 from infra.catalog.database import Database
 from infra.catalog.detach import done_before
-from infra.catalog.intents import is_dead_letter, state_of
+from infra.catalog.intents import state_of
 from infra.catalog.many import any_of
 from logstore.deletion import DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
@@ -83,7 +83,7 @@ class SqlRedrives:
 
 def _wanted(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool) -> ColumnElement[bool]:
     if row_ids is None:
-        return is_dead_letter()
+        return _P.state == DeletionState.DEAD_LETTERED.value  # a state that a newer build wrote is named or left alone
     if not 0 < len(set(row_ids)) <= _MOST_IDS:
         raise InvalidInput("deletion ids", expected=f"1 to {_MOST_IDS:,} ids", found=len(set(row_ids)))
     rows = _P.row_id.in_(any_of(connection.dialect.name, row_ids))

@@ -396,6 +396,8 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
         "RETRYING": 1,
     }
     assert (tally.objects, tally.size_bytes) == (6, 60)
+    sql_world.sql("UPDATE pending_deletion SET state = 'NEWER' WHERE outcome = 'DEAD_LETTERED'")
+    assert sum(sql_world.catalog.topic_deletions.tally(topic.topic_id, since_us=since_us).outcomes.values()) == 5
     letters = sql_world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
     assert {(one.topic, one.topic_id) for one in letters} == {(topic.name, topic.topic_id)}
     assert sql_world.catalog.deletions.inflight().estimated_inflight == 1
