@@ -87,7 +87,7 @@ class OffloadLedger:
             if outcome:
                 return self._ended(outcome, done)
         message = f"ledger {request.ledger_id}: {_TURNS} uploads lost to other attempts"
-        raise ApplicationError(message, type="UploadTimedOut", non_retryable=True)
+        raise ApplicationError(message, type="OffloadOvertaken", non_retryable=True)
 
     @workflow.query
     def progress(self) -> OffloadLedgerProgress:
