@@ -62,15 +62,16 @@ class CandidatesInput:
     topic_id: int
     after: int  # ledger id, exclusive
     limit: int
-    ledger_ids: list[int] | None = None  # at most 10,000; None: all of the topic
-    check: bool = False  # refuse ids that cannot be offloaded
+    ledger_ids: list[int] | None = None  # at most `limit`; None: all of the topic
+    check: bool = False  # count ids that are gone, refuse those that cannot be offloaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Ledgers to offload, ascending; empty when there are no more."""
+    """Ledgers to offload, ascending; of a whole topic empty when there are no more."""
 
     ledger_ids: list[int]  # at most `CandidatesInput.limit`
+    gone: int = 0  # asked for, checked, and in no list of the topic: deleted since, or never there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,14 +160,13 @@ class LedgerOffload:
         """Find which ledgers of a topic are to be offloaded next.
 
         Idempotency: reads only.
-        Raises: UnknownObject, PreconditionFailed when `check` finds an id that cannot be (terminal).
+        Raises: UnknownObject, PreconditionFailed when `check` finds a ledger that cannot be (terminal).
         """
         topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
-        if request.check and asked is not None:
-            self._offloads.check(topic_id, asked)
+        gone = self._offloads.missing(topic_id, asked) if request.check and asked is not None else []
         after = LedgerId(request.after)
         found = self._offloads.candidates(topic_id, asked, after=after, limit=request.limit)
-        return Candidates(ledger_ids=[int(ledger_id) for ledger_id in found])
+        return Candidates(ledger_ids=[int(ledger_id) for ledger_id in found], gone=len(gone))
 
     @activity.defn(name="offload.remove_primaries")
     @beating()

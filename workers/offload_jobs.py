@@ -21,6 +21,9 @@ from workflows.values import (
     OffloadTopicResult,
 )
 
+MOST_OFFLOADED = 4_000
+"""Ledgers in one ask, inclusive: it waits in a payload with others, of which the workflow takes 100 KB together."""
+
 
 class OffloadJobs:
     """The offload jobs of a client: under which ids, with which policies."""
@@ -46,9 +49,9 @@ class OffloadJobs:
             actor: Who asks.
 
         Raises:
-            InvalidInput: None, or more than `MOST_IDS` ids.
+            InvalidInput: None, or more than `MOST_OFFLOADED` ids.
         """
-        ids = None if ledger_ids is None else checked_ids(ledger_ids)
+        ids = None if ledger_ids is None else checked_ids(ledger_ids, most=MOST_OFFLOADED)
         request = OffloadTopicInput(
             topic_id=topic.topic_id, topic=topic.name, policy=self._offload, deletion=deletion_policy(self._settings)
         )

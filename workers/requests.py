@@ -25,11 +25,11 @@ def deletion_policy(settings: Settings) -> DeletionPolicy:
     )
 
 
-def checked_ids(ledger_ids: Sequence[LedgerId]) -> list[int]:
+def checked_ids(ledger_ids: Sequence[LedgerId], *, most: int = MOST_IDS) -> list[int]:
     """Ascending and unique; refused here, before they become a payload that no server takes."""
     ids = sorted(set(ledger_ids))
-    if not 0 < len(ids) <= MOST_IDS:
-        raise InvalidInput("ledger ids", expected=f"1 to {MOST_IDS:,} ids", found=len(ids))
+    if not 0 < len(ids) <= most:
+        raise InvalidInput("ledger ids", expected=f"1 to {most:,} ids", found=len(ids))
     return [int(ledger_id) for ledger_id in ids]
 
 

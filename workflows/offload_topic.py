@@ -10,22 +10,18 @@ For each thing that was asked, in turn:
 3. If asked, page by page: see that storage holds the tiered copies now, take the primary copies of these out of the
    catalog (phase one), and run `delete-ledgers` on that batch (phase two).
 
+An ask that cannot be done is told in the result, and keeps no other from being done.
+
 Source: Pulsar's tiered storage; PIP-186.
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes
-from temporalio.exceptions import (
-    ApplicationError,
-    ChildWorkflowError,
-    WorkflowAlreadyStartedError,
-    is_cancelled_exception,
-)
+from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate
@@ -37,6 +33,7 @@ with workflow.unsafe.imports_passed_through():
         RemovePrimariesResult,
     )
     from workflows import delete_ledgers, offload_ledger, search_attributes
+    from workflows import offload_totals as totals
     from workflows.delete_ledgers import DeleteLedgers
     from workflows.offload_ledger import OffloadLedger
     from workflows.values import (
@@ -45,24 +42,26 @@ with workflow.unsafe.imports_passed_through():
         OffloadAsk,
         OffloadLedgerInput,
         OffloadLedgerResult,
-        OffloadOutcome,
         OffloadTopicInput,
         OffloadTopicResult,
     )
 
 _PAGE = 50  # ledgers: some 400 events of history, then continue as new if the server suggests it
 _REMOVAL_PAGE = 500  # ledgers: two requests to storage each, well within the timeout even of one that hardly answers
-_SAMPLE = 20  # failures that are told by name
+_MOST_WAITING = 100_000  # bytes of asks: with samples they are carried on in one payload, well under the 256 KB from
+# which servers warn (temporalio/sdk-python#1285)
+_ID_BYTES = 20  # of one id in JSON, with its comma
+_ASK_BYTES = 100  # of one ask without its texts and ids
+_ASKS_FAIL_ALONE = "asks-fail-alone"
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # a page of rows, with room for a catalog that is busy
     heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
-_REMOVAL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=1),  # a page of copies proved, by a store that is slow to answer
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
-)
+_REMOVAL: workflow.ActivityConfig = {
+    **_SQL,
+    "start_to_close_timeout": timedelta(hours=1),  # a page of copies proved, by a store that is slow to answer
+}
 
 
 def workflow_id(topic_id: int) -> str:
@@ -91,27 +90,44 @@ class OffloadTopic:
         delete_ledgers.check_policy(request.deletion)
         search_attributes.ensure_topic(request.topic)
         while self._asks:
-            while (page := await self._next_page(self._asks[0])).ledger_ids:
-                await asyncio.gather(*(self._offload(ledger_id) for ledger_id in page.ledger_ids))
-                self._after = page.ledger_ids[-1]
-                self._show()
-                if workflow.info().is_continue_as_new_suggested():
-                    self._go_on_anew()
-            if self._asks[0].delete_primary:
-                await self._remove_primaries(self._asks[0])
+            try:
+                await self._serve(self._asks[0])
+            except (ActivityError, ChildWorkflowError) as error:
+                if workflow.cancellation_reason() is not None or not workflow.patched(_ASKS_FAIL_ALONE):
+                    raise
+                self._result = totals.with_refusal(self._result, totals.sentence(error))
             self._asks.pop(0)
             self._after = self._removed_after = -1
         return self._result
 
     @workflow.signal
     def ask(self, ask: OffloadAsk) -> None:
-        """Ask for more of the same topic; done after what was asked before."""
-        self._asks.append(ask)
+        """Ask for more of the same topic; done after what was asked before. Refused where too much is waiting."""
+        waiting = sum(map(_weight, self._asks))
+        if waiting + _weight(ask) > _MOST_WAITING:
+            reason = f"{waiting:,} bytes of asks are waiting, expected at most {_MOST_WAITING:,} with this one"
+            self._result = totals.with_refusal(self._result, f"asked by {ask.actor[:100]}: {reason}; ask again later")
+        else:
+            self._asks.append(ask)
 
     @workflow.query
     def progress(self) -> OffloadTopicResult:
         """What was done so far."""
         return self._result
+
+    async def _serve(self, ask: OffloadAsk) -> None:
+        while (ids := _page(ask.ledger_ids, self._after, _PAGE)) != []:
+            page = await self._next_page(ids)
+            self._result = replace(self._result, gone=self._result.gone + page.gone)
+            await asyncio.gather(*(self._offload(ledger_id) for ledger_id in page.ledger_ids))
+            if ids is None and not page.ledger_ids:
+                break
+            self._after = page.ledger_ids[-1] if ids is None else ids[-1]
+            self._show()
+            if workflow.info().is_continue_as_new_suggested():
+                self._go_on_anew()
+        if ask.delete_primary:
+            await self._remove_primaries(ask)
 
     def _go_on_anew(self) -> None:
         anew = replace(
@@ -123,13 +139,13 @@ class OffloadTopic:
         )
         workflow.continue_as_new(anew)
 
-    async def _next_page(self, ask: OffloadAsk) -> Candidates:
+    async def _next_page(self, ids: list[int] | None) -> Candidates:
         page = CandidatesInput(
             topic_id=self._request.topic_id,
             after=self._after,
             limit=_PAGE,
-            ledger_ids=ask.ledger_ids,
-            check=self._after < 0,
+            ledger_ids=ids,
+            check=ids is not None,
         )
         return await workflow.execute_activity_method(LedgerOffload.candidates, page, **_SQL)
 
@@ -137,13 +153,14 @@ class OffloadTopic:
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=self._request.topic, policy=self._request.policy)
         async with self._window:
             try:
-                self._count(await self._child(ledger_id, request))
+                done = await self._child(ledger_id, request)
+                self._result = totals.with_ledger(self._result, done)
             except WorkflowAlreadyStartedError:
                 self._result = replace(self._result, running=self._result.running + 1)
             except ChildWorkflowError as error:
-                if is_cancelled_exception(error):
+                if workflow.cancellation_reason() is not None:  # ours, not that of the child alone
                     raise
-                self._failed(ledger_id, error)
+                self._result = totals.with_failure(self._result, ledger_id, error)
 
     async def _child(self, ledger_id: int, request: OffloadLedgerInput) -> OffloadLedgerResult:
         return await workflow.execute_child_workflow(
@@ -159,22 +176,6 @@ class OffloadTopic:
                 ]
             ),
         )
-
-    def _count(self, done: OffloadLedgerResult) -> None:
-        before = self._result
-        uploaded = done.outcome is OffloadOutcome.OFFLOADED
-        self._result = replace(
-            before,
-            offloaded=before.offloaded + uploaded,
-            already=before.already + (done.outcome is OffloadOutcome.ALREADY),
-            gone=before.gone + (done.outcome is OffloadOutcome.GONE),
-            size_bytes=before.size_bytes + done.size_bytes * uploaded,
-        )
-
-    def _failed(self, ledger_id: int, error: ChildWorkflowError) -> None:
-        before = self._result
-        told = before.errors if len(before.errors) >= _SAMPLE else {**before.errors, ledger_id: _sentence(error)}
-        self._result = replace(before, failed=before.failed + 1, errors=told)
 
     async def _remove_primaries(self, ask: OffloadAsk) -> None:
         while (ids := _page(ask.ledger_ids, self._removed_after, _REMOVAL_PAGE)) != []:
@@ -208,13 +209,7 @@ class OffloadTopic:
         if found.intents:
             progress = DeleteLedgersProgress(intents=found.intents, detached=found.ledgers)
             await self._phase_two(ask, batch_id, found.catalog_epoch, progress)
-        before = self._result
-        self._result = replace(
-            before,
-            removed=before.removed + found.ledgers,
-            unproved=before.unproved + found.unproved,
-            doubts=dict([*before.doubts.items(), *found.doubts.items()][:_SAMPLE]),
-        )
+        self._result = totals.with_removal(self._result, found)
         self._show()
         return found
 
@@ -242,14 +237,10 @@ class OffloadTopic:
                 ]
             ),
         )
-        self._result = replace(self._result, outcomes=_added(self._result.outcomes, done.outcomes))
+        self._result = totals.with_outcomes(self._result, done.outcomes)
 
     def _show(self) -> None:
-        done = self._result
-        workflow.set_current_details(
-            f"{done.offloaded:,} ledgers offloaded, {done.size_bytes:,} bytes; {done.failed:,} failed; "
-            f"{done.removed:,} primary copies removed, {done.unproved:,} kept: their tiered copy was not proved"
-        )
+        workflow.set_current_details(totals.details(self._result))
 
 
 def _page(ledger_ids: list[int] | None, after: int, limit: int) -> list[int] | None:
@@ -257,14 +248,7 @@ def _page(ledger_ids: list[int] | None, after: int, limit: int) -> list[int] | N
     return None if ledger_ids is None else sorted({one for one in ledger_ids if one > after})[:limit]
 
 
-def _sentence(error: ChildWorkflowError) -> str:
-    """The innermost cause that says something."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    name = cause.type if isinstance(cause, ApplicationError) and cause.type else type(cause).__name__
-    return f"{name}: {cause}"[:500]
-
-
-def _added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
+def _weight(ask: OffloadAsk) -> int:
+    """Bytes, about, that the ask takes where it is carried on."""
+    texts = len(ask.actor.encode()) + len(ask.reason.encode())
+    return _ASK_BYTES + texts + _ID_BYTES * len(ask.ledger_ids or ())

@@ -115,12 +115,16 @@ class SqlOffloads(PrimaryRemoval):
 
     def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
         """See `Offloads.check`."""
+        for ledger_id in self.missing(topic_id, ledger_ids):
+            raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
+
+    def missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
+        """See `Offloads.missing`."""
         found = {row.ledger_id: row.state for row in self._rows(topic_id, ledger_ids, [])}
-        for ledger_id in sorted(set(ledger_ids)):
-            if ledger_id not in found:
-                raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
-            if found[ledger_id] != LedgerState.CLOSED.value:
-                raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {found[ledger_id]}")
+        for ledger_id, state in sorted(found.items()):
+            if state != LedgerState.CLOSED.value:
+                raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
+        return sorted(set(ledger_ids) - found.keys())
 
     def candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int

@@ -18,7 +18,7 @@ from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.offloading import let_uploads_end, losing, offload, offload_all, removing_in_pages, take_away
-from workflows import offload_topic
+from workflows import offload_ledger, offload_topic
 from workflows.offload_ledger import OffloadLedger
 from workflows.offload_topic import OffloadTopic
 from workflows.values import (
@@ -182,7 +182,7 @@ async def test_offload_ledger_that_loses_again_and_again_gives_up(house: House) 
     async with house.worker(instead=[publish]):
         with pytest.raises(WorkflowFailureError) as failed:
             await (await offload(house, ledger)).result()
-    assert failure(failed.value)[0] == "UploadTimedOut"
+    assert failure(failed.value)[0] == "OffloadOvertaken"
     assert len(house.attempts("offload.upload")) == 3
 
 
@@ -313,15 +313,58 @@ async def test_offload_topic_of_given_ledgers_leaves_the_others(house: House) ->
     assert [copies(house, one) for one in ledgers] == [(True, False), (False, True), (True, False)]
 
 
-async def test_offload_topic_of_an_unknown_ledger_fails_and_changes_nothing(house: House) -> None:
-    """Refused before anything was uploaded."""
-    ledgers = house.world.fill_readable(1)
-    ask = OffloadAsk(actor="tests", reason="", ledger_ids=[ledgers[0], 10**9])
+async def test_offload_topic_counts_ledgers_that_are_gone_and_does_the_rest(house: House) -> None:
+    """Detached between the ask and its turn, on whichever page: nobody else's ask suffers from it."""
+    ledgers = house.world.fill_readable(2)
+    asked = OffloadAsk(actor="tests", reason="", ledger_ids=[1, ledgers[0], *range(10**9, 10**9 + 60)])
     async with house.worker():
-        with pytest.raises(WorkflowFailureError) as failed:
-            await (await offload_all(house, ask)).result()
-    assert failure(failed.value)[0] == "UnknownObject"
-    assert house.world.tiered.keys == []
+        result = await (await offload_all(house, asked, ASK)).result()
+    assert (result.offloaded, result.gone, result.refused) == (2, 61, 0)
+    assert len(house.attempts("offload.candidates")) == 4  # two pages of the first ask, and the last one finds nothing
+
+
+async def test_offload_topic_whose_one_ask_is_refused_does_the_others(house: House) -> None:
+    """An open ledger cannot be offloaded; the result says so, and what others asked for is done."""
+    ledgers = house.world.fill_readable(2)
+    last = house.world.catalog.ledgers.last(house.world.topic.topic_id)
+    assert last
+    bad = OffloadAsk(actor="tests", reason="", ledger_ids=[last.ledger_id], delete_primary=True)
+    async with house.worker():
+        result = await (await offload_all(house, bad, ASK)).result()
+    assert (result.offloaded, result.removed, result.refused) == (2, 0, 1)
+    assert result.refusals[0].startswith("PreconditionFailed: ")
+    assert [copies(house, one) for one in ledgers] == [(True, True)] * 2
+
+
+async def test_offload_topic_refuses_asks_that_it_could_not_carry(house: House) -> None:
+    """What waits stays far below the limit of a payload, and who is refused is told (temporalio/sdk-python#1285)."""
+    ledgers = house.world.fill_readable(1)
+    many = OffloadAsk(actor="somebody", reason="", ledger_ids=[ledgers[0], *range(10**18, 10**18 + 3_999)])
+    handle = await offload_all(house, many)
+    for ask in (many, OffloadAsk(actor="a", reason="x" * 100_000), many):
+        await handle.signal(OffloadTopic.ask, ask)
+    async with house.worker():
+        progress = await handle.query(OffloadTopic.progress)
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+    assert progress.refused == 3
+    assert "somebody" in progress.refusals[0]
+
+
+async def test_offload_topic_counts_a_child_that_was_cancelled_as_failed(house: House) -> None:
+    """Somebody cancels the offload of one ledger: the topic's goes on."""
+    ledgers = house.world.fill_readable(2)
+    gate = Gate()
+    house.world.tiered.plan(put(ledgers[0], FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        handle = await offload_all(house, ASK)
+        await assert_eventually(gate.reached.is_set)
+        await house.client.get_workflow_handle(offload_ledger.workflow_id(ledgers[0])).cancel()
+        result = await handle.result()
+        gate.open()
+    assert (result.offloaded, result.failed, list(result.errors)) == (1, 1, [ledgers[0]])
+    assert copies(house, ledgers[1]) == (True, True)
 
 
 async def test_offload_topic_asked_twice_does_both(house: House) -> None:

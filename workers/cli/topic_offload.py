@@ -83,10 +83,12 @@ def _answer(workflow_id: str, result: Any, *, delete_primary: bool) -> Answer:  
         "gone": result.gone,
         "running": result.running,
         "failed": result.failed,
+        "refused": result.refused,
+        "refusals": list(result.refusals),
         "errors": {str(ledger_id): error for ledger_id, error in sorted(result.errors.items())},
     }
     if delete_primary:
         doubts = {str(ledger_id): doubt for ledger_id, doubt in sorted(result.doubts.items())}
         document |= {"removed": result.removed, "unproved": result.unproved, "doubts": doubts, "outcomes": outcomes}
-    in_part = result.failed or result.running or result.unproved
+    in_part = result.failed or result.running or result.unproved or result.refused
     return Answer(document=document, code=ExitCode.PARTIAL if in_part else code_of_outcomes(outcomes))

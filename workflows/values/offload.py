@@ -58,7 +58,7 @@ class OffloadAsk:
 
     actor: str
     reason: str
-    ledger_ids: list[int] | None = None  # 1 to 10,000; None: every closed ledger
+    ledger_ids: list[int] | None = None  # 1 to 4,000; None: every closed ledger
     delete_primary: bool = False
 
 
@@ -77,6 +77,8 @@ class OffloadTopicResult:
     outcomes: dict[str, int] = field(default_factory=dict)  # of their deletion
     unproved: int = 0  # primary copies kept: storage did not show the tiered one
     doubts: dict[int, str] = field(default_factory=dict)  # why, by ledger, at most 20
+    refused: int = 0  # asks that were not done, or not to their end
+    refusals: list[str] = field(default_factory=list)  # why, at most 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

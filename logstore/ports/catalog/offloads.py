@@ -100,6 +100,9 @@ class Offloads(Protocol):
             PreconditionFailed: Not CLOSED.
         """
 
+    def missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
+        """As `check`, but for ledgers that are not in the list: it names them, ascending."""
+
     def candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:

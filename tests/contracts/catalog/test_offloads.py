@@ -281,6 +281,9 @@ def test_check_refuses_what_cannot_be_offloaded(world: World) -> None:
     topic, other = new_topic(world), new_topic(world, "persistent://a/b/other")
     ledgers = filled(world, topic.topic_id, 2)
     world.catalog.offloads.check(topic.topic_id, ledgers[:1])
+    assert world.catalog.offloads.missing(topic.topic_id, [LedgerId(9_999), *ledgers[:1]]) == [9_999]
+    with pytest.raises(PreconditionFailed, match="CLOSED"):
+        world.catalog.offloads.missing(topic.topic_id, [LedgerId(9_999), *ledgers])
     with pytest.raises(UnknownObject, match="ledger"):
         world.catalog.offloads.check(other.topic_id, ledgers[:1])
     with pytest.raises(PreconditionFailed, match="CLOSED"):

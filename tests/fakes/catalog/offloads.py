@@ -86,12 +86,17 @@ class FakeOffloads:
 
     def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
         """See the port."""
+        for ledger_id in self.missing(topic_id, ledger_ids):
+            raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
+
+    def missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
+        """See the port."""
         with self._catalog.lock:
-            for ledger_id in sorted(ledger_ids):
-                if ledger_id not in self._catalog.lists[topic_id]:
-                    raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
+            listed = set(self._catalog.lists[topic_id])
+            for ledger_id in sorted(listed.intersection(ledger_ids)):
                 if self._catalog.ledger_rows[ledger_id].state is not LedgerState.CLOSED:
                     raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED")
+            return sorted(set(ledger_ids) - listed)
 
     def candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int

@@ -69,6 +69,8 @@ def test_offload_answers_ledgers_and_bytes(run: Run, asked: Asked, orders: str) 
         "gone": 0,
         "running": 0,
         "failed": 0,
+        "refused": 0,
+        "refusals": [],
         "errors": {},
     }
     assert asked.started == [(orders, None, False, "")]
@@ -88,6 +90,7 @@ def test_offload_of_given_ledgers_with_removal_asks_for_just_that(run: Run, aske
     [
         OffloadTopicResult(offloaded=1, failed=1, errors={4: "UploadUnproven: 4-ledger-4: not there"}),
         OffloadTopicResult(running=1),
+        OffloadTopicResult(offloaded=1, refused=1, refusals=["PreconditionFailed: ledger 9: expected state CLOSED"]),
         OffloadTopicResult(offloaded=1, removed=1, outcomes={"RETRYING": 1}),
         OffloadTopicResult(removed=1, outcomes={"DELETED": 1}, unproved=1, doubts={5: "MissingData: not in storage"}),
     ],
