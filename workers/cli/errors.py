@@ -95,7 +95,7 @@ def failure_of(error: BaseException) -> Failure:
     usage = _usage(error)
     if usage is not None:
         return usage
-    remote = _remote(error)
+    remote = None if isinstance(error, SextonError) else _remote(error)  # ours says more than what it came from
     if remote is not None:
         return remote
     known = isinstance(error, SextonError | OSError)

@@ -182,6 +182,27 @@ def test_failure_of_lost_temporal_is_unreachable() -> None:
     assert (failure_of(lost).code, failure_of(absent).code) == (ExitCode.UNREACHABLE, ExitCode.FAILED)
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        (
+            RPCStatusCode.NOT_FOUND,
+            errors.UnknownObject("workflow", expected="one that runs", found="x"),
+            ExitCode.USAGE,
+        ),
+        (RPCStatusCode.NOT_FOUND, errors.PreconditionFailed("it ended"), ExitCode.REFUSED),
+        (RPCStatusCode.CANCELLED, errors.ServiceFailed("worker", "silent", advice="start one"), ExitCode.UNREACHABLE),
+    ],
+)
+def test_failure_of_ours_raised_from_temporals_is_ours(
+    status: RPCStatusCode, error: errors.SextonError, code: ExitCode
+) -> None:
+    """What we made of Temporal's error says more than that error."""
+    error.__cause__ = RPCError("workflow not found for ID", status, b"")
+    failure = failure_of(error)
+    assert (failure.code, failure.type, failure.message) == (code, type(error).__name__, str(error))
+
+
 def test_error_named_every_class_of_ours_is_found() -> None:
     """No class of the tree is forgotten, and no other name is ours."""
     ours = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SextonError)]
