@@ -15,7 +15,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logstore.entries import COMPRESSION, REPEATED, SCHEMA
+from logstore.entries import COMPARED, COMPRESSION, REPEATED, SCHEMA
 from logstore.errors import CorruptData
 from logstore.ledgers import LedgerStatement
 from logstore.positions import LedgerId
@@ -106,7 +106,8 @@ def write_copy(sink: BinaryIO, segments: Iterable[pa.Table]) -> tuple[RowGroup, 
     """
     groups: list[RowGroup] = []
     reached = 0
-    with pq.ParquetWriter(sink, SCHEMA, compression=COMPRESSION, use_dictionary=REPEATED) as writer:
+    options = {"compression": COMPRESSION, "use_dictionary": REPEATED, "write_statistics": COMPARED}
+    with pq.ParquetWriter(sink, SCHEMA, **options) as writer:
         for table in segments:
             writer.write_table(table.select(SCHEMA.names).cast(SCHEMA), row_group_size=table.num_rows)
             groups.append(RowGroup(first_entry=reached, entries=table.num_rows))

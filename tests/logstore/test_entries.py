@@ -92,3 +92,10 @@ def test_segment_without_a_column_is_corrupt() -> None:
     pq.write_table(pa.table({"publish_ms": [1]}), sink)
     with pytest.raises(CorruptData, match="without columns \\['payload'\\]"):
         decode_segment(sink, columns=["publish_ms", "payload"], name="x")
+
+
+def test_segment_holds_a_payload_once() -> None:
+    """A file's statistics would repeat the least and the greatest value of a column, whole payloads among them."""
+    payload = random.Random(1).randbytes(50_000)
+    body = encode_segment([ProducedEntries(entries=[NewEntry(payload=payload)])], publish_ms=0)
+    assert len(body) < len(payload) + 5_000
