@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from logstore.entries import NewEntry, ProducedEntries
 from logstore.names import TopicName
-from logstore.ports.catalog import Acknowledge, Topic
+from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from logstore.retention import RetentionPolicy
 from workers.wiring import LogStore
@@ -61,7 +61,7 @@ def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str
         written = Written(topic=log.catalog.topics.create(name, RetentionPolicy()), kind=kind)
         written.acknowledged = {name: min(count, ledgers) for name, count in plan(ledgers).items()}
         for subscription in written.acknowledged:
-            log.catalog.cursors.subscribe(written.topic.topic_id, subscription, latest=False)
+            log.subscriptions.subscribe(written.topic.topic_id, subscription, latest=False)
         for index in range(ledgers):
             _write_ledger(log, written, index)
         _acknowledge(log, written)
@@ -87,8 +87,5 @@ def _acknowledge(log: LogStore, written: Written) -> None:
         size = len(written.payloads[ledgers[0]])
         singles = tuple(Position(ledgers[0], entry) for entry in reversed(range(size)))
         last = Position(ledgers[-1], len(written.payloads[ledgers[-1]]) - 1)
-        for write in (
-            Acknowledge(topic_id=written.topic.topic_id, subscription=subscription, positions=singles),
-            Acknowledge(topic_id=written.topic.topic_id, subscription=subscription, up_to=last),
-        ):
-            log.committer.write(write)
+        log.subscriptions.acknowledge(written.topic.topic_id, subscription, positions=singles)
+        log.subscriptions.acknowledge(written.topic.topic_id, subscription, up_to=last)
