@@ -45,7 +45,8 @@ def list_(
     topic = session.topic(name)
     found = session.log.catalog.components.listed(topic.topic_id)
     rows = [_row(one) for one in found if component is None or one.component is component]
-    shown = [{name: value for name, value in row.items() if name != "tombstone"} for row in rows]
+    left_out = {"tombstone"} if any(row["keys"] for row in rows) else {"tombstone", "keys"}
+    shown = [{name: value for name, value in row.items() if name not in left_out} for row in rows]
     return Answer(document=rows, shown=shown, empty="no ledgers")
 
 

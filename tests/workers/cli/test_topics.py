@@ -205,7 +205,9 @@ def test_ledger_list_shows_every_component_or_one(run: Run, services: FakeServic
         closed_us=0,
         keys={"cursor": "billing"},
     )
+    assert "keys" not in run("ledger", "list", orders).stdout, "a column without values"
     services.log.components = [cursor]
+    assert "cursor: billing" in run("ledger", "list", orders).stdout
     rows = document(run("ledger", "list", orders, "--json"))
     assert [(row["ledger_id"], row["component"]) for row in rows] == [(4, "MANAGED_LEDGER"), (9, "MANAGED_CURSOR")]
     assert rows[1]["keys"] == {"cursor": "billing"}
