@@ -2,13 +2,14 @@
 
 import json
 import re
+import time
 import urllib.request
 
 import pytest
 
 from tests.e2e.shell import Shell
 
-pytestmark = [pytest.mark.external_service, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.external_service, pytest.mark.timeout(420)]
 
 _TOPIC = "persistent://public/default/orders"
 
@@ -19,6 +20,7 @@ def _lines(*payloads: str) -> str:
 
 def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: Shell) -> None:
     """What the README shows, with `--json`."""
+    (shell.folder / "sexton.toml").write_text("cursor_inline_bytes = 20\n")
     up = shell.json("up", "--free-ports")
     assert set(up) == {"temporal", "ui", "s3", "zookeeper", "database", "worker_pids", "home"}
     assert len(up["worker_pids"]) == 1
@@ -28,6 +30,7 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     _use(shell)
     _be_measured(shell)
     _be_refused(shell)
+    _outgrow_and_describe(shell)
     _be_deleted(shell)
     stopped = shell.json("down")["stopped"]
     assert {"temporal", "seaweedfs", "zookeeper"} <= set(stopped)
@@ -49,8 +52,9 @@ def _be_scheduled(shell: Shell) -> None:
 def _be_deleted(shell: Shell) -> None:
     """A topic goes whole, and its name is free."""
     told = shell.json("topic", "delete", _TOPIC, "--dry-run")
-    assert (told["ledgers"], told["subscriptions"]) == ({"MANAGED_LEDGER": 1}, 1)
-    assert shell.json("topic", "delete", _TOPIC, "--reason", "a test")["outcomes"] == {"DELETED": 1}
+    components = ("MANAGED_CURSOR", "MANAGED_LEDGER", "SCHEMA_STORAGE")
+    assert (told["ledgers"], told["subscriptions"]) == (dict.fromkeys(components, 1), 1)
+    assert shell.json("topic", "delete", _TOPIC, "--reason", "a test")["outcomes"] == {"DELETED": 3}
     shell.json("topic", "delete", _TOPIC, code=2)
     assert shell.json("topic", "create", _TOPIC)["ledgers"] == 0
 
@@ -123,6 +127,34 @@ def _be_refused(shell: Shell) -> None:
     shell.json("topic", "ack", _TOPIC, "--subscription", "billing", "--to", "99:0", code=2)
     shell.json("ledger", "delete", _TOPIC, opened, "--force", "--reason", "a test", code=3)
     assert (shell.json("topic", "show", _TOPIC), shell.json("ledger", "list", _TOPIC)) == before
+
+
+def _outgrow_and_describe(shell: Shell) -> None:
+    """A cursor whose state goes to a ledger, and to the next; a schema; and what is retired is deleted."""
+    added = shell.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines(*"abcdef"))
+    ledger, first = (int(part) for part in added["first"].split(":"))
+    for entry in (first + 3, first + 5):
+        shell.json("topic", "ack", _TOPIC, "--subscription", "billing", "--position", f"{ledger}:{entry}")
+    (cursor,) = shell.json("ledger", "list", _TOPIC, "--component", "MANAGED_CURSOR")
+    assert cursor["keys"] == {"cursor": "billing"}
+    read = shell.json("topic", "read", _TOPIC, "--subscription", "billing", "--from", added["first"])
+    assert [entry["position"] for entry in read] == [f"{ledger}:{first + number}" for number in (0, 1, 2, 4)]
+    schema = shell.json("topic", "schema", "set", _TOPIC, "--file", "-", stdin='{"type": "string"}')
+    assert shell.json("topic", "schema", "set", _TOPIC, "--file", "-", stdin='{"type": "string"}') == schema
+    assert [one["ledger_id"] for one in shell.json("topic", "schema", "list", _TOPIC)] == [schema["ledger_id"]]
+    assert shell.run("topic", "schema", "show", _TOPIC).stdout == '{"type": "string"}'
+    shell.json("topic", "trim", _TOPIC)
+    retired = [one for one in shell.json("deletion", "list") if one["component"] == "MANAGED_CURSOR"]
+    assert [one["ledger_id"] < cursor["ledger_id"] for one in retired] == [True]
+    _wait_until_nothing_is_inflight(shell)  # the sweep may have come first
+    listed = [one["ledger_id"] for one in shell.json("ledger", "list", _TOPIC)]
+    assert {cursor["ledger_id"], schema["ledger_id"]} < set(listed)
+
+
+def _wait_until_nothing_is_inflight(shell: Shell) -> None:
+    give_up = time.monotonic() + 60
+    while (left := shell.json("deletion", "inflight")) != {"estimated_inflight": 0, "dead_lettered": 0}:
+        assert time.monotonic() < give_up, left
 
 
 def test_command_without_a_stack_says_what_to_do_and_exits_4(shell: Shell) -> None:
