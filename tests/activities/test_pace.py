@@ -155,7 +155,7 @@ def test_chunk_that_lost_its_claim_while_it_waited_stops(
 
     monkeypatch.setattr(pulse.Pulse, "deleted", renewing)
     with pytest.raises(ClaimHeld):
-        delete(world, 1)
+        delete(world, 0.2)
     assert sum(operation is Operation.DELETE for operation, _ in world.objects.calls) == 1
 
 
