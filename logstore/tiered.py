@@ -8,6 +8,7 @@ Source: Pulsar's tiered storage (`{uuid}-ledger-{id}` and its `-index`).
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
@@ -21,10 +22,14 @@ from logstore.ledgers import LedgerStatement
 from logstore.positions import LedgerId
 
 DRIVER = "aws-s3"
-UPLOAD_GRACE_S = 60
-"""After the time by which an upload has sent its last request: until then that request may still land."""
+UPLOAD_GRACE_S = 120
+"""After the time by which an upload has sent its last request: until then that request may still land.
+
+One request may take 5 s to connect, 60 s to be answered, and what it takes to send one part in between.
+"""
 
 _UUID, _BUCKET, _UNTIL = "uuid", "bucket", "until_us"
+_TIME = re.compile("[0-9]{1,18}")
 
 
 def data_key(uuid: str, ledger_id: LedgerId) -> str:
@@ -46,10 +51,24 @@ def upload_ends_us(context: Mapping[str, str]) -> int | None:
     until = context.get(_UNTIL)
     if until is None:
         return None
-    try:
-        return int(until) + UPLOAD_GRACE_S * 1_000_000
-    except ValueError:
-        raise CorruptData(f"offload context: expected microseconds in {_UNTIL}, found {until!r}") from None
+    if not _TIME.fullmatch(str(until)):
+        raise CorruptData(f"offload context: expected microseconds in {_UNTIL}, found {until!r}")
+    return int(until) + UPLOAD_GRACE_S * 1_000_000
+
+
+def upload_ended(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
+    """The context once the upload sends nothing more; it never ends later than was said before, if that can be read.
+
+    Args:
+        context: Of the attempt.
+        until_us: When its last request was sent; None: all of them were answered.
+    """
+    rest = {name: value for name, value in context.items() if name != _UNTIL}
+    if until_us is None:
+        return rest
+    said = context.get(_UNTIL)
+    ends_us = min(until_us, int(said)) if said is not None and _TIME.fullmatch(str(said)) else until_us
+    return rest | {_UNTIL: str(ends_us)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

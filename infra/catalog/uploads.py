@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, cast, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, insert, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.intents import file_copy_intents
@@ -12,16 +12,20 @@ from logstore.deletion import DeletionState
 from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from logstore.tiered import UPLOAD_GRACE_S, upload_ends_us
+from logstore.tiered import UPLOAD_GRACE_S, upload_ended, upload_ends_us
 
 TIERED = CopyKind.OFFLOADED_LEDGER
 _P = t.pending_deletion
 
 
 def abandoned(now_us: int) -> ColumnElement[bool]:
-    """Tiered copies that nobody will publish: their upload can go on no longer."""
+    """Tiered copies that nobody will publish: their upload can go on no longer.
+
+    Without a time, or with something else in its place, that is not for us to judge: the copy stays, and the ledger.
+    """
     c = t.ledger_copy.c
-    until = func.coalesce(cast(c.context["until_us"].as_string(), t.Big), now_us)  # no time: not for us to judge
+    said = cast(c.context["until_us"].as_string(), Text)
+    until = case((said.regexp_match(r"^[0-9]{1,18}\Z"), cast(said, t.Big)), else_=now_us)
     over = until + UPLOAD_GRACE_S * 1_000_000 <= now_us
     return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & over
 
@@ -67,7 +71,7 @@ def end_upload(
     if copy is None or copy.context.get("uuid") != uuid:
         _end_intents(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
-        _set_context(connection, ledger_id, _ended(copy.context, until_us))
+        _set_context(connection, ledger_id, upload_ended(copy.context, until_us))
         this = t.ledger.c.ledger_id == ledger_id
         file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
         raise_version(connection, list_id)
@@ -75,7 +79,7 @@ def end_upload(
 
 def publish_copy(connection: Connection, list_id: int, copy: Row[Any]) -> None:
     """WRITING → LIVE; the upload is over."""
-    _set_context(connection, copy.ledger_id, _ended(copy.context, None), state=CopyState.LIVE.value)
+    _set_context(connection, copy.ledger_id, upload_ended(copy.context, None), state=CopyState.LIVE.value)
     raise_version(connection, list_id)
 
 
@@ -83,14 +87,6 @@ def _set_context(connection: Connection, ledger_id: int, context: Mapping[str, s
     c = t.ledger_copy.c
     this = update(t.ledger_copy).where(c.ledger_id == ledger_id, c.kind == TIERED.value)
     connection.execute(this.values(context=dict(context), **more))
-
-
-def _ended(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
-    """The context once the upload sends nothing more; it never ends later than was said before."""
-    rest = {name: value for name, value in context.items() if name != "until_us"}
-    if until_us is None:
-        return rest
-    return rest | {"until_us": str(min(until_us, int(context.get("until_us", until_us))))}
 
 
 def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int) -> None:
@@ -106,7 +102,7 @@ def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_u
     ends_us = upload_ends_us(ours[-1].context) if ours else None
     if ends_us is None:
         return
-    last, context = ours[-1], _ended(ours[-1].context, until_us)
+    last, context = ours[-1], upload_ended(ours[-1].context, until_us)
     if last.state == DeletionState.PENDING.value and ends_us > now_us:
         connection.execute(update(_P).where(_P.c.row_id == last.row_id).values(context=context))
     else:

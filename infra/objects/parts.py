@@ -40,7 +40,7 @@ class PartedUploads:
             StoreUnavailable: No answer; whatever was sent is aborted if the store answers to that.
             OutcomeUnknown: Somebody else ended this upload.
         """
-        upload_id = self._patience.ask(lambda: self._begin(key, metadata))
+        upload_id = self._patience.ask(lambda: self._begin(key, metadata, proceed))
         try:
             parts = [
                 self._patience.ask(partial(self._part, key, upload_id, number, body, proceed))
@@ -71,7 +71,8 @@ class PartedUploads:
         while part := file.read(size):
             yield part
 
-    def _begin(self, key: str, metadata: Mapping[str, str]) -> str:
+    def _begin(self, key: str, metadata: Mapping[str, str], proceed: Callable[[], None]) -> str:
+        proceed()
         with translated(self._what("begin upload of", key)):
             begun = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, Metadata=dict(metadata))
         return begun["UploadId"]

@@ -201,7 +201,7 @@ def test_delete_under_an_open_upload_is_tried_again_no_sooner_than_its_end(world
         run(world.deletion.delete_one, one_input(key), workflow_id=name)
     assert raised.value.type == "UploadOpen"
     assert raised.value.next_retry_delay is not None
-    assert timedelta(seconds=2_700) < raised.value.next_retry_delay <= timedelta(seconds=2_761)
+    assert timedelta(seconds=2_700) < raised.value.next_retry_delay <= timedelta(seconds=2_821)
     (row,) = world.sql("SELECT claim_until_us, last_error, attempts FROM pending_deletion")
     assert row.claim_until_us - world.catalog.offloads.now_us() > 2_700_000_000
     assert row.last_error.startswith("UploadOpen: ")

@@ -25,7 +25,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.ledgers import segment_key
 from logstore.ports.catalog import Copies, OffloadAnswer
 from logstore.positions import LedgerId
-from logstore.tiered import RowGroup, TieredIndex, data_key, index_key, upload_ends_us
+from logstore.tiered import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_key, index_key, upload_ends_us
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.offloading import PLACE, UUID, Offloading
 
@@ -171,7 +171,7 @@ def test_upload_past_its_time_sends_nothing_more(scene: Offloading) -> None:
 
 @pytest.mark.parametrize("error", [StoreUnavailable("planned"), OutcomeUnknown("planned")])
 def test_upload_that_failed_gives_its_ledger_back(scene: Offloading, error: Exception) -> None:
-    """Its intent waits a minute for a request that was not answered, not for the whole time of an upload."""
+    """Its intent waits two minutes for a request that was not answered, not for the whole time of an upload."""
     ledger = scene.fill()[0]
     fault = Fault(operation=Operation.PUT, kind=FaultKind.AFTER, matches=is_index, error=lambda: error)
     scene.tiered.plan(fault)
@@ -181,7 +181,7 @@ def test_upload_that_failed_gives_its_ledger_back(scene: Offloading, error: Exce
     assert intent.state is DeletionState.PENDING
     ends_us = upload_ends_us(intent.context)
     assert ends_us is not None
-    assert ends_us - scene.world.catalog.now_us == 60_000_000
+    assert ends_us - scene.world.catalog.now_us == UPLOAD_GRACE_S * 1_000_000
     assert {name: intent.context[name] for name in PLACE} == PLACE  # what deletion needs (apache/pulsar#16687)
     assert len(scene.tiered.keys) == 2  # it had landed
 

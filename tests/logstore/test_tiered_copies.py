@@ -11,7 +11,7 @@ from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
-from logstore.tiered import data_key, index_key
+from logstore.tiered import UPLOAD_GRACE_S, data_key, index_key
 from logstore.tiered_copies import TieredCopies
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
@@ -148,20 +148,20 @@ def test_unknown_key_under_the_prefix_is_foreign(objects: Blind, stranger: str) 
     assert (found.finding, stranger in found.detail) == (Finding.FOREIGN, True)
 
 
-@pytest.mark.parametrize("seconds", [2_700, 0, -59])
+@pytest.mark.parametrize("seconds", [2_700, 0, 1 - UPLOAD_GRACE_S])
 def test_copy_whose_upload_may_go_on_is_not_touched(objects: Blind, seconds: float) -> None:
     """What is deleted while an upload is open could come back; the error says when to ask again."""
     put(objects, DATA)
     with pytest.raises(UploadOpen, match=UUID) as raised:
         inspect(objects, with_end(seconds))
-    assert raised.value.after_s == pytest.approx(seconds + 60)
+    assert raised.value.after_s == pytest.approx(seconds + UPLOAD_GRACE_S)
     assert [op for op, _ in objects.calls if op is not Operation.PUT] == []
 
 
 def test_copy_whose_upload_is_over_is_removed(objects: Blind) -> None:
     """A minute after the last request was sent."""
     put(objects, DATA)
-    found = inspect(objects, with_end(-60))
+    found = inspect(objects, with_end(-UPLOAD_GRACE_S))
     assert remove(objects, found)[0].error is None
 
 
@@ -174,11 +174,11 @@ def test_upload_end_that_cannot_be_read_keeps_everything(objects: Blind) -> None
 def test_parts_of_a_dead_upload_are_freed_with_its_copy(objects: Blind) -> None:
     """No listing shows them: a copy of which only parts are left is not gone."""
     objects.unfinished = {DATA, f"{DATA}9", "other"}
-    found = inspect(objects, with_end(-60))
+    found = inspect(objects, with_end(-UPLOAD_GRACE_S))
     assert (found.finding, found.uploads) == (Finding.OWN, (DATA,))
     assert remove(objects, found)[0] == Removal()
     assert objects.unfinished == {f"{DATA}9", "other"}
-    assert inspect(objects, with_end(-60)).finding is Finding.ABSENT
+    assert inspect(objects, with_end(-UPLOAD_GRACE_S)).finding is Finding.ABSENT
 
 
 def test_published_copy_is_not_asked_for_parts(objects: Blind) -> None:

@@ -49,7 +49,7 @@ class Offloads(Protocol):
     """Tiered copies of data ledgers. Whatever changes one locks the ledger's list and raises its version."""
 
     def begin(self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float) -> Offload:
-        """Make the ledger's tiered copy this attempt's to write, for at most `timeout_s` and a minute more.
+        """Make the ledger's tiered copy this attempt's to write, for at most `timeout_s` and `UPLOAD_GRACE_S`.
 
         The copy of an earlier attempt that was never published is replaced, and a deletion intent filed for it in
         the same transaction. A copy that is being written keeps its ledger from every detach (apache/pulsar#13219).
@@ -84,7 +84,7 @@ class Offloads(Protocol):
 
         An intent whose upload was waited for in vain may have ended, or be about to end, without having seen the
         objects: then one more is filed. A LIVE copy is left alone. The attempt sends nothing more, but a request of
-        it that was not answered may land within a minute, so for that long its deletion waits.
+        it that was not answered may land within `UPLOAD_GRACE_S`, so for that long its deletion waits.
 
         Idempotency: keyed by `uuid`.
         """

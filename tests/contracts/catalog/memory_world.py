@@ -76,6 +76,11 @@ class MemoryWorld(World):
         """See `World`."""
         self._fake.advance(seconds=86_400)
 
+    def say_upload_ends(self, ledger_id: LedgerId, until: str) -> None:
+        """See `World`."""
+        copies, kind = self._fake.copies[ledger_id], CopyKind.OFFLOADED_LEDGER
+        copies[kind] = replace(copies[kind], context={**copies[kind].context, "until_us": until})
+
     def swell(self, row_id: int, *, segments: int) -> None:
         """See `World`."""
         rows = self._fake.intent_rows

@@ -106,6 +106,14 @@ class SqlWorld(World):
                     this = f"UPDATE {table} SET context = :context WHERE ledger_id = :id AND {key} = :key"
                     self.sql(this, context=json.dumps(held), id=ledger_id, key=found)
 
+    def say_upload_ends(self, ledger_id: LedgerId, until: str) -> None:
+        """See `World`."""
+        this = "UPDATE ledger_copy SET context = :context WHERE ledger_id = :id AND kind = 'OFFLOADED_LEDGER'"
+        for (context,) in self.sql(
+            "SELECT context FROM ledger_copy WHERE ledger_id = :id AND kind = 'OFFLOADED_LEDGER'", id=ledger_id
+        ):
+            self.sql(this, context=json.dumps(dict(_read(context)) | {"until_us": until}), id=ledger_id)
+
     def swell(self, row_id: int, *, segments: int) -> None:
         """See `World`."""
         self.sql("UPDATE pending_deletion SET segments = :count WHERE row_id = :row", count=segments, row=row_id)

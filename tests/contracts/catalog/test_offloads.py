@@ -247,6 +247,30 @@ def test_offload_that_died_does_not_keep_its_ledger_for_ever(world: World) -> No
     assert world.rows().copies == [ledgers[3]]
 
 
+@pytest.mark.parametrize("until", ["abc", "", "-1", "1e3", "9" * 30, " 1"])
+def test_upload_whose_end_cannot_be_read_is_at_work(world: World, until: str) -> None:
+    """Damaged by hand: it keeps its ledger, stops no other's detach, and the next attempt replaces it."""
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 4)
+    begin(world, ledgers[1], "u-1")
+    world.say_upload_ends(ledgers[1], until)
+    assert world.catalog.deletions.preview(topic.topic_id, None, force=False) == ledgers[:1]
+    assert world.phase_one(topic.topic_id) == Detached(batch_id="batch-1", ledgers=1, intents=1)
+    with pytest.raises(LedgerStillNeeded, match="is being written"):
+        world.phase_one(topic.topic_id, [ledgers[1]])
+    begin(world, ledgers[1], "u-2")
+    assert world.catalog.offloads.publish(ledgers[1], "u-2")
+
+
+def test_abandon_of_an_upload_whose_end_cannot_be_read_sets_one(world: World) -> None:
+    """The attempt itself knows best."""
+    ledger = filled(world, new_topic(world).topic_id, 2)[0]
+    begin(world, ledger)
+    world.say_upload_ends(ledger, "abc")
+    world.catalog.offloads.abandon(ledger, "u-1")
+    assert 0 < int(tiered_intents(world)[0].context["until_us"]) <= world.catalog.offloads.now_us()
+
+
 def test_trim_takes_a_dead_copy_away_from_a_ledger_that_stays(world: World) -> None:
     """Its objects go though nothing else does; once, in the trim's own batch."""
     topic = new_topic(world)

@@ -129,6 +129,10 @@ class World(ABC):
         """Let so much time pass that nothing of any upload of the ledger can land any more."""
 
     @abstractmethod
+    def say_upload_ends(self, ledger_id: LedgerId, until: str) -> None:
+        """Let the context of the ledger's tiered copy name this as its end, whatever it means."""
+
+    @abstractmethod
     def swell(self, row_id: int, *, segments: int) -> None:
         """Let the intent be of a ledger with so many segments."""
 

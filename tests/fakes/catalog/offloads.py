@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore.deletion import DeletionIntent, DeletionState
-from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.errors import CorruptData, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.tiered import upload_ends_us
+from logstore.tiered import upload_ended, upload_ends_us
 from tests.fakes.catalog.phase_one import Run
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class FakeOffloads:
             if copy is None or row is None or self._catalog.topic(row.topic_id).state is not TopicState.ACTIVE:
                 self._end(ledger_id, uuid, None)
                 return False
-            live = replace(copy, state=CopyState.LIVE, context=_ended(copy.context, None))
+            live = replace(copy, state=CopyState.LIVE, context=upload_ended(copy.context, None))
             self._catalog.copies[ledger_id][_TIERED] = live
             self._catalog.versions[row.topic_id] += 1
             return True
@@ -165,7 +165,10 @@ class FakeOffloads:
 
     def is_abandoned(self, copy: "Copy") -> bool:
         """Whether nobody will publish the copy."""
-        ends_us = upload_ends_us(copy.context)
+        try:
+            ends_us = upload_ends_us(copy.context)
+        except CorruptData:
+            return False
         return copy.state is CopyState.WRITING and ends_us is not None and ends_us <= self._catalog.now_us
 
     def take_away_abandoned(self, topic_id: TopicId, batch_id: str) -> int:
@@ -204,7 +207,7 @@ class FakeOffloads:
         if copy is None:
             self._end_intents(ledger_id, uuid, until_us)
         elif copy.state is CopyState.WRITING:
-            self._catalog.copies[ledger_id][_TIERED] = replace(copy, context=_ended(copy.context, until_us))
+            self._catalog.copies[ledger_id][_TIERED] = replace(copy, context=upload_ended(copy.context, until_us))
             self._catalog.file_copy_intent(ledger_id, _TIERED, "")
             self._catalog.versions[self._catalog.ledger_rows[ledger_id].topic_id] += 1
 
@@ -214,7 +217,7 @@ class FakeOffloads:
         ends_us = upload_ends_us(ours[-1].context) if ours else None
         if ends_us is None:
             return
-        last, context = ours[-1], _ended(ours[-1].context, until_us)
+        last, context = ours[-1], upload_ended(ours[-1].context, until_us)
         if last.state is DeletionState.PENDING and ends_us > self._catalog.now_us:
             rows[last.row_id] = replace(last, context=context)
         else:
@@ -230,10 +233,3 @@ class FakeOffloads:
         self._catalog.next_row += 1
         if row:
             self._catalog.ledger_rows[ended.ledger_id] = replace(row, generation=generation)
-
-
-def _ended(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
-    rest = {name: value for name, value in context.items() if name != "until_us"}
-    if until_us is None:
-        return rest
-    return rest | {"until_us": str(min(until_us, int(context.get("until_us", until_us))))}

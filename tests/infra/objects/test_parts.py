@@ -1,13 +1,16 @@
 """Uploads in parts before a peer that misbehaves on purpose."""
 
+import inspect
 import io
 from collections.abc import Callable
 
 import pytest
 
 from infra.objects.client import make_client
+from infra.objects.parts import PART_BYTES
 from infra.objects.store import S3ObjectStore
-from logstore.errors import AlreadyExists, OutcomeUnknown, StoreUnavailable
+from logstore.errors import AlreadyExists, OutcomeUnknown, StoreUnavailable, UploadTimedOut
+from logstore.tiered import UPLOAD_GRACE_S
 from tests.infra.objects.peer import Answer, Peer, Request, fault, scripted
 from tests.infra.objects.test_store import NO_WAITS
 
@@ -39,14 +42,33 @@ def playing(**changes: Callable[[int], Answer]) -> Callable[[Request], Answer]:
     return answer
 
 
-def put(peer: Peer) -> None:
+def put(peer: Peer, proceed: Callable[[], None] = lambda: None) -> None:
     client = make_client(peer.endpoint, "us-east-1", "access", "secret")
     store = S3ObjectStore(client, "bucket", patience=NO_WAITS, part_bytes=5)
-    store.put_file_if_absent("key", io.BytesIO(BODY), metadata={"a": "b"}, proceed=lambda: None)
+    store.put_file_if_absent("key", io.BytesIO(BODY), metadata={"a": "b"}, proceed=proceed)
 
 
 def calls(peer: Peer) -> list[str]:
     return [kind(request) for request in peer.requests]
+
+
+def test_upload_past_its_deadline_is_not_even_begun() -> None:
+    """Parts of an upload that began after everybody had stopped waiting for it would be found by nobody."""
+
+    def too_late() -> None:
+        raise UploadTimedOut("too late")
+
+    with scripted(playing()) as peer, pytest.raises(UploadTimedOut):
+        put(peer, too_late)
+    assert calls(peer) == []
+
+
+def test_one_request_ends_within_the_grace_that_deletion_gives_it() -> None:
+    """Connecting, sending one part on a slow line, waiting for the answer: nothing of it lands later."""
+    limits = inspect.signature(make_client).parameters
+    slow_bytes_per_s = 500_000
+    longest_s = limits["connect_timeout_s"].default + PART_BYTES / slow_bytes_per_s + limits["read_timeout_s"].default
+    assert longest_s < UPLOAD_GRACE_S
 
 
 def test_parts_are_sent_in_order_one_at_a_time_and_completed_if_absent() -> None:
