@@ -7,10 +7,20 @@ from typing import Any
 from sqlalchemy import event
 
 from infra.catalog import Database, SqlCatalog, upgrade
+from logstore.ports.catalog import Cause, Claim
 
 
 def _plan(database: Database, work: Callable[[], Any]) -> list[str]:
     """How SQLite goes about the last statement of some work."""
+    return _explained(database, *_said(database, work)[-1])
+
+
+def _plans(database: Database, work: Callable[[], Any]) -> list[str]:
+    """How SQLite goes about every statement of some work."""
+    return [line for one in _said(database, work) for line in _explained(database, *one)]
+
+
+def _said(database: Database, work: Callable[[], Any]) -> list[tuple[str, Any]]:
     said: list[tuple[str, Any]] = []
 
     def listen(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
@@ -19,11 +29,12 @@ def _plan(database: Database, work: Callable[[], Any]) -> list[str]:
     event.listen(database.engine, "before_cursor_execute", listen)
     work()
     event.remove(database.engine, "before_cursor_execute", listen)
-    statement, parameters = said[-1]
-    return [
-        row[-1]
-        for row in database.read(lambda c: c.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all())
-    ]
+    return [one for one in said if one[0].startswith("SELECT")]
+
+
+def _explained(database: Database, statement: str, parameters: Any) -> list[str]:
+    rows = database.read(lambda c: c.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all())
+    return [row[-1] for row in rows]
 
 
 def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
@@ -33,5 +44,19 @@ def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
     plan = _plan(database, SqlCatalog(database).deletions.inflight)
     database.close()
     reads = [line for line in plan if "pending_deletion" in line]
-    how = "SEARCH pending_deletion USING COVERING INDEX pending_deletion_by_state"
-    assert sorted(reads) == [f"{how} (state<?)", f"{how} (state>?)"]
+    how = "SEARCH pending_deletion USING COVERING INDEX pending_deletion_by_"  # of the two that begin with the state
+    assert [line.startswith(how) for line in reads] == [True, True]
+    assert sorted(line[-9:] for line in reads) == ["(state<?)", "(state>?)"]
+
+
+def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> None:
+    """Once a minute, beside a month of finished rows and every ledger there is: it must walk over none of them."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    upgrade(database)
+    sweeps, nobody = SqlCatalog(database).sweeps, Claim(workflow_id="w", run_id="", ttl_s=1)
+    cause = Cause(actor="tests", reason="a test", workflow_id="w")
+    plans = _plans(database, lambda: sweeps.adopt(batch_id="b", claim=nobody, limit=9))
+    plans += _plans(database, lambda: sweeps.forget(older_than_s=9, limit=9, cause=cause))
+    database.close()
+    assert len([line for line in plans if line.startswith("SEARCH")]) >= 4
+    assert not [line for line in plans if line.startswith("SCAN")]
