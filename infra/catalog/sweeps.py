@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, exists, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, delete, exists, literal_column, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
@@ -15,7 +15,9 @@ from infra.catalog.claims import SEVERAL_TOPICS, move, open_run, stalled
 from infra.catalog.database import Database
 from infra.catalog.detach import done_before
 from infra.catalog.intents import file_intents, filed_by
+from infra.catalog.ledgers import raise_version
 from infra.catalog.many import any_of
+from infra.catalog.uploads import abandoned, take_away_abandoned
 from logstore.deletion import DeletionState
 from logstore.failpoints import effect
 from logstore.ledgers import LedgerState
@@ -40,7 +42,8 @@ class SqlSweeps:
         def look(connection: Connection) -> Detached | None:
             now = self._db.now_us(connection)
             done = done_before(connection, batch_id, _REQUEST)
-            idle = not _any(connection, _stalled(now)) and not _any(connection, _newborn(now - self._newborn_us))
+            queries = (_stalled(now), _newborn(now - self._newborn_us), _abandoned(now))
+            idle = not any(_any(connection, query) for query in queries)
             return done or (Detached(batch_id=batch_id, ledgers=0, intents=0) if idle else None)
 
         found = self._db.read(look)
@@ -54,27 +57,36 @@ class SqlSweeps:
         done = done_before(connection, batch_id, _REQUEST)
         if done:
             return done
-        newborn = self._detach_newborn(connection, batch_id, limit, now)
+        newborn, dead = self._detach_dead(connection, batch_id, limit, now)
         others = _stalled(now).where(_P.batch_id != batch_id)  # what was just filed is stalled until the run stands
         page = others.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
         taken = _among(connection, _P.row_id, list(connection.execute(page).scalars()))
         adopted = move(connection, taken, stalled(now), batch_id=batch_id)
-        result = Detached(batch_id=batch_id, ledgers=newborn, intents=newborn + adopted)
+        result = Detached(batch_id=batch_id, ledgers=newborn, intents=newborn + dead + adopted)
         if result.intents:
             open_run(connection, result, SEVERAL_TOPICS, claim, now, request=_REQUEST)
-        return replace(result, filed=filed_by(connection, batch_id, now) if newborn else ())
+        return replace(result, filed=filed_by(connection, batch_id, now) if newborn or dead else ())
 
-    def _detach_newborn(self, connection: Connection, batch_id: str, limit: int, now_us: int) -> int:
-        """Under the locks that `attach` takes, in their order: topics, then lists."""
+    def _detach_dead(self, connection: Connection, batch_id: str, limit: int, now_us: int) -> tuple[int, int]:
+        """Newborn ledgers and copies of dead uploads, under the locks of `attach`: all topics, then all lists."""
         page = _newborn(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
-        found = connection.execute(page).all()
+        born = connection.execute(page).all()
+        dead = connection.execute(_abandoned(now_us).limit(limit)).all()
+        found = [*born, *dead]
         if not found:
-            return 0
+            return 0, 0
         _lock(connection, t.topic.c.topic_id, [row.topic_id for row in found], share=True)
         _lock(connection, t.ledger_list.c.list_id, [row.list_id for row in found])
-        doomed = _among(connection, _L.ledger_id, [row.ledger_id for row in found])
+        doomed = _among(connection, _L.ledger_id, [row.ledger_id for row in born])
         unattached = _L.state == LedgerState.CREATING.value
-        return file_intents(connection, doomed & unattached, batch_id=batch_id, now_us=now_us)
+        newborn = file_intents(connection, doomed & unattached, batch_id=batch_id, now_us=now_us)
+        copies = 0
+        for list_id in sorted({row.list_id for row in dead}):
+            filed = take_away_abandoned(connection, list_id, batch_id, now_us)
+            if filed:
+                raise_version(connection, list_id)
+            copies += filed
+        return newborn, copies
 
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         """See `Sweeps.forget`."""
@@ -112,6 +124,17 @@ def _newborn(before_us: int) -> Select[Any]:
     columns = (_L.ledger_id, t.ledger_list.c.list_id, t.topic.c.topic_id)
     unattached = (_L.place.is_(None), _L.created_us < before_us, _L.state == LedgerState.CREATING.value)
     return select(*columns).select_from(source).where(*unattached)
+
+
+def _abandoned(now_us: int) -> Select[Any]:
+    """List and topic of copies that nobody will publish; the state as text, for its partial index to be read."""
+    c = t.ledger_copy.c
+    source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
+    source = source.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
+    source = source.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    writing = c.state == literal_column("'WRITING'")
+    columns = (t.ledger_list.c.list_id, t.topic.c.topic_id)
+    return select(*columns).select_from(source).where(writing, abandoned(now_us)).distinct()
 
 
 def _ended(now_us: int, before_us: int) -> Select[Any]:

@@ -75,6 +75,14 @@ class LedgerCopyRow(SQLModel, table=True):
     """One copy of a ledger: primary or tiered."""
 
     __tablename__ = "ledger_copy"
+    __table_args__ = (
+        Index(
+            "ledger_copy_writing",
+            "kind",
+            sqlite_where=text("state = 'WRITING'"),
+            postgresql_where=text("state = 'WRITING'"),
+        ),
+    )
     ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     kind: str = Field(primary_key=True)
     state: str

@@ -137,6 +137,24 @@ def test_adopt_detaches_newborn_ledgers_of_idle_topics(world: World) -> None:
     assert not world.catalog.ledgers.attach(born[0], after=kept[-1])
 
 
+def test_adopt_takes_copies_of_dead_uploads_from_idle_topics(world: World) -> None:
+    """An uploader that died, on a topic that nobody trims: its objects go, and its ledger stays."""
+    topics = [new_topic(world, f"persistent://a/b/{name}") for name in ("x", "y", "z")]
+    ledgers = [filled(world, topic.topic_id, 2)[0] for topic in topics]
+    for at, ledger in enumerate(ledgers):
+        world.catalog.offloads.begin(ledger, uuid=f"u-{at}", place={"bucket": "cold"}, timeout_s=60)
+    assert _adopt(world, "early") == Detached(batch_id="early", ledgers=0, intents=0)
+    for ledger in ledgers:
+        world.let_upload_end(ledger)
+    world.catalog.offloads.begin(ledgers[2], uuid="u-9", place={"bucket": "cold"}, timeout_s=2**30)
+    assert _adopt(world).ledgers == 0
+    rows = world.catalog.deletions.intents("sweep", _ALL)
+    assert sorted(row.context["uuid"] for row in rows) == ["u-0", "u-1", "u-2"]
+    assert _adopt(world, "again") == Detached(batch_id="again", ledgers=0, intents=0)
+    assert [listed(world, topic.topic_id)[0] for topic in topics] == ledgers
+    assert world.catalog.offloads.publish(ledgers[2], "u-9")
+
+
 def _finished(world: World, *, days: int) -> list[DeletionIntent]:
     rows = _batch(world, 4)
     ends = (Outcome.DELETED, Outcome.ALREADY_GONE, Outcome.METADATA_MISMATCH)

@@ -50,8 +50,8 @@ class FakeSweeps(_Batches):
             earlier = self._catalog.deletions.earlier(batch_id, "sweep")
             if earlier:
                 return earlier.detached
-            newborn, stalled = self._newborn(), self._stalled()
-        if not newborn and not stalled:
+            newborn, stalled, dead = self._newborn(), self._stalled(), self._dead()
+        if not newborn and not stalled and not dead:
             return Detached(batch_id=batch_id, ledgers=0, intents=0)
         with effect("catalog.adopt"), self._catalog.lock:
             before, taken = set(self._catalog.intent_rows), self._stalled()[:limit]
@@ -59,6 +59,7 @@ class FakeSweeps(_Batches):
             for row in taken:
                 self._catalog.intent_rows[row.row_id] = replace(row, batch_id=batch_id, handed_to=None)
             filed = sum(self._catalog.file_intents(ledger_id, batch_id) for ledger_id in born)
+            filed += sum(self._catalog.offloads.take_away_abandoned(one, batch_id) for one in self._dead()[:limit])
             done = Detached(batch_id=batch_id, ledgers=len(born), intents=len(taken) + filed)
             self._open(done, claim, "sweep")
             return replace(done, filed=self._catalog.deletions.filed_since(before))
@@ -66,6 +67,16 @@ class FakeSweeps(_Batches):
     def _stalled(self) -> list[DeletionIntent]:
         rows = sorted(self._catalog.intent_rows.items())
         return [row for _, row in rows if self._catalog.deletions.is_stalled(row)]
+
+    def _dead(self) -> list[TopicId]:
+        """Topics with copies of uploads that died."""
+        offloads = self._catalog.offloads
+        lists = sorted(self._catalog.lists.items())
+        return [
+            topic_id
+            for topic_id, listed in lists
+            if any(offloads.is_abandoned(copy) for one in listed for copy in self._catalog.copies[one].values())
+        ]
 
     def _newborn(self) -> list[LedgerId]:
         before_us = self._catalog.until_us(-self._catalog.registration_timeout_s)

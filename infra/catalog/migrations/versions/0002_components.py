@@ -26,6 +26,8 @@ def upgrade() -> None:
     op.create_index("run_by_end", "run", ["finished_us"])
     unlisted = sa.text("place IS NULL")
     op.create_index("ledger_unlisted", "ledger", ["created_us"], sqlite_where=unlisted, postgresql_where=unlisted)
+    writing = sa.text("state = 'WRITING'")
+    op.create_index("ledger_copy_writing", "ledger_copy", ["kind"], sqlite_where=writing, postgresql_where=writing)
     op.create_table(
         "schema_version",
         sa.Column("topic_id", _BIG, nullable=False, autoincrement=False),
