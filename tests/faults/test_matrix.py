@@ -14,7 +14,7 @@ from tests.faults.effects import INTERRUPTIONS, Interruption, interruptions, nam
 from tests.faults.job import Job, again
 from tests.faults.world import World
 
-_SAMPLE = 3  # hits of one point in one course; all of them with --all-faults
+_SAMPLE = 1  # hits of one point in one course; all of them with --all-faults
 _PARTS = 4  # of long tests, so that each stays short
 _PAIRS = 60  # two interruptions in one run
 
