@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from temporalio.client import Client, WorkflowHandle
-from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.common import SearchAttributePair, WorkflowIDConflictPolicy
 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.requests import checked_ids, deletion_policy, of_topic
 from workers.settings import Settings
-from workflows import offload_ledger, offload_topic
+from workflows import offload_ledger, offload_topic, search_attributes
 from workflows.offload_ledger import OffloadLedger
 from workflows.offload_topic import OffloadTopic
 from workflows.values import (
@@ -77,7 +77,7 @@ class OffloadJobs:
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"ledger {ledger_id} of {topic.name}",
-            search_attributes=of_topic(topic),
+            search_attributes=of_topic(topic).updated(SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)),
         )
 
     @property

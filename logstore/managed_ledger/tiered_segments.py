@@ -18,6 +18,8 @@ from logstore.tiered import RowGroup, TieredIndex, data_key, index_key
 
 _FOOTER: Final = 64 << 10
 """Bytes at the end of the object that are fetched together: the footer of some hundred row groups."""
+_KEPT_OPEN: Final = 4
+"""Copies whose footer a scan keeps: it goes from ledger to ledger, and reads two segments ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,10 @@ class TieredScan:
         with self._lock:
             if uuid not in self._opened:
                 self._opened[uuid] = _open(self._buckets(bucket), uuid, segment.ledger_id)
-            return self._opened[uuid]
+            opened = self._opened[uuid]
+            while len(self._opened) > _KEPT_OPEN:
+                del self._opened[next(iter(self._opened))]
+            return opened
 
 
 def _open(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _Opened:

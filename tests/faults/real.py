@@ -246,6 +246,8 @@ async def offload(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None
     sexton = await Sexton.connect(world.settings)
     with open_log(world.settings) as log:
         topics = [log.catalog.topics.get(plan.name) for plan in plans]
+        alone = log.catalog.ledgers.listed(topics[0].topic_id)[2].ledger_id
+    await _end(await sexton.offload_ledger(topics[0], alone))
     for topic in topics:
         await _end(await sexton.offload_topic(topic, None, True, "a test", "tests"))
     await eventually(lambda: not world.unfinished("LEDGER"), "every primary copy's intent has ended")

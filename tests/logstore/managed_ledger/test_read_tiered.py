@@ -11,6 +11,7 @@ from logstore.cursors import CursorState
 from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.ledgers import CopyKind, ledger_prefix, segment_key
+from logstore.managed_ledger.tiered_segments import TieredScan, TieredSegments
 from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -98,6 +99,27 @@ def test_read_of_few_columns_fetches_few_bytes(scene: Offloading, monkeypatch: p
     found = list(process.scan(scene.world.topic, from_position=Position(ledger, 0), columns=["publish_ms"]))
     assert [entry.payload for entry in found] == [None, None]
     assert sum(fetched) < 70_000
+
+
+def test_read_of_many_tiered_ledgers_keeps_few_footers(scene: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan of a hundred thousand ledgers does not remember all of them."""
+    process = scene.process(entries=1)
+    for number in range(8):
+        process.append(scene.world.topic, ProducedEntries(entries=[NewEntry(payload=b"%d" % number)]))
+        process.roll(scene.world.topic)
+    for ledger in ids(scene)[3:-1]:
+        scene.offload(ledger, f"u-many-{ledger}")
+    scans: list[TieredScan] = []
+    real = TieredSegments.scan
+
+    def remembered(segments: TieredSegments) -> TieredScan:
+        scans.append(real(segments))
+        return scans[-1]
+
+    monkeypatch.setattr(TieredSegments, "scan", remembered)
+    remove_primaries(scene)
+    assert payloads(scene) == ALL + [b"%d" % number for number in range(8)]
+    assert len(scans[-1]._opened) <= 4
 
 
 def test_read_that_began_before_the_removal_goes_on_in_the_tiered_copy(scene: Offloading) -> None:
