@@ -96,6 +96,19 @@ class MemoryWorld(World):
         """See `World`."""
         self._fake.intent_rows.clear()
 
+    def left_of(self, topic_id: TopicId) -> dict[str, int]:
+        """See `World`."""
+        fake = self._fake
+        found = {
+            "topic": int(topic_id in fake.topic_rows),
+            "ledger_list": int(topic_id in fake.lists),
+            "ledger": sum(row.topic_id == topic_id for row in fake.ledger_rows.values()),
+            "cursor": sum(key[0] == topic_id for key in fake.cursor_rows),
+            "producer_sequence": sum(key[0] == topic_id for key in fake.sequences),
+            "schema_version": len(fake.schema_rows.get(topic_id, ())),
+        }
+        return {name: count for name, count in found.items() if count}
+
     def everything(self) -> object:
         """See `World`."""
         fake = self._fake

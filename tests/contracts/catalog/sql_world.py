@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import event, text
 
-from infra.catalog import Database, SqlCatalog
+from infra.catalog import Database, SqlCatalog, tables
 from logstore.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, TopicId
@@ -133,6 +133,16 @@ class SqlWorld(World):
     def forget_intents(self) -> None:
         """See `World`."""
         self.sql("DELETE FROM pending_deletion")
+
+    def left_of(self, topic_id: TopicId) -> dict[str, int]:
+        """See `World`; a ledger in no list hangs on no topic, and is counted."""
+        names = {name for name, table in tables.metadata.tables.items() if "topic_id" in table.c}
+        names -= {"pending_deletion", "run", "audit"}
+        query = "SELECT count(*) FROM {} WHERE topic_id = :topic"
+        found = {name: self.sql(query.format(name), topic=topic_id)[0][0] for name in sorted(names)}
+        of_nobody = "SELECT count(*) FROM ledger WHERE list_id NOT IN (SELECT list_id FROM ledger_list)"
+        found["ledger"] = self.sql(of_nobody)[0][0]
+        return {name: count for name, count in found.items() if count}
 
     def everything(self) -> object:
         """See `World`."""

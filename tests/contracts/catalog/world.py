@@ -18,6 +18,7 @@ from logstore.ports.catalog import (
     Redrives,
     Schemas,
     Sweeps,
+    TopicDeletions,
     Topics,
     TopicState,
 )
@@ -50,6 +51,8 @@ class Parts(Protocol):
     def deletions(self) -> Deletions: ...  # noqa: D102
     @property
     def offloads(self) -> Offloads: ...  # noqa: D102
+    @property
+    def topic_deletions(self) -> TopicDeletions: ...  # noqa: D102
     @property
     def sweeps(self) -> Sweeps: ...  # noqa: D102
     @property
@@ -143,6 +146,10 @@ class World(ABC):
     @abstractmethod
     def forget_intents(self) -> None:
         """Remove every intent."""
+
+    @abstractmethod
+    def left_of(self, topic_id: TopicId) -> dict[str, int]:
+        """Rows that name the topic, by table; intents, runs and the audit log are left out."""
 
     @abstractmethod
     def everything(self) -> object:

@@ -34,7 +34,7 @@ class FakeComponents:
         """See the port."""
         with self._catalog.lock:
             rows = [row for row in self._catalog.ledger_rows.values() if row.topic_id == topic_id]
-            data = [row for row in rows if row.ledger_id in self._catalog.lists[topic_id]]
+            data = [row for row in rows if row.ledger_id in self._catalog.lists.get(topic_id, [])]
             rest = [row for row in rows if _is_listed(row)]
         order = sorted(rest, key=lambda row: (row.component.value, sorted(row.keys.items()), row.ledger_id))
         return [*sorted(data, key=lambda row: row.ledger_id), *order]

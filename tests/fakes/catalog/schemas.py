@@ -32,11 +32,10 @@ class FakeSchemas:
     ) -> SchemaVersion | None:
         """See the port."""
         with effect("catalog.publish_schema"), self._catalog.lock:
-            topic = self._catalog.topic(topic_id)
             row = self._catalog.components._born(ledger_id)
             if row is None or row.state is LedgerState.CLOSED:
                 return next((one for one in self.all(topic_id) if one.ledger_id == ledger_id), None)
-            newest = self.newest(topic_id)
+            topic, newest = self._catalog.topic(topic_id), self.newest(topic_id)
             if newest and newest.digest == digest:
                 self._catalog.file_intents(ledger_id, "")
                 return newest

@@ -31,6 +31,7 @@ from tests.fakes.catalog.offloads import FakeOffloads
 from tests.fakes.catalog.phase_one import Run
 from tests.fakes.catalog.schemas import FakeSchemas
 from tests.fakes.catalog.sweeps import FakeRedrives, FakeSweeps
+from tests.fakes.catalog.topic_deletions import FakeTopicDeletions
 from tests.fakes.catalog.topics import FakeTopics
 
 
@@ -77,6 +78,8 @@ class FakeCatalog:
         self.claims_us: dict[int, int] = {}  # until when an intent with `handed_to` is held
         self.ended_us: dict[int, int] = {}
         self.keys_left: dict[int, tuple[int | None, int]] = {}  # of an intent, and after how many attempts in a row
+        self.begun_us: dict[TopicId, int] = {}  # when the deletion of a topic began
+        self.next_topic = 1
         self.confirmed: dict[int, tuple[int, int]] = {}  # objects and bytes that an intent's end reported
         self.next_row = 1
         self.runs: dict[str, Run] = {}
@@ -91,6 +94,7 @@ class FakeCatalog:
         self.commits = FakeCommits(self)
         self.deletions = FakeDeletions(self)
         self.offloads = FakeOffloads(self)
+        self.topic_deletions = FakeTopicDeletions(self)
         self.sweeps = FakeSweeps(self)
         self.redrives = FakeRedrives(self)
 
@@ -161,6 +165,11 @@ class FakeCatalog:
         """The copy's evidence was checked: it is LIVE."""
         copies = self.copies[ledger_id]
         copies[kind] = replace(copies[kind], state=CopyState.LIVE)
+
+    def give_copy(self, ledger_id: LedgerId) -> None:
+        """A ledger that lost all of its copies' rows gets its primary one."""
+        if not self.copies[ledger_id]:
+            self.copies[ledger_id][CopyKind.LEDGER] = Copy(state=CopyState.WRITING)
 
     def file_intents(self, ledger_id: LedgerId, batch_id: str) -> int:
         """Take the ledger out of its list, with an intent for each of its copies in its place, and count those."""

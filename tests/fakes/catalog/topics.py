@@ -31,12 +31,13 @@ class FakeTopics:
             if any(topic.name == name for topic in rows.values()):
                 raise AlreadyExists(f"topic {name!r} exists already")
             topic = Topic(
-                topic_id=TopicId(len(rows) + 1),
+                topic_id=TopicId(self._catalog.next_topic),
                 name=name,
                 state=TopicState.ACTIVE,
                 policy=policy,
                 created_us=self._catalog.now_us,
             )
+            self._catalog.next_topic += 1
             rows[topic.topic_id] = topic
             self._catalog.lists[topic.topic_id] = []
             self._catalog.versions[topic.topic_id] = 0

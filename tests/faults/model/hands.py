@@ -1,21 +1,22 @@
 """How the model does things: calls of programs, attempts of activities, and what happens in between."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from typing import Final, TypeVar
 
 from temporalio import activity
 
 from logstore.deletion import DeletionIntent
-from logstore.errors import OutcomeUnknown, RetryableError, TerminalError
+from logstore.errors import OutcomeUnknown, RetryableError, SextonError, TerminalError
 from logstore.failpoints import SimulatedCrash
-from logstore.ledgers import CopyKind
+from logstore.ledgers import CopyKind, LedgerStatement, meta_key
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.faults.model.auditor import Moment, look
 from tests.faults.model.house import House, Process
 from tests.faults.model.jobs import Job, Steps, Workflows
+from tests.faults.model.moment import Moment, look
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class Interlude(Enum):
     OVERTAKEN = 2  # the attempt is taken for dead, and its retry comes first
     TRIMMED = 3  # its workflow is, and a trim takes everything over
     ROLLED = 4  # by another program
+    WOKEN = 5  # creators that fell asleep over their newborns
 
 
 class Hands:
@@ -49,12 +51,13 @@ class Hands:
         """Begin with an empty house."""
         super().__init__()
         self.house = House()
-        self.house.store.before_delete = self._check_holder
+        self.house.store.before_delete = self.house.cold.before_delete = self._check_holder
         self.workflows = Workflows()
         self.topics: dict[str, Topic] = {}
         self.forged: set[int] = set()
         self.wrong: list[str] = []
         self.seen: Moment = look(self.house, frozenset())
+        self.asleep: list[LedgerStatement] = []  # newborns whose creators sleep
         self._interlude: Interlude | None = None  # planned
         self._interrupted = False  # by an interlude, since the auditor looked
         self._at_work: Job | None = None
@@ -87,6 +90,7 @@ class Hands:
     def step(self, job: Job, *, loses_answer: bool = False) -> None:
         """Make one attempt at what a workflow does next, and look."""
         self._at_work = job
+        self.house.catalog.advance(seconds=job.wait_s)
         try:
             job.step(self.house.process("worker"), loses_answer=loses_answer)
         except SimulatedCrash:
@@ -109,14 +113,30 @@ class Hands:
             self.go_on(job, NEVER)
             assert job.ended, f"{job.name} does not come to an end"
 
-    def plan(self, at: Operation, what: Interlude) -> None:
-        """Let something else happen just before the next call of that kind reaches storage."""
-        if self._interlude is None:
-            self._interlude = what
+    def plan(self, at: Operation | None, what: Interlude) -> None:
+        """Let something else happen just before the next call of that kind, or before outcomes are recorded."""
+        if self._interlude is not None:
+            return
+        self._interlude = what
+        if at is None:
+            self.house.watched.before_finish = self._interrupt
+        else:
             self.house.store.plan(Fault(operation=at, kind=FaultKind.CALL, action=self._interrupt))
+
+    def wake(self) -> None:
+        """Let creators that fell asleep put their statements, and try to attach their newborns."""
+        sleepers, self.asleep = self.asleep, []
+        for statement in sleepers:
+            key, topic_id = meta_key(statement.ledger_id, statement.owner), statement.owner.topic_id
+            last = self.house.catalog.ledgers.last(topic_id)
+            with suppress(SimulatedCrash, SextonError):
+                self.house.store.put_if_absent(key, statement.to_json(), metadata=statement.to_metadata())
+                self.house.catalog.ledgers.attach(statement.ledger_id, after=last.ledger_id if last else None)
+                self.house.store.late.discard(key)  # it has told phase two to look again
 
     def _interrupt(self) -> None:
         what, self._interlude, self._interrupted = self._interlude, None, True
+        self.house.watched.before_finish = None
         worker = "another worker"
         try:
             match what:
@@ -126,6 +146,8 @@ class Hands:
                     Job("a retry", _once(self._at_work)).step(self.house.process(worker), loses_answer=True)
                 case Interlude.TRIMMED:
                     self._trim_everything(worker)
+                case Interlude.WOKEN:
+                    self.wake()
                 case Interlude.ROLLED:
                     for topic in self.topics.values():
                         self.house.process(worker).managed.roll(topic)
@@ -143,6 +165,8 @@ class Hands:
     def mend(self) -> None:
         """Storage is well, and nothing is planned."""
         self.house.store.heal()
+        self.house.cold.heal()
+        self.house.watched.before_finish = None
         self._interlude = None
 
     def forge(self, topic: str, number: int, *, component: str) -> None:
@@ -169,14 +193,14 @@ class Hands:
 
     def position(self, topic: str, place: int, entry: int) -> Position:
         """An entry of a listed ledger, counted from the head; one behind the list where it is too short."""
-        listed = self.seen.lists[self.id(topic)]
+        listed = self.seen.list_of(self.id(topic))
         ledger_id = listed[place] if place < len(listed) else max(listed, default=-1) + 1 + place
         return Position(LedgerId(ledger_id), entry)
 
     def ever(self, topic: str) -> list[int]:
         """Ledgers of the topic that are listed, and those that were."""
         gone = {int(row.ledger_id) for row in self.seen.intents.values() if row.topic_id == self.id(topic)}
-        return sorted(gone | {*self.seen.lists[self.id(topic)]})
+        return sorted(gone | {*self.seen.list_of(self.id(topic))})
 
     def id(self, topic: str) -> int:
         """What the catalog calls it."""
@@ -187,10 +211,16 @@ class Hands:
         if self._interrupted:
             return
         catalog, me = self.house.catalog, activity.info().workflow_id
-        rows = [row for row in catalog.intent_rows.values() if f"/{row.ledger_id:016x}/" in key]
+        rows = [row for row in catalog.intent_rows.values() if _is_of(row, key)]
         holders = [self.house.watched.holder(row) for row in rows]
         if me not in holders:
             self.wrong.append(f"{me} deletes {key}, which {holders} hold")
+
+
+def _is_of(row: DeletionIntent, key: str) -> bool:
+    if row.copy is CopyKind.OFFLOADED_LEDGER:
+        return key.startswith(f"{row.context['uuid']}-ledger-{row.ledger_id}")
+    return f"/{row.ledger_id:016x}/" in key
 
 
 def _once(job: Job) -> Steps:

@@ -1,23 +1,33 @@
 """What outlives processes (the catalog and the bucket, in memory), and the processes that come and go over it."""
 
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import Final
 
 from activities.deletion import DeletionUpkeep, LedgerDeletion
+from activities.offload import LedgerOffload
 from activities.retention import Retention
+from activities.topic_deletion import TopicDeletion
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
 from logstore.group_commit import GroupCommitter
 from logstore.ledgers import CopyKind
 from logstore.managed_ledger import Clock, ManagedLedger, RollPolicy
+from logstore.managed_ledger.tiered_segments import TieredSegments
+from logstore.offload import Offloader
+from logstore.ports.objects import ObjectStore
+from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
 from logstore.schemas import SchemaRegistry
 from logstore.subscriptions import Subscriptions
+from logstore.tiered_copies import TieredCopies
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import Fault, Operation, _Held
-from tests.faults.model.watch import WatchedDeletions
+from tests.faults.model.watch import WatchedDeletions, WatchedTopicDeletions
 from tests.faults.world import LyingStore
 
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
@@ -25,6 +35,14 @@ _APPLICATION: Final = "sexton"
 _INLINE_BYTES: Final = 60  # acknowledgements in two ledgers outgrow a cursor's row
 FORGOTTEN_S: Final = 10_000.0  # how long an intent that ended well is remembered
 _ROLLS: Final = RollPolicy(max_entries=12, max_size_bytes=1 << 30, max_age_s=3_600)
+
+_BUCKET: Final = "cold"
+_PLACE: Final = {"driver": "aws-s3", "bucket": _BUCKET}
+COLD_PLANTED: Final = {
+    "another-ledger-0": b"theirs",
+    "another-ledger-0-index": b"theirs too",
+    "readme.txt": b"mind the gap",
+}
 
 PLANTED: Final = {
     "another-application/ledgers/00/0000000000000000/00000000.parquet": b"theirs",
@@ -34,7 +52,7 @@ PLANTED: Final = {
 
 
 class Store(LyingStore):
-    """The primary bucket. It remembers what was put for a ledger that the catalog no longer had."""
+    """A bucket. It remembers what was put for a ledger that the catalog no longer had."""
 
     def __init__(self, is_known: Callable[[int], bool]) -> None:
         super().__init__()
@@ -85,6 +103,8 @@ class Process:
     schemas: SchemaRegistry
     deletion: LedgerDeletion
     upkeep: DeletionUpkeep
+    offload: LedgerOffload
+    topics: TopicDeletion
     retention: Retention
 
     def close(self) -> None:
@@ -101,9 +121,14 @@ class House:
         self.catalog = FakeCatalog()
         self.watched = WatchedDeletions(self.catalog)
         self.catalog.deletions = self.watched
+        self.catalog.topic_deletions = WatchedTopicDeletions(self.catalog, self.watched)
         self.store = Store(lambda ledger_id: ledger_id in self.catalog.ledger_rows)
-        for key, body in PLANTED.items():
-            self.store.plant(key, body)
+        self.cold = Store(lambda _ledger_id: True)
+        for store, planted in ((self.store, PLANTED), (self.cold, COLD_PLANTED)):
+            for key, body in planted.items():
+                store.plant(key, body)
+        self._folder = tempfile.TemporaryDirectory(prefix="model-")
+        self._uuids = (f"{number:08x}" for number in count())
         self._clock = Clock(now_us=lambda: self.catalog.now_us, monotonic_s=self._monotonic_s, sleep=self._sleep)
         self._processes: dict[str, Process] = {}
 
@@ -123,6 +148,11 @@ class House:
         """End every process."""
         for name in list(self._processes):
             self.bury(name)
+        self._folder.cleanup()
+
+    def _bucket(self, name: str) -> ObjectStore:
+        assert name == _BUCKET, name
+        return self.cold
 
     def _begin(self) -> Process:
         catalog, clock = self.catalog, self._clock
@@ -134,6 +164,7 @@ class House:
             application=_APPLICATION,
             policy=_ROLLS,
             clock=clock,
+            tiered=TieredSegments(offloads=catalog.offloads, buckets=self._bucket),
         )
         contents = ComponentLedgers(
             components=catalog.components,
@@ -151,7 +182,19 @@ class House:
         )
         subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
         deletions, ledgers = catalog.deletions, catalog.ledgers
-        storages = {CopyKind.LEDGER.value: PrimaryCopies(self.store)}
+        storages: Storages = {
+            CopyKind.LEDGER.value: PrimaryCopies(self.store),
+            CopyKind.OFFLOADED_LEDGER.value: TieredCopies(self._bucket, now_us=catalog.offloads.now_us),
+        }
+        offloader = Offloader(
+            offloads=catalog.offloads,
+            ledgers=ledgers,
+            primary=self.store,
+            buckets=self._bucket,
+            place=_PLACE,
+            folder=Path(self._folder.name),
+            monotonic_s=self._monotonic_s,
+        )
         return Process(
             committer=committer,
             managed=managed,
@@ -161,6 +204,13 @@ class House:
             upkeep=DeletionUpkeep(
                 sweeps=catalog.sweeps, deletions=deletions, ledgers=ledgers, finished_retention_s=FORGOTTEN_S
             ),
+            offload=LedgerOffload(
+                uploader=offloader,
+                offloads=catalog.offloads,
+                ledgers=ledgers,
+                new_uuid=lambda: next(self._uuids),
+            ),
+            topics=TopicDeletion(topics=catalog.topic_deletions, ledgers=ledgers),
             retention=Retention(topics=catalog.topics, roller=managed, settler=subscriptions),
         )
 

@@ -28,8 +28,11 @@ from activities.deletion import (
     RangesPage,
     delete_ledger_id,
 )
+from activities.offload import PublishInput, RemovePrimariesInput, UploadInput, UploadResult
 from activities.retention import RollInput
+from activities.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicOrder
 from logstore.errors import ClaimHeld, OutcomeUnknown, RetryableError, TerminalError
+from logstore.ports.catalog import OffloadAnswer
 from tests.faults.model.house import Process
 
 _FOR_EVER: Final = 1_000_000
@@ -37,6 +40,8 @@ _CHUNK_ROWS: Final = 2
 _CHUNK_ATTEMPTS: Final = 3
 _ATTEMPTS: Final = 4  # of one intent, its batch's own among them
 _INTERVAL_S: Final = 60
+_TURNS: Final = 3  # uploads of one ledger that lost to another attempt
+_UPLOAD_S: Final = 300.0
 
 
 class Exhausted(Exception):
@@ -66,6 +71,7 @@ class Job:
     ended: bool = False
     succeeded: bool = False
     call: Call | None = field(init=False, default=None)
+    wait_s: float = 0.0  # before the next attempt
 
     def __post_init__(self) -> None:
         self._go_on(lambda: next(self.steps))
@@ -79,6 +85,7 @@ class Job:
         """
         assert self.call
         self.attempts += 1
+        self.wait_s = 0.0
         environment = ActivityEnvironment()
         workflow_id = self.call.workflow_id
         environment.info = replace(environment.info, workflow_id=workflow_id, workflow_run_id=f"{workflow_id} run")
@@ -87,6 +94,7 @@ class Job:
         except (RetryableError, OutcomeUnknown) as error:
             self._fail(error)
         except ApplicationError as error:
+            self.wait_s = error.next_retry_delay.total_seconds() if error.next_retry_delay else 0.0
             self._fail(error)
         except TerminalError as error:
             refused = error
@@ -147,6 +155,21 @@ class Workflows:
         batch_id = f"{topic_id}-{next(self._numbers)}"
         return self.start(f"delete-ledgers/{batch_id}", self._delete(batch_id, topic_id, ledger_ids, force=force))
 
+    def offload(self, ledger_id: int) -> Job:
+        """Start `offload-ledger`."""
+        name = f"offload-ledger/{ledger_id}"
+        return self.start(name, self._offload(name, ledger_id))
+
+    def remove_primaries(self, topic_id: int) -> Job:
+        """Start what `offload-topic` ends with."""
+        name = f"offload-topic/{topic_id}"
+        return self.start(name, self._remove_primaries(name, topic_id))
+
+    def delete_topic(self, topic_id: int, topic: str) -> Job:
+        """Start `delete-topic`."""
+        name = f"delete-topic/{topic_id}"
+        return self.start(name, self._delete_topic(name, topic_id, topic))
+
     def sweep(self) -> Job:
         """Start `sweep-deletions`."""
         return self.start("sweep-deletions", self._sweep())
@@ -180,6 +203,47 @@ class Workflows:
             f"delete-ledgers/{batch_id}", batch_id, topic_id, ledger_ids=ledger_ids, force=force
         )
         yield from self._phase_two(batch_id, detached.catalog_epoch)
+
+    def _offload(self, name: str, ledger_id: int) -> Steps:
+        for _ in range(_TURNS):
+            upload = UploadInput(ledger_id=ledger_id, timeout_s=_UPLOAD_S)
+            done: UploadResult = yield Call(workflow_id=name, method=lambda p: p.offload.upload, request=upload, most=3)
+            if done.answer is not OffloadAnswer.BEGUN:
+                return
+            publish = PublishInput(ledger_id=ledger_id, uuid=done.uuid)
+            found = yield Call(workflow_id=name, method=lambda p: p.offload.publish, request=publish)
+            if found is not OffloadAnswer.BEGUN:
+                return
+
+    def _remove_primaries(self, name: str, topic_id: int) -> Steps:
+        batch_id = f"{topic_id}-{next(self._numbers)}"
+        request = RemovePrimariesInput(
+            topic_id=topic_id,
+            batch_id=batch_id,
+            batch_workflow_id=f"delete-ledgers/{batch_id}",
+            actor="tests",
+            reason="the model",
+        )
+        found = yield Call(workflow_id=name, method=lambda p: p.offload.remove_primaries, request=request)
+        if found.intents:
+            yield from self._phase_two(batch_id, found.catalog_epoch)
+
+    def _delete_topic(self, name: str, topic_id: int, topic: str) -> Steps:
+        order = TopicOrder(topic_id=topic_id, topic=topic, actor="tests", reason="the model", catalog_epoch=None)
+        begun: Begun = yield Call(workflow_id=name, method=lambda p: p.topics.set_deleting, request=order)
+        order = replace(order, catalog_epoch=begun.catalog_epoch)
+        removed = Removed(gone=False)
+        while not removed.gone:
+            batch_id = f"{topic_id}-{next(self._numbers)}"
+            everything = DetachAllInput(order=order, batch_id=batch_id, batch_workflow_id=f"delete-ledgers/{batch_id}")
+            detached: DetachResult = yield Call(
+                workflow_id=name, method=lambda p: p.topics.detach_all, request=everything
+            )
+            if detached.intents:
+                with suppress(TerminalError, Exhausted):  # its rows are listed, and the topic need not wait for them
+                    yield from self._phase_two(batch_id, detached.catalog_epoch)
+            last = RemoveInput(order=order, since_us=begun.since_us)
+            removed = yield Call(workflow_id=name, method=lambda p: p.topics.remove, request=last)
 
     def _sweep(self) -> Steps:
         name = "sweep-deletions"

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.faults.model.auditor import Licence, Moment, Place, look, wrong_now, wrong_since
+from tests.faults.model.auditor import Licence, wrong_now, wrong_since
 from tests.faults.model.hands import End, Hands
+from tests.faults.model.moment import Moment, Place, look
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Judge(Hands):
 
     def listed_numbers(self, topic: str) -> list[tuple[int, int]]:
         """Sequence ids of the topic in the order of its log, each with its ledger."""
-        ledgers = self.seen.lists[self.id(topic)]
+        ledgers = self.seen.list_of(self.id(topic))
         return [(number, one) for one in ledgers for number in self.seen.numbers(one)]
 
     def _unlike_subscriptions(self, before: Moment) -> Iterable[str]:

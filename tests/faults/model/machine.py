@@ -5,6 +5,7 @@ looks; in the end everything is driven to rest, and nothing may be stored but wh
 keeps, and what is not Sexton's.
 """
 
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import Any, Final
@@ -15,17 +16,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from activities.deletion.answers import key_of
 from logstore import failpoints
 from logstore.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Cause, Claim
+from logstore.errors import StoreUnavailable
+from logstore.failpoints import SimulatedCrash
+from logstore.ledgers import LedgerState
+from logstore.ports.catalog import Cause, Claim, TopicState
 from logstore.positions import LedgerId, Position
 from logstore.retention import RetentionPolicy
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.effects import named_in_source
-from tests.faults.model.auditor import Licence, Place, look
+from tests.faults.model.auditor import Licence
 from tests.faults.model.hands import ABANDONED_S, LAPSE_S, TOPICS, End, Interlude
 from tests.faults.model.judge import Expected, Judge
+from tests.faults.model.moment import Place, look
 from tests.faults.world import FOREVER
 
-_AREAS: Final = {"append", "roll", "component", "catalog", "storage"}
+_AREAS: Final = {"append", "roll", "component", "catalog", "storage", "offload", "tiered"}
 _EFFECTS: Final = sorted(name for name in named_in_source() if name.partition(".")[0] in _AREAS)
 _INTERRUPTIONS: Final = ("before crash", "after crash", "before fail", "reported_failed fail")
 
@@ -81,12 +86,15 @@ class Model(Judge, RuleBasedStateMachine):
     def begin(self, first: RetentionPolicy, second: RetentionPolicy, ledgers: int) -> None:
         """Two topics, written to."""
         for name, policy in zip(TOPICS, (first, second), strict=True):
-            self.topics[name] = self.house.catalog.topics.create(f"persistent://shop/main/{name}", policy)
-            self.answered[name], self.unanswered[name] = set(), []
+            self._create(name, policy)
         for _ in range(ledgers):
             for name in TOPICS:
                 self.append(topic=name, program="a", count=2, rolls=True)
         self.seen = look(self.house, frozenset())
+
+    def _create(self, name: str, policy: RetentionPolicy) -> None:
+        self.topics[name] = self.house.catalog.topics.create(f"persistent://shop/main/{name}", policy)
+        self.answered[name], self.unanswered[name] = set(), []
 
     # -- programs
 
@@ -103,10 +111,28 @@ class Model(Judge, RuleBasedStateMachine):
         if rolls:
             self.call(program, lambda process: process.managed.roll(self.topics[topic]))
 
-    @rule(topic=topics, program=programs)
-    def roll(self, topic: str, program: str) -> None:
-        """Close the last ledger and open another."""
+    @rule(topic=topics, program=programs, sleeps=st.booleans())
+    def roll(self, topic: str, program: str, sleeps: bool) -> None:
+        """Close the last ledger and open another; perhaps so slowly that its newborn is taken for abandoned."""
+        if sleeps:
+            self.plan(Operation.PUT, Interlude.TRIMMED)
         self.call(program, lambda process: process.managed.roll(self.topics[topic]))
+
+    @rule(topic=topics, program=programs, late=st.booleans())
+    def fall_asleep(self, topic: str, program: str, late: bool) -> None:
+        """Create a ledger, and fall asleep over it; perhaps until it is about to be said that nothing is there."""
+        create = self.house.catalog.ledgers.create
+        _, made = self.call(program, lambda _: create(self.topics[topic].topic_id, application="sexton"))
+        self.asleep += [made] if made else []
+        if late:
+            self.house.catalog.advance(seconds=ABANDONED_S)
+            self.plan(None, Interlude.WOKEN)
+
+    @precondition(lambda self: self.asleep)
+    @rule()
+    def wake_up(self) -> None:
+        """Go on where one fell asleep."""
+        self.wake()
 
     @rule(topic=topics, program=programs)
     def read(self, topic: str, program: str) -> None:
@@ -161,9 +187,11 @@ class Model(Judge, RuleBasedStateMachine):
         end, _ = self.call(program, lambda process: process.subscriptions.seek(topic_id, name, at))
         self.expect(topic_id, name, end, before)
 
-    @rule(topic=topics, program=programs, version=st.integers(0, 2))
-    def set_schema(self, topic: str, program: str, version: int) -> None:
-        """Make one of three schemas the newest, and read it."""
+    @rule(topic=topics, program=programs, version=st.integers(0, 2), sleeps=st.booleans())
+    def set_schema(self, topic: str, program: str, version: int, sleeps: bool) -> None:
+        """Make one of three schemas the newest, and read it; perhaps as slowly as a roll may be."""
+        if sleeps:
+            self.plan(Operation.PUT, Interlude.TRIMMED)
         content = f"schema {version}".encode()
         end, _ = self.call(program, lambda process: process.schemas.set(self.topics[topic], content))
         if end is End.ANSWERED:
@@ -184,6 +212,27 @@ class Model(Judge, RuleBasedStateMachine):
         if ids:
             chosen = [ids[place % len(ids)] for place in wanted]
             self.go_on(self.workflows.delete(self.id(topic), chosen, force=force), steps)
+
+    @rule(topic=topics, place=places, steps=st.integers(1, 4))
+    def offload(self, topic: str, place: int, steps: int) -> None:
+        """Ask for a tiered copy of a ledger, and let it get so far."""
+        listed = self.seen.list_of(self.id(topic))
+        closed = [one for one in listed if self.seen.ledgers[one].state is LedgerState.CLOSED]
+        if closed:
+            self.go_on(self.workflows.offload(closed[place % len(closed)]), steps)
+
+    @rule(topic=topics, steps=st.integers(1, 6))
+    def remove_primaries(self, topic: str, steps: int) -> None:
+        """Ask for the removal of primary copies that a tiered one replaces, and let it get so far."""
+        self.go_on(self.workflows.remove_primaries(self.id(topic)), steps)
+
+    @rule(topic=topics, steps=st.integers(0, 8), policy=policies)
+    def delete_topic(self, topic: str, steps: int, policy: RetentionPolicy) -> None:
+        """Ask for the deletion of the whole topic, and let it get so far; where it is gone, create it again."""
+        self.go_on(self.workflows.delete_topic(self.id(topic), self.topics[topic].name), steps)
+        if self.topics[topic].topic_id not in self.house.catalog.topic_rows:
+            with suppress(SimulatedCrash, StoreUnavailable):
+                self._create(topic, policy)
 
     @rule(steps=st.integers(0, 8))
     def sweep(self, steps: int) -> None:
@@ -249,24 +298,33 @@ class Model(Judge, RuleBasedStateMachine):
         point, action = moment.split()
         failpoints.arm(f"{effect}.{point}", action, nth=nth)
 
-    @rule(at=st.sampled_from([Operation.PUT, Operation.LIST, Operation.DELETE]), what=st.sampled_from(Interlude))
-    def interlope(self, at: Operation, what: Interlude) -> None:
-        """Let something else happen just before the next call of that kind reaches storage."""
+    @rule(
+        at=st.sampled_from([Operation.PUT, Operation.LIST, Operation.DELETE, None]),
+        what=st.sampled_from(Interlude),
+    )
+    def interlope(self, at: Operation | None, what: Interlude) -> None:
+        """Let something else happen just before the next call to storage of that kind, or before outcomes are kept."""
         self.plan(at, what)
 
-    @rule(trouble=st.sampled_from(Trouble), ledger_id=st.integers(0, 7), times=st.sampled_from([1, 2, FOREVER]))
-    def disturb(self, trouble: Trouble, ledger_id: int, times: int) -> None:
-        """Let storage misbehave."""
-        prefix, store = f"ledgers/{ledger_id:02x}/{ledger_id:016x}/", self.house.store
+    @rule(trouble=st.sampled_from(Trouble), which=st.integers(0, 7), times=st.sampled_from([1, 2, FOREVER]))
+    def disturb(self, trouble: Trouble, which: int, times: int) -> None:
+        """Let storage misbehave for one of the ledgers that have anything in it, or for the next one."""
+        known = sorted({one for one, _ in self.seen.copies | self.seen.intended_copies("PENDING")})
+        ledger_id = known[which % len(known)] if known else int(self.house.catalog.next_ledger)
+        prefix, store, cold = f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/", self.house.store, self.house.cold
         match trouble:
             case Trouble.REFUSES:
                 store.plan(_fault(Operation.DELETE, FaultKind.KEY_ERROR, times, f"{prefix}{0:08d}"))
+                cold.plan(_cold_fault(Operation.DELETE, FaultKind.KEY_ERROR, times, ledger_id))
             case Trouble.SILENT:
                 store.plan(_fault(Operation.LIST, FaultKind.BEFORE, times, prefix))
+                cold.plan(_cold_fault(Operation.LIST, FaultKind.BEFORE, times, ledger_id))
             case Trouble.LATE_ERROR:
                 store.plan(_fault(Operation.DELETE, FaultKind.AFTER, min(times, 2), prefix))
+                cold.plan(_cold_fault(Operation.DELETE, FaultKind.AFTER, min(times, 2), ledger_id))
             case Trouble.LATE_PUT_ERROR:
                 store.plan(_fault(Operation.PUT, FaultKind.AFTER, 1, prefix))
+                cold.plan(_cold_fault(Operation.PUT, FaultKind.AFTER, 1, ledger_id))
             case Trouble.EMPTY:
                 store.short[prefix] = 0
             case Trouble.OVER:
@@ -309,25 +367,39 @@ class Model(Judge, RuleBasedStateMachine):
         for _ in range(12):
             self.house.catalog.advance(seconds=ABANDONED_S)
             self._sweep()
-            if not self.seen.intended("PENDING") and self.seen.ledgers.keys() == self.seen.listed:
+            if self._is_at_rest():
                 break
         else:
-            raise AssertionError(f"never ended: {self.seen.intended('PENDING')}, {sorted(self.seen.ledgers)}")
+            pending = self.seen.intended_copies("PENDING")
+            raise AssertionError(f"never ended: {pending}, {self.seen.copies - self.seen.live}, {self.seen.lists}")
         self.redrive(program="reader", which=None)
         self.finish_work()
         exhausted = [row for row in self.seen.intents.values() if row.outcome and row.outcome.value == "DEAD_LETTERED"]
         assert not exhausted, f"storage is well, and these are dead letters still: {exhausted}"
         kept = self.seen.listed | self.seen.intended("DEAD_LETTERED")
         assert self.seen.stored.keys() <= kept, f"stored, and nobody's: {self.seen.stored.keys() - kept}"
+        assert self.seen.cold_stored.keys() <= self.seen.live, f"stored, and nobody's: {self.seen.cold_stored}"
         for topic in TOPICS:
             self.read(topic=topic, program="reader")
         self.keep_every_promise()
 
+    def _is_at_rest(self) -> bool:
+        attached = self.seen.ledgers.keys() == self.seen.listed and self.seen.copies == self.seen.live
+        deleting = [topic for topic in self.house.catalog.topic_rows.values() if topic.state is TopicState.DELETING]
+        return attached and not deleting and not self.seen.intended_copies("PENDING")
+
     def _sweep(self) -> None:
-        for topic in TOPICS:
-            self.workflows.trim(self.id(topic))
+        for topic in list(self.house.catalog.topic_rows.values()):
+            if topic.state is TopicState.DELETING:
+                self.workflows.delete_topic(int(topic.topic_id), topic.name)
+            self.workflows.trim(int(topic.topic_id))
         self.workflows.sweep()
         self.finish_work()
+
+
+def _cold_fault(operation: Operation, kind: FaultKind, times: int, ledger_id: int) -> Fault:
+    mark = f"-ledger-{ledger_id}"
+    return Fault(operation=operation, kind=kind, times=times, matches=lambda name: mark in name)
 
 
 def _fault(operation: Operation, kind: FaultKind, times: int, prefix: str) -> Fault:

@@ -4,15 +4,16 @@ Sources: PIP-186, first phase; apache/pulsar#20898 (a prefix), apache/pulsar#913
 apache/pulsar#13219 (nothing that is being offloaded).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from logstore.deletion import DeletionIntent
 from logstore.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Detached, Ledger, StoredCursor, Topic
+from logstore.ports.catalog import Cause, Claim, Detached, Ended, Ledger, StoredCursor, Topic
 from logstore.positions import LedgerId, TopicId
-from tests.fakes.catalog import FakeCatalog
+from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
+from tests.fakes.catalog.topic_deletions import FakeTopicDeletions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,11 @@ class View:
     intents: frozenset[tuple[int, str, int]]  # ledger, kind, row
     cursors: tuple[StoredCursor, ...]
     now_us: int
+
+    @property
+    def is_active(self) -> bool:
+        """Whether things can be attached to the topic."""
+        return self.topic.state.value == "ACTIVE"
 
     @property
     def ids(self) -> list[int]:
@@ -46,12 +52,17 @@ def view(catalog: FakeCatalog, topic_id: TopicId) -> View | None:
             one
             for one, copies in catalog.copies.items()
             for kind, copy in copies.items()
-            if kind.value == "OFFLOADED_LEDGER" and copy.state.value == "WRITING"
+            if kind.value == "OFFLOADED_LEDGER" and copy.state.value == "WRITING" and _goes_on(copy, catalog.now_us)
         ),
         intents=frozenset((row.ledger_id, row.copy.value, row.row_id) for row in catalog.intent_rows.values()),
         cursors=tuple(row for (topic, _), row in sorted(catalog.cursor_rows.items()) if topic == topic_id),
         now_us=catalog.now_us,
     )
+
+
+def _goes_on(copy: Copy, now_us: int) -> bool:
+    """Whether an upload may still be going: until the time that it was given, and a minute more."""
+    return "until_us" not in copy.context or int(copy.context["until_us"]) + 60_000_000 > now_us
 
 
 def _needed(seen: View, row: Ledger, *, force: bool) -> bool:
@@ -90,6 +101,14 @@ class WatchedDeletions(FakeDeletions):
         super().__init__(catalog)
         self.wrong: list[str] = []
         self.detached: list[int] = []  # every ledger that left its list by a detach
+        self.before_finish: Callable[[], None] | None = None  # called once, when outcomes are about to be recorded
+
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
+        """See the port."""
+        hook, self.before_finish = self.before_finish, None
+        if hook:
+            hook()
+        return super().finish(ended, holder=holder)
 
     def take(
         self,
@@ -136,6 +155,29 @@ class WatchedDeletions(FakeDeletions):
                     self.detached += [one for one in before.ids if one not in after.ids]
                     sentences = _judge(before, after, asked, force=force, ended=ended, repeated=repeated)
                     self.wrong += [f"detach {batch_id}: {one}" for one in sentences]
+
+
+class WatchedTopicDeletions(FakeTopicDeletions):
+    """The fake; everything of a topic goes only once nothing can be attached to it any more."""
+
+    def __init__(self, catalog: FakeCatalog, watched: WatchedDeletions) -> None:
+        super().__init__(catalog)
+        self._watched = watched
+
+    def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """See the port."""
+        with self._catalog.lock:
+            before = view(self._catalog, topic_id)
+            try:
+                return super().detach_all(topic_id, batch_id=batch_id, claim=claim, cause=cause)
+            finally:
+                after = view(self._catalog, topic_id)
+                if before and after:
+                    gone = [one for one in before.ids if one not in after.ids]
+                    self._watched.detached += gone
+                    wrong = list(_unfiled(before, after, gone))
+                    wrong += ["it took ledgers of an ACTIVE topic"] if gone and before.is_active else []
+                    self._watched.wrong += [f"detach of all {batch_id}: {one}" for one in wrong]
 
 
 def _judge(

@@ -312,7 +312,7 @@ def test_read_of_an_object_with_another_row_count_is_corrupt(world: World, colum
 @pytest.mark.parametrize("columns", [["payload"], ["key"]])
 @pytest.mark.parametrize("large", [True, False])
 def test_read_of_an_object_of_another_size_is_corrupt(world: World, columns: list[str], large: bool) -> None:
-    """Length is part of what the catalog knows (apache/pulsar#22839)."""
+    """Length is part of what the catalog knows."""
     process = _large(world) if large else _filled(world, ledgers=1)
     key = segment_key(LedgerId(0), 0)
     stored = world.objects.get(key)

@@ -1,0 +1,188 @@
+"""Storage and catalog at one moment: raw rows of the fakes, keys and digests worked out on its own."""
+
+import hashlib
+import io
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import pyarrow.parquet as pq
+from pyroaring import BitMap
+
+from logstore.deletion import DeletionIntent
+from logstore.ledgers import LedgerStatement
+from logstore.ports.catalog import Ledger, Segment, StoredCursor
+from tests.faults.model.house import House
+
+_KEY: Final = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>.+)")
+_COLD_KEY: Final = re.compile(r"(?P<uuid>[0-9a-f]{8})-ledger-(?P<id>\d+)(?P<index>-index)?")
+
+Place = tuple[int, int]
+"""A ledger and an entry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Storage and catalog at one moment."""
+
+    objects: Mapping[str, bytes]
+    planted: Mapping[str, bytes]
+    late: frozenset[str]
+    lists: Mapping[int, tuple[int, ...]]  # by topic
+    ledgers: Mapping[int, Ledger]
+    statements: Mapping[int, LedgerStatement]
+    segments: Mapping[int, tuple[Segment, ...]]
+    cold: Mapping[str, bytes]
+    cold_planted: Mapping[str, bytes]
+    uploads: frozenset[str]  # keys of uploads in parts that nobody ended
+    copies: frozenset[tuple[int, str]]  # ledger, and the uuid of a tiered copy or nothing
+    live: frozenset[tuple[int, str]]  # those that may be read
+    intents: Mapping[int, DeletionIntent]
+    memory_us: Mapping[int, int]  # for how long an intent that ended is over
+    forged: frozenset[int]  # intents that nobody's detach filed
+    cursors: Mapping[tuple[int, str], StoredCursor]
+    schemas: Mapping[int, tuple[int, ...]]  # ledgers by topic, ascending by version
+
+    @property
+    def stored(self) -> dict[int, list[str]]:
+        """Names of Sexton's own objects below each ledger's prefix."""
+        found: dict[int, list[str]] = {}
+        for key in sorted(self.objects.keys() - self.planted.keys() - self.late):
+            at = _KEY.fullmatch(key)
+            assert at, f"Sexton wrote a key that is no ledger's: {key}"
+            ledger_id = int(at["id"], 16)
+            assert int(at["shard"], 16) == ledger_id % 256, f"{key} stands in the wrong shard"
+            found.setdefault(ledger_id, []).append(at["name"])
+        return found
+
+    @property
+    def listed(self) -> set[int]:
+        """Ids of all lists, of every component."""
+        data = {one for ids in self.lists.values() for one in ids}
+        return data | {one for one, row in self.ledgers.items() if is_component(row) and row.state.value == "CLOSED"}
+
+    @property
+    def cold_stored(self) -> dict[tuple[int, str], list[str]]:
+        """What stands of each attempt's tiered copy."""
+        found: dict[tuple[int, str], list[str]] = {}
+        for key in sorted((self.cold.keys() | self.uploads) - self.cold_planted.keys()):
+            at = _COLD_KEY.fullmatch(key)
+            assert at, f"Sexton wrote a key that is no ledger's: {key}"
+            found.setdefault((int(at["id"]), at["uuid"]), []).append(at["index"] or "data")
+        return found
+
+    def list_of(self, topic: int) -> tuple[int, ...]:
+        """Data ledgers of the topic; of one that is gone, none."""
+        return self.lists.get(topic, ())
+
+    def intended(self, *states: str) -> set[int]:
+        """Ledgers whose primary copy has an intent in one of the states."""
+        return {ledger_id for ledger_id, uuid in self.intended_copies(*states) if not uuid}
+
+    def intended_copies(self, *states: str) -> set[tuple[int, str]]:
+        """Copies that have an intent in one of the states."""
+        rows = [row for row in self.intents.values() if row.row_id not in self.forged]
+        return {(row.ledger_id, row.context.get("uuid", "")) for row in rows if row.state.value in states}
+
+    def uuid_of(self, ledger_id: int) -> str | None:
+        """The tiered copy that may be read."""
+        return next((uuid for one, uuid in self.live if one == ledger_id and uuid), None)
+
+    def numbers(self, ledger_id: int) -> list[int]:
+        """Sequence ids of a ledger's entries, in order, read from its objects; empty where one is lost."""
+        if (ledger_id, "") not in self.copies:
+            body = self.cold.get(f"{self.uuid_of(ledger_id)}-ledger-{ledger_id}")
+            return [] if body is None else _numbers(body)
+        found: list[int] = []
+        for row in self.segments.get(ledger_id, ()):
+            body = self.objects.get(f"{prefix(ledger_id)}{row.number:08d}.parquet")
+            found += [] if body is None else _numbers(body)
+        return found
+
+    def covered(self, topic: int, name: str) -> frozenset[Place]:
+        """Listed entries that the subscription has acknowledged."""
+        cursor = self.cursors[topic, name]
+        mark = (int(cursor.state.mark_delete.ledger_id), cursor.state.mark_delete.entry_id)
+        single = {(int(one), entry) for one, bits in cursor.state.acknowledged.items() for entry in bits}
+        single |= self._snapshot(cursor.snapshot_ledger)
+        return frozenset(place for place in self.entries(topic) if place <= mark or place in single)
+
+    def _snapshot(self, ledger_id: int | None) -> frozenset[Place]:
+        """What a cursor ledger holds."""
+        body = self.objects.get(f"{prefix(ledger_id)}{0:08d}.parquet") if ledger_id is not None else None
+        return frozenset() if body is None else _unpacked(body)
+
+    def entries(self, topic: int) -> list[Place]:
+        """Every listed entry of the topic."""
+        return [(one, entry) for one in self.list_of(topic) for entry in range(self.ledgers[one].entries)]
+
+
+def look(house: House, forged: frozenset[int]) -> Moment:
+    """Everything as it is now."""
+    catalog = house.catalog
+    rows = [(one, copy) for one, copies in catalog.copies.items() for copy in copies.values()]
+    return Moment(
+        objects=house.store.bodies,
+        planted=dict(house.store.planted),
+        late=frozenset(house.store.late),
+        lists={topic: tuple(ids) for topic, ids in catalog.lists.items()},
+        ledgers={int(one): row for one, row in catalog.ledger_rows.items()},
+        statements={int(one): statement for one, statement in catalog.statements.items()},
+        segments={one: tuple(rows) for one, rows in catalog.segment_rows.items()},
+        cold=house.cold.bodies,
+        cold_planted=dict(house.cold.planted),
+        uploads=frozenset(house.cold.unfinished),
+        copies=frozenset((int(one), copy.context.get("uuid", "")) for one, copy in rows),
+        live=frozenset((int(one), copy.context.get("uuid", "")) for one, copy in rows if copy.state.value == "LIVE"),
+        intents=dict(catalog.intent_rows),
+        memory_us={row_id: catalog.now_us - ended_us for row_id, ended_us in catalog.ended_us.items()},
+        forged=forged,
+        cursors={(int(topic), name): row for (topic, name), row in catalog.cursor_rows.items()},
+        schemas={int(topic): tuple(one.ledger_id for one in rows) for topic, rows in catalog.schema_rows.items()},
+    )
+
+
+def prefix(ledger_id: int) -> str:
+    """Prefix of a ledger's primary copy."""
+    return f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/"
+
+
+@lru_cache(maxsize=4096)
+def _numbers(body: bytes) -> list[int]:
+    rows = pq.read_table(io.BytesIO(body), columns=["sequence_id", "payload"]).to_pylist()
+    assert all(row["payload"] == str(row["sequence_id"]).encode() for row in rows), "an entry reads differently"
+    return [row["sequence_id"] for row in rows]
+
+
+@lru_cache(maxsize=4096)
+def _unpacked(body: bytes) -> frozenset[Place]:
+    """Bitmaps ascending by ledger: id (int64), length (uint32), portable roaring."""
+    (row,) = pq.read_table(io.BytesIO(body), columns=["payload"]).to_pylist()
+    packed, found, at = row["payload"], set(), 0
+    while at < len(packed):
+        ledger_id, length = struct.unpack_from("<qI", packed, at)
+        at += 12 + length
+        found |= {(ledger_id, entry) for entry in BitMap.deserialize(packed[at - length : at])}
+    return frozenset(found)
+
+
+def is_component(row: Ledger) -> bool:
+    """Whether it is not a ledger of messages."""
+    return row.component.value != "MANAGED_LEDGER"
+
+
+def meta_name(statement: LedgerStatement) -> str:
+    """Worked out from the format's description: first 16 hex digits of SHA-256 over the owner's statement."""
+    owner = statement.owner
+    told = [
+        owner.application,
+        owner.component.value,
+        owner.topic_id,
+        owner.topic,
+        sorted(map(list, owner.keys.items())),
+    ]
+    return hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()[:16] + ".meta.json"
