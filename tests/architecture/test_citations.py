@@ -86,6 +86,13 @@ def test_failures_ruled_out_in_the_docs_come_with_a_reason() -> None:
         assert why
 
 
+def test_docstrings_cite_nothing_by_a_number_of_a_list_beside_the_project() -> None:
+    """A reader can look up an issue or a section, and not `n 5`."""
+    nodes = [(module, node) for module in modules("tests") for node in ast.walk(module.tree)]
+    told = [(module.where, ast.get_docstring(node) or "") for module, node in nodes if isinstance(node, Function)]
+    assert not [f"{where}: {text}" for where, text in told if re.search(r"[(,;] ?n \d+[,;)]", text)]
+
+
 def test_citations_name_their_repository() -> None:
     """A bare number is nobody's."""
     assert list(_cited("(apache/bookkeeper#870, #876; PIP-186, back-off)")) == [

@@ -39,7 +39,7 @@ def mend(house: House, *ledgers: LedgerId) -> None:
 
 
 async def test_redrive_after_storage_was_mended_deletes_and_leaves_no_dead_letter(house: House, tmp_path: Path) -> None:
-    """An exhausted intent can be driven again and then goes (n 5, promise 2)."""
+    """An exhausted intent can be driven again and then goes (PIP-186, back-off)."""
     async with house.worker():
         ledgers = await dead_letters(house, 3)
         mend(house, *ledgers)

@@ -28,7 +28,7 @@ def stalled(house: House, count: int, *, batch_id: str = "") -> list[LedgerId]:
 
 
 async def test_sweep_takes_up_stalled_rows_and_deletes_them(house: House) -> None:
-    """A batch that died is finished by the next sweep, and its ledgers are gone (promise 2; PIP-186, n 5)."""
+    """A batch that died is finished by the next sweep, and its ledgers are gone (promise 2; PIP-186, back-off)."""
     ledgers = stalled(house, 3)
     async with house.worker():
         handle = await house.sweep()

@@ -174,7 +174,7 @@ async def test_trim_topics_with_a_policy_that_could_only_hang_fails(house: House
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
 async def test_trim_topics_stopped_midway_lets_its_deletion_go_on(house: House, how: str) -> None:
-    """The abandoned `delete-ledgers` finishes without its parent (n 1, promise 2)."""
+    """The abandoned `delete-ledgers` finishes without its parent (apache/pulsar#13526)."""
     fill(house, 2)
     gate = Gate()
     house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
