@@ -22,8 +22,9 @@ from workers import search_attributes
 from workers.client import connect_client
 from workers.gauges import DeletionGauges
 from workers.interceptors import ActivityEdge
+from workers.requests import uploads_queue
 from workers.settings import OFF, Settings
-from workers.wiring import LogStore, all_activities, open_log
+from workers.wiring import LogStore, all_activities, open_log, upload_activities
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
@@ -61,6 +62,21 @@ def new_worker(client: Client, log: LogStore, settings: Settings, *, queue: str,
     )
 
 
+def new_uploader(
+    client: Client, log: LogStore, settings: Settings, *, queue: str, threads: ThreadPoolExecutor
+) -> Worker:
+    """A Temporal worker for the uploads of `queue`: they take minutes, and a deletion must not wait for one to end."""
+    return Worker(
+        client,
+        task_queue=uploads_queue(queue),
+        activities=upload_activities(log),
+        activity_executor=threads,
+        max_concurrent_activities=settings.upload_threads,
+        graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
+        interceptors=[ActivityEdge()],
+    )
+
+
 async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str | None) -> None:
     """Serve `queues` until SIGTERM or SIGINT, then drain: work in hand ends, none is taken.
 
@@ -89,8 +105,13 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with open_log(settings) as log, ThreadPoolExecutor(settings.activity_threads, "activity") as threads:
+    with (
+        open_log(settings) as log,
+        ThreadPoolExecutor(settings.activity_threads, "activity") as threads,
+        ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
+    ):
         workers = [new_worker(client, log, settings, queue=queue, threads=threads) for queue in queues]
+        workers += [new_uploader(client, log, settings, queue=queue, threads=upload_threads) for queue in queues]
         running = [asyncio.create_task(worker.run()) for worker in workers]
         _log.info("serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address")
         stopped = asyncio.create_task(stop.wait())

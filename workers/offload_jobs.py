@@ -7,7 +7,7 @@ from temporalio.common import SearchAttributePair, WorkflowIDConflictPolicy
 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from workers.requests import checked_ids, deletion_policy, of_topic
+from workers.requests import checked_ids, deletion_policy, of_topic, uploads_queue
 from workers.settings import Settings
 from workflows import offload_ledger, offload_topic, search_attributes
 from workflows.offload_ledger import OffloadLedger
@@ -83,4 +83,8 @@ class OffloadJobs:
     @property
     def _offload(self) -> OffloadPolicy:
         settings = self._settings
-        return OffloadPolicy(timeout_s=settings.offload_timeout, parallelism=settings.offload_parallelism)
+        return OffloadPolicy(
+            timeout_s=settings.offload_timeout,
+            parallelism=settings.offload_parallelism,
+            queue=uploads_queue(settings.task_queue),
+        )

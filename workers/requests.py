@@ -25,6 +25,11 @@ def deletion_policy(settings: Settings) -> DeletionPolicy:
     )
 
 
+def uploads_queue(task_queue: str) -> str:
+    """The queue beside a task queue where its uploads run."""
+    return f"{task_queue}-uploads"
+
+
 def checked_ids(ledger_ids: Sequence[LedgerId], *, most: int = MOST_IDS) -> list[int]:
     """Ascending and unique; refused here, before they become a payload that no server takes."""
     ids = sorted(set(ledger_ids))

@@ -148,8 +148,17 @@ def primary_bucket(settings: Settings) -> S3ObjectStore:
         settings.s3_access_key.get_secret_value() or None,
         settings.s3_secret_key.get_secret_value() or None,
         settings.primary_bucket,
-        pool_size=settings.activity_threads + 8,  # readers prefetch beside the activities
+        pool_size=settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
     )
+
+
+def upload_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
+    """What runs on the queue of uploads."""
+    return [_offload(log).upload]
+
+
+def _offload(log: LogStore) -> LedgerOffload:
+    return LedgerOffload(uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers)
 
 
 def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
@@ -163,7 +172,7 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         ledgers=log.catalog.ledgers,
         finished_retention_s=log.finished_retention_s,
     )
-    offload = LedgerOffload(uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers)
+    offload = _offload(log)
     trimming = Trimming(
         topics=log.catalog.topics,
         trims=log.catalog.topic_trims,

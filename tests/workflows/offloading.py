@@ -27,7 +27,7 @@ LedgerHandle = WorkflowHandle[OffloadLedger, OffloadLedgerResult]
 TopicHandle = WorkflowHandle[OffloadTopic, OffloadTopicResult]
 
 
-async def offload(house: House, ledger_id: LedgerId, **policy: int) -> LedgerHandle:
+async def offload(house: House, ledger_id: LedgerId, **policy: Any) -> LedgerHandle:
     """Start or join the offload of one ledger."""
     return await house.client.start_workflow(
         OffloadLedger.run,

@@ -131,6 +131,7 @@ class Settings(BaseModel):
     registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 600
     offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60
     offload_parallelism: Annotated[Count, Field(le=64)] = 2
+    upload_threads: Annotated[Count, Field(le=64)] = 4
     temporal_port: Port = 7233
     ui_port: Port = 8233
     s3_port: Port = 8333

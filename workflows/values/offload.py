@@ -13,6 +13,7 @@ class OffloadPolicy:
     timeout_s: int = 45 * 60  # of one attempt
     attempts: int = 5  # of one upload, before the workflow fails
     parallelism: int = 2  # ledgers of one topic at once
+    queue: str = ""  # where uploads run, so that they take no thread from deletions; empty: where the workflow does
 
 
 class OffloadOutcome(StrEnum):
