@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 
+from pydantic import ValidationError
 from temporalio.client import Client
 from temporalio.worker import Worker
 
@@ -45,6 +46,9 @@ WORKFLOWS = [
     OffloadLedger,
 ]
 
+FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
+"""Input that is no JSON of its type: the workflow fails, where it would else try to read it for ever."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +60,7 @@ def new_worker(client: Client, log: LogStore, settings: Settings, *, queue: str,
         workflows=WORKFLOWS,
         activities=all_activities(log),
         activity_executor=threads,
+        workflow_failure_exception_types=FAILURES,
         max_concurrent_activities=settings.activity_threads,
         graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
         interceptors=[ActivityEdge()],

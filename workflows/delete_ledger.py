@@ -21,7 +21,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlrea
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
     from logstore.deletion import Outcome
-    from workflows import search_attributes
+    from workflows import limits, search_attributes
     from workflows.values import DeleteLedgerInput, DeleteLedgerProgress
 
 _STUCK = "NoProgress"  # type of the error after which no further attempt is made
@@ -61,6 +61,7 @@ class DeleteLedger:
     @workflow.run
     async def run(self, request: DeleteLedgerInput) -> OneResult:
         """Do the numbered steps."""
+        limits.check("request", request, limits.ALONE)
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
         one = OneInput(key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s)

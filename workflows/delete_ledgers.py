@@ -38,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
         RangesPage,
     )
     from logstore.deletion import Outcome
-    from workflows import delete_ledger, search_attributes
+    from workflows import delete_ledger, limits, search_attributes
     from workflows.values import (
         MOST_OBJECTS_PER_S,
         DeleteLedgerInput,
@@ -82,12 +82,7 @@ def check_policy(policy: DeletionPolicy) -> None:
     Raises:
         ApplicationError: Of type `InvalidInput`, final.
     """
-    least = {"parallelism": 1, "chunk": 1, "max_attempts": 1, "retry_interval_s": 0, "alone": 1}
-    for name, lowest in least.items():
-        found = getattr(policy, name)
-        if found < lowest:
-            message = f"policy.{name}: expected {lowest} or more, found {found}"
-            raise ApplicationError(message, type="InvalidInput", non_retryable=True)
+    limits.check("policy", policy, limits.DELETION)
 
 
 def workflow_id(batch_id: str) -> str:

@@ -21,7 +21,7 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from activities.offload import LedgerOffload, PublishInput, UploadInput, UploadResult
     from logstore.ports.catalog import OffloadAnswer
-    from workflows import search_attributes
+    from workflows import limits, search_attributes
     from workflows.values import (
         OffloadLedgerInput,
         OffloadLedgerProgress,
@@ -44,11 +44,7 @@ def check_policy(policy: OffloadPolicy) -> None:
     Raises:
         ApplicationError: Of type `InvalidInput`, final.
     """
-    for name in ("timeout_s", "attempts", "parallelism"):
-        found = getattr(policy, name)
-        if found < 1:
-            message = f"policy.{name}: expected 1 or more, found {found}"
-            raise ApplicationError(message, type="InvalidInput", non_retryable=True)
+    limits.check("policy", policy, limits.OFFLOAD)
 
 
 def workflow_id(ledger_id: int) -> str:

@@ -27,7 +27,7 @@ from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
-from workers.fleet import WORKFLOWS
+from workers.fleet import FAILURES, WORKFLOWS
 from workers.interceptors import ActivityEdge
 from workflows import delete_ledger, delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
 from workflows.delete_ledger import DeleteLedger
@@ -168,6 +168,7 @@ class House:
             workflows=WORKFLOWS,
             activities=self._activities(instead),
             activity_executor=self._threads,
+            workflow_failure_exception_types=FAILURES,
             max_cached_workflows=cache,
             max_heartbeat_throttle_interval=timedelta(milliseconds=50),
             graceful_shutdown_timeout=timedelta(0),
