@@ -13,15 +13,15 @@ _SMALL = ("demo", "--topics", "3", "--ledgers", "4")
 
 _LYING_BUILD = '''
 """A build whose deletes say yes and do nothing; found by every Python process that is started here."""
+from logstore import primary_copies
 from logstore.ports.objects import DeleteReport
-from logstore.primary_copies import PrimaryCopies
 
 
-def lie(self, copies, keys, on_progress):
-    return DeleteReport(deleted=frozenset(key for copy in copies.values() for key in keys(copy)))
+def lie(objects, copies, keys, on_progress):
+    return DeleteReport(deleted=frozenset(key for copy in copies for key in keys(copy)))
 
 
-PrimaryCopies._delete = lie
+primary_copies.delete = lie
 '''
 
 
