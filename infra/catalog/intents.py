@@ -1,6 +1,7 @@
 """Phase one's effect on rows: ledgers leave, intents stand in their place, in the caller's transaction."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import (
@@ -23,6 +24,7 @@ from sqlalchemy import (
 
 from infra.catalog import tables as t
 from infra.catalog.claims import UNCLAIMED
+from infra.catalog.many import any_of
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Filed
@@ -144,6 +146,25 @@ def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
     newborn = (p.ledger_id == ledger_id, p.segments == 0, p.state.in_(states))
     again = {"state": DeletionState.PENDING.value, "outcome": None, "batch_id": "", "finished_us": None}
     connection.execute(update(t.pending_deletion).where(*newborn).values(**again, **UNCLAIMED))
+
+
+def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId]) -> None:
+    """Let phase two look again at ledgers that left their lists while a writer uploaded a segment to them.
+
+    The segment was refused, and its object is there; as for a newborn, who has the row may no longer say what it saw
+    before. A ledger without an intent is newborn, or of nobody, and is left alone.
+    """
+    p = t.pending_deletion.c
+    states = (DeletionState.DELETED.value, DeletionState.PENDING.value)
+    asked = p.ledger_id.in_(any_of(connection.dialect.name, ledger_ids))
+    late = (
+        asked,
+        p.copy == CopyKind.LEDGER.value,
+        p.state.in_(states),
+        ~exists().where(t.ledger.c.ledger_id == p.ledger_id),
+    )
+    again = {"state": DeletionState.PENDING.value, "outcome": None, "batch_id": "", "finished_us": None}
+    connection.execute(update(t.pending_deletion).where(*late).values(**again, **UNCLAIMED))
 
 
 INTENT: tuple[ColumnElement[Any], ...] = (

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult
 
 from infra.catalog.append_sql import GROWS, Statement, append_statements
+from infra.catalog.intents import reopen_late
 from infra.catalog.ledgers import epoch
 from logstore.errors import (
     AlreadyExists,
@@ -56,6 +57,11 @@ def register_all(connection: Connection, writes: Sequence[RegisterSegment]) -> l
     locked = _lock(connection, writes)
     results = [_decide(locked, write) for write in writes]
     _flush(connection, locked)
+    late = {
+        write.ledger_id for write in writes if write.ledger_id not in locked.ledgers and write.epoch == locked.epoch
+    }
+    if late:
+        reopen_late(connection, late)
     return results
 
 

@@ -116,6 +116,7 @@ PAIR = (
         ledgers=4,
         acknowledged={"billing": 3},
         troubles={0: Trouble.STUBBORN, 1: Trouble.SQUATTED},
+        components=True,
     ),
 )
 

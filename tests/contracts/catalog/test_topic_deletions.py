@@ -507,3 +507,43 @@ def test_delete_topic_against_everything_at_once_forgets_no_ledger(world: World)
     assert left_of(world, topic.topic_id) == {}
     created = world.catalog.ledgers.create(again.topic_id, application="sexton").ledger_id
     assert sorted([*world.intents(), *listed(world, again.topic_id)]) == list(range(created))
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_writer_that_comes_late_has_its_ledgers_intent_opened_again(world: World, removed: bool) -> None:
+    """It uploaded a segment before it was refused, perhaps behind phase two's back: that looks again."""
+    topic, other = new_topic(world), new_topic(world, OTHER)
+    (ledger,) = filled(world, topic.topic_id, 1)
+    theirs = filled(world, other.topic_id, 2)
+    begin(world, topic)
+    world.catalog.commits.commit([segment(topic.topic_id, ledger, 5)])  # its row is there: nothing was deleted yet
+    detach_all(world, topic)
+    (row,) = world.catalog.deletions.list(None, limit=9)
+    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.DELETED, objects=2)], holder="all")
+    assert not removed or remove(world, topic)
+    stale = segment(topic.topic_id, ledger, 6, epoch=7)
+    world.catalog.commits.commit([stale])  # of another catalog: not our ledger
+    assert world.catalog.deletions.inflight().estimated_inflight == 0
+    refused, taken = world.catalog.commits.commit(
+        [segment(topic.topic_id, ledger, 6), segment(other.topic_id, theirs[1], 6)]
+    )
+    assert isinstance(refused, PreconditionFailed | UnknownObject)
+    assert isinstance(taken, Registered)
+    assert world.catalog.deletions.inflight().estimated_inflight == 1
+    (row,) = world.catalog.deletions.list(None, limit=9)
+    assert (row.ledger_id, row.batch_id, row.handed_to) == (ledger, "", None)
+    late = Ended(row_id=row.row_id, outcome=Outcome.DELETED)
+    assert world.catalog.deletions.finish([late], holder="all") == frozenset()  # what it saw is no longer true
+
+
+def test_writer_that_comes_late_to_a_dead_letter_leaves_it_to_people(world: World) -> None:
+    """A refusal stands: storage said that something there is another's."""
+    topic = new_topic(world)
+    (ledger,) = filled(world, topic.topic_id, 1)
+    begin(world, topic)
+    detach_all(world, topic)
+    (row,) = world.catalog.deletions.list(None, limit=9)
+    letter = Ended(row_id=row.row_id, outcome=Outcome.METADATA_MISMATCH, error="theirs")
+    world.catalog.deletions.finish([letter], holder="all")
+    world.catalog.commits.commit([segment(topic.topic_id, ledger, 6)])
+    assert world.catalog.deletions.list(None, limit=9)[0].outcome is Outcome.METADATA_MISMATCH

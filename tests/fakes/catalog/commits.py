@@ -84,8 +84,10 @@ class FakeCommits:
     def _register(self, write: RegisterSegment) -> Registered:
         if write.epoch != self._catalog.current_epoch:
             raise StaleCatalog(f"append: expected catalog epoch {self._catalog.current_epoch}, found {write.epoch}")
-        self._catalog.topic(write.topic_id, active=True)
         ledger = self._catalog.ledger_rows.get(write.ledger_id)
+        if ledger is None:
+            self._catalog.reopen_intent(write.ledger_id, late=True)
+        self._catalog.topic(write.topic_id, active=True)
         if ledger is None or ledger.topic_id != write.topic_id or ledger.state is not LedgerState.OPEN:
             raise LedgerFenced(f"ledger {write.ledger_id}: expected state OPEN")
         if write.number <= ledger.last_segment:

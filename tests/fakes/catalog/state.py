@@ -212,9 +212,10 @@ class FakeCatalog:
         )
         self.next_row += 1
 
-    def reopen_intent(self, ledger_id: LedgerId) -> None:
-        """Let phase two look again at a newborn that was abandoned too early."""
+    def reopen_intent(self, ledger_id: LedgerId, *, late: bool = False) -> None:
+        """Let phase two look again at a newborn that was abandoned too early, or where a writer came late."""
         for row in [one for one in self.intent_rows.values() if one.ledger_id == ledger_id]:
-            if row.state in {DeletionState.DELETED, DeletionState.PENDING} and not row.segments:
+            wanted = row.copy is CopyKind.LEDGER if late else not row.segments
+            if row.state in {DeletionState.DELETED, DeletionState.PENDING} and wanted:
                 again = replace(row, state=DeletionState.PENDING, outcome=None, batch_id="", handed_to=None)
                 self.intent_rows[row.row_id] = again

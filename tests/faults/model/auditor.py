@@ -136,7 +136,7 @@ def _unended(before: Moment, now: Moment, licence: Licence) -> Iterator[str]:
     for row_id, row in before.intents.items():
         if row.state.value == "PENDING" or now.intents.get(row_id) == row:
             continue
-        late = not row.segments and row.ledger_id in now.stored  # its creator has put objects since, and told so
+        late = row.ledger_id in now.stored or row.ledger_id in now.late_ledgers  # somebody put objects, and told so
         reopened = late and row.state.value == "DELETED" and not row.context
         redriven = licence.redriven and row.state.value == "DEAD_LETTERED"
         if row_id not in now.intents and row.state.value == "DELETED" and _is_old(now, row_id):

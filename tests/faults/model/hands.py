@@ -82,7 +82,7 @@ class Hands:
         return end, result
 
     def _may_be_late(self, key: str) -> bool:
-        """A creator that came too late has asked for phase two to look again; a segment of a log has nobody to ask."""
+        """Who came too late has asked for phase two to look again, but a segment never had a `meta.json` beside it."""
         ledger_id = int(key.split("/")[2], 16)
         component = self.house.catalog.statements[LedgerId(ledger_id)].owner.component.value
         return component == "MANAGED_LEDGER" and key.endswith(".parquet")

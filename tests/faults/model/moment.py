@@ -48,6 +48,11 @@ class Moment:
     schemas: Mapping[int, tuple[int, ...]]  # ledgers by topic, ascending by version
 
     @property
+    def late_ledgers(self) -> set[int]:
+        """Ledgers to which something came when the catalog no longer had them."""
+        return {int(at["id"], 16) for key in self.late if (at := _KEY.fullmatch(key))}
+
+    @property
     def stored(self) -> dict[int, list[str]]:
         """Names of Sexton's own objects below each ledger's prefix."""
         found: dict[int, list[str]] = {}

@@ -81,8 +81,8 @@ def _without_meta_last(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_reopening(patch: pytest.MonkeyPatch) -> None:
-    """Nobody hears of a creator that comes too late."""
-    patch.setattr(FakeCatalog, "reopen_intent", lambda _self, _ledger_id: None)
+    """Nobody hears of a creator or a writer that comes too late."""
+    patch.setattr(FakeCatalog, "reopen_intent", lambda *_, **__: None)
 
 
 def _without_hand_over(patch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,19 @@ from dataclasses import replace
 import pytest
 
 from logstore.entries import ProducedEntries
-from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, OutcomeUnknown, SextonError, StoreUnavailable
+from logstore.errors import (
+    AlreadyExists,
+    CatalogBusy,
+    LedgerFenced,
+    OutcomeUnknown,
+    PreconditionFailed,
+    SextonError,
+    StoreUnavailable,
+)
 from logstore.ledgers import LedgerState, segment_key, segment_number
 from logstore.managed_ledger import ManagedLedger
 from logstore.managed_ledger.attempt import Race
-from logstore.ports.catalog import RegisterSegment, Segment, Write, WriteResult
+from logstore.ports.catalog import RegisterSegment, Segment, TopicState, Write, WriteResult
 from logstore.positions import LedgerId, Position
 from tests.fakes.catalog import Misfortune, Moment
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
@@ -356,3 +364,16 @@ def test_writer_that_has_not_registered_in_time_gives_up(world: World) -> None:
         process.append(world.topic, plain(b"x"))
     assert world.payloads() == [b"warm"]
     assert process.append(world.topic, plain(b"y")).count == 1
+
+
+def test_race_topic_deleted_under_a_writer_uploads_no_second_time(world: World) -> None:
+    """A producer that goes on trying leaves one object at the most, and not one a try."""
+    process = world.process()
+    process.append(world.topic, plain(b"a"))
+    world.catalog.set_state(world.topic.topic_id, TopicState.DELETING)
+    world.catalog.detach(world.topic.topic_id, list(world.catalog.lists[world.topic.topic_id]))
+    before = len(world.objects.keys)
+    for _ in range(3):
+        with pytest.raises(PreconditionFailed, match="DELETING"):
+            process.append(world.topic, plain(b"late"))
+    assert len(world.objects.keys) - before <= 1

@@ -1,0 +1,103 @@
+"""A topic is deleted while programs append to it, roll it, subscribe, trim and create its name again.
+
+On SQL and a store in memory, with threads; in the end the independent auditor looks.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from logstore.entries import NewEntry, ProducedEntries
+from logstore.errors import SextonError
+from logstore.ports.catalog import Topic
+from logstore.retention import RetentionPolicy
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.faults.auditor import wrong_at_any_moment
+from tests.faults.job import Job
+from tests.faults.scene import PAIR
+from tests.faults.world import Process, World
+
+_PLAN = PAIR[0]
+_WRITERS = 3
+
+
+def _go_on(stop: threading.Event, act: Callable[[], object]) -> int:
+    """Do it again and again until told to stop; what the topic's deletion refuses is no fault. How often it worked."""
+    done = 0
+    while not stop.is_set():
+        try:
+            act()
+            done += 1
+        except SextonError:
+            stop.wait(0.001)
+    return done
+
+
+def _append(process: Process, topic: Topic) -> object:
+    return process.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x")]))
+
+
+def _create_again(process: Process) -> object:
+    return process.catalog.topics.create(_PLAN.name, RetentionPolicy())
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_topic_deleted_under_everybody_leaves_nothing_of_it(
+    turn: int, template: Path, fresh: Callable[[], Path]
+) -> None:
+    """Whatever runs beside it (apache/pulsar#13526, #350), what is stored is of the topic created again."""
+    job = Job(World(fresh(), template), (_PLAN,), run=f"{turn}")
+    job.drive(job.write)
+    job.deletes = True
+    stop = threading.Event()
+    with job.world.process() as process:
+        topic = process.catalog.topics.get(_PLAN.name)
+        cursors = process.catalog.cursors
+        acts: list[Callable[[], object]] = [
+            *[partial(_append, process, topic)] * _WRITERS,
+            lambda: process.managed.roll(topic),
+            lambda: cursors.subscribe(topic.topic_id, "late", latest=True),
+            partial(_create_again, process),
+        ]
+        with ThreadPoolExecutor(len(acts)) as pool:
+            running = [pool.submit(_go_on, stop, act) for act in acts]
+            job.drive(job.delete_topics)
+            stop.set()
+            done = [one.result() for one in running]
+    job.drive(job.keep_up)
+    seen = job.world.look()
+    assert done[-1] <= 1
+    assert topic.topic_id not in seen.topics
+    assert not wrong_at_any_moment(seen)
+    assert not {row for row, ledger in seen.ledgers.items() if ledger.topic_id == topic.topic_id}
+    assert not seen.of_state("PENDING")
+    assert set(seen.stored) <= {*seen.ledgers, *seen.of_state("DEAD_LETTERED")}
+
+
+def test_writer_that_uploads_behind_the_deletion_leaves_nothing(template: Path, fresh: Callable[[], Path]) -> None:
+    """Its segment comes when phase two has looked already; the refusal lets that look again, without reconciliation."""
+    job = Job(World(fresh(), template), (_PLAN,))
+    job.drive(job.write)
+    job.deletes = True
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        reached.set()
+        go_on.wait(30)
+
+    fault = Fault(operation=Operation.PUT, kind=FaultKind.CALL, matches=lambda key: ".parquet" in key, action=wait)
+    job.world.store.plan(fault)
+    with job.world.process() as process, ThreadPoolExecutor(1) as pool:
+        late = pool.submit(_append, process, process.catalog.topics.get(_PLAN.name))
+        assert reached.wait(30)
+        job.drive(job.delete_topics)
+        assert not job.world.look().stored
+        go_on.set()
+        assert isinstance(late.exception(30), SextonError)
+    assert job.world.look().stored
+    job.drive(job.keep_up)
+    assert not job.world.look().stored
