@@ -34,14 +34,25 @@ class End(Enum):
     UNSURE = 2  # it died, or was told of a failure: it may have happened
 
 
+class Spot(Enum):
+    """Where something else may happen: just before a call reaches storage, or outcomes are recorded."""
+
+    PUT = Operation.PUT
+    LIST = Operation.LIST
+    DELETE = Operation.DELETE
+    UPLOAD = "a put of a tiered copy"
+    FINISH = "outcomes"
+
+
 class Interlude(Enum):
-    """What happens inside a call to storage."""
+    """What happens there."""
 
     CLAIMS_LAPSE = 1
     OVERTAKEN = 2  # the attempt is taken for dead, and its retry comes first
     TRIMMED = 3  # its workflow is, and a trim takes everything over
     ROLLED = 4  # by another program
     WOKEN = 5  # creators that fell asleep over their newborns
+    SWEPT = 6  # its attempt is overtaken, and what that left behind is swept up at once
 
 
 class Hands:
@@ -113,15 +124,18 @@ class Hands:
             self.go_on(job, NEVER)
             assert job.ended, f"{job.name} does not come to an end"
 
-    def plan(self, at: Operation | None, what: Interlude) -> None:
-        """Let something else happen just before the next call of that kind, or before outcomes are recorded."""
-        if self._interlude is not None:
+    def plan(self, at: Spot, what: Interlude) -> None:
+        """Let something else happen there, once. No request to storage takes longer than an upload's deletion waits."""
+        slow = what in {Interlude.CLAIMS_LAPSE, Interlude.TRIMMED}
+        if self._interlude is not None or (slow and at is Spot.UPLOAD):
             return
         self._interlude = what
-        if at is None:
+        if at is Spot.FINISH:
             self.house.watched.before_finish = self._interrupt
-        else:
-            self.house.store.plan(Fault(operation=at, kind=FaultKind.CALL, action=self._interrupt))
+            return
+        store = self.house.cold if at is Spot.UPLOAD else self.house.store
+        operation = Operation.PUT if at is Spot.UPLOAD else at.value
+        store.plan(Fault(operation=operation, kind=FaultKind.CALL, action=self._interrupt))
 
     def wake(self) -> None:
         """Let creators that fell asleep put their statements, and try to attach their newborns."""
@@ -146,6 +160,9 @@ class Hands:
                     Job("a retry", _once(self._at_work)).step(self.house.process(worker), loses_answer=True)
                 case Interlude.TRIMMED:
                     self._trim_everything(worker)
+                case Interlude.SWEPT if self._at_work:
+                    Job("a retry", _once(self._at_work)).step(self.house.process(worker), loses_answer=True)
+                    self._work_through(Job("a sweep", self.workflows.sweeping()), worker)
                 case Interlude.WOKEN:
                     self.wake()
                 case Interlude.ROLLED:
@@ -157,10 +174,12 @@ class Hands:
     def _trim_everything(self, worker: str) -> None:
         self.house.catalog.advance(seconds=ABANDONED_S)
         for topic in self.topics.values():
-            job = Job("a trim", self.workflows.trimming(int(topic.topic_id)))
-            for _ in range(NEVER):
-                if not job.ended:
-                    job.step(self.house.process(worker), loses_answer=False)
+            self._work_through(Job("a trim", self.workflows.trimming(int(topic.topic_id))), worker)
+
+    def _work_through(self, job: Job, worker: str) -> None:
+        for _ in range(NEVER):
+            if not job.ended:
+                job.step(self.house.process(worker), loses_answer=False)
 
     def mend(self) -> None:
         """Storage is well, and nothing is planned."""

@@ -21,6 +21,7 @@ from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.offload import Offloader
 from logstore.ports.objects import ObjectStore
 from logstore.ports.storage import Storages
+from logstore.positions import LedgerId
 from logstore.primary_copies import PrimaryCopies
 from logstore.schemas import SchemaRegistry
 from logstore.subscriptions import Subscriptions
@@ -52,7 +53,10 @@ PLANTED: Final = {
 
 
 class Store(LyingStore):
-    """A bucket. It remembers what was put for a ledger that the catalog no longer had."""
+    """A bucket. It remembers what was put for a copy that the catalog no longer had.
+
+    A writer whose idea of the log is old uploads before it is told that it lost; so does a creator that slept.
+    """
 
     def __init__(self, is_known: Callable[[int], bool]) -> None:
         super().__init__()
@@ -122,7 +126,7 @@ class House:
         self.watched = WatchedDeletions(self.catalog)
         self.catalog.deletions = self.watched
         self.catalog.topic_deletions = WatchedTopicDeletions(self.catalog, self.watched)
-        self.store = Store(lambda ledger_id: ledger_id in self.catalog.ledger_rows)
+        self.store = Store(self._has_primary)
         self.cold = Store(lambda _ledger_id: True)
         for store, planted in ((self.store, PLANTED), (self.cold, COLD_PLANTED)):
             for key, body in planted.items():
@@ -149,6 +153,9 @@ class House:
         for name in list(self._processes):
             self.bury(name)
         self._folder.cleanup()
+
+    def _has_primary(self, ledger_id: int) -> bool:
+        return CopyKind.LEDGER in self.catalog.copies.get(LedgerId(ledger_id), {})
 
     def _bucket(self, name: str) -> ObjectStore:
         assert name == _BUCKET, name

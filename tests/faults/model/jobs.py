@@ -172,7 +172,7 @@ class Workflows:
 
     def sweep(self) -> Job:
         """Start `sweep-deletions`."""
-        return self.start("sweep-deletions", self._sweep())
+        return self.start("sweep-deletions", self.sweeping())
 
     def redrive(self, claim: Callable[[str], int], epoch: int) -> None:
         """Take dead letters into a batch by `claim`, which answers with their number, and start `delete-ledgers`."""
@@ -245,7 +245,8 @@ class Workflows:
             last = RemoveInput(order=order, since_us=begun.since_us)
             removed = yield Call(workflow_id=name, method=lambda p: p.topics.remove, request=last)
 
-    def _sweep(self) -> Steps:
+    def sweeping(self) -> Steps:
+        """What `sweep-deletions` does."""
         name = "sweep-deletions"
         while True:
             batch_id = f"sweep-{next(self._numbers)}"

@@ -25,7 +25,7 @@ from logstore.retention import RetentionPolicy
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.effects import named_in_source
 from tests.faults.model.auditor import Licence
-from tests.faults.model.hands import ABANDONED_S, LAPSE_S, TOPICS, End, Interlude
+from tests.faults.model.hands import ABANDONED_S, LAPSE_S, TOPICS, End, Interlude, Spot
 from tests.faults.model.judge import Expected, Judge
 from tests.faults.model.moment import Place, look
 from tests.faults.world import FOREVER
@@ -115,7 +115,7 @@ class Model(Judge, RuleBasedStateMachine):
     def roll(self, topic: str, program: str, sleeps: bool) -> None:
         """Close the last ledger and open another; perhaps so slowly that its newborn is taken for abandoned."""
         if sleeps:
-            self.plan(Operation.PUT, Interlude.TRIMMED)
+            self.plan(Spot.PUT, Interlude.TRIMMED)
         self.call(program, lambda process: process.managed.roll(self.topics[topic]))
 
     @rule(topic=topics, program=programs, late=st.booleans())
@@ -126,7 +126,7 @@ class Model(Judge, RuleBasedStateMachine):
         self.asleep += [made] if made else []
         if late:
             self.house.catalog.advance(seconds=ABANDONED_S)
-            self.plan(None, Interlude.WOKEN)
+            self.plan(Spot.FINISH, Interlude.WOKEN)
 
     @precondition(lambda self: self.asleep)
     @rule()
@@ -191,7 +191,7 @@ class Model(Judge, RuleBasedStateMachine):
     def set_schema(self, topic: str, program: str, version: int, sleeps: bool) -> None:
         """Make one of three schemas the newest, and read it; perhaps as slowly as a roll may be."""
         if sleeps:
-            self.plan(Operation.PUT, Interlude.TRIMMED)
+            self.plan(Spot.PUT, Interlude.TRIMMED)
         content = f"schema {version}".encode()
         end, _ = self.call(program, lambda process: process.schemas.set(self.topics[topic], content))
         if end is End.ANSWERED:
@@ -213,9 +213,11 @@ class Model(Judge, RuleBasedStateMachine):
             chosen = [ids[place % len(ids)] for place in wanted]
             self.go_on(self.workflows.delete(self.id(topic), chosen, force=force), steps)
 
-    @rule(topic=topics, place=places, steps=st.integers(1, 4))
-    def offload(self, topic: str, place: int, steps: int) -> None:
-        """Ask for a tiered copy of a ledger, and let it get so far."""
+    @rule(topic=topics, place=places, steps=st.integers(1, 4), overtaken=st.booleans())
+    def offload(self, topic: str, place: int, steps: int, overtaken: bool) -> None:
+        """Ask for a tiered copy of a ledger, and let it get so far; perhaps its retry, and a sweep, come first."""
+        if overtaken:
+            self.plan(Spot.UPLOAD, Interlude.SWEPT)
         listed = self.seen.list_of(self.id(topic))
         closed = [one for one in listed if self.seen.ledgers[one].state is LedgerState.CLOSED]
         if closed:
@@ -298,12 +300,9 @@ class Model(Judge, RuleBasedStateMachine):
         point, action = moment.split()
         failpoints.arm(f"{effect}.{point}", action, nth=nth)
 
-    @rule(
-        at=st.sampled_from([Operation.PUT, Operation.LIST, Operation.DELETE, None]),
-        what=st.sampled_from(Interlude),
-    )
-    def interlope(self, at: Operation | None, what: Interlude) -> None:
-        """Let something else happen just before the next call to storage of that kind, or before outcomes are kept."""
+    @rule(at=st.sampled_from(Spot), what=st.sampled_from(Interlude))
+    def interlope(self, at: Spot, what: Interlude) -> None:
+        """Let something else happen at such a place, the next time that somebody comes to it."""
         self.plan(at, what)
 
     @rule(trouble=st.sampled_from(Trouble), which=st.integers(0, 7), times=st.sampled_from([1, 2, FOREVER]))

@@ -1,9 +1,10 @@
 """The state machine, run; and run on a build that lacks a guard, which it must find."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
@@ -14,7 +15,8 @@ from activities.deletion import LedgerDeletion
 from logstore.deletion import Finding, StoredCopy, refusal
 from logstore.ports.storage import Removal
 from logstore.primary_copies import PrimaryCopies
-from logstore.retention import detachable_prefix
+from logstore.retention import LedgerFacts, detachable_prefix
+from logstore.tiered_copies import TieredCopies
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.faults.model.machine import Model
@@ -46,6 +48,7 @@ def _run(seed: int, *, examples: int, steps: int = 40, verbosity: Verbosity = Ve
     )
 
 
+@pytest.mark.timeout(600)  # a failure is shrunk for five minutes at the most, and then told
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_any_order_of_events_keeps_every_promise(part: int) -> None:
     """Whatever programs, operators, time, storage and death do in between, promises 1, 2, 3 and 8 hold."""
@@ -109,6 +112,20 @@ def _without_cursors(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("tests.fakes.catalog.phase_one.detachable_prefix", forgetful)
 
 
+def _without_prefix(patch: pytest.MonkeyPatch) -> None:
+    """Retention passes over a ledger that must stay, and takes what lies behind it (apache/pulsar#20898)."""
+
+    def scattered(ledgers: Iterable[LedgerFacts], **rest: Any) -> Iterator[LedgerFacts]:
+        return (one for ledger in ledgers for one in detachable_prefix([ledger], **rest))
+
+    patch.setattr("tests.fakes.catalog.phase_one.detachable_prefix", scattered)
+
+
+def _without_waiting_for_uploads(patch: pytest.MonkeyPatch) -> None:
+    """What an uploader that is still at it has not sent yet is taken for absent."""
+    patch.setattr(TieredCopies, "_check_upload", lambda _self, _intent: None)
+
+
 @pytest.mark.parametrize(
     "without",
     [
@@ -119,6 +136,8 @@ def _without_cursors(patch: pytest.MonkeyPatch) -> None:
         _without_a_second_read,
         _without_claims,
         _without_cursors,
+        _without_prefix,
+        _without_waiting_for_uploads,
     ],
 )
 def test_machine_finds_a_guard_that_is_missing(
