@@ -10,8 +10,8 @@ _MONTH_S = 30 * 86_400
 ALONE: Final = {"max_attempts": (1, 1_000_000), "retry_interval_s": (0, _MONTH_S)}
 """Of `DeleteLedgerInput`, both ends inclusive."""
 
-DELETION: Final = {**ALONE, "parallelism": (1, 256), "chunk": (1, 1_000), "alone": (1, 1_500)}
-"""Of `DeletionPolicy`; the settings have the same ones."""
+DELETION: Final = {**ALONE, "parallelism": (1, 256), "chunk": (1, 1_000_000), "alone": (1, 1_500)}
+"""Of `DeletionPolicy`; a chunk is cut to what fits an answer anyway."""
 
 OFFLOAD: Final = {"timeout_s": (1, _MONTH_S), "attempts": (1, 1_000_000), "parallelism": (1, 64)}
 """Of `OffloadPolicy`."""
