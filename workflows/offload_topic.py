@@ -24,7 +24,6 @@ from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttri
 from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion import Certificate
     from activities.offload import (
         Candidates,
         CandidatesInput,
@@ -32,9 +31,8 @@ with workflow.unsafe.imports_passed_through():
         RemovePrimariesInput,
         RemovePrimariesResult,
     )
-    from workflows import delete_ledgers, offload_ledger, search_attributes
+    from workflows import batches, delete_ledgers, offload_ledger, search_attributes
     from workflows import offload_totals as totals
-    from workflows.delete_ledgers import DeleteLedgers
     from workflows.offload_ledger import OffloadLedger
     from workflows.values import (
         DeleteLedgersInput,
@@ -190,7 +188,6 @@ class OffloadTopic:
                 self._go_on_anew()
 
     async def _remove_page(self, ask: OffloadAsk, ids: list[int] | None) -> RemovePrimariesResult:
-        """Abandoned by this one's end: intents are filed, so their deletion must not stop with the offload."""
         batch_id = f"{self._request.topic_id}-{workflow.uuid4().hex[:12]}"
         found = await workflow.execute_activity_method(
             LedgerOffload.remove_primaries,
@@ -214,29 +211,18 @@ class OffloadTopic:
         return found
 
     async def _phase_two(self, ask: OffloadAsk, batch_id: str, epoch: int, progress: DeleteLedgersProgress) -> None:
-        done: Certificate = await workflow.execute_child_workflow(
-            DeleteLedgers.run,
-            DeleteLedgersInput(
-                batch_id=batch_id,
-                topic_id=self._request.topic_id,
-                topic=self._request.topic,
-                catalog_epoch=epoch,
-                actor=ask.actor,
-                reason=ask.reason,
-                policy=self._request.deletion,
-                carried=progress,
-            ),
-            id=delete_ledgers.workflow_id(batch_id),
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
-            static_summary=f"{progress.intents} primary copies of {self._request.topic}",
-            search_attributes=TypedSearchAttributes(
-                [
-                    SearchAttributePair(search_attributes.TOPIC, self._request.topic),
-                    SearchAttributePair(search_attributes.RUN_ID, batch_id),
-                ]
-            ),
+        batch = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=self._request.topic_id,
+            topic=self._request.topic,
+            catalog_epoch=epoch,
+            actor=ask.actor,
+            reason=ask.reason,
+            policy=self._request.deletion,
+            carried=progress,
         )
+        summary = f"{progress.intents} primary copies of {self._request.topic}"
+        done = await (await batches.start_batch(batch, summary=summary))
         self._result = totals.with_outcomes(self._result, done.outcomes)
 
     def _show(self) -> None:

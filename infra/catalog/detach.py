@@ -18,13 +18,12 @@ from infra.catalog.cursor_rows import spans, store, stored
 from infra.catalog.database import Database
 from infra.catalog.doomed import Doomed, ListView, doomed
 from infra.catalog.intents import file_intents, filed_by
-from infra.catalog.ledgers import data_list, last_id, raise_version
+from infra.catalog.ledgers import data_list, last_id, never_attached, raise_version
 from infra.catalog.topics import topic_row
 from infra.catalog.uploads import take_away_abandoned
 from logstore.cursors import advance
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -119,11 +118,7 @@ class PhaseOne:
     def _abandon_newborn(self, connection: Connection, view: ListView, batch_id: str) -> int:
         """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
         lists = t.ledger_list.c.topic_id == view.topic_id
-        abandoned = (
-            t.ledger.c.place.is_(None)
-            & (t.ledger.c.state == LedgerState.CREATING.value)
-            & (t.ledger.c.created_us < view.now_us - self._newborn_us)
-        )
+        abandoned = never_attached(view.now_us - self._newborn_us)
         inner = select(t.ledger_list.c.list_id).where(lists)
         where = select(t.ledger.c.list_id).where(t.ledger.c.list_id.in_(inner), abandoned).distinct()
         locked = select(t.ledger_list.c.list_id).where(lists, t.ledger_list.c.list_id.in_(where))

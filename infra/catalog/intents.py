@@ -142,10 +142,7 @@ def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
     An attempt that found nothing of it and is about to say so no longer may: the row is nobody's now.
     """
     p = t.pending_deletion.c
-    states = (DeletionState.DELETED.value, DeletionState.PENDING.value)
-    newborn = (p.ledger_id == ledger_id, p.segments == 0, p.state.in_(states))
-    again = {"state": DeletionState.PENDING.value, "outcome": None, "batch_id": "", "finished_us": None}
-    connection.execute(update(t.pending_deletion).where(*newborn).values(**again, **UNCLAIMED))
+    _reopen(connection, p.ledger_id == ledger_id, p.segments == 0)
 
 
 def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId]) -> None:
@@ -155,16 +152,17 @@ def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId]) -> Non
     before. A ledger without an intent is newborn, or of nobody, and is left alone.
     """
     p = t.pending_deletion.c
-    states = (DeletionState.DELETED.value, DeletionState.PENDING.value)
     asked = p.ledger_id.in_(any_of(connection.dialect.name, ledger_ids))
-    late = (
-        asked,
-        p.copy == CopyKind.LEDGER.value,
-        p.state.in_(states),
-        ~exists().where(t.ledger.c.ledger_id == p.ledger_id),
-    )
+    unlisted = ~exists().where(t.ledger.c.ledger_id == p.ledger_id)
+    _reopen(connection, asked, p.copy == CopyKind.LEDGER.value, unlisted)
+
+
+def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
+    """Make rows unfinished and nobody's, so that who looked too early ends none of them; dead letters stay."""
+    state = t.pending_deletion.c.state
+    acted_on = state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
     again = {"state": DeletionState.PENDING.value, "outcome": None, "batch_id": "", "finished_us": None}
-    connection.execute(update(t.pending_deletion).where(*late).values(**again, **UNCLAIMED))
+    connection.execute(update(t.pending_deletion).where(*late, acted_on).values(**again, **UNCLAIMED))
 
 
 INTENT: tuple[ColumnElement[Any], ...] = (

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.database import Database
@@ -157,6 +157,12 @@ def _data_owner(application: str, topic: Topic) -> LedgerOwner:
         topic=topic.name,
         keys={},
     )
+
+
+def never_attached(before_us: int) -> ColumnElement[bool]:
+    """Ledgers, of any component, whose creator gave up or died before listing them, if born before that time."""
+    c = t.ledger.c
+    return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)
 
 
 def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:

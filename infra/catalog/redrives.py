@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
-from infra.catalog.claims import SEVERAL_TOPICS, open_run
+from infra.catalog.claims import SEVERAL_TOPICS, UNCLAIMED, open_run
 from infra.catalog.database import Database
 from infra.catalog.detach import done_before
 from infra.catalog.intents import state_of
@@ -28,9 +28,7 @@ _AGAIN = {
     "keys_left": None,
     "keys_left_attempts": 0,
     "finished_us": None,
-    "claim_workflow": None,
-    "claim_run": None,
-    "claim_until_us": None,
+    **UNCLAIMED,
 }
 
 
