@@ -10,6 +10,8 @@ from sqlalchemy.sql import Executable
 
 from infra.catalog import tables as t
 from infra.catalog.many import BIG, TEXT, Rows, rows_of
+from infra.catalog.topics import holding
+from logstore.ports.catalog import TopicState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class Statement:
 class AppendStatements:
     """In the order in which an append locks, then writes."""
 
-    topics: Statement  # share-locked, with the catalog's epoch
+    topics: Statement  # those that are ACTIVE, share-locked, with the catalog's epoch
     ledgers: Statement  # locked, listed ones only, with the topic of their list
     sequences: Statement  # locked, those that exist
     segments: Statement
@@ -52,7 +54,8 @@ def _topics(rows: Rows) -> Statement:
     epoch = select(t.catalog.c.epoch).scalar_subquery()
     query = select(t.topic.c.topic_id, t.topic.c.state, epoch.label("epoch"))
     asked = t.topic.c.topic_id.in_(select(rows.source.c.topic_id))
-    return Statement(sql=query.where(asked).order_by(t.topic.c.topic_id).with_for_update(read=True), rows=rows)
+    active = query.where(asked, t.topic.c.state == TopicState.ACTIVE.value).order_by(t.topic.c.topic_id)
+    return Statement(sql=holding(active), rows=rows)
 
 
 def _ledgers(rows: Rows) -> Statement:

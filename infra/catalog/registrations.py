@@ -3,12 +3,13 @@
 So a batch either registers a segment because all of its conditions hold, or answers why not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult
+from sqlalchemy import Connection, CursorResult, select
 
+from infra.catalog import tables as t
 from infra.catalog.append_sql import GROWS, Statement, append_statements
 from infra.catalog.intents import reopen_late
 from infra.catalog.ledgers import epoch
@@ -39,7 +40,7 @@ class _Ledger:
 
 @dataclass(slots=True, kw_only=True)
 class _Locked:
-    """Everything the batch's registrations depend on."""
+    """Everything the batch's registrations depend on; of topics, those that are ACTIVE are locked."""
 
     epoch: int
     topics: dict[int, str]
@@ -68,16 +69,26 @@ def register_all(connection: Connection, writes: Sequence[RegisterSegment]) -> l
 def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
     """Lock topics, then ledgers, then sequences, each by key: nobody who does the same can deadlock with us."""
     sql = append_statements(connection.dialect.name)
-    topics = _execute(connection, sql.topics, {(write.topic_id,) for write in writes}).all()
+    asked = {write.topic_id for write in writes}
+    topics = _execute(connection, sql.topics, {(topic_id,) for topic_id in asked}).all()
+    states = dict.fromkeys((row.topic_id for row in topics), TopicState.ACTIVE.value)
     ledgers = _execute(connection, sql.ledgers, {(write.ledger_id,) for write in writes}).all()
     pairs = {(write.topic_id, part.producer) for write in writes for part in write.producers}
     sequences = _execute(connection, sql.sequences, pairs).all() if pairs else []
     return _Locked(
         epoch=topics[0].epoch if topics else epoch(connection),
-        topics={row.topic_id: row.state for row in topics},
+        topics=states | _inactive(connection, asked - states.keys()),
         ledgers={row.ledger_id: _ledger(row) for row in ledgers},
         sequences={(row.topic_id, row.producer): row.sequence_id for row in sequences},
     )
+
+
+def _inactive(connection: Connection, topic_ids: Collection[int]) -> dict[int, str]:
+    """States of topics that were not ACTIVE."""
+    if not topic_ids:
+        return {}
+    found = connection.execute(select(t.topic.c.topic_id, t.topic.c.state).where(t.topic.c.topic_id.in_(topic_ids)))
+    return {row.topic_id: row.state for row in found}
 
 
 def _execute(connection: Connection, statement: Statement, rows: Iterable[tuple[Any, ...]]) -> CursorResult[Any]:

@@ -15,8 +15,9 @@ from infra.catalog.claims import SEVERAL_TOPICS, move, open_run, stalled
 from infra.catalog.database import Database
 from infra.catalog.detach import done_before
 from infra.catalog.intents import file_intents, filed_by
-from infra.catalog.ledgers import raise_version
+from infra.catalog.ledgers import never_attached, raise_version
 from infra.catalog.many import any_of
+from infra.catalog.topics import holding
 from infra.catalog.uploads import abandoned, take_away_abandoned
 from logstore.deletion import DeletionState
 from logstore.failpoints import effect
@@ -122,8 +123,7 @@ def _newborn(before_us: int) -> Select[Any]:
     of_topic = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     source = of_topic.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     columns = (_L.ledger_id, t.ledger_list.c.list_id, t.topic.c.topic_id)
-    unattached = (_L.place.is_(None), _L.created_us < before_us, _L.state == LedgerState.CREATING.value)
-    return select(*columns).select_from(source).where(*unattached)
+    return select(*columns).select_from(source).where(never_attached(before_us))
 
 
 def _abandoned(now_us: int) -> Select[Any]:
@@ -158,8 +158,9 @@ def _among(connection: Connection, column: ColumnElement[Any], ids: Sequence[int
 
 
 def _lock(connection: Connection, key: ColumnElement[int], ids: Sequence[int], *, share: bool = False) -> None:
-    """Shared, a topic that is being deleted waits for us or we for it."""
-    connection.execute(select(key).where(_among(connection, key, ids)).order_by(key).with_for_update(read=share))
+    """Shared, who takes a topic's rows away waits for us or we for it."""
+    rows = select(key).where(_among(connection, key, ids)).order_by(key)
+    connection.execute(holding(rows) if share else rows.with_for_update())
 
 
 def _remove(connection: Connection, key: Any, rows: Select[Any], *still: ColumnElement[bool], limit: int) -> int:  # noqa: ANN401 - a column of a table

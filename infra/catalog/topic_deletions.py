@@ -1,7 +1,8 @@
-"""Deleting a whole topic in SQL: one transaction a step, under an exclusive lock of the topic's row.
+"""Deleting a whole topic in SQL: one transaction a step, under a lock of the topic's row.
 
 Whoever attaches something to a topic holds a share lock of that row and requires ACTIVE. So once `begin` has
-committed, nothing new comes, and what `detach_all` finds is all there ever will be.
+committed, nobody new comes. `begin` waits for nobody; `detach_all` waits for those who had come before it, so what
+it finds is all there ever will be.
 """
 
 from typing import Any, Final
@@ -50,7 +51,7 @@ class SqlTopicDeletions:
             return self._db.write(lambda connection: self._begin(connection, topic_id, name, cause))
 
     def _begin(self, connection: Connection, topic_id: TopicId, name: str, cause: Cause) -> int:
-        topic = _locked(connection, topic_id)
+        topic = _locked(connection, topic_id, key_share=True)
         begun = audited_us(connection, _BEGIN, topic_id)
         if topic is None and begun is None:
             raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
@@ -161,9 +162,10 @@ def _tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
     return tally_of(connection, p.topic_id == topic_id, or_(left, and_(p.state == deleted, p.finished_us >= since_us)))
 
 
-def _locked(connection: Connection, topic_id: TopicId) -> Row[Any] | None:
-    """The topic's row, locked against everyone who holds on to it."""
-    return connection.execute(select(t.topic).where(_of(t.topic, topic_id)).with_for_update()).first()
+def _locked(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
+    """The topic's row, locked against everyone who holds it, or with `key_share` only against who deletes it."""
+    query = select(t.topic).where(_of(t.topic, topic_id))
+    return connection.execute(query.with_for_update(key_share=key_share)).first()
 
 
 def _remove_rows(connection: Connection, topic_id: TopicId, tables: tuple[Table, ...]) -> dict[str, int]:

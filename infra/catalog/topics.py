@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, Select, insert, select
 
 from infra.catalog import tables as t
 from infra.catalog.database import Database
@@ -92,30 +92,41 @@ def ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN40
     return dialect.insert(table).on_conflict_do_nothing()
 
 
+def holding(topics: Select[Any]) -> Select[Any]:
+    """The share lock of who works on topics: their deletion may begin meanwhile, but takes nothing away before we end.
+
+    PostgreSQL lets further share locks pass whoever waits for an exclusive one, so the deletion of a busy topic
+    would never begin if it had to wait for them. Source: PostgreSQL's README.tuplock.
+    """
+    return topics.with_for_update(read=True, key_share=True)
+
+
 def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
-    """Read a topic, under a share lock if asked: a topic that is being deleted waits for us or we for it.
+    """Read a topic, under a share lock if asked: whoever takes its rows away waits for us or we for it.
 
     Raises:
         UnknownObject: There is none.
     """
     query = _SELECT.where(t.topic.c.topic_id == topic_id)
-    found = connection.execute(query.with_for_update(read=True) if share else query).first()
+    found = connection.execute(holding(query) if share else query).first()
     if found is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
     return _topic(found)
 
 
 def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
-    """Lock a topic and require it ACTIVE.
+    """Lock a topic and require it ACTIVE; one that is not is not locked, for its deletion waits until nobody holds it.
 
     Raises:
         UnknownObject: There is none.
         PreconditionFailed: It is being deleted.
     """
-    found = topic_row(connection, topic_id, share=True)
-    if found.state is not TopicState.ACTIVE:
-        raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
-    return found
+    active = _SELECT.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
+    row = connection.execute(holding(active)).first()
+    if row is not None:
+        return _topic(row)
+    found = topic_row(connection, topic_id)
+    raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
 
 
 def _topic(row: Row[Any]) -> Topic:

@@ -30,8 +30,8 @@ class TopicDeletions(Protocol):
     def begin(self, topic_id: TopicId, name: str, cause: Cause) -> int:
         """Set the topic DELETING and write the audit row; when that was, microseconds by the catalog's clock.
 
-        From its commit on nothing can be attached to the topic: whoever attaches requires ACTIVE under a lock
-        that this waits for.
+        Whoever comes after its commit can attach nothing to the topic, for that requires ACTIVE under a lock. It
+        does not wait for those who hold that lock already, or a busy topic would never begin to go: `detach_all` does.
 
         Idempotency: a topic that is DELETING, or that was deleted, answers when it began, and is audited once.
 

@@ -8,6 +8,7 @@ READ COMMITTED, a row that was read before the wait would be the old one.
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 
 import pytest
 from sqlalchemy import event, text
@@ -164,7 +165,6 @@ def test_attach_behind_a_trim_that_took_the_newborn_is_false(sql_world: SqlWorld
         ("UPDATE ledger SET state = 'CLOSED'", LedgerFenced),
         ("UPDATE ledger SET last_segment = 5", AlreadyExists),
         ("DELETE FROM ledger", LedgerFenced),
-        ("UPDATE topic SET state = 'DELETING'", PreconditionFailed),
         ("UPDATE producer_sequence SET sequence_id = 7", ProducerFenced),
     ],
 )
@@ -201,11 +201,11 @@ def test_acknowledge_behind_another_adds_to_it(sql_world: SqlWorld) -> None:
     assert answer == Acknowledged(mark_delete=at(ledger, 5))
 
 
-@pytest.mark.parametrize("act", ["subscribe", "seek", "create"])
+@pytest.mark.parametrize("act", ["subscribe", "seek", "create", "append"])
 def test_work_behind_a_topics_deletion_is_refused(sql_world: SqlWorld, act: str) -> None:
-    """A topic set DELETING while somebody waited for it takes nothing new."""
+    """A topic that is DELETING when we get its lock takes nothing new, though it was ACTIVE when we asked."""
     topic = new_topic(sql_world)
-    filled(sql_world, topic.topic_id, 1)
+    ledger = filled(sql_world, topic.topic_id, 1)[0]
     sql_world.catalog.cursors.subscribe(topic.topic_id, "old", latest=True)
 
     def work() -> object:
@@ -213,10 +213,34 @@ def test_work_behind_a_topics_deletion_is_refused(sql_world: SqlWorld, act: str)
             return newborn(sql_world, topic.topic_id)
         if act == "seek":
             return sql_world.catalog.cursors.seek(topic.topic_id, "old", at(0, 0))
+        if act == "append":
+            return sql_world.catalog.commits.commit([_segment(topic, ledger)])[0]
         return sql_world.catalog.cursors.subscribe(topic.topic_id, "new", latest=True)
 
-    answer = _behind(sql_world, ["UPDATE topic SET state = 'DELETING'"], work)
+    lock = "SELECT topic_id FROM topic" + ("" if sql_world.database.is_sqlite else " FOR UPDATE")
+    answer = _behind(sql_world, [lock, "UPDATE topic SET state = 'DELETING'"], work)
     assert isinstance(answer, PreconditionFailed), answer
+
+
+@pytest.mark.external_service
+def test_deletion_begins_beside_who_works_on_the_topic_and_detaches_what_it_leaves(postgres_url: str) -> None:
+    """Beginning waits for nobody, or a busy topic would never go; who was there before it is waited for then."""
+    world = SqlWorld(postgres_url)
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 1)
+    deletions = world.catalog.topic_deletions
+    share = "SELECT topic_id FROM topic FOR KEY SHARE"
+    with world.database.engine.connect() as connection, connection.begin(), ThreadPoolExecutor(1) as pool:
+        connection.execute(text(share))
+        pool.submit(deletions.begin, topic.topic_id, topic.name, CAUSE).result(timeout=20)
+    late = LedgerId(ledgers[0] + 1)
+    columns = _rest("ledger")
+    copied = f"INSERT INTO ledger (ledger_id, {columns}) SELECT {late}, {columns.replace('place', '9')} FROM ledger"
+    detach = partial(deletions.detach_all, topic.topic_id, batch_id="all", claim=claim(ttl_s=60), cause=CAUSE)
+    done = _behind(world, [share], detach, [copied])
+    assert isinstance(done, Detached), done
+    assert world.intents() == [*ledgers, late]
+    world.database.close()
 
 
 def test_subscribe_behind_a_detach_begins_at_what_is_left(sql_world: SqlWorld) -> None:
