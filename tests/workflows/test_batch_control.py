@@ -69,12 +69,14 @@ async def test_pause_keeps_the_batch_claimed_for_as_long_as_it_lasts(house: Hous
     """Held for a quarter of an hour, every ten minutes: no sweep takes its rows (promise 2)."""
     ledgers = house.world.fill(3)
     house.policy = DeletionPolicy(chunk=1, parallelism=2)
-    gate = gate_at(house, ledgers[0])
+    gates = [gate_at(house, one) for one in ledgers[:2]]
     async with house.worker():
         handle = await house.delete(ledgers)
-        await assert_eventually(gate.reached.is_set)
+        for gate in gates:
+            await assert_eventually(gate.reached.is_set)
         await handle.execute_update(DeleteLedgers.pause)
-        gate.open()
+        for gate in gates:
+            gate.open()
         waiting = asyncio.ensure_future(handle.result())
         await assert_eventually(lambda: held(house) >= 4)
         times = [one.scheduled for one in house.attempts("deletion.hold_batch")]
