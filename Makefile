@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+JOBS ?= 2
 CODE := logstore activities workflows infra spark workers tests
 
 .PHONY: help setup lock fmt lint types imports check test test-replay test-external faults bench screenshots demo up down clean
@@ -44,8 +45,8 @@ imports: setup ## Check who imports whom
 
 check: lint types imports test ## Exactly what CI runs
 
-test: setup ## Run the whole suite, real servers and all
-	$(BIN)/pytest
+test: setup ## Run the whole suite, real servers and all, in JOBS processes
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 test-replay: setup ## Replay stored histories against today's workflows
 	$(BIN)/pytest tests/replay
