@@ -18,6 +18,7 @@ SextonError
 │   │   ├── ClaimHeld              another workflow is at work on it
 │   │   ├── LedgerFenced           the ledger takes no more segments: roll and append again
 │   │   ├── LedgerStillNeeded      a ledger that something refers to
+│   │   ├── NotOwner               not the bundle's owner any more: look the owner up again
 │   │   ├── ProducerFenced         another append of this producer came first
 │   │   ├── SnapshotNeeded         the cursor's state is in a ledger that the caller has not loaded
 │   │   ├── StaleCatalog           the request speaks of another catalog epoch
@@ -122,6 +123,15 @@ class LedgerFenced(PreconditionFailed):
 
 class LedgerStillNeeded(PreconditionFailed):
     """Something still refers to the ledger."""
+
+
+class NotOwner(PreconditionFailed):
+    """Who asks does not own the bundle, or not any more; look the owner up again, and ask there."""
+
+    def __init__(self, bundle: int, *, expected: str, found: str) -> None:
+        """Name the bundle, what would have been its owner's and what was found, each as a phrase."""
+        super().__init__(f"bundle {bundle}: expected {expected}, found {found}; look the owner up again")
+        self.bundle = bundle
 
 
 class ProducerFenced(PreconditionFailed):

@@ -19,6 +19,17 @@ class CatalogRow(SQLModel, table=True):
     id: int = Field(primary_key=True, sa_type=Integer)
     epoch: int = Field(sa_type=Big)
     next_ledger_id: int = Field(sa_type=Big)
+    bundles: int = Field(sa_type=Integer, sa_column_kwargs={"server_default": "64"})  # never changed
+
+
+class BundleFenceRow(SQLModel, table=True):
+    """How often a bundle was acquired, and by whom last; its row is the lock of writes under a lease."""
+
+    __tablename__ = "bundle_fence"
+    bundle: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
+    counter: int = Field(sa_type=Big)
+    worker_id: str
+    raised_us: int = Field(sa_type=Big)
 
 
 class TopicRow(SQLModel, table=True):
@@ -222,6 +233,7 @@ def _table(name: str) -> Table:
 
 
 catalog = _table("catalog")
+bundle_fence = _table("bundle_fence")
 topic = _table("topic")
 ledger_list = _table("ledger_list")
 ledger = _table("ledger")

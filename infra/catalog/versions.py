@@ -1,6 +1,8 @@
 """The schema's version: raised by Alembic, checked before use."""
 
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from alembic import command
 from alembic.config import Config
@@ -9,30 +11,42 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from infra.catalog.database import Database
-from logstore.errors import CatalogVersionMismatch
+from logstore.errors import CatalogVersionMismatch, InvalidInput
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
+DEFAULT_BUNDLES: Final = 64  # what catalogs from before bundles have
+_MOST_BUNDLES = 65_536  # each is a node in ZooKeeper and a row here
 _LOCK = 0x5E870  # any number of our own: PostgreSQL's advisory lock around a migration
 
 
-def upgrade(database: Database) -> None:
+def upgrade(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
     """Bring the catalog to this build's version, from empty or from any earlier one; repeating it is harmless.
 
+    Args:
+        database: The catalog's.
+        bundles: How many a new catalog has, for ever; one that exists keeps what it has.
+
     Raises:
+        InvalidInput: A number of bundles that no catalog can have.
         CatalogVersionMismatch: It was written by a newer build.
     """
+    if not 1 <= bundles <= _MOST_BUNDLES:
+        raise InvalidInput("bundles", expected=f"1 to {_MOST_BUNDLES}", found=bundles)
     database.make_folder()
-    database.write(_upgrade)
+    database.write(partial(_upgrade, bundles=bundles))
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, *, bundles: int) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-    if _version(connection) not in {None, *_known()}:
-        raise _mismatch(_version(connection))
+    before = _version(connection)
+    if before not in {None, *_known()}:
+        raise _mismatch(before)
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    if before is None:
+        connection.execute(text("UPDATE catalog SET bundles = :bundles"), {"bundles": bundles})
 
 
 def check_version(database: Database) -> None:

@@ -26,7 +26,7 @@ _LONG_AGO: Final = 1_700_000_000_000_000
 def make_first_release(database: Database) -> None:
     """Create the tables of version 0001 and fill them."""
     database.make_folder()
-    database.write(_create)
+    migrate_to(database, "0001")
     database.write(_fill)
 
 
@@ -64,10 +64,15 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
 
 
-def _create(connection: Connection) -> None:
-    config = _config()
-    config.attributes["connection"] = connection
-    command.upgrade(config, "0001")
+def migrate_to(database: Database, version: str) -> None:
+    """Run migrations as far as that version, and no further."""
+
+    def work(connection: Connection) -> None:
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, version)
+
+    database.write(work)
 
 
 def _fill(connection: Connection) -> None:

@@ -13,7 +13,7 @@ from infra.catalog import Database, SqlCatalog, check_version, upgrade
 from infra.catalog.tables import metadata
 from logstore.cursors import CursorState
 from logstore.deletion import DeletionState, Outcome
-from logstore.errors import CatalogVersionMismatch
+from logstore.errors import CatalogVersionMismatch, InvalidInput
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cause, Claim, Ended, Inflight, Registered, RegisterSegment
 from logstore.positions import LedgerId, Position
@@ -28,6 +28,7 @@ from tests.infra.catalog.first_release import (
     STALLED,
     columns_of,
     make_first_release,
+    migrate_to,
     rows_of,
 )
 
@@ -108,7 +109,7 @@ def test_newer_catalog_is_refused_and_nothing_changes(url: str, connect: Connect
     _set_version(database, "9999")
     before = _tables(database)
     for ask in (upgrade, check_version):
-        with pytest.raises(CatalogVersionMismatch, match="expected 0002, found 9999; it was written by a newer build"):
+        with pytest.raises(CatalogVersionMismatch, match="expected 0003, found 9999; it was written by a newer build"):
             ask(database)
     assert _tables(database) == before
     version = database.read(lambda connection: connection.execute(text("SELECT * FROM alembic_version")).scalar_one())
@@ -127,8 +128,8 @@ def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monk
     """A catalog of an earlier release is upgraded by choice, not by the way."""
     database = connect(url)
     upgrade(database)
-    monkeypatch.setattr("infra.catalog.versions._head", lambda: "0003")
-    with pytest.raises(CatalogVersionMismatch, match="expected 0003, found 0002; run"):
+    monkeypatch.setattr("infra.catalog.versions._head", lambda: "0004")
+    with pytest.raises(CatalogVersionMismatch, match="expected 0004, found 0003; run"):
         check_version(database)
 
 
@@ -153,6 +154,53 @@ def test_upgrade_from_the_first_release_keeps_every_row(url: str, connect: Conne
     check_version(database)
     assert rows_of(database, columns) == before
     assert _differences(database) == []
+
+
+@pytest.mark.parametrize("version", ["0001", "0002"])
+def test_upgrade_gives_an_older_catalog_64_bundles_and_keeps_every_row(
+    version: str, url: str, connect: Connect
+) -> None:
+    """Whatever a new one would get: its topics were hashed over nothing yet, and workers of any setting must agree."""
+    database = connect(url)
+    make_first_release(database)
+    migrate_to(database, version)
+    columns = columns_of(database)
+    before = rows_of(database, columns)
+    upgrade(database, bundles=8)
+    check_version(database)
+    assert rows_of(database, columns) == before
+    assert _differences(database) == []
+    assert _bundles(database) == 64
+
+
+def test_upgrade_from_empty_takes_the_number_of_bundles_given_once(url: str, connect: Connect) -> None:
+    """It is fixed when the catalog is created: a later upgrade with another number leaves it."""
+    database = connect(url)
+    upgrade(database, bundles=1_000)
+    assert _bundles(database) == 1_000
+    for number in (64, 1):
+        upgrade(database, bundles=number)
+        assert _bundles(database) == 1_000
+
+
+def test_upgrade_from_empty_has_64_bundles_by_default(url: str, connect: Connect) -> None:
+    """As every catalog from before bundles."""
+    database = connect(url)
+    upgrade(database)
+    assert _bundles(database) == 64
+
+
+@pytest.mark.parametrize("bundles", [0, -1, 65_537])
+def test_upgrade_with_an_impossible_number_of_bundles_creates_nothing(bundles: int, url: str, connect: Connect) -> None:
+    """Bad input is refused before anything changes."""
+    database = connect(url)
+    with pytest.raises(InvalidInput, match=f"bundles: expected 1 to 65536, found {bundles}"):
+        upgrade(database, bundles=bundles)
+    assert database.is_absent or _tables(database) == set()
+
+
+def _bundles(database: Database) -> int:
+    return database.read(lambda connection: int(connection.execute(text("SELECT bundles FROM catalog")).scalar_one()))
 
 
 def test_subscriptions_of_the_first_release_go_on(url: str, connect: Connect) -> None:
