@@ -30,8 +30,9 @@ class SqlTopics:
             return self._db.write(lambda connection: self._create(connection, name, policy))
 
     def _create(self, connection: Connection, name: str, policy: RetentionPolicy) -> Topic:
-        if connection.execute(select(t.topic.c.topic_id).where(t.topic.c.name == name)).first():
-            raise AlreadyExists(f"topic {name!r} exists already")
+        found = connection.execute(select(t.topic.c.state).where(t.topic.c.name == name)).scalar_one_or_none()
+        if found:
+            raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {found}")
         now = self._db.now_us(connection)
         topic_id = connection.execute(
             ignoring_conflict(connection, t.topic)
@@ -45,7 +46,7 @@ class SqlTopics:
             .returning(t.topic.c.topic_id)
         ).scalar_one_or_none()
         if topic_id is None:
-            raise AlreadyExists(f"topic {name!r} exists already")
+            raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that was just created")
         connection.execute(
             insert(t.ledger_list).values(
                 topic_id=topic_id, component=Component.MANAGED_LEDGER.value, owner=canonical({}), version=0

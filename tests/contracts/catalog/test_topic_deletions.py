@@ -208,7 +208,7 @@ def test_topic_name_is_free_again_and_gets_another_id(world: World) -> None:
     topic = new_topic(world)
     rich(world, topic)
     begin(world, topic)
-    with pytest.raises(AlreadyExists):
+    with pytest.raises(AlreadyExists, match="a topic that is DELETING"):
         new_topic(world)
     detach_all(world, topic)
     assert remove(world, topic)

@@ -28,8 +28,9 @@ class FakeTopics:
         """See the port."""
         with effect("catalog.create_topic"), self._catalog.lock:
             rows = self._catalog.topic_rows
-            if any(topic.name == name for topic in rows.values()):
-                raise AlreadyExists(f"topic {name!r} exists already")
+            found = next((topic.state for topic in rows.values() if topic.name == name), None)
+            if found:
+                raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {found.value}")
             topic = Topic(
                 topic_id=TopicId(self._catalog.next_topic),
                 name=name,
