@@ -11,11 +11,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from infra.catalog.database import Database
-from logstore.errors import CatalogVersionMismatch, InvalidInput
+from logstore.errors import CatalogVersionMismatch
+from logstore.ownership import check_bundles
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 DEFAULT_BUNDLES: Final = 64  # what catalogs from before bundles have
-_MOST_BUNDLES = 65_536  # each is a node in ZooKeeper and a row here
 _LOCK = 0x5E870  # any number of our own: PostgreSQL's advisory lock around a migration
 
 
@@ -30,8 +30,7 @@ def upgrade(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
         InvalidInput: A number of bundles that no catalog can have.
         CatalogVersionMismatch: It was written by a newer build.
     """
-    if not 1 <= bundles <= _MOST_BUNDLES:
-        raise InvalidInput("bundles", expected=f"1 to {_MOST_BUNDLES}", found=bundles)
+    check_bundles(bundles)
     database.make_folder()
     database.write(partial(_upgrade, bundles=bundles))
 

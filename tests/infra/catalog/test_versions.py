@@ -15,6 +15,7 @@ from logstore.cursors import CursorState
 from logstore.deletion import DeletionState, Outcome
 from logstore.errors import CatalogVersionMismatch, InvalidInput
 from logstore.ledgers import CopyKind
+from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cause, Claim, Ended, Inflight, Registered, RegisterSegment
 from logstore.positions import LedgerId, Position
 from logstore.retention import RetentionPolicy
@@ -190,11 +191,11 @@ def test_upgrade_from_empty_has_64_bundles_by_default(url: str, connect: Connect
     assert _bundles(database) == 64
 
 
-@pytest.mark.parametrize("bundles", [0, -1, 65_537])
+@pytest.mark.parametrize("bundles", [0, -1, MAX_BUNDLES + 1])
 def test_upgrade_with_an_impossible_number_of_bundles_creates_nothing(bundles: int, url: str, connect: Connect) -> None:
     """Bad input is refused before anything changes."""
     database = connect(url)
-    with pytest.raises(InvalidInput, match=f"bundles: expected 1 to 65536, found {bundles}"):
+    with pytest.raises(InvalidInput, match=f"bundles: expected 1 to {MAX_BUNDLES}, found {bundles}"):
         upgrade(database, bundles=bundles)
     assert database.is_absent or _tables(database) == set()
 
