@@ -5,6 +5,7 @@ from infra.catalog.components import SqlComponents
 from infra.catalog.cursors import SqlCursors
 from infra.catalog.database import Database
 from infra.catalog.deletions import SqlDeletions
+from infra.catalog.fences import SqlFences
 from infra.catalog.inspection import SqlInspection
 from infra.catalog.ledgers import SqlLedgers
 from infra.catalog.offloads import SqlOffloads
@@ -34,6 +35,7 @@ class SqlCatalog:
         self.schemas = SqlSchemas(database)
         self.commits = SqlCommits(database)
         self.inspection = SqlInspection(database)
+        self.fences = SqlFences(database)
         self.deletions = SqlDeletions(database, registration_timeout_s=registration_timeout_s)
         self.topic_deletions = SqlTopicDeletions(database)
         self.sweeps = SqlSweeps(database, registration_timeout_s=registration_timeout_s)

@@ -23,6 +23,7 @@ from infra.catalog.claims import UNCLAIMED, claimed_by, holder, until_us
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
 from infra.catalog.endings import audit_batch, end_rows, move_rows
+from infra.catalog.fences import hold_lease
 from infra.catalog.intents import INTENT, is_dead_letter, outcome_of, to_intent
 from infra.catalog.ledgers import require_epoch
 from infra.catalog.many import any_of
@@ -30,6 +31,7 @@ from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, SextonError, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind
+from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 
@@ -59,10 +61,15 @@ class SqlDeletions(PhaseOne):
         query = select(*INTENT).where(*rows).order_by(_P.row_id)
         return self._db.read(lambda connection: _with_references(connection, connection.execute(query).all()))
 
-    def renew(self, batch_id: str, claim: Claim) -> None:
+    def renew(self, batch_id: str, claim: Claim, *, lease: Lease | None = None) -> None:
         """See `Deletions.renew`."""
+
+        def work(connection: Connection) -> None:
+            hold_lease(connection, lease)
+            self._renew(connection, batch_id, claim)
+
         with effect("catalog.renew"):
-            self._db.write(lambda connection: self._renew(connection, batch_id, claim))
+            self._db.write(work)
 
     def _renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
         now = self._db.now_us(connection)
@@ -75,19 +82,31 @@ class SqlDeletions(PhaseOne):
         if not connection.execute(renewed).rowcount:
             raise _not_renewed(connection, batch_id, claim)
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
+    def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
         """See `Deletions.finish`."""
+
+        def work(connection: Connection) -> frozenset[int]:
+            hold_lease(connection, lease)
+            return end_rows(connection, ended, holder, now_us=self._db.now_us(connection))
+
         if not ended:
             return frozenset()
         with effect("catalog.finish"):
-            return self._db.write(lambda c: end_rows(c, ended, holder, now_us=self._db.now_us(c)))
+            return self._db.write(work)
 
     def hand_over(
-        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+        self,
+        row_ids: Mapping[int, str],
+        *,
+        batch_id: str,
+        errors: Mapping[int, str],
+        ttl_s: float,
+        lease: Lease | None = None,
     ) -> frozenset[int]:
         """See `Deletions.hand_over`."""
 
         def work(connection: Connection) -> frozenset[int]:
+            hold_lease(connection, lease)
             until_us = self._db.now_us(connection) + int(ttl_s * 1_000_000)
             return move_rows(connection, row_ids, batch_id, errors, until_us=until_us)
 

@@ -17,6 +17,7 @@ from infra.catalog.audits import audit
 from infra.catalog.cursor_rows import spans, store, stored
 from infra.catalog.database import Database
 from infra.catalog.doomed import Doomed, ListView, doomed
+from infra.catalog.fences import hold_lease
 from infra.catalog.intents import file_intents, filed_by
 from infra.catalog.ledgers import data_list, last_id, never_attached, raise_version
 from infra.catalog.topics import topic_row
@@ -24,6 +25,7 @@ from infra.catalog.uploads import take_away_abandoned
 from logstore.cursors import advance
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
+from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Detached
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -63,6 +65,7 @@ class PhaseOne:
         batch_id: str,
         claim: Claim,
         cause: Cause,
+        lease: Lease | None = None,
     ) -> Detached:
         """See `Deletions.detach`."""
         request = _fingerprint(topic_id, ledger_ids, force=force)
@@ -70,6 +73,7 @@ class PhaseOne:
 
         def work(connection: Connection) -> Detached:
             view = self._view(connection, topic_id, lock=True)
+            hold_lease(connection, lease)
             done = done_before(connection, batch_id, request)
             if done:
                 return done

@@ -87,10 +87,14 @@ def canonical(keys: Mapping[str, str]) -> str:
 
 def ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
     """An insert that does nothing where a unique key is taken."""
+    return inserting(connection, table).on_conflict_do_nothing()
+
+
+def inserting(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
+    """An insert that may say what happens where a unique key is taken."""
     from sqlalchemy.dialects import postgresql, sqlite  # noqa: PLC0415 - chosen by the connection
 
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    return dialect.insert(table).on_conflict_do_nothing()
+    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
 def holding(topics: Select[Any]) -> Select[Any]:

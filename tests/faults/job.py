@@ -40,6 +40,8 @@ from activities.trimming import BatchInput, Pages, PagesInput, TopicPage, TrimPa
 from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import AlreadyExists, NoProgress, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
+from logstore.names import TopicName
+from logstore.ownership import Lease, bundle_of
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import Position
 from logstore.retention import RetentionPolicy
@@ -50,6 +52,7 @@ from tests.faults.world import Process
 T = TypeVar("T")
 
 _PRODUCER = "writer"
+_OWNER = "worker-1"
 _CHUNK_ROWS = 2
 _CHUNK_ATTEMPTS = 3
 _ATTEMPTS = 6  # of one intent; more than any trouble that passes
@@ -145,6 +148,7 @@ class Job(Generic[PlaceT]):
         """Create, subscribe, append, roll and acknowledge; then let storage misbehave."""
         for plan in self.plans:
             topic = self._topic(plan)
+            self._own(plan)
             for name in plan.subscriptions:
                 self._client(f"subscribe {plan.name} {name}", partial(self._subscribe, topic, name))
             for index in range(plan.ledgers):
@@ -271,6 +275,12 @@ class Job(Generic[PlaceT]):
         for plan in self.plans:
             if plan.picked is None or what == "sweep":
                 self._trim(self._topic(plan), f"{what}-{self.run_name}-{plan.name.rpartition('/')[2]}")
+
+    def _own(self, plan: TopicPlan) -> None:
+        """Acquire the topic's bundle as its owner does; whatever was lost on the way, the lease that came is good."""
+        bundle = bundle_of(TopicName.parse(plan.name), bundles=self._process.catalog.fences.bundles())
+        lease: Lease = self._client(f"own {bundle}", lambda: self._process.catalog.fences.raise_fence(bundle, _OWNER))
+        self._process.catalog.fences.verify(lease)
 
     def _topic(self, plan: TopicPlan) -> Topic:
         def create() -> Topic:

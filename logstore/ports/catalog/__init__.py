@@ -29,6 +29,7 @@ from logstore.ports.catalog.deletions import (
     RowRange,
     Tally,
 )
+from logstore.ports.catalog.fences import Fence, Fences
 from logstore.ports.catalog.inspection import (
     Decision,
     FiledIntent,
@@ -62,6 +63,8 @@ __all__ = [
     "Deletions",
     "Detached",
     "Ended",
+    "Fence",
+    "Fences",
     "Filed",
     "FiledIntent",
     "Forgotten",
@@ -119,6 +122,8 @@ class Catalog(Protocol):
     def commits(self) -> Commits: ...  # noqa: D102
     @property
     def deletions(self) -> Deletions: ...  # noqa: D102
+    @property
+    def fences(self) -> Fences: ...  # noqa: D102
     @property
     def topic_deletions(self) -> TopicDeletions: ...  # noqa: D102
     @property

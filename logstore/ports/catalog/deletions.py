@@ -6,6 +6,7 @@ from typing import Protocol
 
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.ledgers import CopyKind
+from logstore.ownership import Lease
 from logstore.positions import LedgerId, TopicId
 
 
@@ -86,7 +87,11 @@ class Inflight:
 
 
 class Deletions(Protocol):
-    """Phase one, and the queue of phase two."""
+    """Phase one, and the queue of phase two.
+
+    Where a `lease` is given, it is required to be its bundle's last before anything is read of what the call is
+    about, and nobody raises the fence before its commit: `NotOwner`, and nothing changed. None asks nothing.
+    """
 
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
         """What a detach would take out now; None asks for what retention lets go. Changes nothing.
@@ -104,6 +109,7 @@ class Deletions(Protocol):
         batch_id: str,
         claim: Claim,
         cause: Cause,
+        lease: Lease | None = None,
     ) -> Detached:
         """Phase one in one transaction: take ledgers out of the list and file an intent per copy.
 
@@ -117,6 +123,7 @@ class Deletions(Protocol):
         Raises:
             UnknownObject: No such topic, or an id that was never of this topic's list.
             LedgerStillNeeded: Not forced and still needed, or the open last ledger.
+            NotOwner: The lease was overtaken; a repeated call is told so as well.
         """
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
@@ -125,7 +132,7 @@ class Deletions(Protocol):
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """The batch's intents in the range, finished or not, ascending by row id; says which are referenced now."""
 
-    def renew(self, batch_id: str, claim: Claim) -> None:
+    def renew(self, batch_id: str, claim: Claim, *, lease: Lease | None = None) -> None:
         """Hold the batch until `ttl_s` from now, or longer: one run of a workflow never shortens its own claim.
 
         So a chunk that still works while its batch is paused does not take away what the pause has claimed.
@@ -133,15 +140,17 @@ class Deletions(Protocol):
         Raises:
             UnknownObject: No such batch.
             ClaimHeld: Another workflow holds it, or it is finished.
+            NotOwner: The lease was overtaken.
         """
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
+    def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
         """Record outcomes of rows that are still PENDING and still the holder's; others keep what they have.
 
         Args:
             ended: How each row ended.
             holder: The workflow that claimed the rows, or the batch that they are in. A batch may end what it has
                 handed over: of two attempts of a chunk, the one that is heard may be the one that succeeded.
+            lease: Under which the holder works, if it does.
 
         A row that a sweep, a trim or a redrive gave to another batch since is left to that one, even where storage
         confirmed that all of it was gone: that was true when storage was asked, but the creator of a newborn ledger
@@ -152,10 +161,19 @@ class Deletions(Protocol):
 
         Returns:
             Row ids of those that this very call ended.
+
+        Raises:
+            NotOwner: The lease was overtaken.
         """
 
     def hand_over(
-        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+        self,
+        row_ids: Mapping[int, str],
+        *,
+        batch_id: str,
+        errors: Mapping[int, str],
+        ttl_s: float,
+        lease: Lease | None = None,
     ) -> frozenset[int]:
         """Move claims of PENDING rows of the batch to the workflows named; counts as their first attempt.
 
@@ -163,6 +181,9 @@ class Deletions(Protocol):
 
         Returns:
             Row ids of those that this very call moved.
+
+        Raises:
+            NotOwner: The lease was overtaken.
         """
 
     def take(

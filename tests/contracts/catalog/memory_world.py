@@ -113,7 +113,7 @@ class MemoryWorld(World):
         """See `World`."""
         fake = self._fake
         rows = (fake.ledger_rows, fake.lists, fake.versions, fake.intent_rows, fake.claims_us, fake.audited)
-        return repr((rows, fake.runs))
+        return repr((rows, fake.runs, fake.fence_rows))
 
     def lapse(self, batch_id: str) -> None:
         """See `World`."""

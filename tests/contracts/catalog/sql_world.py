@@ -146,7 +146,7 @@ class SqlWorld(World):
 
     def everything(self) -> object:
         """See `World`."""
-        tables = ("ledger", "ledger_list", "pending_deletion", "run", "audit")
+        tables = ("ledger", "ledger_list", "pending_deletion", "run", "audit", "bundle_fence")
         return [self.sql(f"SELECT * FROM {table}") for table in tables]
 
     def lapse(self, batch_id: str) -> None:

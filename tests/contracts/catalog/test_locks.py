@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy import event, text
@@ -63,15 +64,15 @@ def _behind(
         return future.exception(timeout=0) or future.result(timeout=0)
 
 
-def _await_blocked(world: SqlWorld, future: "Future[object]") -> None:
-    """Wait until it waits: PostgreSQL tells, on SQLite all that can be seen is that it does not end."""
+def _await_blocked(world: SqlWorld, future: "Future[Any]", *, waiting: int = 1) -> None:
+    """Wait until it waits, and so many in all: PostgreSQL tells, on SQLite it is only seen that it does not end."""
     if world.database.is_sqlite:
         assert not wait([future], timeout=0.05).done
         return
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with world.database.engine.connect() as connection:
-            if connection.execute(_WAITING).scalar_one():
+            if connection.execute(_WAITING).scalar_one() >= waiting:
                 return
         assert not wait([future], timeout=0.005).done, "it should have waited for the lock"
     raise AssertionError("it neither ended nor waited")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from logstore.ledgers import CopyKind, CopyState
+from logstore.ownership import Lease
 from logstore.ports.catalog import (
     Cause,
     Claim,
@@ -13,6 +14,7 @@ from logstore.ports.catalog import (
     Cursors,
     Deletions,
     Detached,
+    Fences,
     Ledgers,
     Offloads,
     Redrives,
@@ -51,6 +53,8 @@ class Parts(Protocol):
     def deletions(self) -> Deletions: ...  # noqa: D102
     @property
     def offloads(self) -> Offloads: ...  # noqa: D102
+    @property
+    def fences(self) -> Fences: ...  # noqa: D102
     @property
     def topic_deletions(self) -> TopicDeletions: ...  # noqa: D102
     @property
@@ -184,6 +188,7 @@ class World(ABC):
         batch_id: str = "",
         ttl_s: float = 60.0,
         by: str = "w",
+        lease: Lease | None = None,
     ) -> Detached:
         """Detach, under a batch id of its own unless one is given."""
         self.batches += 1
@@ -194,4 +199,5 @@ class World(ABC):
             batch_id=batch_id or f"batch-{self.batches}",
             claim=claim(by, ttl_s=ttl_s),
             cause=CAUSE,
+            lease=lease,
         )

@@ -8,6 +8,7 @@ from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind
+from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId
 from tests.fakes.catalog.phase_one import FakePhaseOne
@@ -36,9 +37,10 @@ class FakeDeletions(FakePhaseOne):
             found = [row for row in self._rows(batch_id) if chunk.first <= row.row_id <= chunk.last]
             return [self._with_reference(row) for row in found]
 
-    def renew(self, batch_id: str, claim: Claim) -> None:
+    def renew(self, batch_id: str, claim: Claim, *, lease: Lease | None = None) -> None:
         """See the port."""
         with effect("catalog.renew"), self._catalog.lock:
+            self._catalog.fences.hold(lease)
             run = self._catalog.runs.get(batch_id)
             if run is None:
                 raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
@@ -50,12 +52,13 @@ class FakeDeletions(FakePhaseOne):
             run.until_us = max(until_us, run.until_us) if run.holder_run == claim.run_id else until_us
             run.holder, run.holder_run = claim.workflow_id, claim.run_id
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
+    def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
         """See the port."""
         if not ended:
             return frozenset()
         done = set()
         with effect("catalog.finish"), self._catalog.lock:
+            self._catalog.fences.hold(lease)
             for end in ended:
                 row = self._catalog.intent_rows[end.row_id]
                 if row.state is not DeletionState.PENDING or holder not in {row.handed_to, row.batch_id}:
@@ -78,13 +81,20 @@ class FakeDeletions(FakePhaseOne):
         self._catalog.audit("delete-ledger", cause, detail, run_id=row.batch_id)
 
     def hand_over(
-        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+        self,
+        row_ids: Mapping[int, str],
+        *,
+        batch_id: str,
+        errors: Mapping[int, str],
+        ttl_s: float,
+        lease: Lease | None = None,
     ) -> frozenset[int]:
         """See the port."""
         if not row_ids:
             return frozenset()
         moved = set()
         with effect("catalog.hand_over"), self._catalog.lock:
+            self._catalog.fences.hold(lease)
             for row_id, workflow_id in row_ids.items():
                 row = self._catalog.intent_rows[row_id]
                 if (row.state, row.batch_id, row.handed_to) == (DeletionState.PENDING, batch_id, None):

@@ -10,6 +10,7 @@ from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind, CopyState, LedgerState
+from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Detached, Filed
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.retention import LedgerFacts, detachable_prefix, reason_to_keep
@@ -54,11 +55,13 @@ class FakePhaseOne:
         batch_id: str,
         claim: Claim,
         cause: Cause,
+        lease: Lease | None = None,
     ) -> Detached:
         """See the port."""
         request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force)
         with effect("catalog.detach"), self._catalog.lock:
             self._catalog.topic(topic_id)
+            self._catalog.fences.hold(lease)
             earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached

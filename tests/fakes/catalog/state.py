@@ -12,8 +12,10 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.ownership import BundleId
 from logstore.ports.catalog import (
     Cause,
+    Fence,
     Ledger,
     SchemaVersion,
     Segment,
@@ -26,6 +28,7 @@ from tests.fakes.catalog.commits import FakeCommits, Misfortune
 from tests.fakes.catalog.components import FakeComponents
 from tests.fakes.catalog.cursors import FakeCursors
 from tests.fakes.catalog.deletions import FakeDeletions
+from tests.fakes.catalog.fences import FakeFences
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.fakes.catalog.offloads import FakeOffloads
 from tests.fakes.catalog.phase_one import Run
@@ -62,6 +65,8 @@ class FakeCatalog:
         self.now_us = now_us  # stands still until moved
         self.current_epoch = 1
         self.next_ledger = first_ledger
+        self.bundles = 64
+        self.fence_rows: dict[BundleId, Fence] = {}
         self.registration_timeout_s = registration_timeout_s  # a newborn older than this was abandoned
         self.lock = threading.RLock()
         self.topic_rows: dict[TopicId, Topic] = {}
@@ -92,6 +97,7 @@ class FakeCatalog:
         self.cursors = FakeCursors(self)
         self.schemas = FakeSchemas(self)
         self.commits = FakeCommits(self)
+        self.fences = FakeFences(self)
         self.deletions = FakeDeletions(self)
         self.offloads = FakeOffloads(self)
         self.topic_deletions = FakeTopicDeletions(self)

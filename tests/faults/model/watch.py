@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from logstore.deletion import DeletionIntent
 from logstore.ledgers import CopyKind
+from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Detached, Ended, Ledger, StoredCursor, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog import Copy, FakeCatalog
@@ -103,12 +104,12 @@ class WatchedDeletions(FakeDeletions):
         self.detached: list[int] = []  # every ledger that left its list by a detach
         self.before_finish: Callable[[], None] | None = None  # called once, when outcomes are about to be recorded
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
+    def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
         """See the port."""
         hook, self.before_finish = self.before_finish, None
         if hook:
             hook()
-        return super().finish(ended, holder=holder)
+        return super().finish(ended, holder=holder, lease=lease)
 
     def take(
         self,
@@ -139,13 +140,16 @@ class WatchedDeletions(FakeDeletions):
         batch_id: str,
         claim: Claim,
         cause: Cause,
+        lease: Lease | None = None,
     ) -> Detached:
         """See the port."""
         with self._catalog.lock:
             before, repeated = view(self._catalog, topic_id), batch_id in self._catalog.runs
             ended = False
             try:
-                done = super().detach(topic_id, ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause)
+                done = super().detach(
+                    topic_id, ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, lease=lease
+                )
                 ended = True
                 return done
             finally:

@@ -1,0 +1,90 @@
+"""Fences of bundles in SQL: raised by who acquires one, locked and compared by who writes under a lease."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, select
+
+from infra.catalog import tables as t
+from infra.catalog.database import Database
+from infra.catalog.topics import inserting
+from logstore.errors import InvalidInput, NotOwner
+from logstore.failpoints import effect
+from logstore.ownership import BundleId, Lease
+from logstore.ports.catalog import Fence
+
+_F = t.bundle_fence.c
+_SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
+
+
+class SqlFences:
+    """The `Fences` port."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+
+    def bundles(self) -> int:
+        """See `Fences.bundles`."""
+        return self._db.read(_bundles)
+
+    def raise_fence(self, bundle: BundleId, worker_id: str) -> Lease:
+        """See `Fences.raise_fence`; one statement inserts the row or counts on, so that two never get one number."""
+        with effect("catalog.raise_fence"):
+            return self._db.write(lambda connection: self._raise(connection, bundle, worker_id))
+
+    def _raise(self, connection: Connection, bundle: BundleId, worker_id: str) -> Lease:
+        _require_valid(connection, bundle, worker_id)
+        told = {"worker_id": worker_id, "raised_us": self._db.now_us(connection)}
+        put = inserting(connection, t.bundle_fence).values(bundle=bundle, counter=1, **told)
+        raised = put.on_conflict_do_update(index_elements=[_F.bundle], set_={"counter": _F.counter + 1, **told})
+        counter = connection.execute(raised.returning(_F.counter)).scalar_one()
+        return Lease(bundle=bundle, fence=int(counter), worker_id=worker_id)
+
+    def fences(self) -> list[Fence]:
+        """See `Fences.fences`."""
+        rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(_F.bundle)).all())
+        return [Fence(**row._mapping) for row in rows]  # noqa: SLF001 - public by SQLAlchemy's documentation
+
+    def verify(self, lease: Lease) -> None:
+        """See `Fences.verify`."""
+        query = _SELECT.where(_F.bundle == lease.bundle)
+        _require_last(self._db.read(lambda connection: connection.execute(query).first()), lease)
+
+
+def hold_lease(connection: Connection, lease: Lease | None) -> None:
+    """Require the lease to be its bundle's last, and keep it so until this transaction ends; None requires nothing.
+
+    To be called after the locks of topic, ledger list and ledger and before those of intents, cursors and runs, and
+    before anything is written. Until the end nobody else writes under the lease and nobody raises the fence: whoever
+    raises it waits for us, or has committed and we are refused.
+
+    A share lock would exclude a raise too. But PostgreSQL lets further share locks pass whoever waits for an exclusive
+    one, and a worker that lost the bundle and writes on could keep its successor from ever raising the fence. Of the
+    exclusive locks this is the one that an update of the row takes itself. Source: PostgreSQL's README.tuplock.
+
+    Raises:
+        NotOwner: It was overtaken, or never given.
+    """
+    if lease is None:
+        return
+    query = _SELECT.where(_F.bundle == lease.bundle).with_for_update(key_share=True)
+    _require_last(connection.execute(query).first(), lease)
+
+
+def _require_last(row: Row[Any] | None, lease: Lease) -> None:
+    """Compare for equality, and the worker too: in a catalog put back from a backup a number comes up again."""
+    if row is None or (row.counter, row.worker_id) != (lease.fence, lease.worker_id):
+        found = "that nobody ever acquired it" if row is None else f"fence {row.counter} of worker {row.worker_id}"
+        raise NotOwner(lease.bundle, expected=f"fence {lease.fence} of worker {lease.worker_id}", found=found)
+
+
+def _bundles(connection: Connection) -> int:
+    return int(connection.execute(select(t.catalog.c.bundles)).scalar_one())
+
+
+def _require_valid(connection: Connection, bundle: BundleId, worker_id: str) -> None:
+    if not worker_id:
+        raise InvalidInput("worker_id", expected="the name of a worker", found=worker_id)
+    count = _bundles(connection)
+    if not 0 <= bundle < count:
+        raise InvalidInput("bundle", expected=f"0 to {count - 1}", found=bundle)

@@ -1,0 +1,48 @@
+"""Fences: who acquired each bundle last, and its port."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from logstore.ownership import BundleId, Lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """A bundle that was acquired, `counter` times so far."""
+
+    bundle: BundleId
+    counter: int
+    worker_id: str  # whose the last time was
+    raised_us: int  # when that was, by the catalog's clock
+
+
+class Fences(Protocol):
+    """A counter per bundle. Whoever raised it last, and nobody else, writes under a lease.
+
+    Not part of PIP-57, whose owner may act for as long as it has not noticed that its session expired.
+    """
+
+    def bundles(self) -> int:
+        """How many the catalog has; it never changes."""
+
+    def raise_fence(self, bundle: BundleId, worker_id: str) -> Lease:
+        """Acquire the bundle: from its commit on, no write under an earlier lease of it is accepted.
+
+        It waits for one that is being written, and is waited for by those that come later. It does not say that the
+        caller is the owner: for that the caller must hold the bundle's node, and read it again after this.
+
+        Idempotency: none, and none is needed. A repeated call fences what the first one gave, whose answer was lost.
+
+        Raises:
+            InvalidInput: Not a bundle of this catalog, or a worker without a name.
+        """
+
+    def fences(self) -> list[Fence]:
+        """Bundles that were ever acquired, ascending."""
+
+    def verify(self, lease: Lease) -> None:
+        """Ask whether the lease is the last one of its bundle; it may be overtaken the moment after.
+
+        Raises:
+            NotOwner: It is not.
+        """

@@ -1,0 +1,184 @@
+"""Fences: a counter per bundle that whoever acquires it raises, and writes that only its last lease may do."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from logstore.deletion import Outcome
+from logstore.errors import InvalidInput, NotOwner
+from logstore.ownership import BundleId, Lease
+from logstore.ports.catalog import Ended, Fence, RowRange
+from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
+from tests.contracts.catalog.worlds import World, claim
+
+_ALL: Final = RowRange(first=0, last=2**62, rows=0)
+ONE: Final = BundleId(7)
+_OTHER: Final = BundleId(8)
+
+Write = Callable[[World, Lease | None], object]
+
+
+def batch(world: World) -> None:
+    """Two rows of batch `b`, held by `w`, in a topic that has a ledger to detach still."""
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 4)
+    world.phase_one(topic.topic_id, ledgers[:2], batch_id="b")
+
+
+def _rows(world: World) -> list[int]:
+    return [one.row_id for one in world.catalog.deletions.intents("b", _ALL)]
+
+
+def detach(world: World, lease: Lease | None) -> object:
+    (topic,) = world.catalog.topics.all()
+    return world.phase_one(topic.topic_id, batch_id="next", lease=lease)
+
+
+def finish(world: World, lease: Lease | None) -> object:
+    ended = [Ended(row_id=row, outcome=Outcome.DELETED) for row in _rows(world)]
+    return world.catalog.deletions.finish(ended, holder="b", lease=lease)
+
+
+def hand_over(world: World, lease: Lease | None) -> object:
+    moved = dict.fromkeys(_rows(world), "own")
+    return world.catalog.deletions.hand_over(moved, batch_id="b", errors={}, ttl_s=60, lease=lease)
+
+
+def renew(world: World, lease: Lease | None) -> object:
+    world.catalog.deletions.renew("b", claim("w", ttl_s=900), lease=lease)
+    return "renewed"
+
+
+WRITES: Final = pytest.mark.parametrize("write", [detach, finish, hand_over, renew])
+
+
+def test_raise_counts_each_bundle_for_itself(world: World) -> None:
+    """From 1, by one, whoever raises it; all that were ever acquired are listed ascending with the last worker."""
+    fences = world.catalog.fences
+    assert fences.fences() == []
+    given = [fences.raise_fence(bundle, worker) for bundle, worker in ((_OTHER, "a"), (ONE, "a"), (ONE, "b"))]
+    assert given == [
+        Lease(bundle=_OTHER, fence=1, worker_id="a"),
+        Lease(bundle=ONE, fence=1, worker_id="a"),
+        Lease(bundle=ONE, fence=2, worker_id="b"),
+    ]
+    found = fences.fences()
+    assert [replace(one, raised_us=0) for one in found] == [
+        Fence(bundle=ONE, counter=2, worker_id="b", raised_us=0),
+        Fence(bundle=_OTHER, counter=1, worker_id="a", raised_us=0),
+    ]
+    assert found[0].raised_us >= found[1].raised_us > 0
+
+
+def test_raise_by_the_same_worker_fences_what_it_had(world: World) -> None:
+    """Two processes with one worker id, or one whose answer was lost: the last raise counts."""
+    fences = world.catalog.fences
+    first, second = fences.raise_fence(ONE, "a"), fences.raise_fence(ONE, "a")
+    fences.verify(second)
+    with pytest.raises(NotOwner):
+        fences.verify(first)
+
+
+def test_raise_of_what_is_no_bundle_is_refused(world: World) -> None:
+    """0 to N - 1, and a worker with a name; bad input changes nothing."""
+    fences = world.catalog.fences
+    assert fences.bundles() == 64
+    for bundle in (-1, 64):
+        with pytest.raises(InvalidInput, match=f"bundle: expected 0 to 63, found {bundle}"):
+            fences.raise_fence(BundleId(bundle), "a")
+    with pytest.raises(InvalidInput, match="worker_id"):
+        fences.raise_fence(ONE, "")
+    assert fences.fences() == []
+    for bundle in (0, 63):
+        assert fences.raise_fence(BundleId(bundle), "a").fence == 1
+
+
+def test_raise_thirty_two_at_once_gives_each_a_number_of_its_own(world: World) -> None:
+    """From the first row on: no number twice, none left out, and only the last lease holds."""
+    fences = world.catalog.fences
+    leases = race(lambda number: fences.raise_fence(ONE, f"worker-{number}"))
+    given = {one.fence: one for one in leases if isinstance(one, Lease)}
+    assert sorted(given) == list(range(1, CROWD + 1)), leases
+    (fence,) = fences.fences()
+    assert (fence.counter, fence.worker_id) == (CROWD, given[CROWD].worker_id)
+    fences.verify(given.pop(CROWD))
+    for lease in given.values():
+        with pytest.raises(NotOwner):
+            fences.verify(lease)
+
+
+def test_verify_overtaken_lease_names_bundle_and_both_workers(world: World) -> None:
+    """An operator reads who has it now."""
+    lease = world.catalog.fences.raise_fence(ONE, "a")
+    world.catalog.fences.raise_fence(ONE, "b")
+    told = "bundle 7: expected fence 1 of worker a, found fence 2 of worker b; look the owner up again"
+    with pytest.raises(NotOwner, match=f"^{told}$") as refused:
+        world.catalog.fences.verify(lease)
+    assert refused.value.bundle == ONE
+
+
+def test_verify_compares_for_equality(world: World) -> None:
+    """A number ahead is no better than one behind: the catalog may have been put back from a backup."""
+    fences = world.catalog.fences
+    fences.raise_fence(ONE, "a")
+    lease = fences.raise_fence(ONE, "a")
+    fences.verify(lease)
+    strangers = [
+        replace(lease, fence=1),
+        replace(lease, fence=3),
+        replace(lease, worker_id="b"),
+        replace(lease, bundle=_OTHER),
+    ]
+    for stranger in strangers:
+        with pytest.raises(NotOwner):
+            fences.verify(stranger)
+
+
+def test_verify_bundle_that_nobody_acquired_is_refused(world: World) -> None:
+    """As in a catalog that was made anew."""
+    with pytest.raises(NotOwner, match="found that nobody ever acquired it"):
+        world.catalog.fences.verify(Lease(bundle=ONE, fence=1, worker_id="a"))
+
+
+@WRITES
+def test_write_under_the_last_lease_does_what_it_does_without(write: Write, world: World) -> None:
+    """Fences of other bundles do not matter, however often they are raised."""
+    batch(world)
+    world.catalog.fences.raise_fence(ONE, "a")
+    lease = world.catalog.fences.raise_fence(ONE, "b")
+    world.catalog.fences.raise_fence(_OTHER, "c")
+    before = world.everything()
+    write(world, lease)
+    assert world.everything() != before
+
+
+@WRITES
+def test_write_under_an_overtaken_lease_is_refused_and_changes_nothing(write: Write, world: World) -> None:
+    """Of the workers that ever owned a bundle only the present owner's writes are accepted (promise 7)."""
+    batch(world)
+    old = world.catalog.fences.raise_fence(ONE, "a")
+    new = world.catalog.fences.raise_fence(ONE, "b")
+    never = Lease(bundle=_OTHER, fence=1, worker_id="a")
+    before = world.everything()
+    for lease in (old, never, replace(new, worker_id="a"), replace(new, fence=3)):
+        with pytest.raises(NotOwner):
+            write(world, lease)
+        assert world.everything() == before
+    write(world, new)
+    with pytest.raises(NotOwner):
+        write(world, old)
+
+
+def test_detach_repeated_under_an_overtaken_lease_is_refused_and_under_the_new_one_answered(world: World) -> None:
+    """Whoever lost the bundle is not told that it may go on; its successor finds what it did."""
+    batch(world)
+    old = world.catalog.fences.raise_fence(ONE, "a")
+    done = detach(world, old)
+    new = world.catalog.fences.raise_fence(ONE, "b")
+    before = world.everything()
+    with pytest.raises(NotOwner):
+        detach(world, old)
+    assert detach(world, new) == done
+    assert world.everything() == before
