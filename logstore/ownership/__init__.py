@@ -1,6 +1,21 @@
-"""Who owns a bundle of topics: what a bundle is, and the lease that its owner's writes carry."""
+"""Who owns a bundle of topics: what a bundle is, who takes it and lets it go, and the lease of its owner's writes."""
 
 from logstore.ownership.bundles import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundles, parse_bundle
 from logstore.ownership.leases import Lease
+from logstore.ownership.reown import Attempts, HeldClaim, OwnerNode, Verdict, decide, live_owner
 
-__all__ = ["MAX_BUNDLES", "BundleId", "Lease", "bundle_name", "bundle_of", "check_bundles", "parse_bundle"]
+__all__ = [
+    "MAX_BUNDLES",
+    "Attempts",
+    "BundleId",
+    "HeldClaim",
+    "Lease",
+    "OwnerNode",
+    "Verdict",
+    "bundle_name",
+    "bundle_of",
+    "check_bundles",
+    "decide",
+    "live_owner",
+    "parse_bundle",
+]

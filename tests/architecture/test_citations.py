@@ -38,6 +38,12 @@ _SOURCES = {
     "apache/pulsar#14693": "a bulk remove fails silently and is counted as done",
     "apache/pulsar#16687": "objects made on one path lack the context that their deletion needs",
     "apache/pulsar#22839": "an offload reports success though nothing was uploaded",
+    "apache/pulsar#23011": "a session expires, another takes the bundle, the first comes back and never unloads it",
+    "apache/pulsar#14736": "locks are revalidated and invalidated in turn, without an end",
+    "apache/pulsar#17759": "the same, until memory is used up",
+    "apache/pulsar#10351": "a lock seen after a reconnect is ours, foreign or about to vanish: not all were told apart",
+    "apache/pulsar#17664": "one of these cases hung on a flag that was never set",
+    "apache/pulsar#7679": "a lookup names a broker that left days ago",
 }
 """Source → what went wrong there."""
 
