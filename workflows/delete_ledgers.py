@@ -51,6 +51,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.values.batches import added, rest_of, shown
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
+_FEWEST = 10  # rows worth an activity of their own, which costs as much as a few listings
 _MOST_ROWS = 1_000  # in all chunks at once: were every one of them to fail, each would start a child
 _MOST_NAMED = 500  # where each row has a topic of its own: the names of a chunk travel, 200 characters each
 
@@ -190,10 +191,16 @@ class DeleteLedgers:
             batch_id=request.batch_id,
             catalog_epoch=request.catalog_epoch,
             after=self._progress.after,
-            rows=min(request.policy.chunk, max(1, self._most_rows // request.policy.parallelism)),
+            rows=self._rows_of_a_chunk(),
             limit=_PAGE,
         )
         return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **_SQL)
+
+    def _rows_of_a_chunk(self) -> int:
+        """What is too little for full chunks is shared out among all that may run at once."""
+        policy, left = self._request.policy, self._progress.intents - sum(self._progress.outcomes.values())
+        share = max(_FEWEST, -(-left // policy.parallelism)) if left > 0 else policy.chunk
+        return min(policy.chunk, share, max(1, self._most_rows // policy.parallelism))
 
     async def _delete(self, part: Range) -> None:
         left: Range | None = part

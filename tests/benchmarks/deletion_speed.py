@@ -30,7 +30,7 @@ from workers.settings import Settings, load_settings
 from workflows import delete_ledger, delete_ledgers, search_attributes
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
-from workflows.values import DeleteLedgerInput, DeleteLedgersInput, DeletionPolicy
+from workflows.values import DeleteLedgerInput, DeleteLedgersInput, DeleteLedgersProgress, DeletionPolicy
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef
@@ -96,7 +96,7 @@ def _name() -> str:
 def _detach(on: Stage, topic: Topic) -> DeleteLedgersInput:
     batch = f"{topic.topic_id}-bench"
     name = delete_ledgers.workflow_id(batch)
-    on.log.catalog.deletions.detach(
+    detached = on.log.catalog.deletions.detach(
         topic.topic_id,
         None,
         force=False,
@@ -112,6 +112,7 @@ def _detach(on: Stage, topic: Topic) -> DeleteLedgersInput:
         actor="bench",
         reason="bench",
         policy=DeletionPolicy(parallelism=on.settings.deletion_parallelism, chunk=on.settings.deletion_chunk),
+        carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
     )
 
 

@@ -282,7 +282,18 @@ async def test_delete_ledgers_asks_for_no_chunk_whose_answer_would_not_fit(house
     house.policy = DeletionPolicy(chunk=10_000)
     async with house.worker(instead=[next_ranges]):
         await (await house.delete(ledgers)).result()
-    assert set(asked) == {1000 // house.policy.parallelism}
+    assert max(asked) == 1000 // house.policy.parallelism
+
+
+@pytest.mark.parametrize(("ledgers", "chunks"), [(6, 1), (24, 2)])
+async def test_delete_ledgers_shares_a_small_batch_out_among_all_chunks(
+    house: House, ledgers: int, chunks: int
+) -> None:
+    """What does not fill them all keeps them all at work, unless it is too little to be worth an activity."""
+    house.policy = DeletionPolicy(chunk=100, parallelism=2)
+    async with house.worker():
+        assert (await (await house.delete(house.world.fill(ledgers))).result()).deleted == ledgers
+    assert len(house.attempts("deletion.delete_chunk")) == chunks
 
 
 @pytest.mark.parametrize("changes", [{"parallelism": 0}, {"parallelism": -1}, {"chunk": 0}, {"max_attempts": 0}])
