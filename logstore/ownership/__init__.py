@@ -1,5 +1,6 @@
 """Who owns a bundle of topics: what a bundle is, who takes it and lets it go, and the lease of its owner's writes."""
 
+from logstore.ownership.assignment import OwnershipView, WorkerLoad, ranking, to_shed, to_take
 from logstore.ownership.bundles import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundles, parse_bundle
 from logstore.ownership.leases import Lease
 from logstore.ownership.reown import Attempts, HeldClaim, OwnerNode, Verdict, decide, live_owner
@@ -11,11 +12,16 @@ __all__ = [
     "HeldClaim",
     "Lease",
     "OwnerNode",
+    "OwnershipView",
     "Verdict",
+    "WorkerLoad",
     "bundle_name",
     "bundle_of",
     "check_bundles",
     "decide",
     "live_owner",
     "parse_bundle",
+    "ranking",
+    "to_shed",
+    "to_take",
 ]

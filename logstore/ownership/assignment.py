@@ -1,0 +1,153 @@
+"""Which worker takes which bundle, without a leader: each computes it, and all who see the same agree.
+
+Nothing here is safety. ZooKeeper lets one worker create a node, and the fence lets one write; a stale view makes two
+workers try the same bundle, or nobody for a while, and a stale load makes a poorer choice.
+
+Source: rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method (Schindelhauer and
+Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from logstore.errors import InvalidInput
+from logstore.ownership.bundles import BundleId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """What a live worker said of itself, perhaps a while ago.
+
+    One that cannot take bundles at present says a huge load: then nothing waits for it.
+    """
+
+    load: float = 0.0  # work in hand, 0 or more: at 1 it draws half of what an idle worker draws
+    bundles: int = 0  # it owned then; for people to read, since the rules count owner nodes
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.load) and self.load >= 0):
+            raise InvalidInput("load", expected="a finite number, 0 or more", found=self.load)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipView:
+    """What one worker sees of all."""
+
+    bundles: int  # in all, as the catalog says
+    workers: Mapping[str, WorkerLoad]  # those alive
+    owners: Mapping[BundleId, str]  # the worker that each owner node names; one that is not alive goes with its node
+
+    @property
+    def low(self) -> int:
+        """An even share but for a tenth of it: a worker with fewer is underloaded."""
+        even = self.bundles // max(1, len(self.workers))
+        return even - even // 10
+
+    @property
+    def cap(self) -> int:
+        """An even share and a quarter of it, rounded up: a worker with as many is full."""
+        return -(-5 * self.bundles // (4 * max(1, len(self.workers))))
+
+    @property
+    def free(self) -> list[BundleId]:
+        """Bundles without an owner node, ascending."""
+        return [bundle for bundle in map(BundleId, range(self.bundles)) if bundle not in self.owners]
+
+    def counts(self) -> Counter[str]:
+        """How many bundles each live worker owns, by the nodes."""
+        named = Counter(self.owners.values())
+        return Counter({worker_id: named[worker_id] for worker_id in self.workers})
+
+
+def ranking(bundle: BundleId, workers: Mapping[str, WorkerLoad], *, full: Collection[str] = ()) -> list[str]:
+    """The workers in the order in which they should take the bundle.
+
+    A worker is first for a share of all bundles in proportion to 1 / (1 + load). When one joins or leaves, the others
+    keep their order.
+
+    Args:
+        bundle: Which.
+        workers: Those alive.
+        full: Of these, who has enough: they come last, in their order.
+    """
+
+    def key(worker_id: str) -> tuple[bool, float, str]:
+        weight = 1 / (1 + workers[worker_id].load)
+        return worker_id in full, weight / math.log(_draw(bundle, worker_id)), worker_id
+
+    return sorted(workers, key=key)
+
+
+def _draw(bundle: BundleId, worker_id: str) -> float:
+    """A number in (0, 1), both exclusive, the same in every process; 52 bits, so that half a step above is exact."""
+    digest = hashlib.blake2b(f"{bundle}/{worker_id}".encode(), digest_size=8).digest()
+    return ((int.from_bytes(digest, "big") >> 12) + 0.5) / 2**52
+
+
+def to_take(
+    view: OwnershipView, worker_id: str, *, free_for_s: Mapping[BundleId, float], takeover_grace_s: float
+) -> list[BundleId]:
+    """The free bundles whose turn has come for this worker: its own first, then those that others left.
+
+    The first of a bundle's ranking takes it at once, the next ones each a grace later. Ranks are told as if every first
+    had taken its own, so all together stay within the cap; only who takes over what others left may pass it.
+
+    Args:
+        view: What this worker sees.
+        worker_id: This worker; it takes nothing before it sees itself alive.
+        free_for_s: For how long it has seen each bundle without an owner; what is absent has just become free.
+        takeover_grace_s: Time that each rank has before the next one's turn; longer than a view is stale.
+    """
+    if worker_id not in view.workers:
+        return []
+    counts = view.counts()
+    due = []
+    for bundle in view.free:
+        order = ranking(bundle, view.workers, full=_full(view, counts))
+        counts[order[0]] += 1
+        rank = order.index(worker_id)
+        if free_for_s.get(bundle, 0.0) >= rank * takeover_grace_s:
+            due.append((rank, bundle))
+    return [bundle for _, bundle in sorted(due)]
+
+
+def to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[BundleId]:
+    """The bundles that this worker should let go now, so that another takes them at once; mostly none.
+
+    While a worker has fewer than `OwnershipView.low`, who has more lets go of what ranks first for the one with fewer.
+    Who is over the cap lets go of other bundles too. Each move takes from above a limit and gives below it, so this
+    ends, and nobody takes again what it let go.
+
+    Args:
+        view: What this worker sees.
+        worker_id: This worker.
+        at_most: How many bundles may be without an owner at a time for this, over all workers.
+    """
+    return [bundle for bundle in _moves(view, at_most) if view.owners[bundle] == worker_id]
+
+
+def _moves(view: OwnershipView, at_most: int) -> list[BundleId]:
+    """What all workers together let go: the same for all who see the same, so they do not overdo it."""
+    counts, room = view.counts(), at_most - len(view.free)
+    owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # who has most, first
+    moves: list[BundleId] = []
+    for limit in (view.low, view.cap):
+        for bundle, owner in owned:
+            if len(moves) >= room or min(counts.values(), default=limit) >= limit:
+                break
+            if counts[owner] <= limit or bundle in moves:
+                continue
+            # At the first limit nobody counts as full: who is may let go as well, and then take this before the other.
+            full = _full(view, counts) if limit == view.cap else ()
+            taker = ranking(bundle, view.workers, full=full)[0]
+            if counts[taker] < limit:
+                moves.append(bundle)
+                counts.update({owner: -1, taker: 1})
+    return moves
+
+
+def _full(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
+    return {worker_id for worker_id, count in counts.items() if count >= view.cap}
