@@ -1,5 +1,6 @@
 """Fences of bundles in SQL: raised by who acquires one, locked and compared by who writes under a lease."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, select
@@ -16,6 +17,9 @@ _F = t.bundle_fence.c
 _SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
 
 
+_PAGE = 1_000  # rows of a statement, of four parameters each: within the bounds of both dialects
+
+
 class SqlFences:
     """The `Fences` port."""
 
@@ -27,18 +31,26 @@ class SqlFences:
         """See `Fences.bundles`."""
         return self._db.read(_bundles)
 
-    def raise_fence(self, bundle: BundleId, worker_id: str) -> Lease:
-        """See `Fences.raise_fence`; one statement inserts the row or counts on, so that two never get one number."""
-        with effect("catalog.raise_fence"):
-            return self._db.write(lambda connection: self._raise(connection, bundle, worker_id))
+    def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
+        """See `Fences.raise_fences`; a statement inserts rows or counts on, so that two never get one number.
 
-    def _raise(self, connection: Connection, bundle: BundleId, worker_id: str) -> Lease:
-        _require_valid(connection, bundle, worker_id)
+        Rows are locked ascending, so that two who raise the same ones cannot deadlock.
+        """
+        if not bundles:
+            return []
+        with effect("catalog.raise_fence"):
+            return self._db.write(lambda connection: self._raise(connection, sorted(set(bundles)), worker_id))
+
+    def _raise(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
+        _require_valid(connection, bundles, worker_id)
         told = {"worker_id": worker_id, "raised_us": self._db.now_us(connection)}
-        put = inserting(connection, t.bundle_fence).values(bundle=bundle, counter=1, **told)
-        raised = put.on_conflict_do_update(index_elements=[_F.bundle], set_={"counter": _F.counter + 1, **told})
-        counter = connection.execute(raised.returning(_F.counter)).scalar_one()
-        return Lease(bundle=bundle, fence=int(counter), worker_id=worker_id)
+        counters: dict[int, int] = {}
+        for at in range(0, len(bundles), _PAGE):
+            rows = [{"bundle": bundle, "counter": 1, **told} for bundle in bundles[at : at + _PAGE]]
+            put = inserting(connection, t.bundle_fence).values(rows)
+            raised = put.on_conflict_do_update(index_elements=[_F.bundle], set_={"counter": _F.counter + 1, **told})
+            counters |= {row.bundle: row.counter for row in connection.execute(raised.returning(_F.bundle, _F.counter))}
+        return [Lease(bundle=bundle, fence=int(counters[bundle]), worker_id=worker_id) for bundle in bundles]
 
     def fences(self) -> list[Fence]:
         """See `Fences.fences`."""
@@ -82,9 +94,10 @@ def _bundles(connection: Connection) -> int:
     return int(connection.execute(select(t.catalog.c.bundles)).scalar_one())
 
 
-def _require_valid(connection: Connection, bundle: BundleId, worker_id: str) -> None:
+def _require_valid(connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> None:
     if not worker_id:
         raise InvalidInput("worker_id", expected="the name of a worker", found=worker_id)
     count = _bundles(connection)
-    if not 0 <= bundle < count:
-        raise InvalidInput("bundle", expected=f"0 to {count - 1}", found=bundle)
+    for bundle in bundles:
+        if not 0 <= bundle < count:
+            raise InvalidInput("bundle", expected=f"0 to {count - 1}", found=bundle)

@@ -279,8 +279,10 @@ class Job(Generic[PlaceT]):
     def _own(self, plan: TopicPlan) -> None:
         """Acquire the topic's bundle as its owner does; whatever was lost on the way, the lease that came is good."""
         bundle = bundle_of(TopicName.parse(plan.name), bundles=self._process.catalog.fences.bundles())
-        lease: Lease = self._client(f"own {bundle}", lambda: self._process.catalog.fences.raise_fence(bundle, _OWNER))
-        self._process.catalog.fences.verify(lease)
+        leases: list[Lease] = self._client(
+            f"own {bundle}", lambda: self._process.catalog.fences.raise_fences([bundle], _OWNER)
+        )
+        self._process.catalog.fences.verify(leases[0])
 
     def _topic(self, plan: TopicPlan) -> Topic:
         def create() -> Topic:

@@ -1,5 +1,6 @@
 """Fences: who acquired each bundle last, and its port."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,13 +26,16 @@ class Fences(Protocol):
     def bundles(self) -> int:
         """How many the catalog has; it never changes."""
 
-    def raise_fence(self, bundle: BundleId, worker_id: str) -> Lease:
-        """Acquire the bundle: from its commit on, no write under an earlier lease of it is accepted.
+    def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
+        """Acquire bundles: from its commit on, no write under an earlier lease of any of them is accepted.
 
-        It waits for one that is being written, and is waited for by those that come later. It does not say that the
-        caller is the owner: for that the caller must hold the bundle's node, and read it again after this.
+        It waits for those that are being written, and is waited for by those that come later. It does not say that the
+        caller is the owner: for that the caller must hold each bundle's node, and read it again after this.
 
         Idempotency: none, and none is needed. A repeated call fences what the first one gave, whose answer was lost.
+
+        Returns:
+            A lease of each, ascending by bundle.
 
         Raises:
             InvalidInput: Not a bundle of this catalog, or a worker without a name.

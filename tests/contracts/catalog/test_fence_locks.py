@@ -24,7 +24,7 @@ _UNDONE: Final = "UPDATE bundle_fence SET counter = counter - 1, worker_id = 'a'
 def test_write_behind_a_raise_is_refused_and_changes_nothing(write: Write, sql_world: SqlWorld) -> None:
     """The fence is compared as it is once it is locked: who waited for a raise has been overtaken (promise 7)."""
     batch(sql_world)
-    lease = sql_world.catalog.fences.raise_fence(ONE, "a")
+    lease = sql_world.catalog.fences.raise_fences([ONE], "a")[0]
     before = sql_world.everything()
     answer = _behind(sql_world, [_RAISED], lambda: write(sql_world, lease))
     assert isinstance(answer, NotOwner), answer
@@ -36,20 +36,20 @@ def test_write_behind_a_raise_is_refused_and_changes_nothing(write: Write, sql_w
 def test_raise_behind_a_write_waits_for_it(write: Write, sql_world: SqlWorld) -> None:
     """From the comparison to the commit nobody raises the fence: what was accepted was the owner's."""
     batch(sql_world)
-    lease = sql_world.catalog.fences.raise_fence(ONE, "a")
+    lease = sql_world.catalog.fences.raise_fences([ONE], "a")[0]
     before = sql_world.everything()
     with ThreadPoolExecutor(1) as pool:
-        raising: list[Future[Lease]] = []
+        raising: list[Future[list[Lease]]] = []
 
         def raise_now(statement: str) -> None:
             if "bundle_fence" in statement and not raising:
-                raising.append(pool.submit(sql_world.catalog.fences.raise_fence, ONE, "b"))
+                raising.append(pool.submit(sql_world.catalog.fences.raise_fences, [ONE], "b"))
                 _await_blocked(sql_world, raising[0])
 
         _listen(sql_world, raise_now)
         write(sql_world, lease)
         raised = raising[0].result(timeout=20)
-    assert raised == Lease(bundle=ONE, fence=2, worker_id="b")
+    assert raised == [Lease(bundle=ONE, fence=2, worker_id="b")]
     sql_world.sql(_UNDONE)
     assert sql_world.everything() != before
 
@@ -59,15 +59,15 @@ def test_raise_that_waits_is_passed_by_no_later_write(postgres_url: str) -> None
     """A worker that lost the bundle and writes on, one transaction over another, cannot keep its successor waiting."""
     world = SqlWorld(postgres_url)
     batch(world)
-    lease = world.catalog.fences.raise_fence(ONE, "a")
+    lease = world.catalog.fences.raise_fences([ONE], "a")[0]
     with ThreadPoolExecutor(2) as pool:
         with world.database.engine.connect() as connection, connection.begin():
             hold_lease(connection, lease)
-            raising = pool.submit(world.catalog.fences.raise_fence, ONE, "b")
+            raising = pool.submit(world.catalog.fences.raise_fences, [ONE], "b")
             _await_blocked(world, raising)
             writing = pool.submit(renew, world, lease)
             _await_blocked(world, writing, waiting=2)
-        assert raising.result(timeout=20).fence == 2
+        assert raising.result(timeout=20)[0].fence == 2
         assert isinstance(writing.exception(timeout=20), NotOwner)
     world.database.close()
 
@@ -76,11 +76,11 @@ def test_writes_and_raises_thirty_two_at_once_are_accepted_or_refused(sql_world:
     """Nobody deadlocks or waits for good; once all have raised, only the last one's lease is accepted."""
     batch(sql_world)
     fences = sql_world.catalog.fences
-    first = fences.raise_fence(ONE, "a")
+    first = fences.raise_fences([ONE], "a")[0]
 
     def work(number: int) -> Lease | None:
         if number % 2:
-            return fences.raise_fence(ONE, f"worker-{number}")
+            return fences.raise_fences([ONE], f"worker-{number}")[0]
         (detach if number % 4 else renew)(sql_world, first)
         return None
 
@@ -112,7 +112,7 @@ def test_write_under_a_lease_asks_once_before_it_writes_and_after_the_locks_of_t
 ) -> None:
     """The lock order: topic, ledger list, ledger, fence, and then rows of intents, cursors and runs."""
     batch(sql_world)
-    lease = sql_world.catalog.fences.raise_fence(ONE, "a")
+    lease = sql_world.catalog.fences.raise_fences([ONE], "a")[0]
     said = _said(sql_world)
     write(sql_world, lease)
     (at,) = (place for place, statement in enumerate(said) if "bundle_fence" in statement)

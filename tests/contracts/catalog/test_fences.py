@@ -58,7 +58,7 @@ def test_raise_counts_each_bundle_for_itself(world: World) -> None:
     """From 1, by one, whoever raises it; all that were ever acquired are listed ascending with the last worker."""
     fences = world.catalog.fences
     assert fences.fences() == []
-    given = [fences.raise_fence(bundle, worker) for bundle, worker in ((_OTHER, "a"), (ONE, "a"), (ONE, "b"))]
+    given = [fences.raise_fences([bundle], worker)[0] for bundle, worker in ((_OTHER, "a"), (ONE, "a"), (ONE, "b"))]
     assert given == [
         Lease(bundle=_OTHER, fence=1, worker_id="a"),
         Lease(bundle=ONE, fence=1, worker_id="a"),
@@ -72,10 +72,24 @@ def test_raise_counts_each_bundle_for_itself(world: World) -> None:
     assert found[0].raised_us >= found[1].raised_us > 0
 
 
+def test_raise_of_many_is_one_transaction_and_answers_ascending(world: World) -> None:
+    """An owner that begins takes hundreds; a bundle named twice is raised once, and a wrong one stops all."""
+    fences = world.catalog.fences
+    assert fences.raise_fences([], "a") == []
+    fences.raise_fences([ONE], "a")
+    everything = [BundleId(bundle) for bundle in reversed(range(fences.bundles()))]
+    given = fences.raise_fences([*everything, ONE], "b")
+    assert [lease.bundle for lease in given] == sorted(everything)
+    assert {lease.bundle: lease.fence for lease in given} == dict.fromkeys(everything, 1) | {ONE: 2}
+    with pytest.raises(InvalidInput, match="bundle"):
+        fences.raise_fences([ONE, BundleId(fences.bundles())], "c")
+    assert {one.worker_id for one in fences.fences()} == {"b"}
+
+
 def test_raise_by_the_same_worker_fences_what_it_had(world: World) -> None:
     """Two processes with one worker id, or one whose answer was lost: the last raise counts."""
     fences = world.catalog.fences
-    first, second = fences.raise_fence(ONE, "a"), fences.raise_fence(ONE, "a")
+    first, second = fences.raise_fences([ONE], "a")[0], fences.raise_fences([ONE], "a")[0]
     fences.verify(second)
     with pytest.raises(NotOwner):
         fences.verify(first)
@@ -87,18 +101,18 @@ def test_raise_of_what_is_no_bundle_is_refused(world: World) -> None:
     assert fences.bundles() == 64
     for bundle in (-1, 64):
         with pytest.raises(InvalidInput, match=f"bundle: expected 0 to 63, found {bundle}"):
-            fences.raise_fence(BundleId(bundle), "a")
+            fences.raise_fences([BundleId(bundle)], "a")[0]
     with pytest.raises(InvalidInput, match="worker_id"):
-        fences.raise_fence(ONE, "")
+        fences.raise_fences([ONE], "")[0]
     assert fences.fences() == []
     for bundle in (0, 63):
-        assert fences.raise_fence(BundleId(bundle), "a").fence == 1
+        assert fences.raise_fences([BundleId(bundle)], "a")[0].fence == 1
 
 
 def test_raise_thirty_two_at_once_gives_each_a_number_of_its_own(world: World) -> None:
     """From the first row on: no number twice, none left out, and only the last lease holds."""
     fences = world.catalog.fences
-    leases = race(lambda number: fences.raise_fence(ONE, f"worker-{number}"))
+    leases = race(lambda number: fences.raise_fences([ONE], f"worker-{number}")[0])
     given = {one.fence: one for one in leases if isinstance(one, Lease)}
     assert sorted(given) == list(range(1, CROWD + 1)), leases
     (fence,) = fences.fences()
@@ -111,8 +125,8 @@ def test_raise_thirty_two_at_once_gives_each_a_number_of_its_own(world: World) -
 
 def test_verify_overtaken_lease_names_bundle_and_both_workers(world: World) -> None:
     """An operator reads who has it now."""
-    lease = world.catalog.fences.raise_fence(ONE, "a")
-    world.catalog.fences.raise_fence(ONE, "b")
+    lease = world.catalog.fences.raise_fences([ONE], "a")[0]
+    world.catalog.fences.raise_fences([ONE], "b")[0]
     told = "bundle 7: expected fence 1 of worker a, found fence 2 of worker b; look the owner up again"
     with pytest.raises(NotOwner, match=f"^{told}$") as refused:
         world.catalog.fences.verify(lease)
@@ -122,8 +136,8 @@ def test_verify_overtaken_lease_names_bundle_and_both_workers(world: World) -> N
 def test_verify_compares_for_equality(world: World) -> None:
     """A number ahead is no better than one behind: the catalog may have been put back from a backup."""
     fences = world.catalog.fences
-    fences.raise_fence(ONE, "a")
-    lease = fences.raise_fence(ONE, "a")
+    fences.raise_fences([ONE], "a")[0]
+    lease = fences.raise_fences([ONE], "a")[0]
     fences.verify(lease)
     strangers = [
         replace(lease, fence=1),
@@ -146,9 +160,9 @@ def test_verify_bundle_that_nobody_acquired_is_refused(world: World) -> None:
 def test_write_under_the_last_lease_does_what_it_does_without(write: Write, world: World) -> None:
     """Fences of other bundles do not matter, however often they are raised."""
     batch(world)
-    world.catalog.fences.raise_fence(ONE, "a")
-    lease = world.catalog.fences.raise_fence(ONE, "b")
-    world.catalog.fences.raise_fence(_OTHER, "c")
+    world.catalog.fences.raise_fences([ONE], "a")[0]
+    lease = world.catalog.fences.raise_fences([ONE], "b")[0]
+    world.catalog.fences.raise_fences([_OTHER], "c")[0]
     before = world.everything()
     write(world, lease)
     assert world.everything() != before
@@ -158,8 +172,8 @@ def test_write_under_the_last_lease_does_what_it_does_without(write: Write, worl
 def test_write_under_an_overtaken_lease_is_refused_and_changes_nothing(write: Write, world: World) -> None:
     """Of the workers that ever owned a bundle only the present owner's writes are accepted (promise 7)."""
     batch(world)
-    old = world.catalog.fences.raise_fence(ONE, "a")
-    new = world.catalog.fences.raise_fence(ONE, "b")
+    old = world.catalog.fences.raise_fences([ONE], "a")[0]
+    new = world.catalog.fences.raise_fences([ONE], "b")[0]
     never = Lease(bundle=_OTHER, fence=1, worker_id="a")
     before = world.everything()
     for lease in (old, never, replace(new, worker_id="a"), replace(new, fence=3)):
@@ -174,9 +188,9 @@ def test_write_under_an_overtaken_lease_is_refused_and_changes_nothing(write: Wr
 def test_detach_repeated_under_an_overtaken_lease_is_refused_and_under_the_new_one_answered(world: World) -> None:
     """Whoever lost the bundle is not told that it may go on; its successor finds what it did."""
     batch(world)
-    old = world.catalog.fences.raise_fence(ONE, "a")
+    old = world.catalog.fences.raise_fences([ONE], "a")[0]
     done = detach(world, old)
-    new = world.catalog.fences.raise_fence(ONE, "b")
+    new = world.catalog.fences.raise_fences([ONE], "b")[0]
     before = world.everything()
     with pytest.raises(NotOwner):
         detach(world, old)

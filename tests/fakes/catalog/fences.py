@@ -1,5 +1,6 @@
 """Fences of bundles in memory."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from logstore.errors import InvalidInput, NotOwner
@@ -21,22 +22,24 @@ class FakeFences:
         """See the port."""
         return self._catalog.bundles
 
-    def raise_fence(self, bundle: BundleId, worker_id: str) -> Lease:
+    def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         """See the port."""
+        if not bundles:
+            return []
         with effect("catalog.raise_fence"), self._catalog.lock:
             if not worker_id:
                 raise InvalidInput("worker_id", expected="the name of a worker", found=worker_id)
-            if not 0 <= bundle < self._catalog.bundles:
-                raise InvalidInput("bundle", expected=f"0 to {self._catalog.bundles - 1}", found=bundle)
-            last = self._catalog.fence_rows.get(bundle)
-            fence = Fence(
-                bundle=bundle,
-                counter=last.counter + 1 if last else 1,
-                worker_id=worker_id,
-                raised_us=self._catalog.now_us,
-            )
-            self._catalog.fence_rows[bundle] = fence
-            return Lease(bundle=bundle, fence=fence.counter, worker_id=worker_id)
+            for bundle in bundles:
+                if not 0 <= bundle < self._catalog.bundles:
+                    raise InvalidInput("bundle", expected=f"0 to {self._catalog.bundles - 1}", found=bundle)
+            return [self._raise(bundle, worker_id) for bundle in sorted(set(bundles))]
+
+    def _raise(self, bundle: BundleId, worker_id: str) -> Lease:
+        last = self._catalog.fence_rows.get(bundle)
+        counter = last.counter + 1 if last else 1
+        fence = Fence(bundle=bundle, counter=counter, worker_id=worker_id, raised_us=self._catalog.now_us)
+        self._catalog.fence_rows[bundle] = fence
+        return Lease(bundle=bundle, fence=counter, worker_id=worker_id)
 
     def fences(self) -> list[Fence]:
         """See the port."""
