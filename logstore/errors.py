@@ -5,6 +5,7 @@ SextonError
 ├── RetryableError                 the world may change: ask again
 │   ├── StoreUnavailable           a service did not answer, or asked to slow down
 │   ├── CatalogBusy                contention outlasted the catalog's own retries
+│   ├── SessionLost                a session of coordination ended, and its nodes with it
 │   ├── DeletionIncomplete         storage kept some keys of a ledger
 │   ├── UploadOpen                 an upload of the copy may still be going
 │   ├── UploadTimedOut             an upload took longer than it may: it sends nothing more
@@ -20,6 +21,7 @@ SextonError
 │   │   ├── LedgerStillNeeded      a ledger that something refers to
 │   │   ├── NotOwner               not the bundle's owner any more: look the owner up again
 │   │   ├── ProducerFenced         another append of this producer came first
+│   │   ├── WorkerIdTaken          another process lives under this worker id
 │   │   ├── SnapshotNeeded         the cursor's state is in a ledger that the caller has not loaded
 │   │   ├── StaleCatalog           the request speaks of another catalog epoch
 │   │   ├── CatalogVersionMismatch the catalog's schema is not the one this build knows
@@ -48,6 +50,10 @@ class StoreUnavailable(RetryableError):
 
 class CatalogBusy(RetryableError):
     """Contention outlasted the catalog's own retries."""
+
+
+class SessionLost(RetryableError):
+    """A session of coordination ended, and its ephemeral nodes with it: open another, and look at each claim again."""
 
 
 class DeletionIncomplete(RetryableError):
@@ -132,6 +138,10 @@ class NotOwner(PreconditionFailed):
         """Name the bundle, what would have been its owner's and what was found, each as a phrase."""
         super().__init__(f"bundle {bundle}: expected {expected}, found {found}; look the owner up again")
         self.bundle = bundle
+
+
+class WorkerIdTaken(PreconditionFailed):
+    """Another process lives under this worker id."""
 
 
 class ProducerFenced(PreconditionFailed):

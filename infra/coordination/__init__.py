@@ -1,0 +1,1 @@
+"""Coordination on ZooKeeper: sessions, who is alive, and who owns which bundle."""

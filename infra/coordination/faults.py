@@ -1,0 +1,58 @@
+"""kazoo's errors as ours, in one place."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import RetryFailedError
+
+from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
+
+ZOOKEEPER: Final = "zookeeper"
+
+_AWAY: Final = (
+    ConnectionLoss,
+    KazooTimeoutError,
+    OperationTimeoutError,
+    RetryFailedError,
+    SessionMovedError,
+)
+_OVER: Final = (SessionExpiredError, ConnectionClosedError)
+_DENIED: Final = (AuthFailedError, InvalidACLError, NoAuthError)
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Raise what kazoo raises as one of our errors; a failure to ask is never an answer.
+
+    Raises:
+        StoreUnavailable: ZooKeeper did not answer in time; what was asked may have happened.
+        SessionLost: The session ended; its ephemeral nodes go with it.
+        ServiceFailed: ZooKeeper refuses us, and will again.
+    """
+    try:
+        yield
+    except _OVER as error:
+        raise SessionLost(f"zookeeper: the session ended while {doing}") from error
+    except _DENIED as error:
+        raise ServiceFailed(
+            ZOOKEEPER,
+            f"refused while {doing} ({type(error).__name__})",
+            advice="grant this worker's identity all rights",
+        ) from error
+    except _AWAY as error:
+        raise StoreUnavailable(f"zookeeper: no answer while {doing}: {type(error).__name__} {error}".strip()) from error
+    except KazooException as error:
+        raise StoreUnavailable(f"zookeeper: while {doing}: {type(error).__name__} {error}".strip()) from error

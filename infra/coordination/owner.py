@@ -1,0 +1,210 @@
+"""The thread by which a worker owns bundles, whatever becomes of its session.
+
+- SUSPENDED: no lease is given out, and none is given up. Connected again in the same session, they are as they were.
+- EXPIRED: no lease is left. A new session is opened, after a bounded number of attempts the worker ends; in it each
+  bundle that was held is looked at again.
+- All ZooKeeper calls run on this thread; listeners only put a word into its queue (kazoo#355).
+
+Source: PIP-57.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from infra.coordination.holdings import Holdings, Listener, Turns
+from infra.coordination.nodes import Nodes
+from infra.coordination.session import Link, Session
+from logstore.errors import NotOwner, RetryableError, ServiceFailed, SextonError, WorkerIdTaken
+from logstore.names import TopicName
+from logstore.ownership import Lease, WorkerLoad, bundle_of
+from logstore.ports.catalog import Fences
+
+_log = logging.getLogger(__name__)
+_SOON_S: Final = 0.1  # until the next look at a node that is about to vanish
+_MOST_PAUSE_S: Final = 5.0  # between two attempts to open a session
+
+
+class ExpiredPolicy(StrEnum):
+    """What a worker does once its session expired. Source: PIP-57, `zookeeperSessionExpiredPolicy`."""
+
+    RECONNECT = "reconnect"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerPolicy:
+    """How a worker takes part."""
+
+    expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
+    reconnect_attempts: int = 10  # sessions asked for after an expiry, before the worker shuts down; 1 or more
+    look_again_s: float = 1.0  # where ZooKeeper says nothing
+    turns: Turns = field(default_factory=Turns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """Something for the loop; `link` is of the session that was opened as number `opened`."""
+
+    opened: int = -1
+    link: Link | None = None
+
+
+class BundleOwner:
+    """One worker's part in owning all bundles; started once, stopped once."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        connect: Callable[[Callable[[Link], None]], Session],
+        fences: Fences,
+        listener: Listener,
+        *,
+        policy: OwnerPolicy | None = None,
+        load: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Take the ports; `load` is work in hand, 0 or more, and at 1 a worker draws half of what an idle one does."""
+        self._worker_id, self._connect, self._load = worker_id, connect, load
+        self._policy = policy or OwnerPolicy()
+        self._holdings = Holdings(worker_id, fences, listener, self._policy.turns)
+        self._words: queue.SimpleQueue[_Word] = queue.SimpleQueue()
+        self._opened = 0
+        self._session: Session | None = None
+        self._nodes: Nodes | None = None
+        self._thread = threading.Thread(target=self._run, name="bundle-owner", daemon=True)
+        self.stopping = threading.Event()
+        self.failure: SextonError | None = None
+        """Why it gave up, if it did; the worker then shuts down."""
+
+    def start(self) -> None:
+        """Join, and go on in a thread.
+
+        Raises:
+            ServiceFailed: ZooKeeper cannot be reached, or refuses us.
+            WorkerIdTaken: Another process lives under this worker id.
+        """
+        try:
+            self._enter()
+        except BaseException:
+            self._leave()
+            raise
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give everything up at once, and end."""
+        self.stopping.set()
+        self._words.put(_Word())
+        session = self._session
+        if session:
+            session.close()  # whatever the thread is asking ends now
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def lease_of(self, topic: TopicName) -> Lease:
+        """What allows this worker to write for the topic's bundle.
+
+        Raises:
+            NotOwner: It is another's, nobody's, or not known while the connection is away.
+        """
+        bundle = bundle_of(topic, bundles=self._holdings.bundles)
+        connected = self._connected
+        lease = self._holdings.leases.get(bundle) if connected else None
+        if lease is None:
+            found = "that it does not own it" if connected else "a connection that is away"
+            raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found=found)
+        return lease
+
+    def leases(self) -> list[Lease]:
+        """All that this worker may write under now, ascending by bundle."""
+        return [lease for _, lease in sorted(self._holdings.leases.items())] if self._connected else []
+
+    @property
+    def _connected(self) -> bool:
+        """As kazoo said last, and not as this loop has come to know: it may be waiting for an answer just now."""
+        session = self._session
+        return session is not None and session.link is Link.CONNECTED
+
+    def _run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self._heed(self._next())
+                self._look()
+        except SextonError as error:
+            _log.exception("this worker owns nothing from now on")
+            self.failure = error
+        finally:
+            self.stopping.set()
+            self._holdings.dropped()
+            self._leave()
+
+    def _next(self) -> _Word:
+        """The next word; soon, where a bundle waits for an old node to vanish."""
+        try:
+            return self._words.get(timeout=_SOON_S if self._holdings.unsettled else self._policy.look_again_s)
+        except queue.Empty:
+            return _Word()
+
+    def _heed(self, word: _Word) -> None:
+        if word.opened == self._opened and word.link is Link.EXPIRED and not self.stopping.is_set():
+            self._expired()
+
+    def _expired(self) -> None:
+        if self._session:
+            self._holdings.expired(self._session.id)
+        if self._policy.expired is ExpiredPolicy.SHUTDOWN:
+            raise ServiceFailed("zookeeper", "the session expired", advice="start the worker again")
+        attempt = 1
+        while not self._entered_again(attempt) and not self.stopping.wait(min(0.1 * 2**attempt, _MOST_PAUSE_S)):
+            attempt += 1
+
+    def _entered_again(self, attempt: int) -> bool:
+        self._leave()
+        try:
+            self._enter()
+        except (RetryableError, ServiceFailed) as error:
+            _log.warning("no new session, attempt %s of %s: %s", attempt, self._policy.reconnect_attempts, error)
+            if attempt >= self._policy.reconnect_attempts:
+                raise
+            return False
+        return True
+
+    def _enter(self) -> None:
+        """Open a session and claim the worker id in it."""
+        self._opened += 1
+        opened = self._opened
+        session = self._session = self._connect(lambda link: self._words.put(_Word(opened, link)))
+        self._nodes = Nodes(session, self._worker_id, self._holdings.bundles)
+        self._enlist(self._nodes, session.timeout_s)
+        self._holdings.entered(session.id, waits=int(2 * session.timeout_s / _SOON_S))
+
+    def _enlist(self, nodes: Nodes, timeout_s: float) -> None:
+        """Wait for our own node of an earlier session; one that outlives its timeout is another process's."""
+        deadline = time.monotonic() + 2 * timeout_s
+        while not nodes.enlist(WorkerLoad()):
+            if time.monotonic() > deadline or self.stopping.wait(_SOON_S):
+                raise WorkerIdTaken(
+                    f"worker id {self._worker_id}: expected to be free, found another process alive under it"
+                )
+
+    def _look(self) -> None:
+        """One look, unless the connection is away; one that fails is repeated by the next."""
+        if not self._connected or self._nodes is None or self.stopping.is_set():
+            return
+        try:
+            self._nodes.watch(self._changed)
+            self._holdings.look(self._nodes, self._load())
+        except RetryableError as error:
+            _log.info("looking at the bundles again soon: %s", error)
+
+    def _changed(self, _: object) -> None:
+        self._words.put(_Word())
+
+    def _leave(self) -> None:
+        session, self._session, self._nodes = self._session, None, None
+        if session:
+            session.close()

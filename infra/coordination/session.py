@@ -1,0 +1,160 @@
+"""One ZooKeeper session: opened once, never revived.
+
+After an expiry kazoo goes on in a new session by itself, as if nothing had happened, and a server may hand out a new
+one on a mere reconnect (ClickHouse#116690). Either ends the `Session`: whoever used it opens another one and looks at
+each of its claims again. Listeners run on kazoo's own thread, where a call of ZooKeeper would wait for itself
+(kazoo#355): they only hand over.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+
+from infra.coordination.faults import ZOOKEEPER, translated
+from logstore.errors import ServiceFailed, SessionLost
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_RECONNECT = {
+    "max_tries": -1,
+    "delay": 0.1,
+    "backoff": 2,
+    "max_delay": 2.0,
+}  # for as long as it takes: away is not over
+
+
+class Link(StrEnum):
+    """What became of a session."""
+
+    CONNECTED = "CONNECTED"  # again, and it is the same session
+    SUSPENDED = "SUSPENDED"  # no connection; whether the session lives is not known
+    EXPIRED = "EXPIRED"  # over, and all of its ephemeral nodes with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensemble:
+    """Where ZooKeeper is and how to be known there.
+
+    Args:
+        hosts: `host:port`, several separated by commas, then the path under which everything of ours is, if any.
+        timeout_s: After that long without a word from us the server ends the session; it may negotiate another.
+        auth: Scheme and credential, as `("digest", "user:password")`, if the nodes are protected.
+    """
+
+    hosts: str
+    timeout_s: float = 10.0
+    auth: tuple[str, str] | None = field(default=None, repr=False)
+
+
+class Session:
+    """A live session; `tell` hears, on kazoo's thread, what becomes of it, and must only hand over."""
+
+    def __init__(self, ensemble: Ensemble, tell: Callable[[Link], None]) -> None:
+        """Connect.
+
+        Raises:
+            ServiceFailed: Nothing answers there, it does not let us in, or the path does not exist.
+        """
+        self._ensemble, self._tell = ensemble, tell
+        self.link = Link.CONNECTED  # as heard last
+        self._closing = threading.Lock()
+        self._client = _client(ensemble)
+        try:
+            self._connect()
+            self.id = self._now()
+            self._client.add_listener(self._heard)
+            self._require_path()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> None:
+        if not self._client.start_async().wait(timeout=self._ensemble.timeout_s):
+            raise _unreachable(self._ensemble)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the server waits for a word of ours."""
+        return self._ensemble.timeout_s
+
+    def ask(self, doing: str, work: Callable[[KazooClient], T]) -> T:
+        """Run calls that may be repeated, again while the connection comes and goes, for at most one session timeout.
+
+        Raises:
+            StoreUnavailable: No answer; what was asked may have happened.
+            SessionLost: This session is over.
+            ServiceFailed: ZooKeeper refuses us.
+        """
+        retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=self.timeout_s, ignore_expire=False)
+        with translated(doing):
+            answer: T = retry(self._while_alive, work)
+        self._require_alive(doing)  # an answer that another session got says nothing of ours
+        return answer
+
+    def close(self) -> None:
+        """End the session: its ephemeral nodes go at once, if the server can be reached; repeating is harmless."""
+        self.link = Link.EXPIRED
+        self._client.remove_listener(self._heard)
+        with self._closing:  # kazoo takes it badly when two threads stop it at once
+            self._client.stop()
+            self._client.close()
+
+    def _while_alive(self, work: Callable[[KazooClient], T]) -> T:
+        self._require_alive("asking")
+        if self.link is Link.SUSPENDED:
+            raise ConnectionLoss  # kazoo would queue the call, and wait until the connection is back
+        return work(self._client)
+
+    def _require_alive(self, doing: str) -> None:
+        if self.link is Link.EXPIRED:
+            raise SessionLost(f"zookeeper: session {self.id:#x} was over while {doing}")
+
+    def _heard(self, state: str) -> None:
+        if self.link is Link.EXPIRED:
+            return
+        if state == KazooState.SUSPENDED:
+            self.link = Link.SUSPENDED
+        else:
+            same = state == KazooState.CONNECTED and self._now() == self.id
+            self.link = Link.CONNECTED if same else Link.EXPIRED
+        self._tell(self.link)
+
+    def _now(self) -> int:
+        found = self._client.client_id
+        return int(found[0]) if found else 0
+
+    def _require_path(self) -> None:
+        """A path that does not exist is a wrong setting, and is not made: it could be somebody else's ensemble."""
+        if not self.ask("looking for the path", lambda client: client.exists("/")):
+            raise ServiceFailed(
+                ZOOKEEPER,
+                f"the path {self._client.chroot} of {self._ensemble.hosts} does not exist",
+                advice="create it, or mend the setting `zookeeper`",
+            )
+
+
+def _client(ensemble: Ensemble) -> KazooClient:
+    return KazooClient(
+        hosts=ensemble.hosts,
+        timeout=ensemble.timeout_s,
+        auth_data=[ensemble.auth] if ensemble.auth else None,
+        connection_retry=KazooRetry(**_RECONNECT),
+        logger=_log,
+    )
+
+
+def _unreachable(ensemble: Ensemble) -> ServiceFailed:
+    return ServiceFailed(
+        ZOOKEEPER,
+        f"cannot be reached at {ensemble.hosts}",
+        advice="start it (`sexton up` starts an embedded one) or mend the setting `zookeeper`",
+    )

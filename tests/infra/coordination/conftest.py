@@ -1,0 +1,43 @@
+"""One real ZooKeeper a run, and a path of its own for every test."""
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from infra.coordination.session import Ensemble
+from tests.infra.coordination.zookeeper import ZooKeeper
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[ZooKeeper]:
+    """Killed at the end."""
+    home = Path(tempfile.mkdtemp(prefix="sx-"))
+    server = ZooKeeper(home)
+    try:
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def ensemble(zookeeper: ZooKeeper) -> Ensemble:
+    """A path of the test's own, on a session timeout of two seconds."""
+    path = f"/test-{next(_numbers)}"
+    with zookeeper.client() as client:
+        client.create(path)
+    return Ensemble(hosts=f"{zookeeper.address}{path}", timeout_s=2.0)
+
+
+@pytest.fixture
+def looker(zookeeper: ZooKeeper, ensemble: Ensemble) -> Iterator[KazooClient]:
+    """A client that looks on, under the test's path."""
+    with zookeeper.client(ensemble.hosts) as client:
+        yield client

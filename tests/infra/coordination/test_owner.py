@@ -1,0 +1,229 @@
+"""Workers own bundles on a real ZooKeeper and a real catalog, whatever becomes of their sessions."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from infra.catalog import Database, upgrade
+from infra.catalog.fences import SqlFences
+from infra.coordination.holdings import Turns
+from infra.coordination.nodes import OWNERS
+from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
+from infra.coordination.session import Ensemble, Link, Session
+from logstore.errors import NotOwner, ServiceFailed, StoreUnavailable, WorkerIdTaken
+from logstore.names import TopicName
+from logstore.ownership import BundleId, Lease, bundle_name
+from tests.infra.coordination.zookeeper import ZooKeeper
+from tests.logstore.eventually import assert_eventually
+
+pytestmark = pytest.mark.external_service
+
+_N = 24
+
+
+class Watcher:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.acquired_: list[Lease] = []
+        self.unloaded_: list[BundleId] = []
+
+    def acquired(self, lease: Lease) -> None:
+        """See `Listener`."""
+        self.acquired_.append(lease)
+
+    def unloaded(self, bundle: BundleId) -> None:
+        """See `Listener`."""
+        self.unloaded_.append(bundle)
+
+
+class Crew:
+    """Workers of one ensemble and one catalog."""
+
+    def __init__(self, ensemble: Ensemble, fences: SqlFences) -> None:
+        self.ensemble, self.fences = ensemble, fences
+        self.owners: dict[str, BundleOwner] = {}
+        self.sessions: dict[str, Session] = {}
+        self.watchers: dict[str, Watcher] = {}
+
+    def hire(self, name: str, *, expired: ExpiredPolicy = ExpiredPolicy.RECONNECT, attempts: int = 10) -> BundleOwner:
+        """Start a worker."""
+
+        def connect(tell: Callable[[Link], None]) -> Session:
+            self.sessions[name] = Session(self.ensemble, tell)
+            return self.sessions[name]
+
+        turns = Turns(takeover_grace_s=0.3, rest_s=1.5)
+        policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, look_again_s=0.1, turns=turns)
+        watcher = self.watchers[name] = Watcher()
+        owner = BundleOwner(name, connect, self.fences, watcher, policy=policy)
+        owner.start()
+        self.owners[name] = owner
+        return owner
+
+    def dismiss(self) -> None:
+        """Stop all."""
+        for owner in self.owners.values():
+            owner.stop()
+
+    def held(self, *names: str) -> dict[int, str]:
+        """Which worker has a lease of each bundle; fails where two have."""
+        found: dict[int, str] = {}
+        for name in names or self.owners:
+            for lease in self.owners[name].leases():
+                assert lease.bundle not in found
+                found[lease.bundle] = name
+        return found
+
+    def settled(self, *names: str) -> bool:
+        """Whether these own all bundles, and the last fence of each is its owner's."""
+        leases = [lease for name in names or self.owners for lease in self.owners[name].leases()]
+        last = {one.bundle: (one.counter, one.worker_id) for one in self.fences.fences()}
+        return len(leases) == _N and {one.bundle: (one.fence, one.worker_id) for one in leases} == last
+
+    def rests(self) -> bool:
+        """Whether nothing moves for a while."""
+        before = self.held()
+        time.sleep(0.5)
+        return self.settled() and self.held() == before
+
+
+@pytest.fixture
+def crew(ensemble: Ensemble, tmp_path: Path) -> Iterator[Crew]:
+    """Nobody yet."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    upgrade(database, bundles=_N)
+    made = Crew(ensemble, SqlFences(database))
+    yield made
+    made.dismiss()
+    database.close()
+
+
+def test_one_worker_owns_all_and_each_topic_has_a_lease(crew: Crew) -> None:
+    """A cluster of one."""
+    alone = crew.hire("a")
+    assert_eventually(crew.settled)
+    lease = alone.lease_of(TopicName.parse("persistent://a/b/c"))
+    crew.fences.verify(lease)
+    assert lease.worker_id == "a"
+
+
+def test_joiner_gets_its_share_and_a_leavers_bundles_find_owners_at_once(crew: Crew) -> None:
+    """Few move: what the others have they keep."""
+    crew.hire("a")
+    assert_eventually(crew.settled)
+    crew.hire("b")
+    assert_eventually(lambda: crew.settled() and len(crew.owners["b"].leases()) >= _N // 4, within_s=20)
+    before = crew.held()
+    crew.hire("c")
+    assert_eventually(lambda: crew.settled() and len(crew.owners["c"].leases()) >= _N // 6, within_s=20)
+    assert sum(1 for bundle, name in crew.held().items() if name != before[bundle]) <= _N // 2
+    assert_eventually(crew.rests, within_s=20)
+    kept = crew.held("a", "b")
+    crew.owners.pop("c").stop()
+    assert_eventually(crew.settled)
+    after = crew.held()
+    assert sum(1 for bundle, name in kept.items() if after[bundle] != name) <= 2
+
+
+def test_expired_session_is_opened_again_and_most_bundles_keep_their_owner(zookeeper: ZooKeeper, crew: Crew) -> None:
+    """Each claim is looked at again in the new session; a lease of before is refused (apache/pulsar#23011)."""
+    crew.hire("a")
+    assert_eventually(crew.settled)
+    old, session = crew.owners["a"].leases(), crew.sessions["a"].id
+    zookeeper.expire(crew.sessions["a"])
+    assert_eventually(lambda: crew.sessions["a"].id != session and crew.settled())
+    for lease in old:
+        with pytest.raises(NotOwner):
+            crew.fences.verify(lease)
+    assert crew.watchers["a"].unloaded_ == []
+
+
+def test_expired_while_another_took_a_bundle_unloads_it(zookeeper: ZooKeeper, crew: Crew, looker: KazooClient) -> None:
+    """Of the three cases after a reconnect this one makes two owners if it is missed (apache/pulsar#23011)."""
+    crew.hire("a")
+    assert_eventually(crew.settled)
+    path = f"{OWNERS}/{bundle_name(BundleId(3), bundles=_N)}"
+    taking = threading.Thread(target=_take_when_free, args=(looker, path))
+    taking.start()
+    zookeeper.expire(crew.sessions["a"])
+    taking.join()
+    assert_eventually(lambda: len(crew.owners["a"].leases()) == _N - 1)
+    assert 3 not in crew.held()
+    assert crew.watchers["a"].unloaded_ == [3]
+    assert looker.exists(path)
+
+
+def _take_when_free(client: KazooClient, path: str) -> None:
+    """Be faster than the worker, whose session must first be opened again."""
+    while client.exists(path):
+        time.sleep(0.0005)
+    client.create(path, b'{"worker_id": "other"}', ephemeral=True)
+
+
+def test_suspended_gives_no_lease_and_loses_none(zookeeper: ZooKeeper, crew: Crew) -> None:
+    """SUSPENDED is not LOST: what was held is held again, under the same fence."""
+    crew.ensemble = Ensemble(hosts=crew.ensemble.hosts, timeout_s=20.0)
+    owner = crew.hire("a")
+    assert_eventually(crew.settled)
+    before = owner.leases()
+    zookeeper.kill()
+    assert_eventually(lambda: not owner.leases())
+    with pytest.raises(NotOwner, match="a connection that is away"):
+        owner.lease_of(TopicName.parse("persistent://a/b/c"))
+    zookeeper.start()
+    assert_eventually(lambda: owner.leases() == before, within_s=20)
+
+
+def test_owner_node_deleted_by_an_operator_moves_the_bundle(crew: Crew, looker: KazooClient) -> None:
+    """Who lost it rests, so that another takes it; and unloads it meanwhile."""
+    crew.hire("a")
+    assert_eventually(crew.settled)
+    crew.hire("b")
+    assert_eventually(lambda: crew.settled() and len(crew.owners["b"].leases()) >= _N // 4, within_s=20)
+    bundle, owner = next(iter(crew.held().items()))
+    looker.delete(f"{OWNERS}/{bundle_name(BundleId(bundle), bundles=_N)}")
+    other = {"a": "b", "b": "a"}[owner]
+    assert_eventually(lambda: bundle in [lease.bundle for lease in crew.owners[other].leases()])
+    assert_eventually(lambda: bundle not in [lease.bundle for lease in crew.owners[owner].leases()])
+    assert_eventually(crew.rests)
+    assert bundle in crew.watchers[owner].unloaded_
+
+
+def test_policy_shutdown_ends_the_worker_and_says_why(zookeeper: ZooKeeper, crew: Crew) -> None:
+    """Nothing is taken up again; the process is to end."""
+    owner = crew.hire("a", expired=ExpiredPolicy.SHUTDOWN)
+    assert_eventually(crew.settled)
+    zookeeper.expire(crew.sessions["a"])
+    assert owner.stopping.wait(10)
+    assert_eventually(lambda: not owner.leases())
+    assert isinstance(owner.failure, ServiceFailed)
+
+
+def test_second_process_of_a_worker_id_is_refused(crew: Crew) -> None:
+    """The first one keeps all it has; the second is told so after two session timeouts."""
+    crew.hire("a")
+    assert_eventually(crew.settled)
+    with pytest.raises(WorkerIdTaken, match="worker id a"):
+        BundleOwner("a", lambda tell: Session(crew.ensemble, tell), crew.fences, Watcher()).start()
+    assert crew.settled()
+
+
+def test_catalog_that_fails_at_an_acquisition_is_asked_again(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node stands and gives no lease before its fence was raised."""
+    raise_fences, failures = crew.fences.raise_fences, [0]
+
+    def failing(bundles: object, worker_id: str) -> list[Lease]:
+        failures[0] += 1
+        if failures[0] <= 2:
+            raise StoreUnavailable("planned")
+        return raise_fences(bundles, worker_id)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(crew.fences, "raise_fences", failing)
+    crew.hire("a")
+    assert_eventually(crew.settled)
+    assert failures[0] == 3

@@ -1,0 +1,131 @@
+"""A session is opened once, and ends when the server says so or hands out another one."""
+
+import queue
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
+
+from infra.coordination.session import Ensemble, Link, Session
+from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
+from tests.infra.coordination.zookeeper import ZooKeeper
+
+pytestmark = pytest.mark.external_service
+
+Heard = queue.SimpleQueue[Link]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    """What the session told."""
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def session(ensemble: Ensemble, heard: Heard) -> Iterator[Session]:
+    """A live one."""
+    opened = Session(ensemble, heard.put)
+    yield opened
+    opened.close()
+
+
+def _next(heard: Heard) -> Link:
+    return heard.get(timeout=20)
+
+
+def test_session_that_expires_on_the_server_is_over_for_good(
+    zookeeper: ZooKeeper, session: Session, heard: Heard, looker: KazooClient
+) -> None:
+    """Kazoo goes on in a new session; this object refuses to (ClickHouse#116690: a claim must not be kept by one)."""
+    session.ask("making", lambda client: client.create("/mine", ephemeral=True))
+    zookeeper.expire(session)
+    told = [_next(heard)]
+    while told[-1] is not Link.EXPIRED:
+        told.append(_next(heard))
+    assert set(told) <= {Link.SUSPENDED, Link.EXPIRED}
+    with pytest.raises(SessionLost):
+        session.ask("making", lambda client: client.create("/again", ephemeral=True))
+    assert looker.get_children("/") == ["zookeeper"] or looker.get_children("/") == []
+
+
+def test_session_whose_server_restarts_is_suspended_and_then_the_same(
+    zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard
+) -> None:
+    """Away is not over: node and session outlive a restart that is shorter than the session timeout."""
+    session = Session(replace(ensemble, timeout_s=20.0), heard.put)
+    session.ask("making", lambda client: client.create("/mine", ephemeral=True))
+    before = session.id
+    zookeeper.kill()
+    assert _next(heard) is Link.SUSPENDED
+    zookeeper.start()
+    assert _next(heard) is Link.CONNECTED
+    stat = session.ask("looking", lambda client: client.exists("/mine"))
+    assert stat is not None
+    assert stat.ephemeralOwner == session.id == before
+    session.close()
+
+
+def test_session_that_was_silently_replaced_counts_as_expired(session: Session, heard: Heard) -> None:
+    """A server that hands out a new session on a reconnect says plain CONNECTED (ClickHouse#116690)."""
+    client = session.ask("reaching in", lambda inner: inner)
+    client._session_id += 1
+    client._make_state_change("SUSPENDED")
+    assert _next(heard) is Link.SUSPENDED
+    client._make_state_change("CONNECTED")
+    assert _next(heard) is Link.EXPIRED
+    with pytest.raises(SessionLost):
+        session.ask("looking", lambda inner: inner.exists("/"))
+
+
+def test_session_closed_takes_its_nodes_with_it_and_tells_nobody(
+    session: Session, heard: Heard, looker: KazooClient
+) -> None:
+    """A worker that drains gives all up at once."""
+    session.ask("making", lambda client: client.create("/mine", ephemeral=True))
+    assert looker.exists("/mine")
+    session.close()
+    assert looker.exists("/mine") is None
+    assert heard.empty()
+
+
+def test_asking_while_away_gives_up_within_a_session_timeout(
+    zookeeper: ZooKeeper, session: Session, heard: Heard
+) -> None:
+    """No answer is an error, never the answer that there is nothing."""
+    zookeeper.kill()
+    assert _next(heard) is Link.SUSPENDED
+    with pytest.raises((StoreUnavailable, SessionLost)):
+        session.ask("looking", lambda client: client.exists_async("/").get(timeout=1))
+    zookeeper.start()
+
+
+def test_session_at_a_wrong_address_is_one_clear_sentence() -> None:
+    """Who starts a worker with a wrong setting reads what to mend."""
+    with pytest.raises(ServiceFailed, match=re.escape("cannot be reached at 127.0.0.1:1")):
+        Session(Ensemble(hosts="127.0.0.1:1", timeout_s=1.0), lambda _: None)
+
+
+def test_session_at_a_path_that_does_not_exist_is_refused(ensemble: Ensemble, looker: KazooClient) -> None:
+    """It is not made: the ensemble may be somebody else's."""
+    with pytest.raises(ServiceFailed, match=r"the path /.*/nowhere of .* does not exist"):
+        Session(replace(ensemble, hosts=f"{ensemble.hosts}/nowhere"), lambda _: None)
+    assert looker.exists("/nowhere") is None
+
+
+def test_session_without_rights_is_refused_in_one_sentence(
+    zookeeper: ZooKeeper, ensemble: Ensemble, session: Session
+) -> None:
+    """A denied ACL will be denied again: no retry, and the service is named."""
+    path = ensemble.hosts.removeprefix(zookeeper.address)
+    with zookeeper.client() as client:
+        client.set_acls(path, [make_digest_acl("other", "secret", all=True)])
+    with pytest.raises(ServiceFailed, match=r"refused while making.*NoAuth"):
+        session.ask("making", lambda client: client.create("/mine"))
+
+
+def test_ensemble_does_not_show_its_credential() -> None:
+    """It ends up in logs."""
+    assert "secret" not in repr(Ensemble(hosts="h:1", auth=("digest", "user:secret")))

@@ -1,0 +1,60 @@
+"""A real ZooKeeper that a test may stop, wipe and have expire a session."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kazoo.client import KazooClient
+
+from infra.coordination.session import Session
+from infra.stack.home import StackHome
+from infra.stack.ports import ZOOKEEPER, WantedPorts
+from infra.stack.process import ServiceProcess
+from infra.stack.stack import StackAddresses, StackOptions, kill, up
+
+_quiet = logging.getLogger("tests.zookeeper")
+
+
+class ZooKeeper:
+    """The server of one home."""
+
+    def __init__(self, home: Path) -> None:
+        """Start it."""
+        self._home = home
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or bring it back on its data and port."""
+        self.address = self._up().zookeeper
+
+    def _up(self) -> StackAddresses:
+        return up(StackOptions(home=self._home, ports=WantedPorts.any_free(), services=(ZOOKEEPER,)))
+
+    def kill(self) -> None:
+        """Kill it, as a power cut would."""
+        kill(self._home)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        running = ServiceProcess(ZOOKEEPER, StackHome.at(self._home)).running()
+        assert running
+        return running.pid
+
+    @contextmanager
+    def client(self, hosts: str | None = None, *, session: tuple[int, bytes] | None = None) -> Iterator[KazooClient]:
+        """A plain client; given a session it takes that one over."""
+        client = KazooClient(hosts=hosts or self.address, timeout=5.0, client_id=session, logger=_quiet)
+        client.start(timeout=20)
+        try:
+            yield client
+        finally:
+            client.stop()
+            client.close()
+
+    def expire(self, session: Session) -> None:
+        """End a session on the server's side: its holder learns of it when it is connected again."""
+        found = session.ask("telling its id", lambda client: client.client_id)
+        with self.client(session=found):
+            pass  # whoever closes the connection closes the session
