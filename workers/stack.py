@@ -17,7 +17,7 @@ from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts, recorded_ports
 from infra.stack.process import ServiceProcess
-from infra.stack.workers import live_workers
+from infra.stack.workers import dead_workers, live_workers
 from logstore.errors import ServiceFailed, SextonError
 from workers import search_attributes
 from workers.client import Sexton, connect_client
@@ -202,17 +202,18 @@ def _database(settings: Settings) -> Row:
 def _workers(settings: Settings) -> Row:
     """Who polls the task queue, wherever it runs, and where those of this home show their metrics.
 
-    Temporal forgets one that went away only after minutes.
+    Temporal forgets one that went away only after minutes: one whose process ended in this home is not counted.
     """
+    home = StackHome.at(settings.home)
 
     async def ask() -> list[str]:
-        return sorted(await _pollers(await connect_client(settings), settings, within_s=_FRESH_S))
+        return sorted(await _pollers(await connect_client(settings), settings, within_s=_FRESH_S) - dead_workers(home))
 
     try:
         names = asyncio.run(ask())
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
-    urls = {one.worker_id: one.metrics_url for one in live_workers(StackHome.at(settings.home))}
+    urls = {one.worker_id: one.metrics_url for one in live_workers(home)}
     shown = [f"{name} ({urls[name]})" if name in urls else name for name in names]
     advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
     return {"name": WORKER, "ok": bool(names), "detail": ", ".join(shown) or advice}

@@ -51,8 +51,14 @@ def recorded(home: StackHome, worker_id: str, metrics_url: str) -> Iterator[None
 
 def live_workers(home: StackHome) -> list[WorkerRecord]:
     """Workers of the home that run, ascending by worker id."""
-    found = (_read(path) for path in home.workers.glob("*.json"))
-    return sorted((one for one in found if one and _lives(one)), key=lambda one: (one.worker_id, one.pid))
+    return sorted((one for one in _records(home) if _lives(one)), key=lambda one: (one.worker_id, one.pid))
+
+
+def dead_workers(home: StackHome) -> set[str]:
+    """The ids of those of whom it is known here that they ended without a word, and that no other took their id."""
+    found = _records(home)
+    live = {one.worker_id for one in found if _lives(one)}
+    return {one.worker_id for one in found} - live
 
 
 def _forget_dead(home: StackHome) -> None:
@@ -60,6 +66,10 @@ def _forget_dead(home: StackHome) -> None:
         found = _read(path)
         if found is None or not _lives(found):
             path.unlink(missing_ok=True)
+
+
+def _records(home: StackHome) -> list[WorkerRecord]:
+    return [found for path in home.workers.glob("*.json") if (found := _read(path))]
 
 
 def _read(path: Path) -> WorkerRecord | None:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from infra.stack.home import StackHome
-from infra.stack.workers import WorkerRecord, live_workers, recorded
+from infra.stack.workers import WorkerRecord, dead_workers, live_workers, recorded
 
 _URL = "http://127.0.0.1:9464/metrics"
 
@@ -38,6 +38,7 @@ def test_worker_that_was_killed_is_not_shown_and_its_record_goes(tmp_path: Path)
         (home.workers / f"{number}.json").write_text(json.dumps(fields))
     (home.workers / "half.json").write_text('{"worker_id"')
     assert live_workers(home) == []
+    assert dead_workers(home) == {"gone", "reused"}
     with recorded(home, "w", _URL):
         assert len(list(home.workers.glob("*.json"))) == 1
 
