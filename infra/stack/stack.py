@@ -75,6 +75,7 @@ def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: 
         ServiceFailed: A service, a port, Java, a program or the home stands in the way; names which, and what to try.
     """
     home = StackHome.at(options.home)
+    _refuse_taken(home, options)
     home.prepare()
     with home.locked():
         credentials = home.ensure_credentials()
@@ -134,6 +135,17 @@ def addresses(home: Path | str) -> StackAddresses:
     if ports is None or credentials is None:
         raise ServiceFailed("stack", f"{at.root} never saw a start", advice="run `sexton up` first")
     return _addresses(ports, credentials)
+
+
+def _refuse_taken(home: StackHome, options: StackOptions) -> None:
+    """Begin no new home for a start whose ports are taken."""
+    if home.root.exists():
+        return
+    try:
+        choose_ports(options.ports, services=options.services, running=(), earlier=None)
+    except ServiceFailed:
+        if not home.root.exists():  # else another start of this very home may be what holds them
+            raise
 
 
 def _services(

@@ -230,6 +230,15 @@ def test_up_with_a_port_taken_starts_nothing(scratch: Path) -> None:
     assert _pids(scratch) == dict.fromkeys(ALL_SERVICES)
 
 
+def test_up_with_a_port_taken_begins_no_home(scratch: Path) -> None:
+    """What was refused leaves no home behind that looks as if there were a stack."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wanted = replace(WantedPorts.any_free(), ui=server.getsockname()[1])
+        with pytest.raises(ServiceFailed, match="--free-ports"):
+            up(replace(_options(scratch / "new" / "home"), ports=wanted))
+    assert list(scratch.iterdir()) == []
+
+
 def test_program_missing_is_named_with_its_package(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing binary tells which package brings it."""
     monkeypatch.setattr("sys.executable", "/nowhere/python")
