@@ -1,5 +1,6 @@
 """Batches of deletions at work, under an operator's hand: looked at, paused, resumed, slowed down."""
 
+import asyncio
 from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Final
@@ -85,13 +86,14 @@ async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -
         ApplicationError: A worker refused, of type `InvalidInput`.
     """
     try:
-        return await asked
+        async with asyncio.timeout(_ANSWERED_WITHIN.total_seconds()):
+            return await asked  # the SDK asks again, without end, when the server answers that no worker took it
     except WorkflowUpdateFailedError as error:
         ended = isinstance(error.cause, ApplicationError) and error.cause.type == "AcceptedUpdateCompletedWorkflow"
         if ended:
             raise _over(workflow_id, "that it ended") from error
         raise
-    except (WorkflowUpdateRPCTimeoutOrCancelledError, RPCError) as error:
+    except (WorkflowUpdateRPCTimeoutOrCancelledError, RPCError, TimeoutError) as error:
         if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
             raise _over(workflow_id, "that it ended") from error
         silent = not isinstance(error, RPCError) or error.status in _NOBODY_ANSWERED

@@ -369,3 +369,20 @@ async def test_control_without_a_worker_says_so(house: House, monkeypatch: pytes
         with pytest.raises(ServiceFailed, match="worker: none answered for delete-ledgers/"):
             await ask(handle.id)
     await handle.terminate()
+
+
+async def test_control_that_the_sdk_asks_for_again_and_again_ends(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server answers every 20 s that no worker took the update, which its client then repeats for ever."""
+
+    async def ask_again_and_again(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("workers.batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
+    monkeypatch.setattr("temporalio.client.WorkflowHandle.execute_update", ask_again_and_again)
+    (ledger,) = house.world.fill(1)
+    handle = await house.delete([ledger])
+    with pytest.raises(ServiceFailed, match="worker: none answered for delete-ledgers/"):
+        await Batches(house.client).pause(handle.id)
+    await handle.terminate()
