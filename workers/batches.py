@@ -82,7 +82,7 @@ async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -
 
     Raises:
         PreconditionFailed: The batch ended meanwhile.
-        ServiceFailed: No worker answered.
+        ServiceFailed: No worker answered in time; the server keeps what was asked and may still hand it to one.
         ApplicationError: A worker refused, of type `InvalidInput`.
     """
     try:
@@ -99,7 +99,7 @@ async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -
         silent = not isinstance(error, RPCError) or error.status in _NOBODY_ANSWERED
         if not silent:
             raise
-        advice = "see `sexton status`, or run `sexton worker run`"
+        advice = "see `sexton status`, or run `sexton worker run`; what was asked may yet be done when one answers"
         raise ServiceFailed("worker", f"none answered for {workflow_id}", advice=advice) from error
 
 
