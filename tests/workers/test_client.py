@@ -31,3 +31,21 @@ def test_delete_ledgers_of_none_or_too_many_is_refused(tmp_path: Path, ids: list
     sexton = Sexton(None, Settings(home=tmp_path))  # type: ignore[arg-type]  # nothing is asked of it
     with pytest.raises(InvalidInput, match="ledger"):
         asyncio.run(sexton.delete_ledgers(_TOPIC, [LedgerId(one) for one in ids]))
+
+
+def test_close_gives_threads_time_to_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving the block rests, with the processor free for the SDK's threads, also where the block fails."""
+    rests: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    async def fail() -> None:
+        async with Sexton(None, Settings(home=tmp_path)):  # type: ignore[arg-type]  # nothing is asked of it
+            raise InvalidInput("ledger", expected="one", found="none")
+
+    monkeypatch.setattr("workers.client.asyncio.sleep", rest)
+    with pytest.raises(InvalidInput):
+        asyncio.run(fail())
+    assert rests
+    assert rests[0] >= 0.1
