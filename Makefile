@@ -59,6 +59,7 @@ faults: setup ## Every failpoint with SIGKILL of real workers (long)
 
 bench: setup ## Measure ours beside the bare thing on real servers; prints ratios as JSON
 	$(BIN)/python -m tests.benchmarks.deletion_speed
+	$(BIN)/python -m tests.benchmarks.ownership_speed
 
 screenshots: setup ## Take the pictures in docs/images from a real run (needs chromium)
 	$(BIN)/python -m tests.screenshots
