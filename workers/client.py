@@ -10,24 +10,20 @@ Example:
 
 import asyncio
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
-from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.runtime import Runtime
 
 from activities.deletion import Certificate
-from infra.catalog import Database, SqlCatalog, check_version
-from logstore.errors import OutcomeUnknown, ServiceFailed
+from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers import schedules
 from workers.batches import Batches
+from workers.connections import connect_client, open_catalog
 from workers.offload_jobs import OffloadJobs
 from workers.requests import checked_ids, deletion_policy, of_topic
 from workers.settings import Settings
@@ -70,42 +66,6 @@ class Redriven:
 
     started: int  # rows
     handle: WorkflowHandle[DeleteLedgers, Certificate] | None = None  # of their batch; None if there are no rows
-
-
-async def connect_client(settings: Settings, *, identity: str | None = None, runtime: Runtime | None = None) -> Client:
-    """A Temporal client that speaks our values and carries our traces; a worker's has the runtime with its metrics.
-
-    Raises:
-        ServiceFailed: No address is known, or nobody answers there.
-    """
-    address = settings.required("temporal_address")
-    try:
-        return await Client.connect(
-            address,
-            namespace=settings.temporal_namespace,
-            identity=identity,
-            runtime=runtime,
-            data_converter=pydantic_data_converter,
-            plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
-        )
-    except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens
-        advice = "see `sexton status`, or run `sexton up`"
-        raise ServiceFailed("temporal", f"no answer at {address} ({error})", advice=advice) from error
-
-
-@contextmanager
-def open_catalog(settings: Settings) -> Iterator[SqlCatalog]:
-    """The catalog alone, for what a program asks of it before it starts a job.
-
-    Raises:
-        CatalogVersionMismatch: The catalog is not of this build's version.
-    """
-    database = Database(settings.database_url)
-    try:
-        check_version(database)
-        yield SqlCatalog(database)
-    finally:
-        database.close()
 
 
 class Sexton(OffloadJobs):

@@ -13,7 +13,7 @@ from infra.objects import make_client
 from infra.stack.java import find_java
 from logstore.errors import SextonError
 from workers import search_attributes
-from workers.client import connect_client
+from workers.connections import connect_client
 from workers.settings import Settings
 from workers.stack import Row, status
 

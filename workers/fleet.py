@@ -20,7 +20,7 @@ from infra.telemetry import start_logs, start_tracing
 from infra.telemetry.metrics import Metrics, start_metrics
 from logstore import failpoints
 from workers import search_attributes
-from workers.client import connect_client
+from workers.connections import connect_client
 from workers.gauges import DeletionGauges
 from workers.interceptors import ActivityEdge
 from workers.requests import uploads_queue

@@ -20,7 +20,8 @@ from infra.stack.process import ServiceProcess
 from infra.stack.workers import dead_workers, live_workers
 from logstore.errors import ServiceFailed, SextonError
 from workers import search_attributes
-from workers.client import Sexton, connect_client
+from workers.client import Sexton
+from workers.connections import connect_client
 from workers.settings import OFF, Settings
 
 WORKER = "worker"

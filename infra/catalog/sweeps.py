@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, exists, literal_column, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, delete, exists, func, literal_column, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
@@ -22,7 +22,7 @@ from infra.catalog.uploads import abandoned, take_away_abandoned
 from logstore.deletion import DeletionState
 from logstore.failpoints import effect
 from logstore.ledgers import LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached, Forgotten
+from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
 
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _REQUEST = "sweep"  # tells its batches from those of a detach
@@ -89,6 +89,22 @@ class SqlSweeps:
             copies += filed
         return newborn, copies
 
+    def due(self, *, older_than_s: float) -> Due:
+        """See `Sweeps.due`."""
+
+        def count(connection: Connection) -> Due:
+            now = self._db.now_us(connection)
+            before = now - int(older_than_s * 1_000_000)
+            return Due(
+                stalled=_count(connection, _stalled(now)),
+                newborn=_count(connection, _newborn(now - self._newborn_us)),
+                uploads=_count(connection, _abandoned(now)),
+                rows=_count(connection, _ended(now, before)),
+                runs=_count(connection, _empty_runs(before)),
+            )
+
+        return self._db.read(count)
+
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         """See `Sweeps.forget`."""
 
@@ -151,6 +167,10 @@ def _empty_runs(before_us: int) -> Select[Any]:
 
 def _any(connection: Connection, query: Select[Any]) -> bool:
     return connection.execute(query.limit(1)).first() is not None
+
+
+def _count(connection: Connection, query: Select[Any]) -> int:
+    return connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
 
 
 def _among(connection: Connection, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:

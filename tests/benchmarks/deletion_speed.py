@@ -25,7 +25,7 @@ from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, make_ledgers, stage
-from workers.client import connect_client
+from workers.connections import connect_client
 from workers.settings import Settings, load_settings
 from workflows import delete_ledger, delete_ledgers, search_attributes
 from workflows.delete_ledger import DeleteLedger

@@ -31,7 +31,8 @@ from logstore.ports.catalog import Cause, Claim
 from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.faults.world import Process
-from workers.client import Sexton, connect_client
+from workers.client import Sexton
+from workers.connections import connect_client
 from workers.settings import Settings
 from workers.stack import start_worker
 from workers.wiring import open_log

@@ -19,7 +19,7 @@ from tests.faults.real import REAL, RealWorld, Worker, eventually, trim
 from tests.faults.scene import TopicPlan
 from tests.servers import settings_on
 from workers import search_attributes
-from workers.client import connect_client
+from workers.connections import connect_client
 
 pytestmark = [
     pytest.mark.external_service,

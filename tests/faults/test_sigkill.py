@@ -33,7 +33,7 @@ from tests.faults.scene import INLINE_BYTES, TopicPlan
 from tests.faults.world import World
 from tests.servers import settings_on
 from workers import search_attributes
-from workers.client import connect_client
+from workers.connections import connect_client
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(180)]

@@ -9,7 +9,8 @@ from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.retention import RetentionPolicy
-from workers.client import Sexton, connect_client
+from workers.client import Sexton
+from workers.connections import connect_client
 from workers.requests import MOST_IDS
 from workers.settings import Settings
 

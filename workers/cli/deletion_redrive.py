@@ -1,5 +1,6 @@
 """`deletion redrive` and `deletion sweep`: dead letters and abandoned work go on."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,9 +57,18 @@ def redrive(
     return session.with_client(work)
 
 
-@command(deletion, "sweep", examples=["sexton deletion sweep", "sexton deletion sweep --no-wait --json"])
-def sweep(session: Session, *, reason: Reason = "", wait: Wait = True) -> Answer:
+@command(
+    deletion,
+    "sweep",
+    examples=["sexton deletion sweep", "sexton deletion sweep --dry-run", "sexton deletion sweep --no-wait --json"],
+)
+def sweep(session: Session, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True) -> Answer:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
+    if dry_run:
+        log = session.log
+        return Answer(
+            document={"dry_run": True, **asdict(log.catalog.sweeps.due(older_than_s=log.finished_retention_s))}
+        )
 
     async def work(client: "Sexton") -> Answer:
         handle = await client.sweep_deletions(reason, session.actor)

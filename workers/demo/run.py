@@ -15,7 +15,8 @@ from logstore import failpoints
 from logstore.errors import ServiceFailed
 from logstore.ledgers import ledger_prefix
 from workers import search_attributes
-from workers.client import Sexton, connect_client
+from workers.client import Sexton
+from workers.connections import connect_client
 from workers.demo.auditor import Auditor, Stored
 from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
 from workers.demo.scenario import Written, write_topics

@@ -44,7 +44,7 @@ from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment
 from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.catalog.redrives import Redrives
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
-from logstore.ports.catalog.sweeps import Forgotten, Sweeps
+from logstore.ports.catalog.sweeps import Due, Forgotten, Sweeps
 from logstore.ports.catalog.topic_deletions import TopicContents, TopicDeletions
 from logstore.ports.catalog.topic_trims import TopicTrims
 from logstore.ports.catalog.topics import Topic, Topics, TopicState
@@ -62,6 +62,7 @@ __all__ = [
     "Decision",
     "Deletions",
     "Detached",
+    "Due",
     "Ended",
     "Fence",
     "Fences",

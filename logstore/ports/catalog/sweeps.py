@@ -14,6 +14,17 @@ class Forgotten:
     runs: int = 0  # batches without a row left
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What a sweep would find now."""
+
+    stalled: int  # intents that no workflow works on
+    newborn: int  # ledgers that were never attached, and are old enough to be given up
+    uploads: int  # lists with copies of uploads that died
+    rows: int  # intents to be forgotten
+    runs: int  # batches to be forgotten, those that the rows empty not counted
+
+
 class Sweeps(Protocol):
     """What a schedule asks of the catalog every minute. Where there is nothing to do, each is one small read."""
 
@@ -29,6 +40,9 @@ class Sweeps(Protocol):
         Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that found nothing
         leaves no trace, and may find something when it is repeated. Of two calls at once, each row goes to one.
         """
+
+    def due(self, *, older_than_s: float) -> Due:
+        """Count what `adopt` would take now, and what `forget` would remove of what ended before that; reads only."""
 
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         """Remove up to `limit` rows that ended in state DELETED before that long, and as many batches without rows.

@@ -4,7 +4,7 @@ import pytest
 
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.ports.catalog import Detached, Ended, Forgotten, RowRange, Tally
+from logstore.ports.catalog import Detached, Due, Ended, Forgotten, RowRange, Tally
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
@@ -147,6 +147,7 @@ def test_adopt_takes_copies_of_dead_uploads_from_idle_topics(world: World) -> No
     for ledger in ledgers:
         world.let_upload_end(ledger)
     world.catalog.offloads.begin(ledgers[2], uuid="u-9", place={"bucket": "cold"}, timeout_s=2**30)
+    assert world.catalog.sweeps.due(older_than_s=_MONTH).uploads == 2
     assert _adopt(world).ledgers == 0
     rows = world.catalog.deletions.intents("sweep", _ALL)
     assert sorted(row.context["uuid"] for row in rows) == ["u-0", "u-1", "u-2"]
@@ -166,6 +167,26 @@ def _finished(world: World, *, days: int) -> list[DeletionIntent]:
 
 def _forget(world: World, *, limit: int = 100) -> Forgotten:
     return world.catalog.sweeps.forget(older_than_s=_MONTH, limit=limit, cause=CAUSE)
+
+
+def test_due_counts_what_a_sweep_would_find_and_changes_nothing(world: World) -> None:
+    """A dry run: afterwards the sweep finds just that, and then nothing is due."""
+    _batch(world, 2, ttl_s=-1, name="dead")
+    _batch(world, 1, name="alive")
+    late = newborn(world, new_topic(world, "persistent://a/b/young").topic_id)
+    world.age(late, seconds=601)
+    old = _batch(world, 3, name="old")
+    ended = [Ended(row_id=one.row_id, outcome=Outcome.DELETED) for one in old]
+    world.catalog.deletions.finish(ended, holder="old")
+    world.catalog.deletions.close("old", CAUSE)
+    world.end_earlier(days=31)
+    before = world.everything()
+    assert world.catalog.sweeps.due(older_than_s=_MONTH) == Due(stalled=2, newborn=1, uploads=0, rows=3, runs=0)
+    assert world.everything() == before
+    assert _adopt(world).intents == 3
+    assert _forget(world).rows == 3
+    assert _forget(world) == Forgotten()
+    assert world.catalog.sweeps.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=0, rows=0, runs=0)
 
 
 def test_forget_removes_what_ended_long_ago_and_never_a_dead_letter(world: World) -> None:

@@ -8,7 +8,7 @@ from logstore.deletion import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached, Forgotten
+from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.phase_one import Run
 
@@ -83,6 +83,18 @@ class FakeSweeps(_Batches):
         rows = [row for row in self._catalog.ledger_rows.values() if row.topic_id in self._catalog.topic_rows]
         young = [row for row in rows if row.state is LedgerState.CREATING and row.created_us < before_us]
         return sorted(row.ledger_id for row in young)
+
+    def due(self, *, older_than_s: float) -> Due:
+        """See the port."""
+        with self._catalog.lock:
+            before_us = self._catalog.until_us(-older_than_s)
+            return Due(
+                stalled=len(self._stalled()),
+                newborn=len(self._newborn()),
+                uploads=len(self._dead()),
+                rows=len(self._ended(before_us)),
+                runs=len(self._empty(before_us)),
+            )
 
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         """See the port."""

@@ -18,6 +18,7 @@ from logstore.managed_ledger.roll import Rolled
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,
+    Due,
     Inflight,
     Ledger,
     SchemaVersion,
@@ -54,6 +55,7 @@ class FakeLog:
             append=self._append, roll=self._roll, read=self._read, last_position=self._last_position
         )
         self.contents: list[bytes] = []  # of schema versions
+        self.finished_retention_s = 86_400.0
         self.components: list[Ledger] = []  # beside the data ledgers
         self.schemas = SimpleNamespace(
             set=self._set_schema, all=lambda _: self._versions(), read=lambda _, version: self._schema(version)
@@ -71,10 +73,15 @@ class FakeLog:
             components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
             topic_deletions=SimpleNamespace(contents=self._contents),
             redrives=SimpleNamespace(preview=self._preview_redrive),
+            sweeps=SimpleNamespace(due=self._due),
             deletions=SimpleNamespace(
                 preview=self._preview, inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1), list=self._list
             ),
         )
+
+    def _due(self, *, older_than_s: float) -> Due:
+        assert older_than_s == self.finished_retention_s
+        return Due(stalled=4, newborn=1, uploads=0, rows=7, runs=2)
 
     def _preview_redrive(self, row_ids: list[int] | None) -> int:
         if row_ids and 99 in row_ids:

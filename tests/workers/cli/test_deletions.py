@@ -75,6 +75,13 @@ def test_deletion_sweep_tells_what_it_found(run: Run, services: FakeServices) ->
     assert document(run("deletion", "sweep", "--no-wait", "--json"))["workflow_id"] == "sweep-deletions"
 
 
+def test_deletion_sweep_dry_run_counts_and_starts_nothing(run: Run, services: FakeServices) -> None:
+    """It destroys, so it can be asked first."""
+    told = document(run("deletion", "sweep", "--dry-run", "--json"))
+    assert told == {"dry_run": True, "stalled": 4, "newborn": 1, "uploads": 0, "rows": 7, "runs": 2}
+    assert services.client.asked == []
+
+
 def test_deletion_pause_resume_and_rate_print_the_progress(run: Run, services: FakeServices) -> None:
     """What was ordered, and how far the batch is."""
     known = {"intents": 9, "done": 4, "left": 5, "outcomes": {"DELETED": 4}, "objects": 12, "size_bytes": 0}
