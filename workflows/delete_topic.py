@@ -4,8 +4,8 @@ Destroys every ledger of the topic, of whatever component, and the topic. Invari
 intent until it is gone from storage; the topic's row goes last. To stop it, cancel or terminate it: the topic stays
 DELETING, a started `delete-ledgers` goes on by itself, and starting it again goes on from there.
 
-1. Set the topic DELETING: from then on nothing can be attached to it.
-2. Detach everything of it (phase one), taking up stalled intents of the topic.
+1. Set the topic DELETING: who comes from then on can attach nothing to it.
+2. Detach everything of it (phase one) once those who came before have ended, taking up stalled intents of the topic.
 3. Run `delete-ledgers` on that batch (phase two). What fails there goes on alone, and does not hold up the topic.
 4. Remove cursors, producers, schemas, lists and the topic; if a ledger is attached still, go back to 2.
 
