@@ -105,6 +105,7 @@ def test_main_job_run_again_after_an_interruption_changes_nothing(
                 assert not wrong_at_rest(after, job.expected), one
 
 
+@pytest.mark.timeout(900)  # twenty times as many programs with --all-faults
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_main_job_interrupted_twice_keeps_every_promise(
     part: int, courses: dict[str, Course], pytestconfig: pytest.Config

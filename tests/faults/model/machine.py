@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from activities.deletion.answers import key_of
 from logstore import failpoints
 from logstore.entries import NewEntry, ProducedEntries
-from logstore.errors import StoreUnavailable
+from logstore.errors import AlreadyExists, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, TopicState
@@ -93,7 +93,12 @@ class Model(Judge, RuleBasedStateMachine):
         self.seen = look(self.house, frozenset())
 
     def _create(self, name: str, policy: RetentionPolicy) -> None:
-        self.topics[name] = self.house.catalog.topics.create(f"persistent://shop/main/{name}", policy)
+        """Create the topic, or find the one that an earlier try made before it died."""
+        topics, full = self.house.catalog.topics, f"persistent://shop/main/{name}"
+        try:
+            self.topics[name] = topics.create(full, policy)
+        except AlreadyExists:
+            self.topics[name] = topics.get(full)
         self.answered[name], self.unanswered[name] = set(), []
 
     # -- programs
