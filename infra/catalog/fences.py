@@ -15,8 +15,6 @@ from logstore.ports.catalog import Fence
 
 _F = t.bundle_fence.c
 _SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
-
-
 _PAGE = 1_000  # rows of a statement, of four parameters each: within the bounds of both dialects
 
 

@@ -71,7 +71,7 @@ def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
     sql = append_statements(connection.dialect.name)
     asked = {write.topic_id for write in writes}
     topics = _execute(connection, sql.topics, {(topic_id,) for topic_id in asked}).all()
-    states = dict.fromkeys((row.topic_id for row in topics), TopicState.ACTIVE.value)
+    states = {row.topic_id: row.state for row in topics}
     ledgers = _execute(connection, sql.ledgers, {(write.ledger_id,) for write in writes}).all()
     pairs = {(write.topic_id, part.producer) for write in writes for part in write.producers}
     sequences = _execute(connection, sql.sequences, pairs).all() if pairs else []

@@ -64,8 +64,7 @@ class Holdings:
         self._change = -1
         self._free_since: dict[BundleId, float] = {}
         self._resting: dict[BundleId, float] = {}  # until when
-        self._waits = 0
-        self._attempts, self._attempts_at = Attempts(session=0, creates=_CREATES, waits=0), 0.0
+        self._fresh_attempts(session=0, waits=0)
         self._told: WorkerLoad | None = None
 
     @property
@@ -80,8 +79,7 @@ class Holdings:
 
     def entered(self, session: int, *, waits: int) -> None:
         """Begin in a new session, with fresh attempts; what others have told before is forgotten."""
-        self._waits = waits
-        self._attempts, self._attempts_at = Attempts(session=session, creates=_CREATES, waits=waits), time.monotonic()
+        self._fresh_attempts(session, waits)
         self._change, self._told = -1, None
 
     def dropped(self) -> None:
@@ -97,7 +95,8 @@ class Holdings:
         Every step may fail and be repeated by the next look.
         """
         now = time.monotonic()
-        self._refill(now)
+        if now - self._attempts_at >= _ATTEMPTS_S:
+            self._fresh_attempts(self._attempts.session, self._attempts.waits)
         view = self._view(nodes)
         self._let_go_of_lost(view, now)
         self._unsettled |= dict.fromkeys(self._due(view, now) - self.leases.keys() - self._unsettled.keys())
@@ -108,11 +107,10 @@ class Holdings:
             nodes.report(told)
             self._told = told
 
-    def _refill(self, now: float) -> None:
+    def _fresh_attempts(self, session: int, waits: int) -> None:
         """A session may last for months, in which a bundle comes and goes more often than a loop would be let to."""
-        if now - self._attempts_at >= _ATTEMPTS_S:
-            self._attempts_at = now
-            self._attempts = Attempts(session=self._attempts.session, creates=_CREATES, waits=self._waits)
+        self._attempts = Attempts(session=session, creates=_CREATES, waits=waits)
+        self._attempts_at = time.monotonic()
 
     def _view(self, nodes: Nodes) -> OwnershipView:
         """Owner nodes are read when one came or went since the last look: that they are of now is what moves few."""
@@ -159,8 +157,7 @@ class Holdings:
             return
         made = nodes.take(bundles)
         leases = self._fences.raise_fences(made, self._worker_id)
-        session = self._attempts.session
-        still = {bundle for bundle, node in nodes.owners(made).items() if node.session == session}
+        still = nodes.own(made)
         held = {lease.bundle: lease for lease in leases if lease.bundle in still}
         self._publish({**self.leases, **held})
         for bundle, lease in held.items():

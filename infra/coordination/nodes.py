@@ -105,12 +105,15 @@ class Nodes:
                 _unless(one, NodeExistsError)
 
         self._session.ask("taking bundles", work)
-        return frozenset(one for one, node in self.owners(wanted).items() if node.session == self._session.id)
+        return self.own(wanted)
+
+    def own(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
+        """Those of the bundles whose owner node is this session's."""
+        return frozenset(one for one, node in self.owners(bundles).items() if node.session == self._session.id)
 
     def give_up(self, bundles: Iterable[BundleId]) -> None:
         """Delete owner nodes, if they are this session's; others stay."""
-        mine = [one for one, node in self.owners(bundles).items() if node.session == self._session.id]
-        for one in mine:
+        for one in bundles:
             self.remove(one, self._session.id)
 
     def remove(self, bundle: BundleId, session: int) -> bool:

@@ -24,12 +24,6 @@ from logstore.errors import ServiceFailed, SessionLost
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_RECONNECT = {
-    "max_tries": -1,
-    "delay": 0.1,
-    "backoff": 2,
-    "max_delay": 2.0,
-}  # for as long as it takes: away is not over
 
 
 class Link(StrEnum):
@@ -143,11 +137,12 @@ class Session:
 
 
 def _client(ensemble: Ensemble) -> KazooClient:
+    as_long_as_it_takes = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=2.0)  # away is not over
     return KazooClient(
         hosts=ensemble.hosts,
         timeout=ensemble.timeout_s,
         auth_data=[ensemble.auth] if ensemble.auth else None,
-        connection_retry=KazooRetry(**_RECONNECT),
+        connection_retry=as_long_as_it_takes,
         logger=_log,
     )
 
