@@ -5,9 +5,9 @@ import pytest
 from logstore.ledgers import Component
 from logstore.ports.catalog import SchemaVersion
 from logstore.positions import LedgerId
+from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.component_steps import CURSOR, change_of, cursor_newborn, publish, snapshot
 from tests.contracts.catalog.steps import acknowledge, filled, new_topic
-from tests.contracts.catalog.test_locks import _behind
 from tests.contracts.catalog.worlds import SqlWorld
 
 _CURSOR_LIST = "UPDATE ledger_list SET version = version + 1 WHERE component = 'MANAGED_CURSOR'"
@@ -23,7 +23,7 @@ def test_snapshot_behind_a_change_of_its_cursor_is_filed(sql_world: SqlWorld, me
     sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
     change = change_of(sql_world, topic.topic_id)
     made = snapshot(cursor_newborn(sql_world, topic.topic_id), (ledger, 5))
-    answer = _behind(
+    answer = behind(
         sql_world, [meanwhile], lambda: sql_world.catalog.cursors.publish_snapshot(change, made, size_bytes=1)
     )
     assert answer is False
@@ -39,7 +39,7 @@ def test_snapshot_behind_an_acknowledgement_keeps_it(sql_world: SqlWorld) -> Non
     acknowledge(sql_world, topic.topic_id, CURSOR, (ledger, 5), (ledger, 7))
     made = snapshot(cursor_newborn(sql_world, topic.topic_id), (ledger, 5))
     held = "UPDATE cursor SET mark_entry = 2"
-    answer = _behind(sql_world, [held], lambda: sql_world.catalog.cursors.publish_snapshot(change, made, size_bytes=1))
+    answer = behind(sql_world, [held], lambda: sql_world.catalog.cursors.publish_snapshot(change, made, size_bytes=1))
     assert answer is True
     row = sql_world.catalog.cursors.get(topic.topic_id, CURSOR)
     assert (row.state.mark_delete.entry_id, list(row.state.acknowledged[ledger])) == (2, [7])
@@ -53,7 +53,7 @@ def test_trim_behind_a_publication_takes_no_ledger_that_was_listed(sql_world: Sq
     late = cursor_newborn(sql_world, topic.topic_id)
     sql_world.age(late, seconds=601)
     listed = f"UPDATE ledger SET state = 'CLOSED', place = ledger_id WHERE ledger_id = {late}"
-    _behind(sql_world, [_CURSOR_LIST], lambda: sql_world.phase_one(topic.topic_id), [listed])
+    behind(sql_world, [_CURSOR_LIST], lambda: sql_world.phase_one(topic.topic_id), [listed])
     assert sql_world.intents() == []
     assert late in sql_world.rows().ledgers
 
@@ -66,7 +66,7 @@ def test_publication_behind_a_trim_that_took_its_newborn_lists_nothing(sql_world
     change = change_of(sql_world, topic.topic_id)
     made = snapshot(cursor_newborn(sql_world, topic.topic_id), (ledger, 5))
     gone = f"DELETE FROM ledger WHERE ledger_id = {made.ledger_id}"
-    answer = _behind(
+    answer = behind(
         sql_world,
         [_CURSOR_LIST],
         lambda: sql_world.catalog.cursors.publish_snapshot(change, made, size_bytes=1),
@@ -85,7 +85,7 @@ def test_fold_behind_another_fold_retires_nothing_twice(sql_world: SqlWorld) -> 
     change = change_of(sql_world, topic.topic_id)
     folded = ["UPDATE cursor SET snapshot_ledger = NULL"]
     cursors = sql_world.catalog.cursors
-    assert _behind(sql_world, folded, lambda: cursors.fold_snapshot(change, held, limit_bytes=1000)) is False
+    assert behind(sql_world, folded, lambda: cursors.fold_snapshot(change, held, limit_bytes=1000)) is False
     assert sql_world.intents() == []
 
 
@@ -102,6 +102,6 @@ def test_schema_behind_another_version_takes_the_next_number(sql_world: SqlWorld
         )
 
     held = "UPDATE ledger_list SET version = version + 1 WHERE component = 'SCHEMA_STORAGE'"
-    answer = _behind(sql_world, [held], work, [other])
+    answer = behind(sql_world, [held], work, [other])
     assert isinstance(answer, SchemaVersion)
     assert (answer.version, answer.ledger_id) == (1, made.ledger_id)

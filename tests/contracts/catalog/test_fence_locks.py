@@ -10,9 +10,9 @@ from sqlalchemy import event
 from infra.catalog.fences import hold_lease
 from logstore.errors import NotOwner
 from logstore.ownership import Lease
+from tests.contracts.catalog.blocking import await_blocked, behind
 from tests.contracts.catalog.steps import CROWD, race
 from tests.contracts.catalog.test_fences import ONE, WRITES, Write, batch, detach, renew
-from tests.contracts.catalog.test_locks import _await_blocked, _behind
 from tests.contracts.catalog.worlds import SqlWorld
 
 _RAISED: Final = "UPDATE bundle_fence SET counter = counter + 1, worker_id = 'b'"
@@ -26,7 +26,7 @@ def test_write_behind_a_raise_is_refused_and_changes_nothing(write: Write, sql_w
     batch(sql_world)
     lease = sql_world.catalog.fences.raise_fences([ONE], "a")[0]
     before = sql_world.everything()
-    answer = _behind(sql_world, [_RAISED], lambda: write(sql_world, lease))
+    answer = behind(sql_world, [_RAISED], lambda: write(sql_world, lease))
     assert isinstance(answer, NotOwner), answer
     sql_world.sql(_UNDONE)
     assert sql_world.everything() == before
@@ -44,7 +44,7 @@ def test_raise_behind_a_write_waits_for_it(write: Write, sql_world: SqlWorld) ->
         def raise_now(statement: str) -> None:
             if "bundle_fence" in statement and not raising:
                 raising.append(pool.submit(sql_world.catalog.fences.raise_fences, [ONE], "b"))
-                _await_blocked(sql_world, raising[0])
+                await_blocked(sql_world, raising[0])
 
         _listen(sql_world, raise_now)
         write(sql_world, lease)
@@ -64,9 +64,9 @@ def test_raise_that_waits_is_passed_by_no_later_write(postgres_url: str) -> None
         with world.database.engine.connect() as connection, connection.begin():
             hold_lease(connection, lease)
             raising = pool.submit(world.catalog.fences.raise_fences, [ONE], "b")
-            _await_blocked(world, raising)
+            await_blocked(world, raising)
             writing = pool.submit(renew, world, lease)
-            _await_blocked(world, writing, waiting=2)
+            await_blocked(world, writing, waiting=2)
         assert raising.result(timeout=20)[0].fence == 2
         assert isinstance(writing.exception(timeout=20), NotOwner)
     world.database.close()

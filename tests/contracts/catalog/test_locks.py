@@ -5,11 +5,9 @@ transaction what the method must look at, and commits. On SQLite the one write l
 READ COMMITTED, a row that was read before the wait would be the old one.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import pytest
 from sqlalchemy import event, text
@@ -39,43 +37,11 @@ from logstore.ports.catalog import (
     Topic,
 )
 from logstore.positions import LedgerId
+from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.steps import acknowledge, at, filled, listed, new_topic, newborn, roll
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
 
-_WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
 _LIST = "UPDATE ledger_list SET version = version + 1"
-
-
-def _behind(
-    world: SqlWorld, held: Sequence[str], work: Callable[[], object], then: Sequence[str] = ()
-) -> object | Exception:
-    """What `work` answers if it runs into a transaction that did `held`, and does `then` before it commits."""
-    with ThreadPoolExecutor(1) as pool:
-        with world.database.engine.connect() as connection, connection.begin():
-            for statement in held:
-                connection.execute(text(statement))
-            future = pool.submit(work)
-            try:
-                _await_blocked(world, future)
-            finally:
-                for statement in then:
-                    connection.execute(text(statement))
-        wait([future], timeout=20)
-        return future.exception(timeout=0) or future.result(timeout=0)
-
-
-def _await_blocked(world: SqlWorld, future: "Future[Any]", *, waiting: int = 1) -> None:
-    """Wait until it waits, and so many in all: PostgreSQL tells, on SQLite it is only seen that it does not end."""
-    if world.database.is_sqlite:
-        assert not wait([future], timeout=0.05).done
-        return
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with world.database.engine.connect() as connection:
-            if connection.execute(_WAITING).scalar_one() >= waiting:
-                return
-        assert not wait([future], timeout=0.005).done, "it should have waited for the lock"
-    raise AssertionError("it neither ended nor waited")
 
 
 def _segment(topic: Topic, ledger_id: LedgerId, number: int = 5, first: int = 0) -> RegisterSegment:
@@ -98,10 +64,10 @@ def test_detach_behind_a_subscribe_keeps_what_it_needs(sql_world: SqlWorld) -> N
         "INSERT INTO cursor (topic_id, name, mark_ledger, mark_entry, acknowledged, created_us) "
         f"VALUES ({topic.topic_id}, 'late', {ledgers[1]}, 3, '', 0)"
     )
-    by_id = _behind(sql_world, [_LIST], lambda: sql_world.phase_one(topic.topic_id, [ledgers[1]]), [cursor])
+    by_id = behind(sql_world, [_LIST], lambda: sql_world.phase_one(topic.topic_id, [ledgers[1]]), [cursor])
     assert isinstance(by_id, LedgerStillNeeded), by_id
     moved = f"UPDATE cursor SET mark_ledger = {ledgers[0]}, mark_entry = 8"
-    _behind(sql_world, [_LIST], lambda: sql_world.phase_one(topic.topic_id), [moved])
+    behind(sql_world, [_LIST], lambda: sql_world.phase_one(topic.topic_id), [moved])
     assert listed(sql_world, topic.topic_id) == ledgers
 
 
@@ -113,7 +79,7 @@ def test_detach_behind_an_offload_keeps_the_ledger(sql_world: SqlWorld) -> None:
         "INSERT INTO ledger_copy (ledger_id, kind, state, context) "
         f"VALUES ({ledgers[0]}, 'OFFLOADED_LEDGER', 'WRITING', '{{}}')"
     )
-    _behind(sql_world, [_LIST], lambda: sql_world.phase_one(topic.topic_id), [copy])
+    behind(sql_world, [_LIST], lambda: sql_world.phase_one(topic.topic_id), [copy])
     assert listed(sql_world, topic.topic_id) == ledgers
 
 
@@ -124,7 +90,7 @@ def test_detach_forced_behind_an_acknowledgement_does_not_undo_it(sql_world: Sql
     sql_world.catalog.cursors.subscribe(topic.topic_id, "busy", latest=False)
     acknowledge(sql_world, topic.topic_id, "busy", (ledgers[0], 5), (ledgers[1], 0))
     held = f"UPDATE cursor SET mark_ledger = {ledgers[2]}, mark_entry = 4, acknowledged = ''"
-    _behind(sql_world, [held], lambda: sql_world.phase_one(topic.topic_id, ledgers[:1], force=True))
+    behind(sql_world, [held], lambda: sql_world.phase_one(topic.topic_id, ledgers[:1], force=True))
     state = sql_world.catalog.cursors.get(topic.topic_id, "busy").state
     assert state == CursorState(at(ledgers[2], 4))
 
@@ -135,7 +101,7 @@ def test_detach_behind_a_finish_does_not_adopt_the_row(sql_world: SqlWorld) -> N
     filled(sql_world, topic.topic_id, 2)
     sql_world.phase_one(topic.topic_id, batch_id="dead", ttl_s=-1)
     held = "UPDATE pending_deletion SET state = 'DELETED', outcome = 'DELETED'"
-    done = _behind(sql_world, [held], lambda: sql_world.phase_one(topic.topic_id, batch_id="next"))
+    done = behind(sql_world, [held], lambda: sql_world.phase_one(topic.topic_id, batch_id="next"))
     assert getattr(done, "intents", done) == 0
     assert sql_world.catalog.deletions.tally("dead").outcomes == {"DELETED": 1}
 
@@ -146,7 +112,7 @@ def test_attach_behind_another_attach_loses(sql_world: SqlWorld) -> None:
     first = roll(sql_world, topic.topic_id)
     born, other = newborn(sql_world, topic.topic_id), newborn(sql_world, topic.topic_id)
     then = f"UPDATE ledger SET place = {other}, state = 'OPEN' WHERE ledger_id = {other}"
-    assert _behind(sql_world, [_LIST], lambda: sql_world.catalog.ledgers.attach(born, after=first), [then]) is False
+    assert behind(sql_world, [_LIST], lambda: sql_world.catalog.ledgers.attach(born, after=first), [then]) is False
     assert listed(sql_world, topic.topic_id) == [first, other]
     assert sql_world.intents() == [born]
 
@@ -156,7 +122,7 @@ def test_attach_behind_a_trim_that_took_the_newborn_is_false(sql_world: SqlWorld
     topic = new_topic(sql_world)
     born = newborn(sql_world, topic.topic_id)
     then = f"DELETE FROM ledger WHERE ledger_id = {born}"
-    assert _behind(sql_world, [_LIST], lambda: sql_world.catalog.ledgers.attach(born, after=None), [then]) is False
+    assert behind(sql_world, [_LIST], lambda: sql_world.catalog.ledgers.attach(born, after=None), [then]) is False
     assert listed(sql_world, topic.topic_id) == []
 
 
@@ -177,7 +143,7 @@ def test_append_behind_a_change_that_forbids_it_is_refused(
     ledger = roll(sql_world, topic.topic_id)
     sql_world.catalog.commits.commit([_segment(topic, ledger, number=0)])
     write = _segment(topic, ledger, first=7)
-    answer = _behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([write])[0])
+    answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([write])[0])
     assert type(answer) is refusal, answer
     assert [one.number for one in sql_world.catalog.ledgers.segments(ledger)] == [0]
 
@@ -187,7 +153,7 @@ def test_append_behind_another_append_goes_on_after_it(sql_world: SqlWorld) -> N
     topic = new_topic(sql_world)
     ledger = roll(sql_world, topic.topic_id)
     held = "UPDATE ledger SET entries = 33, size_bytes = 1, last_segment = 4, segments = 1"
-    answer = _behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([_segment(topic, ledger)])[0])
+    answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([_segment(topic, ledger)])[0])
     assert answer == Registered(first_entry=33, ledger_entries=43, ledger_size_bytes=101)
 
 
@@ -198,7 +164,7 @@ def test_acknowledge_behind_another_adds_to_it(sql_world: SqlWorld) -> None:
     sql_world.catalog.cursors.subscribe(topic.topic_id, "busy", latest=False)
     write = Acknowledge(topic_id=topic.topic_id, subscription="busy", positions=(at(ledger, 5),))
     held = "UPDATE cursor SET mark_entry = 4"
-    answer = _behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([write])[0])
+    answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([write])[0])
     assert answer == Acknowledged(mark_delete=at(ledger, 5))
 
 
@@ -219,7 +185,7 @@ def test_work_behind_a_topics_deletion_is_refused(sql_world: SqlWorld, act: str)
         return sql_world.catalog.cursors.subscribe(topic.topic_id, "new", latest=True)
 
     lock = "SELECT topic_id FROM topic" + ("" if sql_world.database.is_sqlite else " FOR UPDATE")
-    answer = _behind(sql_world, [lock, "UPDATE topic SET state = 'DELETING'"], work)
+    answer = behind(sql_world, [lock, "UPDATE topic SET state = 'DELETING'"], work)
     assert isinstance(answer, PreconditionFailed), answer
 
 
@@ -238,7 +204,7 @@ def test_deletion_begins_beside_who_works_on_the_topic_and_detaches_what_it_leav
     columns = _rest("ledger")
     copied = f"INSERT INTO ledger (ledger_id, {columns}) SELECT {late}, {columns.replace('place', '9')} FROM ledger"
     detach = partial(deletions.detach_all, topic.topic_id, batch_id="all", claim=claim(ttl_s=60), cause=CAUSE)
-    done = _behind(world, [share], detach, [copied])
+    done = behind(world, [share], detach, [copied])
     assert isinstance(done, Detached), done
     assert world.intents() == [*ledgers, late]
     world.database.close()
@@ -250,7 +216,7 @@ def test_subscribe_behind_a_detach_begins_at_what_is_left(sql_world: SqlWorld) -
     ledgers = filled(sql_world, topic.topic_id, 3)
     then = f"DELETE FROM ledger WHERE ledger_id < {ledgers[2]}"
     subscribe = sql_world.catalog.cursors.subscribe
-    answer = _behind(sql_world, [_LIST], lambda: subscribe(topic.topic_id, "new", latest=False), [then])
+    answer = behind(sql_world, [_LIST], lambda: subscribe(topic.topic_id, "new", latest=False), [then])
     assert isinstance(answer, StoredCursor)
     assert answer.state == CursorState(at(ledgers[2], -1))
 
@@ -269,7 +235,7 @@ def test_take_behind_another_take_is_refused(sql_world: SqlWorld) -> None:
     """A row claimed while we waited for it is held."""
     intent = _intent(sql_world, ttl_s=-1)
     take = sql_world.catalog.deletions.take
-    answer = _behind(sql_world, [_CLAIMED], lambda: take(intent.ledger_id, CopyKind.LEDGER, 1, claim("second")))
+    answer = behind(sql_world, [_CLAIMED], lambda: take(intent.ledger_id, CopyKind.LEDGER, 1, claim("second")))
     assert isinstance(answer, ClaimHeld), answer
 
 
@@ -278,7 +244,7 @@ def test_take_behind_a_finish_returns_the_outcome(sql_world: SqlWorld) -> None:
     intent = _intent(sql_world, ttl_s=-1)
     held = "UPDATE pending_deletion SET state = 'DELETED', outcome = 'ALREADY_GONE'"
     take = sql_world.catalog.deletions.take
-    answer = _behind(sql_world, [held], lambda: take(intent.ledger_id, CopyKind.LEDGER, 1, claim("second")))
+    answer = behind(sql_world, [held], lambda: take(intent.ledger_id, CopyKind.LEDGER, 1, claim("second")))
     assert isinstance(answer, DeletionIntent)
     assert (answer.outcome, answer.attempts, answer.handed_to) == (Outcome.ALREADY_GONE, 0, None)
 
@@ -298,7 +264,7 @@ def test_finish_hand_over_and_hold_behind_a_finish_change_nothing(sql_world: Sql
         sql_world.sql("UPDATE pending_deletion SET state = 'PENDING', outcome = NULL, claim_workflow = 'w'")
         if work is works[1]:
             sql_world.sql("UPDATE pending_deletion SET claim_workflow = NULL")
-        assert _behind(sql_world, [held], work) in (frozenset(), 0)
+        assert behind(sql_world, [held], work) in (frozenset(), 0)
         (found,) = deletions.list(None, limit=9)
         assert (found.outcome, found.attempts, found.handed_to, found.last_error) == (Outcome.DELETED, 1, None, None)
 
@@ -308,7 +274,7 @@ def test_hand_over_behind_a_take_leaves_the_claim(sql_world: SqlWorld) -> None:
     intent = _intent(sql_world, ttl_s=60)
     second, batch_id = {intent.row_id: "second"}, intent.batch_id
     hand_over = sql_world.catalog.deletions.hand_over
-    _behind(sql_world, [_CLAIMED], lambda: hand_over(second, batch_id=batch_id, errors={}, ttl_s=60))
+    behind(sql_world, [_CLAIMED], lambda: hand_over(second, batch_id=batch_id, errors={}, ttl_s=60))
     assert [one.handed_to for one in sql_world.catalog.deletions.list(None, limit=9)] == ["first"]
 
 
@@ -316,14 +282,14 @@ def test_renew_behind_another_renew_is_refused(sql_world: SqlWorld) -> None:
     """A dead batch that was taken while we waited is held."""
     _intent(sql_world, ttl_s=-1)
     held = "UPDATE run SET claim_workflow = 'first', claim_until_us = 9000000000000000"
-    answer = _behind(sql_world, [held], lambda: sql_world.catalog.deletions.renew("b", claim("second")))
+    answer = behind(sql_world, [held], lambda: sql_world.catalog.deletions.renew("b", claim("second")))
     assert isinstance(answer, ClaimHeld), answer
 
 
 def test_close_behind_another_close_audits_nothing(sql_world: SqlWorld) -> None:
     """The run's end decides who writes the audit row."""
     _intent(sql_world, ttl_s=60)
-    _behind(sql_world, ["UPDATE run SET finished_us = 1"], lambda: sql_world.catalog.deletions.close("b", CAUSE))
+    behind(sql_world, ["UPDATE run SET finished_us = 1"], lambda: sql_world.catalog.deletions.close("b", CAUSE))
     assert sql_world.sql("SELECT act FROM audit WHERE act = 'delete-ledgers'") == []
 
 
@@ -365,7 +331,7 @@ def test_trim_behind_a_sweep_leaves_it_the_rows(sql_world: SqlWorld) -> None:
         "INSERT INTO run (run_id, kind, topic_id, summary, claim_workflow, claim_until_us, created_us)"
         " VALUES ('sweep', 'delete-ledgers', 0, '{}', 'w', 9000000000000000, 1)"
     )
-    answer = _behind(sql_world, [adopted, run], lambda: sql_world.phase_one(intent.topic_id, batch_id="trim"))
+    answer = behind(sql_world, [adopted, run], lambda: sql_world.phase_one(intent.topic_id, batch_id="trim"))
     assert isinstance(answer, Detached), answer
     assert answer.intents == 0
     assert [one.batch_id for one in sql_world.catalog.deletions.list(None, limit=9)] == ["sweep"]
