@@ -20,7 +20,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, Roll
 from kazoo.protocol.states import ZnodeStat
 
 from infra.coordination.session import Session
-from logstore.errors import PreconditionFailed
+from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad, bundle_name, parse_bundle
 
 SESSIONS: Final = "/sessions"
@@ -183,7 +183,7 @@ def _load(body: bytes) -> WorkerLoad:
     try:
         found: Mapping[str, Any] = json.loads(body)
         return WorkerLoad(load=max(0.0, float(found["load"])), bundles=max(0, int(found["bundles"])))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, InvalidInput):  # JSON may say Infinity
         return WorkerLoad(load=0.0, bundles=0)
 
 

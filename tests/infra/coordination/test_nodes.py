@@ -124,7 +124,18 @@ def test_workers_are_those_with_a_live_session_and_their_last_word(join: Join) -
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b'{"load": "much"}', b'{"load": 1}', b'{"load": -3, "bundles": 1}', b"\xff"]
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"load": "much"}',
+        b'{"load": 1}',
+        b'{"load": -3, "bundles": 1}',
+        b"\xff",
+        b'{"load": Infinity, "bundles": 1}',
+        b'{"load": NaN, "bundles": 1}',
+        b'{"load": 1, "bundles": Infinity}',
+    ],
 )
 def test_load_that_cannot_be_read_counts_as_none(join: Join, looker: KazooClient, body: bytes) -> None:
     """A worse choice, never a wrong one, and never an error: another build may say more or less."""
