@@ -7,28 +7,17 @@ from typing import Final
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
-    ConnectionLoss,
     InvalidACLError,
     KazooException,
     NoAuthError,
-    OperationTimeoutError,
     SessionExpiredError,
-    SessionMovedError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.retry import RetryFailedError
 
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 
 ZOOKEEPER: Final = "zookeeper"
 
-_AWAY: Final = (
-    ConnectionLoss,
-    KazooTimeoutError,
-    OperationTimeoutError,
-    RetryFailedError,
-    SessionMovedError,
-)
 _OVER: Final = (SessionExpiredError, ConnectionClosedError)
 _DENIED: Final = (AuthFailedError, InvalidACLError, NoAuthError)
 
@@ -52,7 +41,5 @@ def translated(doing: str) -> Iterator[None]:
             f"refused while {doing} ({type(error).__name__})",
             advice="grant this worker's identity all rights",
         ) from error
-    except _AWAY as error:
+    except (KazooException, KazooTimeoutError) as error:  # no connection, no answer, patience at its end
         raise StoreUnavailable(f"zookeeper: no answer while {doing}: {type(error).__name__} {error}".strip()) from error
-    except KazooException as error:
-        raise StoreUnavailable(f"zookeeper: while {doing}: {type(error).__name__} {error}".strip()) from error
