@@ -203,6 +203,6 @@ def test_postgres_deadlock_is_retried_whole(postgres_url: str, connect: Connect)
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(cross, 1, 2), pool.submit(cross, 2, 1)]:
             done.result(timeout=60)
-    assert len(tries) == 3
+    assert len(tries) > 2  # one was the victim, perhaps more than once: who tries again may meet the other again
     counts = database.read(lambda c: c.execute(text("SELECT next_ledger_id FROM catalog")).scalars().all())
     assert counts == [2, 2]
