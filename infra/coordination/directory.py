@@ -1,0 +1,147 @@
+"""What stands in ZooKeeper of sessions, workers and owners, for whoever looks: looking makes nothing.
+
+```
+/sessions/{session id}   ephemeral: stands exactly as long as the session; deletes are conditional on it
+/workers/{worker id}     ephemeral: its load, as JSON; one process a worker id
+/owners/{bundle name}    ephemeral: the worker that owns the bundle, as JSON
+```
+
+An owner node is made once and never changed, so its version is 0 whoever made it, and a delete that asks for the
+version alone could remove a later owner's (apache/pulsar#295). So each delete is one transaction with a check that the
+session which was read as the node's own still stands: while it does, the node is its.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.protocol.states import ZnodeStat
+
+from infra.coordination.session import Session
+from logstore.errors import InvalidInput
+from logstore.ownership import BundleId, OwnerNode, WorkerLoad, bundle_name, parse_bundle
+
+SESSIONS: Final = "/sessions"
+WORKERS: Final = "/workers"
+OWNERS: Final = "/owners"
+
+_REFUSED: Final = (BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveWorker:
+    """A worker whose own node stands."""
+
+    session: int  # which made the node
+    load: WorkerLoad  # as it told last
+
+
+class Directory:
+    """All that is known of ownership in one ensemble; where nobody ever took part, that is nothing."""
+
+    def __init__(self, session: Session, bundles: int) -> None:
+        """Ask through this session; there are so many bundles."""
+        self._session, self._bundles = session, bundles
+
+    def sessions(self) -> frozenset[int]:
+        """Sessions of those who take part, as long as each stands."""
+        names = self._session.ask("reading sessions", lambda client: _children(client, SESSIONS))
+        return frozenset(found for name in names if (found := _session(name)) is not None)
+
+    def live_workers(self) -> dict[str, LiveWorker]:
+        """Workers with a live session."""
+        found = self._session.ask(
+            "reading workers", lambda client: read_all(client, WORKERS, _children(client, WORKERS))
+        )
+        return {name: LiveWorker(session=stat.ephemeralOwner, load=_load(body)) for name, (body, stat) in found.items()}
+
+    def workers(self) -> dict[str, WorkerLoad]:
+        """Workers with a live session, with the load they told of last."""
+        return {name: worker.load for name, worker in self.live_workers().items()}
+
+    def owned(self) -> frozenset[BundleId]:
+        """Bundles with an owner, of whatever worker."""
+        names = self._session.ask("reading owned bundles", lambda client: _children(client, OWNERS))
+        return frozenset(parse_bundle(name, bundles=self._bundles) for name in names)
+
+    def owners(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, OwnerNode]:
+        """Owner nodes, of the bundles asked for or of all; a bundle without one is absent."""
+        wanted = sorted(self.owned() if bundles is None else bundles)
+        names = [self._name(one) for one in wanted]
+        found = self._session.ask("reading owners", lambda client: read_all(client, OWNERS, names))
+        return {one: _owner(*found[name]) for one, name in zip(wanted, names, strict=True) if name in found}
+
+    def remove(self, bundle: BundleId, session: int) -> bool:
+        """Delete the owner node of that session, whoever asks; False if it is another's by now."""
+
+        def work(client: KazooClient) -> bool:
+            found = read_all(client, OWNERS, [self._name(bundle)]).get(self._name(bundle))
+            if found is None or found[1].ephemeralOwner != session:
+                return False
+            both = client.transaction()
+            both.check(session_path(session), -1)
+            both.delete(self._path(bundle), found[1].version)
+            return not any(isinstance(result, _REFUSED) for result in both.commit())
+
+        return self._session.ask("giving up a bundle", work)
+
+    def _name(self, bundle: BundleId) -> str:
+        return bundle_name(bundle, bundles=self._bundles)
+
+    def _path(self, bundle: BundleId) -> str:
+        return f"{OWNERS}/{self._name(bundle)}"
+
+
+def session_path(session: int) -> str:
+    """The node that stands as long as the session."""
+    return f"{SESSIONS}/{session:016x}"
+
+
+def read_all(client: KazooClient, parent: str, names: Sequence[str]) -> dict[str, tuple[bytes, ZnodeStat]]:
+    """Bodies and stats of children, asked for all at once; those that are gone are absent."""
+    asked = {name: client.get_async(f"{parent}/{name}") for name in names}
+    found = {name: unless(answer, NoNodeError) for name, answer in asked.items()}
+    return {name: answer for name, answer in found.items() if answer is not None}
+
+
+def unless(answer: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
+    """The answer, or None where it is that error."""
+    try:
+        return answer.get(timeout=30)
+    except error:
+        return None
+
+
+def _session(name: str) -> int | None:
+    try:
+        return int(name, 16)
+    except ValueError:  # none of ours
+        return None
+
+
+def _children(client: KazooClient, path: str) -> list[str]:
+    """Names of children; a path that nobody made yet has none, which is an answer and no failure to ask."""
+    try:
+        return list(client.get_children(path))
+    except NoNodeError:
+        return []
+
+
+def _load(body: bytes) -> WorkerLoad:
+    """A load that cannot be read makes a choice worse, not wrong: it counts as none."""
+    try:
+        found: Mapping[str, Any] = json.loads(body)
+        return WorkerLoad(load=max(0.0, float(found["load"])), bundles=max(0, int(found["bundles"])))
+    except (ValueError, KeyError, TypeError, OverflowError, InvalidInput):  # JSON may say Infinity
+        return WorkerLoad(load=0.0, bundles=0)
+
+
+def _owner(body: bytes, stat: ZnodeStat) -> OwnerNode:
+    try:
+        worker_id = str(json.loads(body)["worker_id"])
+    except (ValueError, KeyError, TypeError):
+        worker_id = ""  # nobody's we know: never ours
+    return OwnerNode(worker_id=worker_id, session=stat.ephemeralOwner, version=stat.version)
