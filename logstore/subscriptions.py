@@ -158,6 +158,10 @@ class Subscriptions:
             row = self._changed(topic_id, row.name, row.snapshot_ledger)
         raise _restless(topic_id, row.name)
 
+    def forget(self) -> None:
+        """Remember no subscription's snapshot; each costs one refused commit."""
+        self._known.clear()
+
     def _load(self, topic_id: TopicId, name: str, needed: LedgerId) -> Snapshot | None:
         """The snapshot that a commit asked for, or the one that the cursor has by now."""
         wanted: LedgerId | None = needed

@@ -48,6 +48,7 @@ def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> S
             "primary_bucket": f"test-{number}",
             "tiered_bucket": f"test-{number}-tiered",
             "task_queue": f"test-{number}",
+            "ownership": "single",
             **changes,
         }
     )

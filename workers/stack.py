@@ -104,7 +104,7 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
     """
     database = Database(settings.database_url)
     try:
-        upgrade(database)
+        upgrade(database, bundles=settings.bundles)
         return {"database": shown_url(settings.database_url), "version": version(database)}
     finally:
         database.close()

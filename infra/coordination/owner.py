@@ -20,10 +20,11 @@ from typing import Final
 from infra.coordination.holdings import Holdings, Listener, Turns
 from infra.coordination.nodes import Nodes
 from infra.coordination.session import Link, Session
-from logstore.errors import NotOwner, RetryableError, ServiceFailed, SextonError, WorkerIdTaken
+from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, WorkerIdTaken
 from logstore.names import TopicName
 from logstore.ownership import Lease, WorkerLoad, bundle_of
 from logstore.ports.catalog import Fences
+from logstore.ports.owners import OtherOwner
 
 _log = logging.getLogger(__name__)
 _SOON_S: Final = 0.1  # until the next look at a node that is about to vanish
@@ -118,6 +119,22 @@ class BundleOwner:
             found = "that it does not own it" if connected else "a connection that is away"
             raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found=found)
         return lease
+
+    def placement(self, topic: TopicName) -> Lease | OtherOwner | None:
+        """See `Owners.placement`; asks ZooKeeper only where this worker has no lease.
+
+        Raises:
+            StoreUnavailable, SessionLost: ZooKeeper could not be asked.
+        """
+        try:
+            return self.lease_of(topic)
+        except NotOwner:
+            nodes = self._nodes
+        if nodes is None:
+            raise SessionLost(f"worker {self._worker_id}: it has no session just now")
+        bundle = bundle_of(topic, bundles=self._holdings.bundles)
+        node = nodes.owners([bundle]).get(bundle)
+        return OtherOwner(worker_id=node.worker_id) if node and node.worker_id else None
 
     def leases(self) -> list[Lease]:
         """All that this worker may write under now, ascending by bundle."""

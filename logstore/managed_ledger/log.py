@@ -1,7 +1,7 @@
 """`ManagedLedger`: the log of every topic, as a process uses it."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -83,7 +83,7 @@ class ManagedLedger:
         self._appender = Appender(ledgers=ledgers, placer=placer, clock=self._clock, registration_timeout_s=timeout_s)
         self._reader = Reader(ledgers=ledgers, objects=objects, clock=self._clock, tiered=tiered)
         self._lanes: dict[TopicId, Lane] = {}
-        self._hints: dict[TopicId, Hints] = {}
+        self._hints: dict[TopicId, tuple[Topic, Hints]] = {}
         self._lanes_lock = threading.Lock()
 
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
@@ -120,9 +120,9 @@ class ManagedLedger:
     def _roll(self, topic: Topic) -> Rolled:
         """Roll, and let the next append ask where to write rather than upload to the ledger just closed."""
         rolled = self._roller.roll(topic.topic_id)
-        hints = self._hints.get(topic.topic_id)
-        if hints:
-            hints.ledger = None
+        known = self._hints.get(topic.topic_id)
+        if known:
+            known[1].ledger = None
         return rolled
 
     def roll_if_due(self, topic: Topic) -> bool:
@@ -193,6 +193,22 @@ class ManagedLedger:
         entries = self.scan(topic, from_position=from_position, columns=columns, cursor_state=cursor_state, upto=upto)
         return list(islice(entries, max_entries))
 
+    def load_again(self, belongs: Callable[[Topic], bool]) -> int:
+        """Read anew where appends to some of this process's topics go, and return how many topics that were.
+
+        Only hints are replaced, so appends may be under way: the catalog checks each condition when they register.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: The catalog did not answer; what was not read again is forgotten.
+        """
+        with self._lanes_lock:
+            found = [(topic, hints) for topic, hints in self._hints.values() if belongs(topic)]
+        for _, hints in found:
+            hints.ledger = None
+        for topic, hints in found:
+            hints.epoch, hints.ledger = self._ledgers.epoch(), self._ledgers.last(topic.topic_id)
+        return len(found)
+
     def first_position(self, topic: Topic) -> Position | None:
         """The first entry of any listed ledger, or None when there is no entry."""
         listed = self._ledgers.listed(topic.topic_id)
@@ -225,7 +241,8 @@ class ManagedLedger:
                 if len(self._lanes) >= _LANES:
                     self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.idle}
                     self._hints = {known: self._hints[known] for known in self._lanes}
-                hints = self._hints[topic.topic_id] = Hints()
+                hints = Hints()
+                self._hints[topic.topic_id] = (topic, hints)
                 lane = Lane(partial(self._appender.append, topic, hints))
                 self._lanes[topic.topic_id] = lane
             return lane

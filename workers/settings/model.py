@@ -18,9 +18,12 @@ from pydantic import (
 )
 
 from logstore.errors import InvalidInput, ServiceFailed
+from logstore.ownership import MAX_BUNDLES
 from workers.settings.durations import format_duration, parse_duration
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
+_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
+_IDENTITY = re.compile(r"[a-z0-9]+:.+")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -44,6 +47,23 @@ def _addresses(value: str) -> str:
         found = _ADDRESS.fullmatch(part)
         if not found or int(found["port"]) > 65_535:
             raise ValueError("host:port")
+    return value
+
+
+def _ensemble(value: str) -> str:
+    hosts, slash, path = value.partition("/")
+    try:
+        _addresses(hosts)
+    except ValueError:
+        hosts = ""
+    if value and (not hosts or (slash and not _PATH.fullmatch(slash + path))):
+        raise ValueError("host:port, several separated by commas, and then perhaps a path, as in host:2181/sexton")
+    return value
+
+
+def _identity(value: SecretStr) -> SecretStr:
+    if value.get_secret_value() and not _IDENTITY.fullmatch(value.get_secret_value()):
+        raise ValueError("scheme:credential, as in digest:user:password")
     return value
 
 
@@ -86,6 +106,8 @@ Interval = Annotated[Seconds, Field(ge=0, le=30 * 86_400)]  # of a recurring job
 Count = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1)]
 Port = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=65_535)]  # 0: any free one
 Addresses = Annotated[str, AfterValidator(_addresses)]
+Ensemble = Annotated[str, AfterValidator(_ensemble)]
+Identity = Annotated[SecretStr, AfterValidator(_identity)]
 Listening = Annotated[str, AfterValidator(_listening)]  # port 0: any free one
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Bucket = Annotated[str, AfterValidator(_bucket)]
@@ -115,7 +137,13 @@ class Settings(BaseModel):
     primary_bucket: Bucket = "sexton-primary"
     tiered_bucket: Bucket = "sexton-tiered"
     records_bucket: Bucket = "sexton-records"
-    zookeeper: Addresses = ""  # one or several, separated by commas
+    ownership: Literal["zookeeper", "single"] = "zookeeper"  # single: one worker owns everything, without ZooKeeper
+    zookeeper: Ensemble = ""  # one or several addresses, separated by commas; then the path of ours, if any
+    zookeeper_auth: Identity = SecretStr("")
+    session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # the server ends a session that is silent so long
+    session_expired_policy: Literal["reconnect", "shutdown"] = "reconnect"
+    session_reconnect_attempts: Count = 10
+    bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # of a catalog that is created; it never changes
     application: Word = "sexton"
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4
     deletion_max_attempts: Count = 10

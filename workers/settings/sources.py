@@ -17,7 +17,7 @@ from workers.settings.model import Settings
 from workers.settings.recorded import read_recorded
 
 DEFAULT_HOME = ".sexton"
-_SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url"})
+_SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth"})
 _Source = Mapping[str, tuple[object, str]]  # field -> value, origin
 
 Recorded = Callable[[Path], Mapping[str, object]]

@@ -14,9 +14,10 @@ from infra.coordination.holdings import Turns
 from infra.coordination.nodes import OWNERS
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session
-from logstore.errors import NotOwner, ServiceFailed, StoreUnavailable, WorkerIdTaken
+from logstore.errors import NotOwner, ServiceFailed, SessionLost, StoreUnavailable, WorkerIdTaken
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_name
+from logstore.ports.owners import OtherOwner
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 
@@ -227,3 +228,25 @@ def test_catalog_that_fails_at_an_acquisition_is_asked_again(crew: Crew, monkeyp
     crew.hire("a")
     assert_eventually(crew.settled)
     assert failures[0] == 3
+
+
+def test_owner_placement_names_who_has_the_node(crew: Crew) -> None:
+    """The owner answers with its lease, any other worker with the owner's name."""
+    first = crew.hire("w1")
+    topic = TopicName.parse("persistent://shop/main/orders")
+    assert_eventually(lambda: len(first.leases()) == _N)
+    second = crew.hire("w2")
+    assert first.placement(topic) == first.lease_of(topic)
+    assert second.placement(topic) == OtherOwner(worker_id="w1")
+
+
+def test_owner_placement_while_zookeeper_is_away_is_no_answer(crew: Crew, zookeeper: ZooKeeper) -> None:
+    """What could not be asked is never read as "no owner"."""
+    owner = crew.hire("w1")
+    zookeeper.kill()
+    try:
+        assert_eventually(lambda: not owner.leases())
+        with pytest.raises((StoreUnavailable, SessionLost)):
+            owner.placement(TopicName.parse("persistent://shop/main/orders"))
+    finally:
+        zookeeper.start()

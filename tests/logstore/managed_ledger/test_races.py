@@ -377,3 +377,23 @@ def test_race_topic_deleted_under_a_writer_uploads_no_second_time(world: World) 
         with pytest.raises(PreconditionFailed, match="DELETING"):
             process.append(world.topic, plain(b"late"))
     assert len(world.objects.keys) - before <= 1
+
+
+def test_load_again_takes_up_what_others_did_meanwhile(world: World) -> None:
+    """A topic whose bundle changed hands is read anew: the next append uploads once, and where the log ends."""
+    process = _warm(world)
+    world.process().roll(world.topic)
+    assert process.load_again(lambda topic: topic == world.topic) == 1
+    before = len(world.segments())
+    assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(1), 0)
+    assert len(world.segments()) == before + 1
+
+
+def test_load_again_leaves_other_topics_alone(world: World) -> None:
+    """Of another bundle: its hint is as it was, and costs an upload in vain."""
+    process = _warm(world)
+    world.process().roll(world.topic)
+    assert process.load_again(lambda topic: False) == 0
+    before = len(world.segments())
+    assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(1), 0)
+    assert len(world.segments()) == before + 2

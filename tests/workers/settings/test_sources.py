@@ -84,6 +84,15 @@ def test_load_settings_unknown_key_names_it_and_the_nearest(tmp_path: Path) -> N
         ("s3_endpoint", "ftp://host"),
         ("primary_bucket", "Upper_Case"),
         ("log_level", "LOUD"),
+        ("ownership", "none"),
+        ("zookeeper", "host"),
+        ("zookeeper", "host:2181/"),
+        ("zookeeper", "host:2181//x"),
+        ("zookeeper", "/sexton"),
+        ("zookeeper_auth", "digest"),
+        ("session_timeout", "0s"),
+        ("session_expired_policy", "ignore"),
+        ("bundles", "16385"),
     ],
 )
 def test_load_settings_bad_value_names_field_and_origin(tmp_path: Path, name: str, value: str) -> None:
@@ -101,6 +110,12 @@ def test_load_settings_wrong_kind_in_file_is_refused(tmp_path: Path, line: str) 
     (tmp_path / "sexton.toml").write_text(line)
     with pytest.raises(InvalidInput, match=line.split(maxsplit=1)[0]):
         _load(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["zk-1:2181", "zk-1:2181,[::1]:2182", "zk-1:2181,zk-2:2181/pulsar/sexton"])
+def test_load_settings_zookeeper_takes_an_ensemble_and_a_path(tmp_path: Path, value: str) -> None:
+    """Servers separated by commas, and then the path under which everything of ours is."""
+    assert _load(tmp_path, environ={"SEXTON_ZOOKEEPER": value}).settings.zookeeper == value
 
 
 def test_load_settings_bad_secret_is_not_shown(tmp_path: Path) -> None:

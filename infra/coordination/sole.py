@@ -1,0 +1,59 @@
+"""Ownership without ZooKeeper: a single worker owns everything, because a setting says so.
+
+It raises every fence when it starts. Should a second one be started by mistake, its raise fences the first: that one's
+writes under its leases are refused from then on, and it goes on with work that needs none.
+"""
+
+import threading
+
+from logstore.errors import NotOwner, SextonError
+from logstore.names import TopicName
+from logstore.ownership import BundleId, Lease, bundle_of
+from logstore.ports.catalog import Fences
+
+
+class SoleOwner:
+    """The `Owners` port without coordination."""
+
+    def __init__(self, worker_id: str, fences: Fences) -> None:
+        """Own nothing yet."""
+        self._worker_id, self._fences = worker_id, fences
+        self._bundles = fences.bundles()
+        self._leases: dict[BundleId, Lease] = {}
+        self.stopping = threading.Event()
+        self.failure: SextonError | None = None  # never: there is no session to lose
+
+    def start(self) -> None:
+        """Acquire all bundles.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: The catalog did not answer.
+        """
+        bundles = [BundleId(bundle) for bundle in range(self._bundles)]
+        self._leases = {lease.bundle: lease for lease in self._fences.raise_fences(bundles, self._worker_id)}
+
+    def stop(self) -> None:
+        """Own nothing any more."""
+        self.stopping.set()
+        self._leases = {}
+
+    def placement(self, topic: TopicName) -> Lease | None:
+        """See `Owners.placement`: here, unless another worker has acquired everything since."""
+        try:
+            lease = self.lease_of(topic)
+            self._fences.verify(lease)
+        except NotOwner:
+            return None
+        return lease
+
+    def lease_of(self, topic: TopicName) -> Lease:
+        """See `Owners.lease_of`."""
+        bundle = bundle_of(topic, bundles=self._bundles)
+        lease = self._leases.get(bundle)
+        if lease is None:
+            raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found="that it has stopped")
+        return lease
+
+    def leases(self) -> list[Lease]:
+        """All that this worker holds, ascending by bundle."""
+        return [lease for _, lease in sorted(self._leases.items())]

@@ -1,0 +1,52 @@
+"""Ownership without ZooKeeper: one worker owns everything, and the one that was started last is it."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.catalog import Database, SqlCatalog, upgrade
+from infra.coordination.sole import SoleOwner
+from logstore.errors import NotOwner
+from logstore.names import TopicName
+
+_TOPIC = TopicName.parse("persistent://shop/main/orders")
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> SqlCatalog:
+    """A catalog of eight bundles."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    upgrade(database, bundles=8)
+    return SqlCatalog(database)
+
+
+def test_sole_owner_holds_a_lease_of_every_bundle(catalog: SqlCatalog) -> None:
+    """It asks nobody: the setting says that it is alone."""
+    owner = SoleOwner("w1", catalog.fences)
+    owner.start()
+    assert [(lease.bundle, lease.fence, lease.worker_id) for lease in owner.leases()] == [
+        (bundle, 1, "w1") for bundle in range(8)
+    ]
+    assert owner.placement(_TOPIC) == owner.lease_of(_TOPIC)
+
+
+def test_sole_owner_started_beside_another_fences_it(catalog: SqlCatalog) -> None:
+    """A second worker by mistake: the first one's leases are refused, and it sends nobody to itself."""
+    first, second = SoleOwner("w1", catalog.fences), SoleOwner("w2", catalog.fences)
+    first.start()
+    second.start()
+    with pytest.raises(NotOwner):
+        catalog.fences.verify(first.lease_of(_TOPIC))
+    assert first.placement(_TOPIC) is None
+    assert second.placement(_TOPIC) == second.lease_of(_TOPIC)
+
+
+def test_sole_owner_owns_nothing_once_stopped(catalog: SqlCatalog) -> None:
+    """Work in hand meets NotOwner."""
+    owner = SoleOwner("w1", catalog.fences)
+    owner.start()
+    owner.stop()
+    assert owner.stopping.is_set()
+    assert owner.leases() == []
+    with pytest.raises(NotOwner, match="has stopped"):
+        owner.lease_of(_TOPIC)
