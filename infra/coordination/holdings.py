@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from infra.coordination.events import OwnershipEvents, Unloaded, Unwatched
 from infra.coordination.nodes import Nodes
 from logstore.ownership import (
     Attempts,
@@ -54,9 +55,12 @@ class Turns:
 class Holdings:
     """The bundles of one worker, in whatever session it has; used by one thread, but for `leases`."""
 
-    def __init__(self, worker_id: str, fences: Fences, listener: Listener, turns: Turns) -> None:
+    def __init__(
+        self, worker_id: str, fences: Fences, listener: Listener, turns: Turns, events: OwnershipEvents | None = None
+    ) -> None:
         """Hold nothing yet."""
         self._worker_id, self._fences, self._listener, self._turns = worker_id, fences, listener, turns
+        self._events = events or Unwatched()
         self.bundles = fences.bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
         self._unsettled: dict[BundleId, HeldClaim | None] = {}  # to be acquired, or looked at again
@@ -84,9 +88,7 @@ class Holdings:
 
     def dropped(self) -> None:
         """Give all up, as a worker does that stops; its nodes go with its session."""
-        for bundle in self.leases:
-            self._listener.unloaded(bundle)
-        self._publish({})
+        self._unload(list(self.leases), Unloaded.STOPPED)
         self._unsettled = {}
 
     def look(self, nodes: Nodes, load: float) -> None:
@@ -106,6 +108,7 @@ class Holdings:
         if told != self._told:
             nodes.report(told)
             self._told = told
+        self._events.looked(len(self._unsettled))
 
     def _fresh_attempts(self, session: int, waits: int) -> None:
         """A session may last for months, in which a bundle comes and goes more often than a loop would be let to."""
@@ -123,7 +126,7 @@ class Holdings:
     def _let_go_of_lost(self, view: OwnershipView, now: float) -> None:
         """A node that went while its session lives was taken from us on purpose: others get their chance first."""
         lost = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
-        self._unload(lost)
+        self._unload(lost, Unloaded.REMOVED)
         self._resting |= dict.fromkeys(lost, now + self._turns.rest_s)
 
     def _due(self, view: OwnershipView, now: float) -> set[BundleId]:
@@ -149,12 +152,13 @@ class Holdings:
                 del self._unsettled[bundle]
                 if claim:
                     self._listener.unloaded(bundle)
-        self._acquire(nodes, create)
+                    self._events.unloaded([bundle], Unloaded.FOREIGN)
+        if create:
+            with self._events.acquiring(create):
+                self._acquire(nodes, create)
 
     def _acquire(self, nodes: Nodes, bundles: Collection[BundleId]) -> None:
         """Nodes, then fences, then nodes again; what is not ours at the end is decided on at the next look."""
-        if not bundles:
-            return
         made = nodes.take(bundles)
         leases = self._fences.raise_fences(made, self._worker_id)
         still = nodes.own(made)
@@ -163,24 +167,27 @@ class Holdings:
         for bundle, lease in held.items():
             del self._unsettled[bundle]
             self._listener.acquired(lease)
+        self._events.acquired(held.values())
 
     def _shed(self, nodes: Nodes, view: OwnershipView, now: float) -> None:
         """Let go of what an underloaded worker should have: the lease first, then the node."""
         at_most = max(1, self.bundles // 50)  # without an owner at a time, for a moment
         gone = [bundle for bundle in to_shed(view, self._worker_id, at_most=at_most) if bundle in self.leases]
-        self._unload(gone)
+        self._unload(gone, Unloaded.SHED)
         self._resting |= dict.fromkeys(gone, now + self._turns.takeover_grace_s)
         if gone:
             nodes.give_up(gone)
 
-    def _unload(self, bundles: Iterable[BundleId]) -> None:
+    def _unload(self, bundles: Iterable[BundleId], why: Unloaded) -> None:
         gone = set(bundles)
         if not gone:
             return
         self._publish({bundle: lease for bundle, lease in self.leases.items() if bundle not in gone})
         for bundle in gone:
             self._listener.unloaded(bundle)
+        self._events.unloaded(gone, why)
 
     def _publish(self, leases: dict[BundleId, Lease]) -> None:
         """In one assignment, for other threads read it."""
         self.leases = MappingProxyType(leases)
+        self._events.holds(len(leases))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from infra.coordination.events import OwnershipEvents, Unwatched
 from infra.coordination.holdings import Holdings, Listener, Turns
 from infra.coordination.nodes import Nodes
 from infra.coordination.session import Link, Session
@@ -68,11 +69,12 @@ class BundleOwner:
         *,
         policy: OwnerPolicy | None = None,
         load: Callable[[], float] = lambda: 0.0,
+        events: OwnershipEvents | None = None,
     ) -> None:
         """Take the ports; `load` is work in hand, 0 or more, and at 1 a worker draws half of what an idle one does."""
-        self._worker_id, self._connect, self._load = worker_id, connect, load
+        self._worker_id, self._connect, self._load, self._events = worker_id, connect, load, events or Unwatched()
         self._policy = policy or OwnerPolicy()
-        self._holdings = Holdings(worker_id, fences, listener, self._policy.turns)
+        self._holdings = Holdings(worker_id, fences, listener, self._policy.turns, self._events)
         self._words: queue.SimpleQueue[_Word] = queue.SimpleQueue()
         self._opened = 0
         self._session: Session | None = None
@@ -158,6 +160,7 @@ class BundleOwner:
             self.stopping.set()
             self._holdings.dropped()
             self._leave()
+            self._events.ended(self.failure)
 
     def _next(self) -> _Word:
         """The next word; soon, where a bundle waits for an old node to vanish."""
@@ -194,10 +197,17 @@ class BundleOwner:
         """Open a session and claim the worker id in it."""
         self._opened += 1
         opened = self._opened
-        session = self._session = self._connect(lambda link: self._words.put(_Word(opened, link)))
+        session = self._session = self._connect(lambda link: self._heard(_Word(opened, link)))
         self._nodes = Nodes(session, self._worker_id, self._holdings.bundles)
         self._enlist(self._nodes, session.timeout_s)
         self._holdings.entered(session.id, waits=int(2 * session.timeout_s / _SOON_S))
+        self._events.opened(session.id)
+
+    def _heard(self, word: _Word) -> None:
+        """On kazoo's thread: hand over."""
+        if word.link and word.opened == self._opened:
+            self._events.linked(word.link)
+        self._words.put(word)
 
     def _enlist(self, nodes: Nodes, timeout_s: float) -> None:
         """Wait for our own node of an earlier session; one that outlives its timeout is another process's."""

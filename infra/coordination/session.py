@@ -19,6 +19,7 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
 from infra.coordination.faults import ZOOKEEPER, translated
+from infra.telemetry.zookeeper_spans import zookeeper_span
 from logstore.errors import ServiceFailed, SessionLost
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class Session:
             ServiceFailed: ZooKeeper refuses us.
         """
         retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=self.timeout_s, ignore_expire=False)
-        with translated(doing):
+        with zookeeper_span(doing), translated(doing):
             answer: T = retry(self._while_alive, work)
         self._require_alive(doing)  # an answer that another session got says nothing of ours
         return answer

@@ -1,0 +1,77 @@
+"""What becomes of a worker's ownership, for whoever watches on an operator's behalf."""
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from typing import Protocol
+
+from infra.coordination.session import Link
+from logstore.errors import SextonError
+from logstore.ownership import BundleId, Lease
+
+
+class Unloaded(StrEnum):
+    """Why a bundle went."""
+
+    SHED = "SHED"  # given to a worker that has fewer
+    STOPPED = "STOPPED"  # this worker ends
+    REMOVED = "REMOVED"  # its node went while the session lives: somebody took it away
+    FOREIGN = "FOREIGN"  # after an expiry it was another's, or was asked for in vain as often as may be
+
+
+class OwnershipEvents(Protocol):
+    """Told where it happens, on kazoo's own thread too: it returns at once, asks nobody and raises nothing."""
+
+    def opened(self, session: int) -> None:
+        """A session was opened, and the worker id is claimed in it."""
+
+    def linked(self, link: Link) -> None:
+        """What became of the session."""
+
+    def holds(self, bundles: int) -> None:
+        """So many leases are held from now on; none is given out while the connection is away."""
+
+    def acquiring(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
+        """Surrounds the attempt to acquire these."""
+
+    def acquired(self, leases: Collection[Lease]) -> None:
+        """These were acquired together."""
+
+    def unloaded(self, bundles: Collection[BundleId], why: Unloaded) -> None:
+        """These went together."""
+
+    def looked(self, unsettled: int) -> None:
+        """A look at all bundles ended well; so many wait for an answer, or for an old node to vanish."""
+
+    def ended(self, failure: SextonError | None) -> None:
+        """This worker owns nothing from now on; None: it was asked to stop."""
+
+
+class Unwatched:
+    """Nobody watches."""
+
+    def opened(self, session: int) -> None:
+        """See `OwnershipEvents`."""
+
+    def linked(self, link: Link) -> None:
+        """See `OwnershipEvents`."""
+
+    def holds(self, bundles: int) -> None:
+        """See `OwnershipEvents`."""
+
+    def acquiring(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
+        """See `OwnershipEvents`."""
+        del bundles
+        return nullcontext()
+
+    def acquired(self, leases: Collection[Lease]) -> None:
+        """See `OwnershipEvents`."""
+
+    def unloaded(self, bundles: Collection[BundleId], why: Unloaded) -> None:
+        """See `OwnershipEvents`."""
+
+    def looked(self, unsettled: int) -> None:
+        """See `OwnershipEvents`."""
+
+    def ended(self, failure: SextonError | None) -> None:
+        """See `OwnershipEvents`."""
