@@ -1,7 +1,8 @@
 """The queue of phase two in SQL: intents are read by range, claimed, ended, counted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import (
@@ -21,13 +22,12 @@ from infra.catalog import tables as t
 from infra.catalog.claims import UNCLAIMED, claimed_by, holder, until_us
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
-from infra.catalog.endings import audit_batch, end_rows, move_rows
+from infra.catalog.endings import audit_batch, end_rows, move_rows, tally_of
 from infra.catalog.fences import hold_lease
-from infra.catalog.intents import INTENT, is_dead_letter, outcome_of, to_intent
+from infra.catalog.intents import INTENT, is_dead_letter, to_intent
 from infra.catalog.ledgers import require_epoch
 from infra.catalog.many import any_of
-from infra.catalog.ranges import next_ranges
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion import DeletionIntent, DeletionState
 from logstore.errors import ClaimHeld, SextonError, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind
@@ -37,6 +37,7 @@ from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
+_MOST_SEGMENTS = 20_000  # in a range: some 10 MB of keys while a chunk works
 
 
 class SqlDeletions(PhaseOne):
@@ -49,7 +50,10 @@ class SqlDeletions(PhaseOne):
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See `Deletions.ranges`."""
-        return self._db.read(lambda c: next_ranges(c, batch_id, after=after, rows=rows, limit=limit))
+        unfinished = (_P.batch_id == batch_id, _P.row_id > after, _P.state == _PENDING, _P.claim_workflow.is_(None))
+        query = select(_P.row_id, _P.segments).where(*unfinished).order_by(_P.row_id).limit(rows * limit)
+        found = self._db.read(lambda connection: connection.execute(query).all())
+        return list(islice(_cut(found, rows), limit))
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """See `Deletions.intents`."""
@@ -120,11 +124,13 @@ class SqlDeletions(PhaseOne):
         *,
         epoch: int | None = None,
         attempt: bool = True,
+        lease: Lease | None = None,
     ) -> DeletionIntent:
         """See `Deletions.take`."""
         key = and_(_P.ledger_id == ledger_id, _P.copy == copy.value, _P.generation == generation)
 
         def work(connection: Connection) -> DeletionIntent:
+            hold_lease(connection, lease)
             require_epoch(connection, epoch)
             return self._take(connection, key, claim, attempt=attempt)
 
@@ -147,10 +153,19 @@ class SqlDeletions(PhaseOne):
         taken = update(t.pending_deletion).where(key).values(attempts=attempts, **claimed_by(claim, now))
         return _with_references(connection, [connection.execute(taken.returning(*INTENT)).one()])[0]
 
-    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
+    def hold(
+        self,
+        row_id: int,
+        claim: Claim,
+        *,
+        error: str | None = None,
+        keys_left: int | None = None,
+        lease: Lease | None = None,
+    ) -> int:
         """See `Deletions.hold`."""
 
         def work(connection: Connection) -> int:
+            hold_lease(connection, lease)
             changes = claimed_by(claim, self._db.now_us(connection))
             changes |= {} if error is None else {"last_error": error}
             if keys_left is not None:
@@ -170,10 +185,15 @@ class SqlDeletions(PhaseOne):
         """See `Deletions.tally`."""
         return self._db.read(lambda connection: tally_of(connection, _P.batch_id == batch_id))
 
-    def close(self, batch_id: str, cause: Cause) -> Tally:
+    def close(self, batch_id: str, cause: Cause, *, lease: Lease | None = None) -> Tally:
         """See `Deletions.close`; the run's `finished_us` decides which of two calls writes the audit row."""
+
+        def work(connection: Connection) -> Tally:
+            hold_lease(connection, lease)
+            return self._close(connection, batch_id, cause)
+
         with effect("catalog.close"):
-            return self._db.write(lambda connection: self._close(connection, batch_id, cause))
+            return self._db.write(work)
 
     def _close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
         now = self._db.now_us(connection)
@@ -220,17 +240,18 @@ def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonE
     return ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {found}")
 
 
-def tally_of(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
-    """Count intents by outcome."""
-    sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
-    query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
-    rows = [(outcome_of(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
-    names = sorted({row[0].value for row in rows})
-    return Tally(
-        outcomes={name: sum(row[1] for row in rows if row[0] == name) for name in names},
-        objects=int(sum(row[2] for row in rows)),
-        size_bytes=int(sum(row[3] for row in rows)),
-    )
+def _cut(found: Iterable[Any], rows: int) -> Iterator[RowRange]:
+    """Ranges of at most `rows` rows that hold few enough objects to be listed at once."""
+    ids: list[int] = []
+    segments = 0
+    for row in found:
+        if ids and (len(ids) == rows or segments + row.segments > _MOST_SEGMENTS):
+            yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
+            ids, segments = [], 0
+        ids.append(row.row_id)
+        segments += row.segments
+    if ids:
+        yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
 
 
 def _refuse_if_held(connection: Connection, row_id: int) -> None:

@@ -9,8 +9,9 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, fu
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.claims import UNCLAIMED
+from infra.catalog.intents import outcome_of
 from infra.catalog.many import any_of
-from logstore.deletion import DeletionState
+from logstore.deletion import DeletionState, Outcome
 from logstore.ports.catalog import Cause, Ended, Tally
 from logstore.positions import TopicId
 
@@ -124,6 +125,19 @@ def _decided(connection: Connection, row: Row[Any]) -> tuple[str, str]:
     )
     found = connection.execute(of_batch).first() or connection.execute(detached).first()
     return (found.actor, found.reason) if found else ("sexton", "")
+
+
+def tally_of(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
+    """Count intents by outcome."""
+    sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
+    query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
+    rows = [(outcome_of(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
+    names = sorted({row[0].value for row in rows})
+    return Tally(
+        outcomes={name: sum(row[1] for row in rows if row[0] == name) for name in names},
+        objects=int(sum(row[2] for row in rows)),
+        size_bytes=int(sum(row[3] for row in rows)),
+    )
 
 
 def audit_batch(

@@ -13,8 +13,8 @@ from infra.catalog import claims
 from infra.catalog import tables as t
 from infra.catalog.audits import audit, audited_us
 from infra.catalog.database import Database
-from infra.catalog.deletions import tally_of
 from infra.catalog.detach import done_before
+from infra.catalog.endings import tally_of
 from infra.catalog.intents import file_intents, filed_by
 from infra.catalog.topics import topic_row
 from logstore.deletion import DeletionState

@@ -127,10 +127,7 @@ class Deletions(Protocol):
         """
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
-        """Up to `limit` ranges of about `rows` unfinished intents of the batch, beyond row id `after`.
-
-        No other intent of the batch lies in them: one that ended, or has a workflow, was counted by who met it then.
-        """
+        """Up to `limit` ranges of about `rows` unfinished intents of the batch, beyond row id `after`."""
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """The batch's intents in the range, finished or not, ascending by row id; says which are referenced now."""
@@ -198,6 +195,7 @@ class Deletions(Protocol):
         *,
         epoch: int | None = None,
         attempt: bool = True,
+        lease: Lease | None = None,
     ) -> DeletionIntent:
         """Claim one row and count an attempt unless told otherwise; says whether it is referenced now.
 
@@ -207,9 +205,18 @@ class Deletions(Protocol):
             StaleCatalog: `epoch` is given and not the catalog's; nothing changed.
             UnknownObject: No such row: it was never filed, or has been removed.
             ClaimHeld: Another workflow holds it.
+            NotOwner: The lease was overtaken, whatever became of the row.
         """
 
-    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
+    def hold(
+        self,
+        row_id: int,
+        claim: Claim,
+        *,
+        error: str | None = None,
+        keys_left: int | None = None,
+        lease: Lease | None = None,
+    ) -> int:
         """Keep the row claimed until `ttl_s` from now, and the error of an attempt if there was one.
 
         A row that ended is left alone.
@@ -219,6 +226,7 @@ class Deletions(Protocol):
             claim: Its holder's.
             error: Of the attempt.
             keys_left: How many keys storage has kept, where it answered for all of them.
+            lease: Under which the holder works, if it does.
 
         Returns:
             How many attempts in a row have left so many keys, this one included; those that got no answer neither
@@ -226,13 +234,18 @@ class Deletions(Protocol):
 
         Raises:
             ClaimHeld: Another workflow holds it.
+            NotOwner: The lease was overtaken.
         """
 
     def tally(self, batch_id: str) -> Tally:
         """Count the batch by outcome."""
 
-    def close(self, batch_id: str, cause: Cause) -> Tally:
-        """Count the batch by outcome, mark its run finished and write the outcome to the audit log, once."""
+    def close(self, batch_id: str, cause: Cause, *, lease: Lease | None = None) -> Tally:
+        """Count the batch by outcome, mark its run finished and write the outcome to the audit log, once.
+
+        Raises:
+            NotOwner: The lease was overtaken.
+        """
 
     def inflight(self) -> Inflight:
         """Unfinished and dead-lettered intents."""

@@ -11,20 +11,23 @@ from logstore.errors import InvalidInput, NotOwner
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Ended, Fence, RowRange
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
-from tests.contracts.catalog.worlds import World, claim
+from tests.contracts.catalog.worlds import CAUSE, World, claim
 
 _ALL: Final = RowRange(first=0, last=2**62, rows=0)
 ONE: Final = BundleId(7)
 _OTHER: Final = BundleId(8)
+_ALONE: Final = "alone"
 
 Write = Callable[[World, Lease | None], object]
 
 
 def batch(world: World) -> None:
-    """Two rows of batch `b`, held by `w`, in a topic that has a ledger to detach still."""
+    """Two rows of batch `b`, held by `w`, the second handed to `alone`; their topic has a ledger to detach still."""
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 4)
     world.phase_one(topic.topic_id, ledgers[:2], batch_id="b")
+    handed = {_rows(world)[1]: _ALONE}
+    world.catalog.deletions.hand_over(handed, batch_id="b", errors={}, ttl_s=60)
 
 
 def _rows(world: World) -> list[int]:
@@ -51,7 +54,20 @@ def renew(world: World, lease: Lease | None) -> object:
     return "renewed"
 
 
-WRITES: Final = pytest.mark.parametrize("write", [detach, finish, hand_over, renew])
+def take(world: World, lease: Lease | None) -> object:
+    _, row = world.catalog.deletions.intents("b", _ALL)
+    return world.catalog.deletions.take(row.ledger_id, row.copy, row.generation, claim(_ALONE), epoch=1, lease=lease)
+
+
+def hold(world: World, lease: Lease | None) -> object:
+    return world.catalog.deletions.hold(_rows(world)[1], claim(_ALONE), error="late", keys_left=3, lease=lease)
+
+
+def close(world: World, lease: Lease | None) -> object:
+    return world.catalog.deletions.close("b", CAUSE, lease=lease)
+
+
+WRITES: Final = pytest.mark.parametrize("write", [detach, finish, hand_over, renew, take, hold, close])
 
 
 def test_raise_counts_each_bundle_for_itself(world: World) -> None:

@@ -21,16 +21,15 @@ class FakeDeletions(FakePhaseOne):
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See the port."""
-        parts: list[list[DeletionIntent]] = [[]]
+        parts: list[list[DeletionIntent]] = []
         for row in self._rows(batch_id):
-            left = row.row_id > after and row.state is DeletionState.PENDING and row.handed_to is None
-            full = len(parts[-1]) == rows or sum(one.segments for one in (*parts[-1], row)) > _MOST_SEGMENTS
-            if parts[-1] and (full or not left):
+            if row.row_id <= after or row.state is not DeletionState.PENDING or row.handed_to is not None:
+                continue
+            full = not parts or len(parts[-1]) == rows
+            if full or sum(one.segments for one in (*parts[-1], row)) > _MOST_SEGMENTS:
                 parts.append([])
-            if left:
-                parts[-1].append(row)
-        found = [part for part in parts if part][:limit]
-        return [RowRange(first=part[0].row_id, last=part[-1].row_id, rows=len(part)) for part in found]
+            parts[-1].append(row)
+        return [RowRange(first=part[0].row_id, last=part[-1].row_id, rows=len(part)) for part in parts[:limit]]
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """See the port."""
@@ -113,9 +112,11 @@ class FakeDeletions(FakePhaseOne):
         *,
         epoch: int | None = None,
         attempt: bool = True,
+        lease: Lease | None = None,
     ) -> DeletionIntent:
         """See the port."""
         with effect("catalog.take"), self._catalog.lock:
+            self._catalog.fences.hold(lease)
             current = self._catalog.current_epoch
             if epoch not in {None, current}:
                 raise StaleCatalog(f"catalog epoch: expected {current}, found {epoch} in the request")
@@ -129,9 +130,18 @@ class FakeDeletions(FakePhaseOne):
             self._require_free(row, claim)
             return self._with_reference(self._store(row, claim, attempts=row.attempts + attempt))
 
-    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
+    def hold(
+        self,
+        row_id: int,
+        claim: Claim,
+        *,
+        error: str | None = None,
+        keys_left: int | None = None,
+        lease: Lease | None = None,
+    ) -> int:
         """See the port."""
         with effect("catalog.hold"), self._catalog.lock:
+            self._catalog.fences.hold(lease)
             row = self._catalog.intent_rows.get(row_id)
             if row is None or row.state is not DeletionState.PENDING:
                 return 0
@@ -155,9 +165,10 @@ class FakeDeletions(FakePhaseOne):
             size_bytes=sum(size for _, size in counts),
         )
 
-    def close(self, batch_id: str, cause: Cause) -> Tally:
+    def close(self, batch_id: str, cause: Cause, *, lease: Lease | None = None) -> Tally:
         """See the port."""
         with effect("catalog.close"), self._catalog.lock:
+            self._catalog.fences.hold(lease)
             run = self._catalog.runs.get(batch_id)
             first = run is not None and run.finished_us is None
             if run and first:
