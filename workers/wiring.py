@@ -15,11 +15,14 @@ from infra.catalog import Database, SqlCatalog, check_version
 from infra.objects import S3ObjectStore, connect
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
+from logstore.errors import NotOwner
 from logstore.group_commit import GroupCommitter
 from logstore.ledgers import CopyKind
 from logstore.managed_ledger import ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
+from logstore.names import TopicName
 from logstore.offload import Offloader
+from logstore.ownership import Lease
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
@@ -161,9 +164,22 @@ def _offload(log: LogStore) -> LedgerOffload:
     return LedgerOffload(uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers)
 
 
+class _NobodyOwns:
+    """The `Owners` port while no worker takes part in ownership."""
+
+    def placement(self, topic: TopicName) -> None:
+        """Anywhere."""
+
+    def lease_of(self, topic: TopicName) -> Lease:
+        """Nobody has any."""
+        raise NotOwner(0, expected="an owner", found=f"that nobody owns {topic}")
+
+
 def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
     """Every activity of this build, over the log's ports."""
-    deletion = LedgerDeletion(deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages)
+    deletion = LedgerDeletion(
+        deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages, owners=_NobodyOwns()
+    )
     retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
     topics = TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers)
     upkeep = DeletionUpkeep(

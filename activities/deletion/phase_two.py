@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from activities.deletion.pace import Pace
 from activities.deletion.pulse import Pulse
 from logstore.deletion import DeletionIntent, Finding, Outcome, StoredCopy, refusal
-from logstore.errors import ClaimHeld, DeletionIncomplete, SextonError, Unsupported
+from logstore.errors import ClaimHeld, DeletionIncomplete, NotOwner, SextonError, Unsupported
 from logstore.ports.catalog import Ended
 from logstore.ports.storage import CopyStorage, Removal, Storages
 
@@ -76,8 +76,8 @@ def _remove(
         going = {row: piece for row, piece in part.items() if row not in errors}
         try:
             removals = storage.remove(going, on_progress=pulse.deleted) if going else {}
-        except ClaimHeld:
-            raise  # another workflow is at work on the rows: they are not ours to judge
+        except (ClaimHeld, NotOwner):
+            raise  # another workflow, or another worker, is at work on the rows: they are not ours to judge
         except SextonError as error:
             unfinished = {row for row in copies if row not in done or row in part}
             errors = dict.fromkeys(unfinished, error) | errors

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from activities.ownership import TopicAnswer, TopicWork
 from logstore.deletion import Outcome
 
 _SUCCESS = {outcome.value for outcome in Outcome if outcome.success}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetachInput:
+class DetachInput(TopicWork):
     """Phase one. `ledger_ids` None: what retention lets go."""
 
     topic_id: int
@@ -22,7 +23,7 @@ class DetachInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetachResult:
+class DetachResult(TopicAnswer):
     """What left the list, and what phase two has to do."""
 
     ledgers: int
@@ -60,7 +61,7 @@ class RangesPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkInput:
+class ChunkInput(TopicWork):
     """One range of a batch."""
 
     batch_id: str
@@ -80,7 +81,7 @@ class IntentKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkResult:
+class ChunkResult(TopicAnswer):
     """What a chunk came to: counts of its rows by outcome, and the rows that need a workflow of their own."""
 
     outcomes: dict[str, int]
@@ -92,7 +93,7 @@ class ChunkResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneInput:
+class OneInput(TopicWork):
     """One intent."""
 
     key: IntentKey
@@ -101,7 +102,7 @@ class OneInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneResult:
+class OneResult(TopicAnswer):
     """How one intent ended."""
 
     outcome: Outcome
@@ -111,7 +112,7 @@ class OneResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterInput:
+class DeadLetterInput(TopicWork):
     """An intent whose attempts are exhausted."""
 
     key: IntentKey
@@ -120,7 +121,7 @@ class DeadLetterInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CertifyInput:
+class CertifyInput(TopicWork):
     """Close a batch."""
 
     batch_id: str

@@ -31,12 +31,14 @@ from logstore.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key,
 from logstore.offload import Offloader
 from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
 from logstore.ports.objects import Buckets, ObjectInfo
+from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, Position
 from logstore.primary_copies import PrimaryCopies
 from logstore.retention import RetentionPolicy
 from logstore.tiered_copies import TieredCopies
 from tests.fakes.objects import FakeObjectStore
+from tests.fakes.owners import NobodyOwns
 
 T = TypeVar("T")
 
@@ -78,6 +80,11 @@ class World:
     upkeep: DeletionUpkeep
     tiered: PartlyBlind
     offload: LedgerOffload
+    storages: Storages
+
+    def deletion_at(self, owners: Owners) -> LedgerDeletion:
+        """The deletion activities of a worker that sees ownership so."""
+        return _deletion(self.catalog, self.storages, owners)
 
     def fill_readable(self, count: int) -> list[LedgerId]:
         """As `fill`, with segments that hold entries, each its position as payload."""
@@ -182,6 +189,10 @@ class World:
         return self.catalog.database.write(work)
 
 
+def _deletion(catalog: SqlCatalog, storages: Storages, owners: Owners) -> LedgerDeletion:
+    return LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages, owners=owners)
+
+
 def open_world(template: Path, folder: Path) -> World:
     """A fresh catalog, copied from the migrated `template`, with one topic and an empty bucket."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +216,8 @@ def open_world(template: Path, folder: Path) -> World:
         catalog=catalog,
         objects=objects,
         topic=catalog.topics.create(NAME, RetentionPolicy()),
-        deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
+        deletion=_deletion(catalog, storages, NobodyOwns()),
+        storages=storages,
         upkeep=DeletionUpkeep(
             sweeps=catalog.sweeps,
             deletions=catalog.deletions,

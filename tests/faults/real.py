@@ -28,6 +28,7 @@ from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.deletion import DeletionState
 from logstore.ports.catalog import Cause, Claim
+from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.faults.world import Process
@@ -133,7 +134,10 @@ class RealWorld:
                 committer=log.committer,
                 managed=log.managed,
                 deletion=LedgerDeletion(
-                    deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages
+                    deletions=log.catalog.deletions,
+                    ledgers=log.catalog.ledgers,
+                    storages=log.storages,
+                    owners=NobodyOwns(),
                 ),
                 upkeep=DeletionUpkeep(
                     sweeps=log.catalog.sweeps,

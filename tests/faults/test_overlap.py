@@ -17,6 +17,7 @@ from infra.catalog.deletions import SqlDeletions
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import RowRange
 from logstore.primary_copies import PrimaryCopies
+from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import Intent, wrong_at_any_moment, wrong_at_rest
 from tests.faults.job import Job
 from tests.faults.scene import ORDERS, SHORT, TopicPlan
@@ -83,7 +84,9 @@ def _attempt(world: World, request: ChunkInput, calls: _Calls | None = None) -> 
         if calls:
             watched: Any = _Watched(process.catalog.deletions, calls)
             storages = {CopyKind.LEDGER.value: PrimaryCopies(world.store)}
-            deletion = LedgerDeletion(deletions=watched, ledgers=process.catalog.ledgers, storages=storages)
+            deletion = LedgerDeletion(
+                deletions=watched, ledgers=process.catalog.ledgers, storages=storages, owners=NobodyOwns()
+            )
         environment = ActivityEnvironment()
         environment.info = replace(environment.info, workflow_id=f"delete-ledgers/{request.batch_id}")
         return environment.run(deletion.delete_chunk, request)

@@ -30,6 +30,7 @@ from logstore.subscriptions import Subscriptions
 from logstore.tiered_copies import TieredCopies
 from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import Seen, look
 from tests.faults.scene import INLINE_BYTES, PLANTED, Trouble
 
@@ -199,7 +200,9 @@ class World:
                 catalog=catalog,
                 committer=committer,
                 managed=managed,
-                deletion=LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages),
+                deletion=LedgerDeletion(
+                    deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages, owners=NobodyOwns()
+                ),
                 upkeep=DeletionUpkeep(
                     sweeps=catalog.sweeps,
                     deletions=catalog.deletions,

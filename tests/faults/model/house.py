@@ -28,6 +28,7 @@ from logstore.subscriptions import Subscriptions
 from logstore.tiered_copies import TieredCopies
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import Fault, Operation, _Held
+from tests.fakes.owners import NobodyOwns
 from tests.faults.model.watch import WatchedDeletions, WatchedTopicDeletions
 from tests.faults.world import LyingStore
 
@@ -207,7 +208,7 @@ class House:
             managed=managed,
             subscriptions=subscriptions,
             schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
-            deletion=LedgerDeletion(deletions=deletions, ledgers=ledgers, storages=storages),
+            deletion=LedgerDeletion(deletions=deletions, ledgers=ledgers, storages=storages, owners=NobodyOwns()),
             upkeep=DeletionUpkeep(
                 sweeps=catalog.sweeps, deletions=deletions, ledgers=ledgers, finished_retention_s=FORGOTTEN_S
             ),

@@ -1,0 +1,161 @@
+"""Phase two of one copy, alone: claimed, deleted, and kept with its error where that failed."""
+
+from collections.abc import Sequence
+
+from temporalio import activity
+
+from activities.beating import beating
+from activities.deletion import metrics
+from activities.deletion.answers import later, result_of, sentence, wait_s
+from activities.deletion.pace import Pace
+from activities.deletion.phase_two import examine, remove
+from activities.deletion.pulse import Pulse
+from activities.deletion.values import DeadLetterInput, IntentKey, OneInput, OneResult
+from activities.ownership import Elsewhere, Leases, owner_of
+from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.errors import (
+    DeletionIncomplete,
+    InvalidInput,
+    NoProgress,
+    OutcomeUnknown,
+    RetryableError,
+    SextonError,
+    StaleCatalog,
+    UnknownObject,
+)
+from logstore.ledgers import CopyKind
+from logstore.ownership import Lease
+from logstore.ports.catalog import Claim, Deletions, Ended
+from logstore.ports.owners import Owners
+from logstore.ports.storage import Storages
+from logstore.positions import LedgerId
+
+CLAIM_S = 60.0
+"""Of a row, while work runs; renewed with heartbeats."""
+
+_STUCK_AFTER = 5
+"""Attempts in a row after which storage has kept as many keys as before: a person must look, and sooner than the end.
+
+Five, 600 s apart, are forty minutes: longer than a store takes to restart or to fail over, so that no outage of one of
+its volumes, which refuses keys one by one, fills the dead letters; and half of the ten attempts are spared. The third
+would be within such an outage, the eighth, as in Temporal's own deletions, would spare but two attempts.
+"""
+
+
+class CopyDeletion:
+    """The activities of a single intent; a part of `LedgerDeletion`."""
+
+    def __init__(self, *, deletions: Deletions, storages: Storages, owners: Owners) -> None:
+        """Take the ports; `storages` by `CopyKind` value."""
+        self._deletions = deletions
+        self._storages = storages
+        self._leases = Leases(owners)
+
+    @activity.defn(name="deletion.delete_one")
+    def delete_one(self, request: OneInput) -> OneResult:
+        """Phase two for one intent.
+
+        Idempotency: keyed by (ledger, copy, generation); a finished row answers with its outcome.
+        Heartbeat: per page; a hint only.
+        Raises: ClaimHeld, NotOwner (terminal); NoProgress (terminal) when storage keeps the same number of keys again
+            and again; anything else is retried after `retry_interval_s`, or once an upload of the copy is over, and
+            kept on the row.
+        """
+        lease = self._leases.of(request)
+        if isinstance(lease, Elsewhere):
+            return OneResult(outcome=Outcome.UNKNOWN, elsewhere=lease)
+        try:
+            return self._delete_one(request, lease)
+        except UnknownObject as error:
+            return OneResult(outcome=Outcome.UNKNOWN, detail=str(error))
+        except StaleCatalog as error:
+            return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
+        except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
+            raise later(error, request.retry_interval_s) from error
+
+    def _delete_one(self, request: OneInput, lease: Lease | None) -> OneResult:
+        with beating():  # another writer may make this one wait longer than a heartbeat timeout
+            intent = self._take(request.key, request.catalog_epoch, lease)
+        if intent.state is not DeletionState.PENDING:
+            return result_of(intent)
+        metrics.received([intent])
+        hold = self._deletions.hold
+        with Pulse(lambda: hold(intent.row_id, own_claim(), lease=lease), just_claimed=True) as pulse:
+            ended, errors = self._act([intent], pulse, Pace())
+            self._finish([intent], ended, holder=own_claim().workflow_id, lease=lease)
+            if errors:
+                raise self._kept(intent, errors[intent.row_id], request.retry_interval_s, lease)
+        one = ended[0]
+        return OneResult(
+            outcome=one.outcome,
+            objects=one.objects,
+            size_bytes=one.size_bytes,
+            detail=one.error or "",
+            owner=owner_of(lease),
+        )
+
+    def _take(self, key: IntentKey, catalog_epoch: int, lease: Lease | None, *, attempt: bool = True) -> DeletionIntent:
+        if key.copy not in set(CopyKind):
+            raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
+        return self._deletions.take(
+            LedgerId(key.ledger_id),
+            CopyKind(key.copy),
+            key.generation,
+            own_claim(),
+            epoch=catalog_epoch,
+            attempt=attempt,
+            lease=lease,
+        )
+
+    def _act(
+        self, intents: Sequence[DeletionIntent], pulse: Pulse, pace: Pace
+    ) -> tuple[list[Ended], dict[int, SextonError]]:
+        found = examine(intents, self._storages, pulse)
+        return remove(found, self._storages, pulse, pace)
+
+    def _finish(
+        self, intents: Sequence[DeletionIntent], ended: list[Ended], *, holder: str, lease: Lease | None
+    ) -> frozenset[int]:
+        changed = self._deletions.finish(ended, holder=holder, lease=lease)
+        metrics.ended(intents, ended, changed)
+        return changed
+
+    def _kept(
+        self, intent: DeletionIntent, error: SextonError, retry_interval_s: int, lease: Lease | None
+    ) -> Exception:
+        """Hold the row until the next attempt and a minute more, with the error; what ends this attempt."""
+        after_s = wait_s(error, retry_interval_s)
+        wait = Claim(workflow_id=own_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
+        left = error.keys_left if isinstance(error, DeletionIncomplete) else None
+        attempts = self._deletions.hold(intent.row_id, wait, error=sentence(error), keys_left=left, lease=lease)
+        metrics.failed([intent])
+        if attempts < _STUCK_AFTER:
+            return later(error, after_s)
+        return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
+
+    @activity.defn(name="deletion.dead_letter")
+    @beating()
+    def dead_letter(self, request: DeadLetterInput) -> OneResult:
+        """Keep an exhausted intent as a dead letter with its error: listed, never dropped.
+
+        Idempotency: a row that ended meanwhile keeps its outcome, which is returned.
+        Raises: ClaimHeld, NotOwner, UnknownObject (terminal); StoreUnavailable (retry).
+        """
+        lease = self._leases.of(request)
+        if isinstance(lease, Elsewhere):
+            return OneResult(outcome=Outcome.UNKNOWN, elsewhere=lease)
+        try:
+            intent = self._take(request.key, request.catalog_epoch, lease, attempt=False)
+        except StaleCatalog as error:
+            return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
+        if intent.state is DeletionState.PENDING:
+            letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=request.error)
+            self._finish([intent], [letter], holder=own_claim().workflow_id, lease=lease)
+            return OneResult(outcome=Outcome.DEAD_LETTERED, detail=request.error, owner=owner_of(lease))
+        return result_of(intent)
+
+
+def own_claim(ttl_s: float = CLAIM_S) -> Claim:
+    """The claim of the workflow that the activity runs for."""
+    info = activity.info()
+    return Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=ttl_s)

@@ -1,0 +1,86 @@
+"""Ownership of topics without ZooKeeper: what all workers of a test would be told."""
+
+from logstore.errors import NotOwner, StoreUnavailable
+from logstore.names import TopicName
+from logstore.ownership import BundleId, Lease, bundle_of
+from logstore.ports.catalog import Fences
+from logstore.ports.owners import OtherOwner
+
+
+class FakeOwnership:
+    """Who owns which bundle, and whether anybody can be asked; shared by the workers of a test."""
+
+    def __init__(self, fences: Fences) -> None:
+        """Begin with nobody, over a catalog's fences."""
+        self._fences = fences
+        self._leases: dict[BundleId, Lease] = {}
+        self.away = 0
+        """How many questions find no answer, before one does."""
+        self.asked = 0
+
+    def acquire(self, worker_id: str, topic: str) -> Lease:
+        """Give the topic's bundle to a worker, whoever had it."""
+        bundle = self._bundle(TopicName.from_encoded(topic))
+        (self._leases[bundle],) = self._fences.raise_fences([bundle], worker_id)
+        return self._leases[bundle]
+
+    def forget(self) -> None:
+        """Nobody owns anything, as after all sessions ended."""
+        self._leases.clear()
+
+    def found(self, topic: TopicName) -> Lease | None:
+        """What ZooKeeper and the catalog would say."""
+        return self._leases.get(self._bundle(topic))
+
+    def ask(self) -> None:
+        """A question to ZooKeeper.
+
+        Raises:
+            StoreUnavailable: As often as `away` says.
+        """
+        self.asked += 1
+        if self.away:
+            self.away -= 1
+            raise StoreUnavailable("planned: zookeeper does not answer")
+
+    def _bundle(self, topic: TopicName) -> BundleId:
+        return bundle_of(topic, bundles=self._fences.bundles())
+
+
+class FakeOwners:
+    """The `Owners` port of one worker."""
+
+    def __init__(self, ownership: FakeOwnership, worker_id: str) -> None:
+        """See what `ownership` has."""
+        self._ownership, self._worker_id = ownership, worker_id
+        self.stale: Lease | None = None
+        """What it still believes to have, as one that was paused does."""
+
+    def placement(self, topic: TopicName) -> Lease | OtherOwner | None:
+        """See the port."""
+        self._ownership.ask()
+        found = self._ownership.found(topic)
+        if found is None or found.worker_id == self._worker_id:
+            return found
+        return OtherOwner(worker_id=found.worker_id)
+
+    def lease_of(self, topic: TopicName) -> Lease:
+        """See the port."""
+        found = self._ownership.found(topic)
+        if self.stale:
+            return self.stale
+        if found is None or found.worker_id != self._worker_id:
+            expected = f"worker {self._worker_id} to own it"
+            raise NotOwner(0, expected=expected, found="that it does not own it")
+        return found
+
+
+class NobodyOwns:
+    """The `Owners` port where no worker owns anything."""
+
+    def placement(self, topic: TopicName) -> None:
+        """See the port."""
+
+    def lease_of(self, topic: TopicName) -> Lease:
+        """See the port."""
+        raise NotOwner(0, expected="an owner", found=f"none of {topic}")
