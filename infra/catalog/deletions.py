@@ -1,8 +1,7 @@
 """The queue of phase two in SQL: intents are read by range, claimed, ended, counted."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from sqlalchemy import (
@@ -27,6 +26,7 @@ from infra.catalog.fences import hold_lease
 from infra.catalog.intents import INTENT, is_dead_letter, to_intent
 from infra.catalog.ledgers import require_epoch
 from infra.catalog.many import any_of
+from infra.catalog.ranges import next_ranges
 from logstore.deletion import DeletionIntent, DeletionState
 from logstore.errors import ClaimHeld, SextonError, UnknownObject
 from logstore.failpoints import effect
@@ -37,7 +37,6 @@ from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
-_MOST_SEGMENTS = 20_000  # in a range: some 10 MB of keys while a chunk works
 
 
 class SqlDeletions(PhaseOne):
@@ -50,10 +49,7 @@ class SqlDeletions(PhaseOne):
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See `Deletions.ranges`."""
-        unfinished = (_P.batch_id == batch_id, _P.row_id > after, _P.state == _PENDING, _P.claim_workflow.is_(None))
-        query = select(_P.row_id, _P.segments).where(*unfinished).order_by(_P.row_id).limit(rows * limit)
-        found = self._db.read(lambda connection: connection.execute(query).all())
-        return list(islice(_cut(found, rows), limit))
+        return self._db.read(lambda c: next_ranges(c, batch_id, after=after, rows=rows, limit=limit))
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """See `Deletions.intents`."""
@@ -238,20 +234,6 @@ def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonE
         return UnknownObject("batch", expected="a batch that was detached", found=batch_id)
     found = row.claim_workflow if row.finished_us is None else "that it is finished"
     return ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {found}")
-
-
-def _cut(found: Iterable[Any], rows: int) -> Iterator[RowRange]:
-    """Ranges of at most `rows` rows that hold few enough objects to be listed at once."""
-    ids: list[int] = []
-    segments = 0
-    for row in found:
-        if ids and (len(ids) == rows or segments + row.segments > _MOST_SEGMENTS):
-            yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
-            ids, segments = [], 0
-        ids.append(row.row_id)
-        segments += row.segments
-    if ids:
-        yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
 
 
 def _refuse_if_held(connection: Connection, row_id: int) -> None:

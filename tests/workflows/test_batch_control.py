@@ -286,6 +286,29 @@ async def test_rate_of_a_long_batch_continues_as_new_between_slices(
     assert (progress.done, progress.left, progress.rate, progress.objects) == (5, 0, 1_000_000, 15)
 
 
+async def test_rate_of_a_long_batch_of_several_chunks_counts_each_row_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run meets chunks that were dealt with in part: what is done of them is neither told nor tried again."""
+    ledgers = house.world.fill(24)
+    house.world.objects.put_if_absent(f"{ledger_prefix(ledgers[0])}theirs.txt", b"theirs", metadata={})
+    house.policy = DeletionPolicy(chunk=12, parallelism=2)
+    monkeypatch.setattr(pace, "_SLICE_S", 6e-6)
+    long = "temporalio.workflow.Info.is_continue_as_new_suggested"
+    monkeypatch.setattr(long, lambda info: info.get_current_history_length() > 45)
+    handle = await house.delete(ledgers)
+    limited = asyncio.ensure_future(handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000_000)))
+    async with house.worker():
+        await limited
+        certificate = await handle.result()
+        progress = await handle.query("progress", result_type=DeleteLedgersProgress)
+    assert (await handle.describe()).run_id != handle.first_execution_run_id
+    assert progress.outcomes == certificate.outcomes == {"DELETED": 23, "METADATA_MISMATCH": 1}
+    assert (progress.done, progress.left) == (24, 0)
+    alone = [one for one in house.attempts("deletion.delete_one") if one.number == 1]
+    assert len(alone) == 1
+
+
 @pytest.mark.parametrize("rate", [-1, 1_000_001, 2**40])
 async def test_rate_beyond_its_bounds_is_refused_and_changes_nothing(house: House, rate: int) -> None:
     """The message says what is expected, and the history knows nothing of it."""

@@ -127,7 +127,10 @@ class Deletions(Protocol):
         """
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
-        """Up to `limit` ranges of about `rows` unfinished intents of the batch, beyond row id `after`."""
+        """Up to `limit` ranges of about `rows` unfinished intents of the batch, beyond row id `after`.
+
+        No other intent of the batch lies in them: one that ended, or has a workflow, was counted by who met it then.
+        """
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """The batch's intents in the range, finished or not, ascending by row id; says which are referenced now."""

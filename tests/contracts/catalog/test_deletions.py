@@ -64,6 +64,19 @@ def test_ranges_cover_unfinished_rows_once_and_page_on(world: World) -> None:
     assert deletions.ranges("b", after=0, rows=3, limit=9) == [RowRange(first=rows[4], last=rows[6], rows=3)]
 
 
+def test_ranges_have_nothing_between_that_was_dealt_with(world: World) -> None:
+    """A run that goes on where slices left off meets, and counts, only what is left of the batch."""
+    rows = [intent.row_id for intent in _batch(world, 7)]
+    deletions = world.catalog.deletions
+    deletions.finish([Ended(row_id=row, outcome=Outcome.DELETED) for row in (rows[0], rows[2])], holder="b")
+    deletions.hand_over({rows[5]: "own"}, batch_id="b", errors={}, ttl_s=60)
+    alone = [RowRange(first=row, last=row, rows=1) for row in (rows[1], rows[6])]
+    between = RowRange(first=rows[3], last=rows[4], rows=2)
+    assert deletions.ranges("b", after=0, rows=3, limit=9) == [alone[0], between, alone[1]]
+    assert deletions.ranges("b", after=0, rows=3, limit=2) == [alone[0], between]
+    assert deletions.ranges("b", after=rows[4], rows=3, limit=9) == [alone[1]]
+
+
 def test_intents_of_a_range_are_ascending_finished_or_not(world: World) -> None:
     """A chunk that is done again sees what was done, so that it can skip it."""
     intents = _batch(world, 4)

@@ -21,15 +21,16 @@ class FakeDeletions(FakePhaseOne):
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See the port."""
-        parts: list[list[DeletionIntent]] = []
+        parts: list[list[DeletionIntent]] = [[]]
         for row in self._rows(batch_id):
-            if row.row_id <= after or row.state is not DeletionState.PENDING or row.handed_to is not None:
-                continue
-            full = not parts or len(parts[-1]) == rows
-            if full or sum(one.segments for one in (*parts[-1], row)) > _MOST_SEGMENTS:
+            left = row.row_id > after and row.state is DeletionState.PENDING and row.handed_to is None
+            full = len(parts[-1]) == rows or sum(one.segments for one in (*parts[-1], row)) > _MOST_SEGMENTS
+            if parts[-1] and (full or not left):
                 parts.append([])
-            parts[-1].append(row)
-        return [RowRange(first=part[0].row_id, last=part[-1].row_id, rows=len(part)) for part in parts[:limit]]
+            if left:
+                parts[-1].append(row)
+        found = [part for part in parts if part][:limit]
+        return [RowRange(first=part[0].row_id, last=part[-1].row_id, rows=len(part)) for part in found]
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """See the port."""
