@@ -8,24 +8,29 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from pydantic import ValidationError
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from activities.ownership import owner_queue
 from infra.stack.home import StackHome
 from infra.stack.workers import recorded
 from infra.telemetry import start_logs, start_tracing
 from infra.telemetry.metrics import Metrics, start_metrics
 from logstore import failpoints
+from logstore.ports.owners import Owners
 from workers import search_attributes
 from workers.connections import connect_client
 from workers.gauges import DeletionGauges
-from workers.interceptors import ActivityEdge
+from workers.interceptors import ActivityEdge, InHand
+from workers.owning import Ownership, checked_worker_id, new_ownership
 from workers.requests import uploads_queue
 from workers.settings import OFF, Settings
-from workers.wiring import LogStore, all_activities, open_log, upload_activities
+from workers.wiring import LogStore, all_activities, open_log, owner_activities, upload_activities
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
@@ -52,47 +57,64 @@ FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
 _log = logging.getLogger(__name__)
 
 
-def new_worker(client: Client, log: LogStore, settings: Settings, *, queue: str, threads: ThreadPoolExecutor) -> Worker:
-    """A Temporal worker on one queue, with every workflow and activity of this build."""
-    return Worker(
-        client,
-        task_queue=queue,
-        workflows=WORKFLOWS,
-        activities=all_activities(log),
-        activity_executor=threads,
-        workflow_failure_exception_types=FAILURES,
-        max_concurrent_activities=settings.activity_threads,
-        graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
-        interceptors=[ActivityEdge()],
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """What the Temporal workers of one process have in common."""
 
+    client: Client
+    log: LogStore
+    owners: Owners
+    settings: Settings
+    in_hand: InHand
 
-def new_uploader(
-    client: Client, log: LogStore, settings: Settings, *, queue: str, threads: ThreadPoolExecutor
-) -> Worker:
-    """A Temporal worker for the uploads of `queue`: they take minutes, and a deletion must not wait for one to end."""
-    return Worker(
-        client,
-        task_queue=uploads_queue(queue),
-        activities=upload_activities(log),
-        activity_executor=threads,
-        max_concurrent_activities=settings.upload_threads,
-        graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
-        interceptors=[ActivityEdge()],
-    )
+    def shared(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
+        """The worker of one queue, with every workflow and activity of this build."""
+        return self._worker(
+            queue,
+            threads,
+            self.settings.activity_threads,
+            activities=all_activities(self.log, self.owners),
+            workflows=WORKFLOWS,
+            workflow_failure_exception_types=FAILURES,
+        )
+
+    def uploader(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
+        """The worker for the uploads of `queue`: they take minutes, and a deletion must not wait for one to end."""
+        activities = upload_activities(self.log)
+        return self._worker(uploads_queue(queue), threads, self.settings.upload_threads, activities=activities)
+
+    def owner(self, worker_id: str, threads: ThreadPoolExecutor) -> Worker:
+        """The worker for what this process owns: activities alone, and never versioned.
+
+        Versioned ones stop getting tasks past 100 queues, and a roll-out would leave owners without their work.
+        """
+        activities = owner_activities(self.log, self.owners)
+        return self._worker(owner_queue(worker_id), threads, self.settings.activity_threads, activities=activities)
+
+    def _worker(self, queue: str, threads: ThreadPoolExecutor, at_once: int, **rest: Any) -> Worker:  # noqa: ANN401
+        return Worker(
+            self.client,
+            task_queue=queue,
+            activity_executor=threads,
+            max_concurrent_activities=at_once,
+            graceful_shutdown_timeout=timedelta(seconds=self.settings.drain_timeout),
+            interceptors=[ActivityEdge(), self.in_hand],
+            **rest,
+        )
 
 
 async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str | None) -> None:
     """Serve `queues` until SIGTERM or SIGINT, then drain: work in hand ends, none is taken.
 
     Raises:
-        InvalidInput: Nothing can listen at the address for metrics.
-        ServiceFailed: No stack is known.
+        InvalidInput: A worker id that cannot be one, or nothing can listen at the address for metrics.
+        ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
         PreconditionFailed: The namespace lacks our search attributes.
+        WorkerIdTaken: Another process lives under this worker id.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     start_logs(level=settings.log_level)
-    name = worker_id or f"{socket.gethostname()}-{os.getpid()}"
+    name = checked_worker_id(worker_id or f"{socket.gethostname()}-{os.getpid()}")
     metrics = start_metrics(settings.metrics_address) if settings.metrics_address != OFF else None
     tracing = start_tracing("sexton-worker", traces_dir=settings.home / "traces")
     try:
@@ -110,22 +132,46 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    in_hand = InHand()
     with (
         open_log(settings) as log,
         ThreadPoolExecutor(settings.activity_threads, "activity") as threads,
+        ThreadPoolExecutor(settings.activity_threads, "owner") as owner_threads,
         ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
     ):
-        workers = [new_worker(client, log, settings, queue=queue, threads=threads) for queue in queues]
-        workers += [new_uploader(client, log, settings, queue=queue, threads=upload_threads) for queue in queues]
-        running = [asyncio.create_task(worker.run()) for worker in workers]
+        owners = new_ownership(settings, log, name, lambda: in_hand.activities / settings.activity_threads)
+        crew = Crew(client=client, log=log, owners=owners, settings=settings, in_hand=in_hand)
+        workers = [crew.shared(queue, threads) for queue in queues]
+        workers += [crew.uploader(queue, upload_threads) for queue in queues]
+        workers.append(crew.owner(name, owner_threads))
         _log.info("serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address")
-        stopped = asyncio.create_task(stop.wait())
-        async with _gauges(log, metrics):
-            await asyncio.wait([stopped, *running], return_when=asyncio.FIRST_COMPLETED)  # one that fails ends all
-            _log.info("draining for at most %s s", settings.drain_timeout)
-            await asyncio.gather(*(worker.shutdown() for worker in workers))
-            await asyncio.gather(*running)
+        async with _gauges(log, metrics), _taking_part(owners) as gave_up:
+            await _until(stop, gave_up, workers, settings)
+        if owners.failure:
+            raise owners.failure
     _log.info("drained")
+
+
+@asynccontextmanager
+async def _taking_part(owners: Ownership) -> AsyncIterator[asyncio.Task[bool]]:
+    """Own bundles while the block runs; what it is given ends when this worker owns nothing and never will again."""
+    await asyncio.to_thread(owners.start)
+    try:
+        yield asyncio.create_task(asyncio.to_thread(owners.stopping.wait))
+    finally:
+        await asyncio.to_thread(owners.stop)
+
+
+async def _until(
+    stop: asyncio.Event, gave_up: asyncio.Task[bool], workers: Sequence[Worker], settings: Settings
+) -> None:
+    """Run the workers until a signal, the end of ownership, or the failure of one of them; then drain."""
+    running = [asyncio.create_task(worker.run()) for worker in workers]
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopped, gave_up, *running], return_when=asyncio.FIRST_COMPLETED)
+    _log.info("draining for at most %s s", settings.drain_timeout)
+    await asyncio.gather(*(worker.shutdown() for worker in workers))
+    await asyncio.gather(*running)
 
 
 @asynccontextmanager

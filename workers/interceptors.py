@@ -18,6 +18,31 @@ class ActivityEdge(Interceptor):
         return _Edge(next)
 
 
+class InHand(Interceptor):
+    """Counts the activities that run in this process."""
+
+    def __init__(self) -> None:
+        """None run yet."""
+        self.activities = 0  # changed on the event loop alone
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
+        """See `Interceptor`."""
+        return _Counted(next, self)
+
+
+class _Counted(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor, counter: InHand) -> None:  # noqa: A002 - its name
+        super().__init__(next)
+        self._counter = counter
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
+        self._counter.activities += 1
+        try:
+            return await self.next.execute_activity(input)
+        finally:
+            self._counter.activities -= 1
+
+
 class _Edge(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         info = activity.info()

@@ -17,7 +17,7 @@ from logstore.ports.owners import Owners
 from workers.settings import Settings
 from workers.wiring import LogStore
 
-_WORKER_ID = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,128}")
+_WORKER_ID = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
 
 
 def checked_worker_id(worker_id: str) -> str:
@@ -27,7 +27,9 @@ def checked_worker_id(worker_id: str) -> str:
         InvalidInput: It cannot.
     """
     if not _WORKER_ID.fullmatch(worker_id):
-        raise InvalidInput("worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, underscore, hyphen", found=worker_id)
+        raise InvalidInput(
+            "worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=worker_id
+        )
     return worker_id
 
 

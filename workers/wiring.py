@@ -8,6 +8,7 @@ from typing import Any
 
 from activities.deletion import DeletionUpkeep, LedgerDeletion
 from activities.offload import LedgerOffload
+from activities.ownership import Ownership
 from activities.retention import Retention
 from activities.topic_deletion import TopicDeletion
 from activities.trimming import Trimming
@@ -15,15 +16,13 @@ from infra.catalog import Database, SqlCatalog, check_version
 from infra.objects import S3ObjectStore, connect
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
-from logstore.errors import NotOwner
 from logstore.group_commit import GroupCommitter
 from logstore.ledgers import CopyKind
 from logstore.managed_ledger import ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
-from logstore.names import TopicName
 from logstore.offload import Offloader
-from logstore.ownership import Lease
 from logstore.ports.objects import Buckets, ObjectStore
+from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
 from logstore.schemas import SchemaRegistry
@@ -151,7 +150,7 @@ def primary_bucket(settings: Settings) -> S3ObjectStore:
         settings.s3_access_key.get_secret_value() or None,
         settings.s3_secret_key.get_secret_value() or None,
         settings.primary_bucket,
-        pool_size=settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
+        pool_size=2 * settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
     )
 
 
@@ -164,22 +163,27 @@ def _offload(log: LogStore) -> LedgerOffload:
     return LedgerOffload(uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers)
 
 
-class _NobodyOwns:
-    """The `Owners` port while no worker takes part in ownership."""
+def owner_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., Any]]:
+    """What runs at a topic's owner."""
+    deletion = _deletion(log, owners)
+    return [
+        deletion.detach,
+        deletion.delete_chunk,
+        deletion.hand_over_chunk,
+        deletion.delete_one,
+        deletion.dead_letter,
+    ]
 
-    def placement(self, topic: TopicName) -> None:
-        """Anywhere."""
 
-    def lease_of(self, topic: TopicName) -> Lease:
-        """Nobody has any."""
-        raise NotOwner(0, expected="an owner", found=f"that nobody owns {topic}")
-
-
-def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
-    """Every activity of this build, over the log's ports."""
-    deletion = LedgerDeletion(
-        deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages, owners=_NobodyOwns()
+def _deletion(log: LogStore, owners: Owners) -> LedgerDeletion:
+    return LedgerDeletion(
+        deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages, owners=owners
     )
+
+
+def all_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., Any]]:
+    """Every activity of this build, over the log's ports."""
+    deletion = _deletion(log, owners)
     retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
     topics = TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers)
     upkeep = DeletionUpkeep(
@@ -197,12 +201,8 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         idle=retention,
     )
     return [
-        deletion.detach,
+        *owner_activities(log, owners),
         deletion.next_ranges,
-        deletion.delete_chunk,
-        deletion.hand_over_chunk,
-        deletion.delete_one,
-        deletion.dead_letter,
         deletion.certify,
         upkeep.adopt,
         upkeep.forget,
@@ -218,4 +218,5 @@ def all_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
         trimming.next_pages,
         trimming.trim_page,
         trimming.count_batch,
+        Ownership(owners=owners).look_up,
     ]

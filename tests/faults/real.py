@@ -32,6 +32,7 @@ from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.faults.world import Process
+from tests.servers import environment
 from workers.client import Sexton
 from workers.connections import connect_client
 from workers.settings import Settings
@@ -167,14 +168,6 @@ class RealWorld:
         home = StackHome.at(self.settings.home)
         for path in home.pids.glob("worker*.json"):
             ServiceProcess(path.stem, home).kill()
-
-
-def environment(settings: Settings) -> dict[str, str]:
-    """The settings as a process finds them in its environment."""
-    values = settings.model_dump(mode="json")
-    values["s3_access_key"] = settings.s3_access_key.get_secret_value()
-    values["s3_secret_key"] = settings.s3_secret_key.get_secret_value()
-    return {f"SEXTON_{name.upper()}": str(value) for name, value in values.items() if value != ""}
 
 
 class Worker:

@@ -16,8 +16,6 @@ from workers.cli import (
     deletions,
     ledger_explain,
     ledgers,
-    owners,
-    owners_unload,
     schedules,
     stack,
     topic_append,
@@ -83,7 +81,6 @@ for _group in (
     deletions.deletion,
     audits.audit,
     schedules.schedule,
-    owners.owners,
 ):
     app.add_typer(_group)
 _REGISTERED = (
@@ -96,7 +93,6 @@ _REGISTERED = (
     topic_schema,
     topic_trim,
     ledger_explain,
-    owners_unload,
 )  # for the commands they add
 
 
