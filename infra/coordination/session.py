@@ -19,6 +19,7 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
 from infra.coordination.faults import ZOOKEEPER, translated
+from infra.coordination.patience import PatientHandler
 from infra.telemetry.zookeeper_spans import zookeeper_span
 from logstore.errors import ServiceFailed, SessionLost
 
@@ -82,7 +83,9 @@ class Session:
         return self._ensemble.timeout_s
 
     def ask(self, doing: str, work: Callable[[KazooClient], T]) -> T:
-        """Run calls that may be repeated, again while the connection comes and goes, for at most one session timeout.
+        """Run calls that may be repeated, again while the connection comes and goes, for one session timeout.
+
+        Each of them is waited for that long at most, whatever became of the connection.
 
         Raises:
             StoreUnavailable: No answer; what was asked may have happened.
@@ -144,6 +147,7 @@ def _client(ensemble: Ensemble) -> KazooClient:
         timeout=ensemble.timeout_s,
         auth_data=[ensemble.auth] if ensemble.auth else None,
         connection_retry=as_long_as_it_takes,
+        handler=PatientHandler(ensemble.timeout_s),
         logger=_log,
     )
 

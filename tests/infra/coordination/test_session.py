@@ -2,6 +2,7 @@
 
 import queue
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -99,6 +100,18 @@ def test_asking_while_away_gives_up_within_a_session_timeout(
     assert _next(heard) is Link.SUSPENDED
     with pytest.raises((StoreUnavailable, SessionLost)):
         session.ask("looking", lambda client: client.exists_async("/").get(timeout=1))
+    zookeeper.start()
+
+
+def test_asking_just_before_the_loss_is_known_ends_too(zookeeper: ZooKeeper, session: Session, heard: Heard) -> None:
+    """A call that slips in is queued until the next connection: who asked waits no longer than a session timeout."""
+    zookeeper.kill()
+    assert _next(heard) is Link.SUSPENDED
+    session.link = Link.CONNECTED  # as it was a moment before
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        session.ask("looking", lambda client: client.exists("/"))
+    assert time.monotonic() - began < 5 * session.timeout_s
     zookeeper.start()
 
 
