@@ -19,13 +19,11 @@ from logstore.ownership.bundles import BundleId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """What a live worker said of itself, perhaps a while ago.
-
-    One that cannot take bundles at present says a huge load: then nothing waits for it.
-    """
+    """What a live worker said of itself, perhaps a while ago."""
 
     load: float = 0.0  # work in hand, 0 or more: at 1 it draws half of what an idle worker draws
     bundles: int = 0  # it owned then; for people to read, since the rules count owner nodes
+    room: bool = True  # False while it can take none: no share of the bundles is its, and nothing waits for it
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.load) and self.load >= 0):
@@ -41,15 +39,20 @@ class OwnershipView:
     owners: Mapping[BundleId, str]  # the worker that each owner node names; one that is not alive goes with its node
 
     @property
+    def takers(self) -> list[str]:
+        """The live workers that can take bundles."""
+        return [worker_id for worker_id, load in self.workers.items() if load.room]
+
+    @property
     def low(self) -> int:
         """An even share but for a tenth of it: a worker with fewer is underloaded."""
-        even = self.bundles // max(1, len(self.workers))
+        even = self.bundles // max(1, len(self.takers))
         return even - even // 10
 
     @property
     def cap(self) -> int:
         """An even share and a quarter of it, rounded up: a worker with as many is full."""
-        return -(-5 * self.bundles // (4 * max(1, len(self.workers))))
+        return -(-5 * self.bundles // (4 * max(1, len(self.takers))))
 
     @property
     def free(self) -> list[BundleId]:
@@ -140,14 +143,15 @@ def _moves(view: OwnershipView, at_most: int) -> list[BundleId]:
                 break
             if counts[owner] <= limit or bundle in moves:
                 continue
-            # At the first limit nobody counts as full: who is may let go as well, and then take this before the other.
-            full = _full(view, counts) if limit == view.cap else ()
+            # At the first limit no count is too many: who has so many may let go too, and then take this before others.
+            full = _full(view, counts if limit == view.cap else {})
             taker = ranking(bundle, view.workers, full=full)[0]
-            if counts[taker] < limit:
+            if counts[taker] < limit and view.workers[taker].room:
                 moves.append(bundle)
                 counts.update({owner: -1, taker: 1})
     return moves
 
 
 def _full(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
-    return {worker_id for worker_id, count in counts.items() if count >= view.cap}
+    """Who has enough, or can take none whatever it has."""
+    return {one for one, load in view.workers.items() if not load.room or counts.get(one, 0) >= view.cap}

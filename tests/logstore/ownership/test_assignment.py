@@ -12,7 +12,7 @@ from logstore.ownership import BundleId, OwnershipView, WorkerLoad, ranking, to_
 from tests.logstore.ownership.settling import Owners, idle, let_go, settle, taken
 
 _NAMES = [f"w{number}" for number in range(8)]
-_LOADS = st.builds(WorkerLoad, load=st.floats(0, 100) | st.sampled_from([0.0, 1e308]))
+_LOADS = st.builds(WorkerLoad, load=st.floats(0, 100) | st.sampled_from([0.0, 1e308]), room=st.booleans())
 _WORKERS = st.dictionaries(st.sampled_from(_NAMES[:6]), _LOADS, min_size=1)
 _BUNDLES = st.integers(0, 10_000).map(BundleId)
 
@@ -255,3 +255,20 @@ def test_assignment_worker_that_says_a_huge_load_is_waited_for_by_nobody() -> No
     settled = settle(64, idle(4) | {"w4": WorkerLoad(load=1e9)}, {})
     assert set(settled.owners.values()) == set(idle(4))
     assert (settled.shed, settled.rounds) == (0, 0)
+
+
+def test_assignment_worker_without_room_gets_nothing_and_leaves_no_gap() -> None:
+    """The other of two would be full with half of them and a quarter: then everything waited for the one without."""
+    workers = idle(1) | {"w1": WorkerLoad(room=False)}
+    settled = settle(64, workers, {})
+    assert set(settled.owners.values()) == {"w0"}
+    assert (settled.shed, settled.rounds) == (0, 0)
+
+
+def test_assignment_keeps_what_a_worker_without_room_has() -> None:
+    """It can take none now, which says nothing of those that it owns."""
+    before = settle(64, idle(2), {}).owners
+    workers = idle(1) | {"w1": WorkerLoad(room=False)}
+    assert settle(64, workers, before).owners == before
+    nobody = {name: WorkerLoad(room=False) for name in idle(2)}
+    assert settle(64, nobody, before).owners == before
