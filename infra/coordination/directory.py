@@ -12,6 +12,7 @@ session which was read as the node's own still stands: while it does, the node i
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +28,8 @@ from logstore.ownership import BundleId, OwnerNode, WorkerLoad, bundle_name, par
 SESSIONS: Final = "/sessions"
 WORKERS: Final = "/workers"
 OWNERS: Final = "/owners"
+
+_log = logging.getLogger(__name__)
 
 _REFUSED: Final = (BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency)
 
@@ -45,6 +48,7 @@ class Directory:
     def __init__(self, session: Session, bundles: int) -> None:
         """Ask through this session; there are so many bundles."""
         self._session, self._bundles = session, bundles
+        self._strays: set[str] = set()
 
     def sessions(self) -> frozenset[int]:
         """Sessions of those who take part, as long as each stands."""
@@ -63,9 +67,9 @@ class Directory:
         return {name: worker.load for name, worker in self.live_workers().items()}
 
     def owned(self) -> frozenset[BundleId]:
-        """Bundles with an owner, of whatever worker."""
+        """Bundles with an owner, of whatever worker; a node that names no bundle of this catalog is nobody's."""
         names = self._session.ask("reading owned bundles", lambda client: _children(client, OWNERS))
-        return frozenset(parse_bundle(name, bundles=self._bundles) for name in names)
+        return frozenset(bundle for bundle in map(self._parsed, names) if bundle is not None)
 
     def owners(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, OwnerNode]:
         """Owner nodes, of the bundles asked for or of all; a bundle without one is absent."""
@@ -87,6 +91,15 @@ class Directory:
             return not any(isinstance(result, _REFUSED) for result in both.commit())
 
         return self._session.ask("giving up a bundle", work)
+
+    def _parsed(self, name: str) -> BundleId | None:
+        try:
+            return parse_bundle(name, bundles=self._bundles)
+        except InvalidInput as error:
+            if name not in self._strays:
+                self._strays.add(name)
+                _log.warning("zookeeper: %s/%s is left alone: %s", OWNERS, name, error)
+            return None
 
     def _name(self, bundle: BundleId) -> str:
         return bundle_name(bundle, bundles=self._bundles)
@@ -110,7 +123,7 @@ def read_all(client: KazooClient, parent: str, names: Sequence[str]) -> dict[str
 def unless(answer: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
     """The answer, or None where it is that error."""
     try:
-        return answer.get(timeout=30)
+        return answer.get()
     except error:
         return None
 
@@ -134,8 +147,9 @@ def _load(body: bytes) -> WorkerLoad:
     """A load that cannot be read makes a choice worse, not wrong: it counts as none."""
     try:
         found: Mapping[str, Any] = json.loads(body)
-        return WorkerLoad(load=max(0.0, float(found["load"])), bundles=max(0, int(found["bundles"])))
-    except (ValueError, KeyError, TypeError, OverflowError, InvalidInput):  # JSON may say Infinity
+        load, bundles = max(0.0, float(found["load"])), max(0, int(found["bundles"]))
+        return WorkerLoad(load=load, bundles=bundles, room=bool(found.get("room", True)))
+    except (ValueError, KeyError, TypeError, OverflowError, InvalidInput):  # JSON may say Infinity, or be a list
         return WorkerLoad(load=0.0, bundles=0)
 
 

@@ -8,19 +8,23 @@ and a number that was raised for nothing fences nobody who still owns.
 Source: PIP-57; apache/pulsar#23011, #14736, #10351.
 """
 
+import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from infra.coordination.events import OwnershipEvents, Unloaded, Unwatched
-from infra.coordination.nodes import Nodes
+from infra.coordination.listener import Listener
+from infra.coordination.nodes import Nodes, worker_id_taken
+from logstore.errors import OutcomeUnknown, RetryableError
 from logstore.ownership import (
     Attempts,
     BundleId,
     HeldClaim,
     Lease,
+    OwnerNode,
     OwnershipView,
     Verdict,
     WorkerLoad,
@@ -32,16 +36,9 @@ from logstore.ports.catalog import Fences
 
 _CREATES: Final = 5  # of one bundle, in one session and minute: more is a loop (apache/pulsar#14736)
 _ATTEMPTS_S: Final = 60.0
+_ASIDE = 1e9  # the load of a worker that cannot take anything: it is the last that others would think of
 
-
-class Listener(Protocol):
-    """Who does the work that ownership gives; called on the owner's thread, and returns soon."""
-
-    def acquired(self, lease: Lease) -> None:
-        """The bundle is this worker's."""
-
-    def unloaded(self, bundle: BundleId) -> None:
-        """It is no longer: its work stops, and what is remembered of its topics goes."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +61,20 @@ class Holdings:
         self.bundles = fences.bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
         self._unsettled: dict[BundleId, HeldClaim | None] = {}  # to be acquired, or looked at again
+        self._put_off: set[BundleId] = set()  # of these, what could not be acquired at the last look
+        self._aside = False  # since the catalog gave no fence
         self._seen: dict[BundleId, str] = {}  # who owns what, as read last
         self._change = -1
         self._free_since: dict[BundleId, float] = {}
         self._resting: dict[BundleId, float] = {}  # until when
         self._fresh_attempts(session=0, waits=0)
         self._told: WorkerLoad | None = None
+        self._listed = False  # as a live worker, by a node of this session
 
     @property
-    def unsettled(self) -> int:
-        """Bundles that wait for an answer, or for an old node to vanish."""
-        return len(self._unsettled)
+    def hurried(self) -> bool:
+        """Whether a bundle waits for what comes soon: an old node that vanishes, and not a service that is away."""
+        return not self._aside and bool(self._unsettled.keys() - self._put_off)
 
     def expired(self, session: int) -> None:
         """No lease outlives its session; what was held is looked at again in the next one."""
@@ -101,14 +101,34 @@ class Holdings:
             self._fresh_attempts(self._attempts.session, self._attempts.waits)
         view = self._view(nodes)
         self._let_go_of_lost(view, now)
-        self._unsettled |= dict.fromkeys(self._due(view, now) - self.leases.keys() - self._unsettled.keys())
-        self._settle(nodes)
+        if self._can_take():
+            due = self._due(view, now) | self._unheld(view)
+            self._unsettled |= dict.fromkeys(due - self._unsettled.keys())
+            self._settle(nodes, now)
+        else:
+            nodes.give_up(self._unheld(view))
         self._shed(nodes, view, now)
-        told = WorkerLoad(load=load, bundles=len(self.leases))
+        self._report(nodes, load)
+        self._events.looked(len(self._unsettled))
+
+    def _report(self, nodes: Nodes, load: float) -> None:
+        told = WorkerLoad(load=_ASIDE if self._aside else load, bundles=len(self.leases), room=not self._aside)
+        if not self._listed and not nodes.enlist(told):  # somebody took our node away
+            raise worker_id_taken(self._worker_id)
         if told != self._told:
             nodes.report(told)
             self._told = told
-        self._events.looked(len(self._unsettled))
+
+    def _can_take(self) -> bool:
+        """Whether the catalog is there, asked where it was not: an owner node without a lease is in everybody's way."""
+        if self._aside:
+            try:
+                self._fences.bundles()
+            except RetryableError as error:
+                _log.info("takes no bundle yet: %s", error)
+                return False
+            self._aside = False
+        return True
 
     def _fresh_attempts(self, session: int, waits: int) -> None:
         """A session may last for months, in which a bundle comes and goes more often than a loop would be let to."""
@@ -121,7 +141,10 @@ class Holdings:
         if change != self._change:
             self._seen = {bundle: node.worker_id for bundle, node in nodes.owners().items()}
             self._change = change
-        return OwnershipView(bundles=self.bundles, workers=nodes.workers(), owners=self._seen)
+        live = nodes.live_workers()
+        self._listed = self._worker_id in live and live[self._worker_id].session == self._attempts.session
+        workers = {worker_id: worker.load for worker_id, worker in live.items()}
+        return OwnershipView(bundles=self.bundles, workers=workers, owners=self._seen)
 
     def _let_go_of_lost(self, view: OwnershipView, now: float) -> None:
         """A node that went while its session lives was taken from us on purpose: others get their chance first."""
@@ -135,39 +158,69 @@ class Holdings:
         self._resting = {bundle: until for bundle, until in self._resting.items() if until > now}
         free_for_s = {bundle: now - since for bundle, since in self._free_since.items()}
         due = to_take(view, self._worker_id, free_for_s=free_for_s, takeover_grace_s=self._turns.takeover_grace_s)
-        return set(due) - self._resting.keys()
+        return set(due) - self._resting.keys() - self.leases.keys()
 
-    def _settle(self, nodes: Nodes) -> None:
+    def _unheld(self, view: OwnershipView) -> set[BundleId]:
+        """Nodes of ours without a lease: from a create that was answered late, or a delete that was not."""
+        return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
+
+    def _settle(self, nodes: Nodes, now: float) -> None:
         """Decide on each bundle that is neither held nor given up, by what its node says now."""
+        self._put_off = set()
         if not self._unsettled:
             return
         found = nodes.owners(self._unsettled)
-        create: list[BundleId] = []
-        for bundle, claim in list(self._unsettled.items()):
-            verdict = decide(found.get(bundle), session=self._attempts.session, worker_id=self._worker_id, claim=claim)
-            verdict = self._attempts.bounded(bundle, verdict)
-            if verdict in {Verdict.CREATE, Verdict.KEEP}:
-                create.append(bundle)
-            elif verdict is Verdict.UNLOAD:
-                del self._unsettled[bundle]
-                if claim:
-                    self._listener.unloaded(bundle)
-                    self._events.unloaded([bundle], Unloaded.FOREIGN)
+        verdicts = {bundle: self._verdict(bundle, found.get(bundle)) for bundle in self._unsettled}
+        self._drop([bundle for bundle, verdict in verdicts.items() if verdict is Verdict.UNLOAD])
+        own = [bundle for bundle, node in found.items() if node.session == self._attempts.session]
+        spent = [bundle for bundle in own if verdicts[bundle] is Verdict.UNLOAD]  # others get their chance
+        self._resting |= dict.fromkeys(spent, now + self._turns.rest_s)
+        nodes.give_up(spent)
+        create = [one for one, verdict in verdicts.items() if verdict in {Verdict.CREATE, Verdict.KEEP}]
         if create:
             with self._events.acquiring(create):
                 self._acquire(nodes, create)
 
+    def _verdict(self, bundle: BundleId, node: OwnerNode | None) -> Verdict:
+        claim = self._unsettled[bundle]
+        verdict = decide(node, session=self._attempts.session, worker_id=self._worker_id, claim=claim)
+        return self._attempts.bounded(bundle, verdict)
+
+    def _drop(self, bundles: Iterable[BundleId]) -> None:
+        for bundle in bundles:
+            if self._unsettled.pop(bundle):
+                self._listener.unloaded(bundle)
+                self._events.unloaded([bundle], Unloaded.FOREIGN)
+
     def _acquire(self, nodes: Nodes, bundles: Collection[BundleId]) -> None:
-        """Nodes, then fences, then nodes again; what is not ours at the end is decided on at the next look."""
+        """Nodes, then fences, then nodes again; what is not ours at the end is decided on at the next look.
+
+        An answer of the catalog that was lost wasted a number; without one, others get the bundles: they may be able.
+        """
         made = nodes.take(bundles)
-        leases = self._fences.raise_fences(made, self._worker_id)
+        try:
+            leases = self._fences.raise_fences(made, self._worker_id)
+        except (RetryableError, OutcomeUnknown) as error:
+            _log.warning("takes no bundles until the catalog answers: %s", error)
+            self._aside = True
+            nodes.give_up(made)
+            return
         still = nodes.own(made)
-        held = {lease.bundle: lease for lease in leases if lease.bundle in still}
-        self._publish({**self.leases, **held})
-        for bundle, lease in held.items():
-            del self._unsettled[bundle]
+        self._events.acquired([lease for lease in leases if lease.bundle in still and self._handed_out(lease)])
+
+    def _handed_out(self, lease: Lease) -> bool:
+        """Publish what the listener was told of, so that no work of the bundle runs before its topics are loaded."""
+        try:
             self._listener.acquired(lease)
-        self._events.acquired(held.values())
+        except RetryableError as error:
+            _log.warning("bundle %s is tried again: %s", lease.bundle, error)
+            self._listener.unloaded(lease.bundle)
+            self._unsettled[lease.bundle] = None
+            self._put_off.add(lease.bundle)
+            return False
+        self._publish({**self.leases, lease.bundle: lease})
+        del self._unsettled[lease.bundle]
+        return True
 
     def _shed(self, nodes: Nodes, view: OwnershipView, now: float) -> None:
         """Let go of what an underloaded worker should have: the lease first, then the node."""

@@ -9,10 +9,10 @@ from kazoo.exceptions import NodeExistsError
 
 from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, Directory, session_path, unless
 from infra.coordination.session import Session
-from logstore.errors import PreconditionFailed
+from logstore.errors import PreconditionFailed, WorkerIdTaken
 from logstore.ownership import BundleId, WorkerLoad
 
-__all__ = ["OWNERS", "SESSIONS", "WORKERS", "Nodes"]
+__all__ = ["OWNERS", "SESSIONS", "WORKERS", "Nodes", "worker_id_taken"]
 
 
 class Nodes(Directory):
@@ -93,6 +93,11 @@ class Nodes(Directory):
         self._session.ask("watching", work)
 
 
+def worker_id_taken(worker_id: str) -> WorkerIdTaken:
+    """What a process is told that finds another one under its worker id."""
+    return WorkerIdTaken(f"worker id {worker_id}: expected to be free, found another process alive under it")
+
+
 def _create_own(client: KazooClient, path: str, body: bytes, session: int) -> bool:
     """Whether the ephemeral node is this session's afterwards."""
     try:
@@ -104,4 +109,4 @@ def _create_own(client: KazooClient, path: str, body: bytes, session: int) -> bo
 
 
 def _load_json(load: WorkerLoad) -> bytes:
-    return json.dumps({"load": load.load, "bundles": load.bundles}).encode()
+    return json.dumps({"load": load.load, "bundles": load.bundles, "room": load.room}).encode()

@@ -18,10 +18,11 @@ from enum import StrEnum
 from typing import Final
 
 from infra.coordination.events import OwnershipEvents, Unwatched
-from infra.coordination.holdings import Holdings, Listener, Turns
-from infra.coordination.nodes import Nodes
+from infra.coordination.holdings import Holdings, Turns
+from infra.coordination.listener import Listener
+from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.session import Link, Session
-from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, WorkerIdTaken
+from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError
 from logstore.names import TopicName
 from logstore.ownership import Lease, WorkerLoad, bundle_of
 from logstore.ports.catalog import Fences
@@ -165,7 +166,7 @@ class BundleOwner:
     def _next(self) -> _Word:
         """The next word; soon, where a bundle waits for an old node to vanish."""
         try:
-            return self._words.get(timeout=_SOON_S if self._holdings.unsettled else self._policy.look_again_s)
+            return self._words.get(timeout=_SOON_S if self._holdings.hurried else self._policy.look_again_s)
         except queue.Empty:
             return _Word()
 
@@ -214,9 +215,7 @@ class BundleOwner:
         deadline = time.monotonic() + 2 * timeout_s
         while not nodes.enlist(WorkerLoad()):
             if time.monotonic() > deadline or self.stopping.wait(_SOON_S):
-                raise WorkerIdTaken(
-                    f"worker id {self._worker_id}: expected to be free, found another process alive under it"
-                )
+                raise worker_id_taken(self._worker_id)
 
     def _look(self) -> None:
         """One look, unless the connection is away; one that fails is repeated by the next."""

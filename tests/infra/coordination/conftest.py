@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from infra.catalog import Database, upgrade
+from infra.catalog.fences import SqlFences
 from infra.coordination.session import Ensemble
+from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
 
 _numbers = itertools.count()
@@ -41,3 +44,14 @@ def looker(zookeeper: ZooKeeper, ensemble: Ensemble) -> Iterator[KazooClient]:
     """A client that looks on, under the test's path."""
     with zookeeper.client(ensemble.hosts) as client:
         yield client
+
+
+@pytest.fixture
+def crew(ensemble: Ensemble, tmp_path: Path) -> Iterator[Crew]:
+    """Nobody yet."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    upgrade(database, bundles=BUNDLES)
+    made = Crew(ensemble, SqlFences(database))
+    yield made
+    made.dismiss()
+    database.close()

@@ -2,106 +2,22 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
 
-from infra.catalog import Database, upgrade
-from infra.catalog.fences import SqlFences
-from infra.coordination.holdings import Turns
 from infra.coordination.nodes import OWNERS
-from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
-from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.owner import BundleOwner, ExpiredPolicy
+from infra.coordination.session import Ensemble, Session
 from logstore.errors import NotOwner, ServiceFailed, SessionLost, StoreUnavailable, WorkerIdTaken
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_name
 from logstore.ports.owners import OtherOwner
+from tests.infra.coordination.crew import BUNDLES, Crew, Watcher
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 
 pytestmark = pytest.mark.external_service
-
-_N = 24
-
-
-class Watcher:
-    """A listener that remembers."""
-
-    def __init__(self) -> None:
-        self.acquired_: list[Lease] = []
-        self.unloaded_: list[BundleId] = []
-
-    def acquired(self, lease: Lease) -> None:
-        """See `Listener`."""
-        self.acquired_.append(lease)
-
-    def unloaded(self, bundle: BundleId) -> None:
-        """See `Listener`."""
-        self.unloaded_.append(bundle)
-
-
-class Crew:
-    """Workers of one ensemble and one catalog."""
-
-    def __init__(self, ensemble: Ensemble, fences: SqlFences) -> None:
-        self.ensemble, self.fences = ensemble, fences
-        self.owners: dict[str, BundleOwner] = {}
-        self.sessions: dict[str, Session] = {}
-        self.watchers: dict[str, Watcher] = {}
-
-    def hire(self, name: str, *, expired: ExpiredPolicy = ExpiredPolicy.RECONNECT, attempts: int = 10) -> BundleOwner:
-        """Start a worker."""
-
-        def connect(tell: Callable[[Link], None]) -> Session:
-            self.sessions[name] = Session(self.ensemble, tell)
-            return self.sessions[name]
-
-        turns = Turns(takeover_grace_s=0.3, rest_s=1.5)
-        policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, look_again_s=0.1, turns=turns)
-        watcher = self.watchers[name] = Watcher()
-        owner = BundleOwner(name, connect, self.fences, watcher, policy=policy)
-        owner.start()
-        self.owners[name] = owner
-        return owner
-
-    def dismiss(self) -> None:
-        """Stop all."""
-        for owner in self.owners.values():
-            owner.stop()
-
-    def held(self, *names: str) -> dict[int, str]:
-        """Which worker has a lease of each bundle; fails where two have."""
-        found: dict[int, str] = {}
-        for name in names or self.owners:
-            for lease in self.owners[name].leases():
-                assert lease.bundle not in found
-                found[lease.bundle] = name
-        return found
-
-    def settled(self, *names: str) -> bool:
-        """Whether these own all bundles, and the last fence of each is its owner's."""
-        leases = [lease for name in names or self.owners for lease in self.owners[name].leases()]
-        last = {one.bundle: (one.counter, one.worker_id) for one in self.fences.fences()}
-        return len(leases) == _N and {one.bundle: (one.fence, one.worker_id) for one in leases} == last
-
-    def rests(self) -> bool:
-        """Whether nothing moves for a while."""
-        before = self.held()
-        time.sleep(0.5)
-        return self.settled() and self.held() == before
-
-
-@pytest.fixture
-def crew(ensemble: Ensemble, tmp_path: Path) -> Iterator[Crew]:
-    """Nobody yet."""
-    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    upgrade(database, bundles=_N)
-    made = Crew(ensemble, SqlFences(database))
-    yield made
-    made.dismiss()
-    database.close()
 
 
 def test_one_worker_owns_all_and_each_topic_has_a_lease(crew: Crew) -> None:
@@ -118,11 +34,11 @@ def test_joiner_gets_its_share_and_a_leavers_bundles_find_owners_at_once(crew: C
     crew.hire("a")
     assert_eventually(crew.settled)
     crew.hire("b")
-    assert_eventually(lambda: crew.settled() and len(crew.owners["b"].leases()) >= _N // 4, within_s=20)
+    assert_eventually(lambda: crew.settled() and len(crew.owners["b"].leases()) >= BUNDLES // 4, within_s=20)
     before = crew.held()
     crew.hire("c")
-    assert_eventually(lambda: crew.settled() and len(crew.owners["c"].leases()) >= _N // 6, within_s=20)
-    assert sum(1 for bundle, name in crew.held().items() if name != before[bundle]) <= _N // 2
+    assert_eventually(lambda: crew.settled() and len(crew.owners["c"].leases()) >= BUNDLES // 6, within_s=20)
+    assert sum(1 for bundle, name in crew.held().items() if name != before[bundle]) <= BUNDLES // 2
     assert_eventually(crew.rests, within_s=20)
     kept = crew.held("a", "b")
     crew.owners.pop("c").stop()
@@ -148,12 +64,12 @@ def test_expired_while_another_took_a_bundle_unloads_it(zookeeper: ZooKeeper, cr
     """Of the three cases after a reconnect this one makes two owners if it is missed (apache/pulsar#23011)."""
     crew.hire("a")
     assert_eventually(crew.settled)
-    path = f"{OWNERS}/{bundle_name(BundleId(3), bundles=_N)}"
+    path = f"{OWNERS}/{bundle_name(BundleId(3), bundles=BUNDLES)}"
     taking = threading.Thread(target=_take_when_free, args=(looker, path))
     taking.start()
     zookeeper.expire(crew.sessions["a"])
     taking.join()
-    assert_eventually(lambda: len(crew.owners["a"].leases()) == _N - 1)
+    assert_eventually(lambda: len(crew.owners["a"].leases()) == BUNDLES - 1)
     assert 3 not in crew.held()
     assert crew.watchers["a"].unloaded_ == [3]
     assert looker.exists(path)
@@ -185,9 +101,9 @@ def test_owner_node_deleted_by_an_operator_moves_the_bundle(crew: Crew, looker: 
     crew.hire("a")
     assert_eventually(crew.settled)
     crew.hire("b")
-    assert_eventually(lambda: crew.settled() and len(crew.owners["b"].leases()) >= _N // 4, within_s=20)
+    assert_eventually(lambda: crew.settled() and len(crew.owners["b"].leases()) >= BUNDLES // 4, within_s=20)
     bundle, owner = next(iter(crew.held().items()))
-    looker.delete(f"{OWNERS}/{bundle_name(BundleId(bundle), bundles=_N)}")
+    looker.delete(f"{OWNERS}/{bundle_name(BundleId(bundle), bundles=BUNDLES)}")
     other = {"a": "b", "b": "a"}[owner]
     assert_eventually(lambda: bundle in [lease.bundle for lease in crew.owners[other].leases()])
     assert_eventually(lambda: bundle not in [lease.bundle for lease in crew.owners[owner].leases()])
@@ -234,7 +150,7 @@ def test_owner_placement_names_who_has_the_node(crew: Crew) -> None:
     """The owner answers with its lease, any other worker with the owner's name."""
     first = crew.hire("w1")
     topic = TopicName.parse("persistent://shop/main/orders")
-    assert_eventually(lambda: len(first.leases()) == _N)
+    assert_eventually(lambda: len(first.leases()) == BUNDLES)
     second = crew.hire("w2")
     assert first.placement(topic) == first.lease_of(topic)
     assert second.placement(topic) == OtherOwner(worker_id="w1")

@@ -1,0 +1,91 @@
+"""Workers of one ensemble and one catalog, as threads of the test."""
+
+import time
+from collections.abc import Callable
+
+from infra.catalog.fences import SqlFences
+from infra.coordination.holdings import Turns
+from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
+from infra.coordination.session import Ensemble, Link, Session
+from logstore.ownership import BundleId, Lease
+from logstore.ports.catalog import Fences
+
+BUNDLES = 24
+
+
+class Watcher:
+    """A listener that remembers, and fails if it is made to."""
+
+    def __init__(self) -> None:
+        self.acquired_: list[Lease] = []
+        self.unloaded_: list[BundleId] = []
+        self.loading: Callable[[Lease], None] = lambda _: None
+
+    def acquired(self, lease: Lease) -> None:
+        """See `Listener`."""
+        self.loading(lease)
+        self.acquired_.append(lease)
+
+    def unloaded(self, bundle: BundleId) -> None:
+        """See `Listener`."""
+        self.unloaded_.append(bundle)
+
+
+class Crew:
+    """Workers of one ensemble and one catalog."""
+
+    def __init__(self, ensemble: Ensemble, fences: SqlFences) -> None:
+        self.ensemble, self.fences = ensemble, fences
+        self.owners: dict[str, BundleOwner] = {}
+        self.sessions: dict[str, Session] = {}
+        self.watchers: dict[str, Watcher] = {}
+
+    def hire(
+        self,
+        name: str,
+        *,
+        expired: ExpiredPolicy = ExpiredPolicy.RECONNECT,
+        attempts: int = 10,
+        fences: Fences | None = None,
+        loading: Callable[[Lease], None] = lambda _: None,
+    ) -> BundleOwner:
+        """Start a worker; `fences` is how it sees them, `loading` what it does with a bundle that it acquired."""
+
+        def connect(tell: Callable[[Link], None]) -> Session:
+            self.sessions[name] = Session(self.ensemble, tell)
+            return self.sessions[name]
+
+        turns = Turns(takeover_grace_s=0.3, rest_s=1.5)
+        policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, look_again_s=0.1, turns=turns)
+        watcher = self.watchers[name] = Watcher()
+        watcher.loading = loading
+        owner = BundleOwner(name, connect, fences or self.fences, watcher, policy=policy)
+        self.owners[name] = owner
+        owner.start()
+        return owner
+
+    def dismiss(self) -> None:
+        """Stop all."""
+        for owner in self.owners.values():
+            owner.stop()
+
+    def held(self, *names: str) -> dict[int, str]:
+        """Which worker has a lease of each bundle; fails where two have."""
+        found: dict[int, str] = {}
+        for name in names or self.owners:
+            for lease in self.owners[name].leases():
+                assert lease.bundle not in found
+                found[lease.bundle] = name
+        return found
+
+    def settled(self, *names: str) -> bool:
+        """Whether these own all bundles, and the last fence of each is its owner's."""
+        leases = [lease for name in names or self.owners for lease in self.owners[name].leases()]
+        last = {one.bundle: (one.counter, one.worker_id) for one in self.fences.fences()}
+        return len(leases) == BUNDLES and {one.bundle: (one.fence, one.worker_id) for one in leases} == last
+
+    def rests(self) -> bool:
+        """Whether nothing moves for a while."""
+        before = self.held()
+        time.sleep(0.5)
+        return self.settled() and self.held() == before
