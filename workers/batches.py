@@ -21,7 +21,11 @@ from workflows.delete_ledgers import DeleteLedgers
 from workflows.values import DeleteLedgersProgress, SetRate
 
 _TYPE: Final = "delete-ledgers"
-_NOBODY_ANSWERED: Final = {RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}
+_NOBODY_ANSWERED: Final = {
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.FAILED_PRECONDITION,  # "no poller seen for task queue recently": what a query is told
+}
 _ANSWERED_WITHIN: Final = timedelta(seconds=30)  # by a worker, which may be draining or starting
 
 
@@ -85,6 +89,7 @@ async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -
         ServiceFailed: No worker answered in time; the server keeps what was asked and may still hand it to one.
         ApplicationError: A worker refused, of type `InvalidInput`.
     """
+    before = _cancellations()
     try:
         async with asyncio.timeout(_ANSWERED_WITHIN.total_seconds()):
             return await asked  # the SDK asks again, without end, when the server answers that no worker took it
@@ -94,6 +99,8 @@ async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -
             raise _over(workflow_id, "that it ended") from error
         raise
     except (WorkflowUpdateRPCTimeoutOrCancelledError, RPCError, TimeoutError) as error:
+        if _cancellations() > before:  # the SDK has one error for this and for a server's silence
+            raise asyncio.CancelledError from error
         if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
             raise _over(workflow_id, "that it ended") from error
         silent = not isinstance(error, RPCError) or error.status in _NOBODY_ANSWERED
@@ -101,6 +108,12 @@ async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -
             raise
         advice = "see `sexton status`, or run `sexton worker run`; what was asked may yet be done when one answers"
         raise ServiceFailed("worker", f"none answered for {workflow_id}", advice=advice) from error
+
+
+def _cancellations() -> int:
+    """How many have asked the present task to stop, and did not take it back."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
 
 
 def _over(workflow_id: str, found: str) -> PreconditionFailed:

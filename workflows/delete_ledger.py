@@ -4,7 +4,7 @@ Destroys the objects of exactly that copy. Invariant: storage and catalog are bo
 delete. To stop it, terminate it: its row stays listed as unfinished and is taken up again. It fails, with the
 outcome as its error type, when the outcome is not a success, so that the Failed filter shows the dead letters.
 
-1. Delete the copy under a claim; retry what may help, `retry_interval_s` apart.
+1. Delete the copy under a claim, at the topic's owner; retry what may help, `retry_interval_s` apart.
 2. Attempts exhausted, or storage keeps the same number of keys again and again (`NoProgress`): keep the row as a
    dead letter with its error.
 
@@ -22,6 +22,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
     from logstore.deletion import Outcome
     from workflows import limits, search_attributes
+    from workflows.routing import Route
     from workflows.values import DeleteLedgerInput, DeleteLedgerProgress
 
 _STUCK = "NoProgress"  # type of the error after which no further attempt is made
@@ -54,8 +55,10 @@ def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
 class DeleteLedger:
     """See the module's text."""
 
-    def __init__(self) -> None:
+    @workflow.init
+    def __init__(self, request: DeleteLedgerInput) -> None:
         """Begin at the first step."""
+        self._route = Route(request.topic, patience_s=request.owner_patience_s)
         self._progress = DeleteLedgerProgress(step="deleting")
 
     @workflow.run
@@ -66,7 +69,7 @@ class DeleteLedger:
         workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
         one = OneInput(key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s)
         try:
-            result = await workflow.execute_activity_method(LedgerDeletion.delete_one, one, **_delete_one(request))
+            result = await self._route.execute(LedgerDeletion.delete_one, one, _delete_one(request))
         except ActivityError as error:
             result = await self._give_up(request, error)
         self._progress = DeleteLedgerProgress(step="ended", outcome=result.outcome)
@@ -85,11 +88,11 @@ class DeleteLedger:
         if is_cancelled_exception(error):
             raise error
         cause = error.cause
-        if isinstance(cause, ApplicationError) and cause.type in {"ClaimHeld", "InvalidInput"}:
-            raise error  # another workflow is at work on the row, or there is no such row: nothing has failed
+        if isinstance(cause, ApplicationError) and cause.type in {"ClaimHeld", "NotOwner", "InvalidInput"}:
+            raise error  # another workflow or owner is at work on the row, or there is none: nothing has failed
         self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=str(cause or error))
-        return await workflow.execute_activity_method(LedgerDeletion.dead_letter, letter, **_DEAD_LETTER)
+        return await self._route.execute(LedgerDeletion.dead_letter, letter, _DEAD_LETTER)
 
 
 def _failure(result: OneResult) -> str:

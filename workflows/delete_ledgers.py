@@ -6,7 +6,8 @@ the topic's next trim, takes them up.
 
 1. Asked for given ledgers: detach them (phase one). A trim has done so already.
 2. Page by page, delete chunks of rows, `parallelism` at a time; hand failing rows to children of their own. While
-   paused, start none and keep the batch claimed. At a limited rate, chunks come in slices.
+   paused, start none and keep the batch claimed. At a limited rate, chunks come in slices. What is of one topic is
+   done at its owner; a batch of several belongs to nobody.
 3. Certify: count the batch from its rows, close its run, write the audit row.
 
 Source: PIP-186, second phase.
@@ -37,8 +38,8 @@ with workflow.unsafe.imports_passed_through():
         RangesInput,
         RangesPage,
     )
-    from logstore.deletion import Outcome
     from workflows import delete_ledger, limits, search_attributes
+    from workflows.routing import Route
     from workflows.values import (
         MOST_OBJECTS_PER_S,
         DeleteLedgerInput,
@@ -48,7 +49,7 @@ with workflow.unsafe.imports_passed_through():
         ExplicitDetach,
         SetRate,
     )
-    from workflows.values.batches import added, rest_of, shown
+    from workflows.values.batches import rest_of, shown, stale, whole_of, with_chunk
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
 _FEWEST = 10  # rows worth an activity of their own, which costs as much as a few listings
@@ -100,6 +101,7 @@ class DeleteLedgers:
         """Start from what an earlier run of this batch carried over."""
         self._request = request
         self._progress = request.carried
+        self._route = Route(request.topic, owner=request.owner, patience_s=request.policy.owner_patience_s)
         self._window = asyncio.Semaphore(max(1, request.policy.parallelism))
         self._alone = 0
         self._chunks = 1  # of the page in work
@@ -122,8 +124,10 @@ class DeleteLedgers:
             workflow.set_current_details(shown(self._progress))
             if self._leaves_off or workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
-                workflow.continue_as_new(replace(request, detach=None, carried=self._progress))
-        whole = self._ended(self._stale() if page.stale else await self._certify())
+                carried = replace(request, detach=None, carried=self._progress, owner=self._route.owner)
+                workflow.continue_as_new(carried)
+        counted = stale(request.batch_id, self._progress) if page.stale else await self._certify()
+        whole = self._ended(whole_of(counted, self._progress))
         await workflow.wait_condition(workflow.all_handlers_finished)
         return whole
 
@@ -167,7 +171,7 @@ class DeleteLedgers:
 
     async def _detach(self, asked: ExplicitDetach) -> None:
         request = self._request
-        detached: DetachResult = await workflow.execute_activity_method(
+        detached: DetachResult = await self._route.execute(
             LedgerDeletion.detach,
             DetachInput(
                 topic_id=request.topic_id,
@@ -179,7 +183,7 @@ class DeleteLedgers:
                 ledger_ids=asked.ledger_ids,
                 force=asked.force,
             ),
-            **_SQL,
+            _SQL,
         )
         self._progress = replace(
             self._progress, detached=detached.ledgers, intents=detached.intents, finished=detached.finished
@@ -211,7 +215,7 @@ class DeleteLedgers:
                     return  # left for the next run, which meets only what is unfinished
                 result = await self._delete_or_hand_over(self._chunk(left))
                 self._alone += len(result.alone)
-            self._count(result)
+            self._progress = with_chunk(self._progress, result)
             topics = result.topics or [self._request.topic] * len(result.alone)
             for key, topic in zip(result.alone, topics, strict=True):
                 await self._start_alone(key, topic)
@@ -241,12 +245,12 @@ class DeleteLedgers:
     async def _delete_or_hand_over(self, chunk: ChunkInput) -> ChunkResult:
         options = _SLICE if chunk.objects_per_s else _CHUNK
         try:
-            return await workflow.execute_activity_method(LedgerDeletion.delete_chunk, chunk, **options)
+            return await self._route.execute(LedgerDeletion.delete_chunk, chunk, options)
         except ActivityError as error:
-            held = isinstance(error.cause, ApplicationError) and error.cause.type == "ClaimHeld"
+            held = isinstance(error.cause, ApplicationError) and error.cause.type in {"ClaimHeld", "NotOwner"}
             if held or is_cancelled_exception(error):
                 raise
-            return await workflow.execute_activity_method(LedgerDeletion.hand_over_chunk, chunk, **_SQL)
+            return await self._route.execute(LedgerDeletion.hand_over_chunk, chunk, _SQL)
 
     async def _start_alone(self, key: IntentKey, topic: str) -> None:
         policy = self._request.policy
@@ -256,39 +260,16 @@ class DeleteLedgers:
             catalog_epoch=self._request.catalog_epoch,
             max_attempts=policy.max_attempts,
             retry_interval_s=policy.retry_interval_s,
+            owner_patience_s=policy.owner_patience_s,
         )
         await delete_ledger.start_alone(alone, batch_id=self._request.batch_id)
 
     async def _certify(self) -> Certificate:
         request = self._request
         close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
-        return await workflow.execute_activity_method(LedgerDeletion.certify, close, **_SQL)
+        return await self._route.execute_unasked(LedgerDeletion.certify, close, _SQL)
 
-    def _stale(self) -> Certificate:
-        """The catalog was rebuilt meanwhile: its own rows say what is left to do, under the new epoch."""
-        progress = self._progress
-        left = progress.intents - sum(progress.outcomes.values())
-        return Certificate(
-            batch_id=self._request.batch_id,
-            outcomes=added(progress.outcomes, {Outcome.STALE_CATALOG.value: left} if left > 0 else {}),
-            objects=progress.objects,
-            size_bytes=progress.size_bytes,
-        )
-
-    def _ended(self, certificate: Certificate) -> Certificate:
-        outcomes = added(certificate.outcomes, self._progress.finished)
-        elsewhere = self._progress.intents - sum(certificate.outcomes.values())  # taken up by another batch
-        whole = replace(
-            certificate, outcomes=added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {})
-        )
+    def _ended(self, whole: Certificate) -> Certificate:
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(whole.outcomes))])
         workflow.set_current_details(shown(whole))
         return whole
-
-    def _count(self, result: ChunkResult) -> None:
-        self._progress = replace(
-            self._progress,
-            outcomes=added(self._progress.outcomes, result.outcomes),
-            objects=self._progress.objects + result.objects,
-            size_bytes=self._progress.size_bytes + result.size_bytes,
-        )

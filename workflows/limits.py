@@ -7,7 +7,11 @@ from temporalio.exceptions import ApplicationError
 
 _MONTH_S = 30 * 86_400
 
-ALONE: Final = {"max_attempts": (1, 1_000_000), "retry_interval_s": (0, _MONTH_S)}
+ALONE: Final = {
+    "max_attempts": (1, 1_000_000),
+    "retry_interval_s": (0, _MONTH_S),
+    "owner_patience_s": (1, _MONTH_S),
+}
 """Of `DeleteLedgerInput`, both ends inclusive."""
 
 DELETION: Final = {**ALONE, "parallelism": (1, 256), "chunk": (1, 1_000_000), "alone": (1, 1_500)}

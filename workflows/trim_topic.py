@@ -5,7 +5,7 @@ the list, decided under its lock. To stop it, cancel or terminate it: a started 
 
 Repeat until a pass that began after the last `again` detaches nothing:
 1. Roll the last ledger if it is idle and past its age, if that works now.
-2. Detach what retention lets go (phase one), taking up stalled intents of the topic.
+2. Detach what retention lets go (phase one), taking up stalled intents of the topic, at the topic's owner.
 3. Run `delete-ledgers` on that batch (phase two).
 
 Source: PIP-186; Pulsar's retention.
@@ -22,6 +22,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
     from activities.retention import Retention, RollInput
     from workflows import batches, delete_ledgers, search_attributes
+    from workflows.routing import Route
     from workflows.values import DeleteLedgersInput, DeleteLedgersProgress, TrimTopicInput, TrimTopicResult
 
 _SQL = workflow.ActivityConfig(
@@ -51,6 +52,7 @@ class TrimTopic:
         self._request = request
         self._result = request.carried
         self._asked_again = False
+        self._route = Route(request.topic, patience_s=request.policy.owner_patience_s)
 
     @workflow.run
     async def run(self, request: TrimTopicInput) -> TrimTopicResult:
@@ -79,7 +81,7 @@ class TrimTopic:
         request = self._request
         await self._roll_idle()
         batch_id = f"{request.topic_id}-{workflow.uuid4().hex[:12]}"
-        detached = await workflow.execute_activity_method(
+        detached = await self._route.execute(
             LedgerDeletion.detach,
             DetachInput(
                 topic_id=request.topic_id,
@@ -88,7 +90,7 @@ class TrimTopic:
                 actor=request.actor,
                 reason=request.reason,
             ),
-            **_SQL,
+            _SQL,
         )
         self._result = replace(
             self._result, detached=self._result.detached + detached.ledgers, passes=self._result.passes + 1
@@ -118,6 +120,7 @@ class TrimTopic:
             reason=request.reason,
             policy=request.policy,
             carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
+            owner=detached.owner,
         )
         return await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
 

@@ -6,8 +6,27 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from infra.catalog import tables as t
+from infra.catalog.database import Database
+from logstore.failpoints import effect
 from logstore.ports.catalog import Cause
 from logstore.positions import TopicId
+
+
+class SqlAuditLog:
+    """The `AuditLog` port."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+
+    def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
+        """See `AuditLog.record`."""
+
+        def work(connection: Connection) -> None:
+            audit(connection, act, cause, at_us=self._db.now_us(connection), topic_id=None, topic=None, detail=detail)
+
+        with effect("catalog.record_act"):
+            self._db.write(work)
 
 
 def audit(
@@ -16,7 +35,7 @@ def audit(
     cause: Cause,
     *,
     at_us: int,
-    topic_id: TopicId,
+    topic_id: TopicId | None,
     topic: str | None,
     detail: Mapping[str, Any],
     run_id: str | None = None,
@@ -31,8 +50,8 @@ def audit(
         act: What was done, in kebab-case.
         cause: Who and why.
         at_us: The database's clock.
-        topic_id: Whose.
-        topic: Its encoded name; None where the act is of several topics.
+        topic_id: Whose; None where the act is of no topic.
+        topic: Its encoded name; None where the act is of several topics, or of none.
         detail: The outcome, as JSON has it.
         run_id: The batch that the act was a step of.
     """

@@ -1,5 +1,6 @@
 """The catalog as one value: the ports of `logstore.ports.catalog` over one database."""
 
+from infra.catalog.audits import SqlAuditLog
 from infra.catalog.commits import SqlCommits
 from infra.catalog.components import SqlComponents
 from infra.catalog.cursors import SqlCursors
@@ -36,6 +37,7 @@ class SqlCatalog:
         self.commits = SqlCommits(database)
         self.inspection = SqlInspection(database)
         self.fences = SqlFences(database)
+        self.audit_log = SqlAuditLog(database)
         self.deletions = SqlDeletions(database, registration_timeout_s=registration_timeout_s)
         self.topic_deletions = SqlTopicDeletions(database)
         self.sweeps = SqlSweeps(database, registration_timeout_s=registration_timeout_s)

@@ -3,9 +3,10 @@
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,8 @@ from infra.stack.home import StackHome
 from logstore.errors import ServiceFailed
 
 _log = logging.getLogger(__name__)
+
+_REMEMBERED_S = 300.0  # so long Temporal tells of one that polled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +27,14 @@ class WorkerRecord:
     pid: int
     started: float  # seconds since 1970, by the system: tells it from a later process with the same pid
     metrics_url: str
+    found_dead: float = 0.0  # seconds since 1970; 0: not yet
 
 
 @contextmanager
 def recorded(home: StackHome, worker_id: str, metrics_url: str) -> Iterator[None]:
     """Write this process down while the block runs; a home that cannot be written does not disturb its work.
 
-    A record outlives a crash: it is removed by the next worker of the home, and shown by nobody until then.
+    A record outlives a crash: workers that begin in the home later remove it, once Temporal has forgotten its worker.
     """
     own = psutil.Process()
     record = WorkerRecord(worker_id=worker_id, pid=os.getpid(), started=own.create_time(), metrics_url=metrics_url)
@@ -62,9 +66,14 @@ def dead_workers(home: StackHome) -> set[str]:
 
 
 def _forget_dead(home: StackHome) -> None:
+    now = time.time()
     for path in home.workers.glob("*.json"):
         found = _read(path)
-        if found is None or not _lives(found):
+        if found and (_lives(found) or 0 < now - found.found_dead < _REMEMBERED_S):
+            continue
+        if found and not found.found_dead:
+            home.write(path, json.dumps(asdict(replace(found, found_dead=now))))
+        else:
             path.unlink(missing_ok=True)
 
 

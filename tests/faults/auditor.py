@@ -407,7 +407,9 @@ def _unfinished(seen: Seen) -> Iterator[str]:
 
 def _miscounted(seen: Seen) -> Iterator[str]:
     """The audit log: one row for each act, and no act without its intents."""
-    acts = Counter((act, workflow_id) for act, workflow_id, _ in seen.audit if act not in {"retire", "detach"})
+    acts = Counter(
+        (act, workflow_id) for act, workflow_id, _ in seen.audit if act not in {"retire", "detach", "unload"}
+    )
     acts += Counter(  # topics may share a batch
         (act, f"{workflow_id} from ledger {detail['first']} on")
         for act, workflow_id, detail in seen.audit

@@ -277,12 +277,14 @@ class Job(Generic[PlaceT]):
                 self._trim(self._topic(plan), f"{what}-{self.run_name}-{plan.name.rpartition('/')[2]}")
 
     def _own(self, plan: TopicPlan) -> None:
-        """Acquire the topic's bundle as its owner does; whatever was lost on the way, the lease that came is good."""
+        """Acquire the topic's bundle as its owner does; the lease that came is good. Write down who unloads it."""
         bundle = bundle_of(TopicName.parse(plan.name), bundles=self._process.catalog.fences.bundles())
         leases: list[Lease] = self._client(
             f"own {bundle}", lambda: self._process.catalog.fences.raise_fences([bundle], _OWNER)
         )
         self._process.catalog.fences.verify(leases[0])
+        cause, detail = Cause(actor="tests", reason="the main job", workflow_id=""), {"bundle": bundle}
+        self._client(f"unload {bundle}", lambda: self._process.catalog.audit_log.record("unload", cause, detail=detail))
 
     def _topic(self, plan: TopicPlan) -> Topic:
         def create() -> Topic:

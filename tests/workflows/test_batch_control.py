@@ -9,6 +9,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.service import RPCError, RPCStatusCode
 
 from activities.deletion import Certificate, ChunkInput, ChunkResult, HoldBatchInput, pace
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
@@ -408,4 +409,42 @@ async def test_control_that_the_sdk_asks_for_again_and_again_ends(
     handle = await house.delete([ledger])
     with pytest.raises(ServiceFailed, match="worker: none answered for delete-ledgers/"):
         await Batches(house.client).pause(handle.id)
+    await handle.terminate()
+
+
+async def test_control_that_its_caller_cancels_is_cancelled(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller's own time limit, or Ctrl-C, is not told as a worker's silence; the SDK has one error for both."""
+    sent, real = asyncio.Event(), WorkflowHandle.execute_update
+
+    async def noted(handle: Batch, *update: Any, **options: Any) -> Any:
+        sent.set()
+        return await real(handle, *update, **options)
+
+    monkeypatch.setattr(WorkflowHandle, "execute_update", noted)
+    (ledger,) = house.world.fill(1)
+    handle = await house.delete([ledger])
+    asked = asyncio.ensure_future(Batches(house.client).pause(handle.id))
+    await sent.wait()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert asked.cancelled()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await Batches(house.client).resume(handle.id)
+    await handle.terminate()
+
+
+async def test_progress_of_a_batch_whose_worker_is_gone_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 29 s the server answers a query that it has seen no poller, as a precondition that failed."""
+
+    async def no_poller(*_: object, **__: object) -> None:
+        said = "no poller seen for task queue recently, worker may be down"
+        raise RPCError(said, RPCStatusCode.FAILED_PRECONDITION, b"")
+
+    monkeypatch.setattr(WorkflowHandle, "query", no_poller)
+    (ledger,) = house.world.fill(1)
+    handle = await house.delete([ledger])
+    with pytest.raises(ServiceFailed, match="worker: none answered for delete-ledgers/"):
+        await Batches(house.client).progress(handle.id)
     await handle.terminate()

@@ -16,6 +16,8 @@ from workers.cli import (
     deletions,
     ledger_explain,
     ledgers,
+    owners,
+    owners_unload,
     schedules,
     stack,
     topic_append,
@@ -81,6 +83,7 @@ for _group in (
     deletions.deletion,
     audits.audit,
     schedules.schedule,
+    owners.owners,
 ):
     app.add_typer(_group)
 _REGISTERED = (
@@ -93,6 +96,7 @@ _REGISTERED = (
     topic_schema,
     topic_trim,
     ledger_explain,
+    owners_unload,
 )  # for the commands they add
 
 

@@ -1,8 +1,8 @@
 """What a command works with, built when it is first asked for: settings, the log, the Temporal client.
 
-`Services` is the seam to the rest of the roof: every call into `workers.wiring`, `workers.client`,
-`workers.stack`, `workers.demo`, `workers.fleet` and `infra.telemetry` is made there and nowhere else here. Tests pass
-their own as the root context's object (`CliRunner().invoke(app, args, obj=services)`).
+`Services` is the seam to the rest of the roof: every call into `workers.wiring`, `workers.client`, `workers.stack`,
+`workers.demo`, `workers.fleet`, `workers.owners_view` and `infra.telemetry` that opens something is made there and
+nowhere else here. Tests pass their own as the root context's object (`CliRunner().invoke(app, args, obj=services)`).
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from logstore.names import TopicName
 
 if TYPE_CHECKING:
+    from infra.coordination.directory import Directory
     from logstore.ports.catalog import Topic
     from workers.client import Sexton
     from workers.demo import DemoReport
@@ -56,6 +57,16 @@ class Services:
                 yield
         finally:
             tracing.flush(within_s=_FLUSH_S)
+
+    def open_directory(self, settings: "Settings", bundles: int) -> AbstractContextManager["Directory"]:
+        """What stands in ZooKeeper of owners and workers.
+
+        Raises:
+            ServiceFailed: It is not known, cannot be reached, or refuses us.
+        """
+        from workers.owners_view import open_directory  # noqa: PLC0415
+
+        return open_directory(settings, bundles)
 
     async def connect(self, settings: "Settings") -> "Sexton":
         """The Temporal client.

@@ -29,6 +29,7 @@ class Answer:
     title: str | None = None
     empty: str = "nothing"  # what people see instead of a table without rows
     code: ExitCode = ExitCode.DONE
+    more: "Sequence[Answer]" = ()  # what people see after it, and only they
 
 
 def topic_shown(encoded: str) -> str:
@@ -40,11 +41,17 @@ def emit(answer: Answer, *, as_json: bool, stdout: TextIO) -> None:
     """Print the answer."""
     if as_json:
         stdout.write(json.dumps(answer.document, indent=2, allow_nan=False) + "\n")
-    elif answer.text is not None:
+    else:
+        for part in (answer, *answer.more):
+            _show(part, stdout)
+    stdout.flush()
+
+
+def _show(answer: Answer, stdout: TextIO) -> None:
+    if answer.text is not None:
         stdout.write(answer.text)
     else:
         _console(stdout).print(_rendered(answer))
-    stdout.flush()
 
 
 def note(message: str) -> None:

@@ -1,8 +1,10 @@
 """What a batch's values come to: sums, what is left of a range, and how people see it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from activities.deletion import Certificate, ChunkResult, Range
+from logstore.deletion import Outcome
 from workflows.values.deletion import DeleteLedgersProgress
 
 
@@ -16,6 +18,34 @@ def rest_of(part: Range, result: ChunkResult) -> Range | None:
     if not result.next_row:
         return None
     return Range(first=result.next_row, last=part.last, rows=max(1, part.rows - sum(result.outcomes.values())))
+
+
+def with_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLedgersProgress:
+    """The batch's progress, once a chunk has ended so."""
+    return replace(
+        progress,
+        outcomes=added(progress.outcomes, result.outcomes),
+        objects=progress.objects + result.objects,
+        size_bytes=progress.size_bytes + result.size_bytes,
+    )
+
+
+def stale(batch_id: str, progress: DeleteLedgersProgress) -> Certificate:
+    """The catalog was rebuilt meanwhile: its own rows say what is left to do, under the new epoch."""
+    left = progress.intents - sum(progress.outcomes.values())
+    return Certificate(
+        batch_id=batch_id,
+        outcomes=added(progress.outcomes, {Outcome.STALE_CATALOG.value: left} if left > 0 else {}),
+        objects=progress.objects,
+        size_bytes=progress.size_bytes,
+    )
+
+
+def whole_of(certificate: Certificate, progress: DeleteLedgersProgress) -> Certificate:
+    """With what had ended before the batch, and what another batch took up from it."""
+    outcomes = added(certificate.outcomes, progress.finished)
+    elsewhere = progress.intents - sum(certificate.outcomes.values())
+    return replace(certificate, outcomes=added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {}))
 
 
 def shown(done: DeleteLedgersProgress | Certificate) -> str:

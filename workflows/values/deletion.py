@@ -21,6 +21,7 @@ class DeletionPolicy:
     chunk: int = 100  # rows in a chunk
     max_attempts: int = 10
     retry_interval_s: int = 600
+    owner_patience_s: int = 10  # how long a topic's owner may let work lie before somebody else gets it
     alone: int = 500  # children of one run, then it continues as new: the server refuses 2,000 pending ones
 
 
@@ -29,10 +30,11 @@ class DeleteLedgerInput:
     """One intent, and how patiently to try."""
 
     key: IntentKey
-    topic: str  # encoded; for filters only
+    topic: str  # encoded; for filters, and to find its owner
     catalog_epoch: int
     max_attempts: int = 10  # the batch's own attempt counts as one
     retry_interval_s: int = 600
+    owner_patience_s: int = 10  # how long the topic's owner may let it lie before somebody else gets it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +90,4 @@ class DeleteLedgersInput:
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     detach: ExplicitDetach | None = None
     carried: DeleteLedgersProgress = field(default_factory=DeleteLedgersProgress)
+    owner: str = ""  # the worker that detached the topic's ledgers as its owner, if one did: it is not looked up

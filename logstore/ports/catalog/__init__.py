@@ -6,6 +6,7 @@ that harmless. All of them may raise `CatalogBusy` (contention) and `StoreUnavai
 
 from typing import Protocol
 
+from logstore.ports.catalog.audit_log import AuditLog
 from logstore.ports.catalog.commits import (
     Acknowledge,
     Acknowledged,
@@ -52,6 +53,7 @@ from logstore.ports.catalog.topics import Topic, Topics, TopicState
 __all__ = [
     "Acknowledge",
     "Acknowledged",
+    "AuditLog",
     "Catalog",
     "Cause",
     "Claim",
@@ -135,3 +137,5 @@ class Catalog(Protocol):
     def offloads(self) -> Offloads: ...  # noqa: D102
     @property
     def topic_trims(self) -> TopicTrims: ...  # noqa: D102
+    @property
+    def audit_log(self) -> AuditLog: ...  # noqa: D102

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from logstore.ledgers import CopyKind, CopyState
 from logstore.ownership import Lease
 from logstore.ports.catalog import (
+    AuditLog,
     Cause,
     Claim,
     Commits,
@@ -61,6 +62,8 @@ class Parts(Protocol):
     def sweeps(self) -> Sweeps: ...  # noqa: D102
     @property
     def redrives(self) -> Redrives: ...  # noqa: D102
+    @property
+    def audit_log(self) -> AuditLog: ...  # noqa: D102
 
 
 class Rows(NamedTuple):

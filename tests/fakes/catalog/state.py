@@ -24,6 +24,7 @@ from logstore.ports.catalog import (
     TopicState,
 )
 from logstore.positions import LedgerId, TopicId
+from tests.fakes.catalog.audit_log import FakeAuditLog
 from tests.fakes.catalog.commits import FakeCommits, Misfortune
 from tests.fakes.catalog.components import FakeComponents
 from tests.fakes.catalog.cursors import FakeCursors
@@ -98,6 +99,7 @@ class FakeCatalog:
         self.schemas = FakeSchemas(self)
         self.commits = FakeCommits(self)
         self.fences = FakeFences(self)
+        self.audit_log = FakeAuditLog(self)
         self.deletions = FakeDeletions(self)
         self.offloads = FakeOffloads(self)
         self.topic_deletions = FakeTopicDeletions(self)

@@ -24,8 +24,13 @@ def test_worker_is_recorded_while_it_serves(tmp_path: Path) -> None:
     assert live_workers(home) == []
 
 
-def test_worker_that_was_killed_is_not_shown_and_its_record_goes(tmp_path: Path) -> None:
-    """A record outlives SIGKILL: its pid proves nothing, not even where another process has it by now."""
+def test_worker_that_was_killed_is_not_shown_and_its_record_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record outlives SIGKILL: its pid proves nothing, not even where another process has it by now.
+
+    And it outlives the start of the next worker, which may be killed as well while Temporal still tells of both.
+    """
     home = StackHome.at(tmp_path)
     home.workers.mkdir()
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
@@ -39,7 +44,12 @@ def test_worker_that_was_killed_is_not_shown_and_its_record_goes(tmp_path: Path)
     (home.workers / "half.json").write_text('{"worker_id"')
     assert live_workers(home) == []
     assert dead_workers(home) == {"gone", "reused"}
-    with recorded(home, "w", _URL):
+    for again in ("w", "x"):
+        with recorded(home, again, _URL):
+            assert [one.worker_id for one in live_workers(home)] == [again]
+            assert dead_workers(home) == {"gone", "reused"}
+    monkeypatch.setattr("infra.stack.workers._REMEMBERED_S", 0.0)
+    with recorded(home, "y", _URL):
         assert len(list(home.workers.glob("*.json"))) == 1
 
 

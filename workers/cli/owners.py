@@ -1,0 +1,133 @@
+"""`owners list` and `owners unload`: who does the background work of which topics."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from logstore.errors import InvalidInput
+from logstore.names import TopicName
+from logstore.ownership import BundleId, bundle_of
+from workers.cli.command import command, group
+from workers.cli.context import Session
+from workers.cli.output import Answer
+
+if TYPE_CHECKING:
+    from infra.coordination.directory import Directory
+    from workers.owners_view import BundleRow, WorkerRow
+
+owners = group("owners", "Which worker does the background work of which topics.")
+
+OfWorker = Annotated[str | None, typer.Option("--worker", metavar="ID", help="Only this worker and its bundles.")]
+Unowned = Annotated[bool, typer.Option("--unowned", help="Only bundles that nobody owns.")]
+OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only the bundle that the topic is in.")]
+
+
+@command(
+    owners,
+    "list",
+    examples=[
+        "sexton owners list",
+        "sexton owners list --topic persistent://public/default/orders",
+        "sexton owners list --unowned --json",
+    ],
+)
+def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False, topic: OfTopic = None) -> Answer:
+    """List bundles of topics with owner and fence, then workers with a live session and their load.
+
+    The fence counts how often a bundle was acquired, by the worker in fenced_by last; what an earlier owner writes
+    under its lease is refused. Session state: ALIVE, UNLISTED (the owner is starting or ending), GONE (its node is
+    about to vanish). Load is work in hand, 0 or more, as each worker told last. With the setting ownership=single there
+    are no sessions, and whoever acquired a bundle last owns it. Looking changes nothing.
+    """
+    from workers.owners_view import overview  # noqa: PLC0415 - start-up time
+
+    if worker is not None and unowned:
+        raise InvalidInput("unowned", expected="not to be given with --worker", found=worker)
+    wanted = None if topic is None else _bundle_of(session, topic)
+    with directory_of(session) as directory:
+        found = overview(session.log.catalog.fences, directory)
+    rows = [row for row in found.bundles if _asked_for(row, wanted, worker, unowned=unowned)]
+    workers = [_worker_row(row) for row in found.workers if worker in {None, row.worker_id}]
+    return Answer(
+        document={
+            "ownership": session.settings.ownership,
+            "bundles": [_bundle_row(row) for row in rows],
+            "workers": workers,
+        },
+        shown=[_bundle_shown(row) for row in rows],
+        empty="no bundles",
+        more=(
+            Answer(document=workers, empty="no workers with a live session"),
+            Answer(document={}, text=_summary(session, found.bundles)),
+        ),
+    )
+
+
+def _asked_for(row: "BundleRow", wanted: BundleId | None, worker: str | None, *, unowned: bool) -> bool:
+    return (
+        wanted in {None, row.bundle}
+        and not (unowned and row.held)
+        and (worker is None or (row.held is not None and row.held.worker_id == worker))
+    )
+
+
+def _bundle_row(row: "BundleRow") -> dict[str, object]:
+    held = row.held
+    return {
+        "bundle": row.name,
+        "number": int(row.bundle),
+        "owner": held.worker_id if held else None,
+        "fence": row.fence,
+        "fenced_by": row.fenced_by,
+        "session": hex_of(held.session) if held else None,
+        "session_state": held.state.value if held and held.state else None,
+    }
+
+
+def _bundle_shown(row: "BundleRow") -> dict[str, object]:
+    """For people: what is not as it should be, in words."""
+    held = row.held
+    state = held.state.value.lower() if held and held.state else ""
+    if held and row.fenced_by != held.worker_id:
+        state = f"{state}, last acquired by {row.fenced_by or 'nobody'}"
+    return {
+        "no": int(row.bundle),
+        "bundle": row.name,
+        "owner": held.worker_id if held else None,
+        "fence": row.fence,
+        "session": state,
+    }
+
+
+def _worker_row(row: "WorkerRow") -> dict[str, object]:
+    return {"worker_id": row.worker_id, "load": row.load, "bundles": row.bundles, "session": hex_of(row.session)}
+
+
+def hex_of(session: int | None) -> str | None:
+    """A session's id as ZooKeeper's own tools write it."""
+    return None if session is None else f"{session:#x}"
+
+
+def _summary(session: Session, rows: "Sequence[BundleRow]") -> str:
+    free = sum(row.held is None for row in rows)
+    told = f"{len(rows)} bundles, {free} without an owner"
+    single = "; ownership=single: as the fences say, for nobody tells whether a worker lives"
+    return f"{told}{single if session.settings.ownership == 'single' else ''}\n"
+
+
+def _bundle_of(session: Session, topic: str) -> BundleId:
+    session.topic(topic)  # a name with a slip of the pen is in some bundle, too
+    return bundle_of(TopicName.parse(topic), bundles=session.log.catalog.fences.bundles())
+
+
+@contextmanager
+def directory_of(session: Session) -> "Iterator[Directory | None]":
+    """What stands in ZooKeeper; None where a setting says that there is none."""
+    if session.settings.ownership == "single":
+        yield None
+        return
+    bundles = session.log.catalog.fences.bundles()
+    with session.services.open_directory(session.settings, bundles) as directory:
+        yield directory

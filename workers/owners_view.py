@@ -1,0 +1,127 @@
+"""Who owns what, as an operator sees it: owner nodes and sessions beside fences."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+from infra.coordination.directory import Directory, LiveWorker
+from infra.coordination.session import Session
+from logstore.ownership import BundleId, OwnerNode, bundle_name
+from logstore.ports.catalog import Fence, Fences
+from workers.owning import ensemble_of
+from workers.settings import Settings
+
+
+class SessionState(StrEnum):
+    """What is known of the session that made an owner's node."""
+
+    ALIVE = "ALIVE"  # it stands, and the worker is enlisted in it
+    UNLISTED = "UNLISTED"  # it stands, and the worker is not enlisted in it: it is starting or ending
+    GONE = "GONE"  # it does not stand: the node is about to vanish, or was put there by hand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An owner's node."""
+
+    worker_id: str  # empty: the node cannot be read
+    session: int | None  # None: there are no sessions
+    state: SessionState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleRow:
+    """One bundle."""
+
+    bundle: BundleId
+    name: str
+    held: Held | None
+    fence: int  # 0: it was never acquired
+    fenced_by: str | None  # who acquired it last: mostly the owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow:
+    """One worker."""
+
+    worker_id: str
+    load: float | None  # as it told last; None where no worker tells
+    bundles: int  # that name it as their owner
+    session: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """All bundles ascending, and workers by id."""
+
+    bundles: list[BundleRow]
+    workers: list[WorkerRow]
+
+
+@contextmanager
+def open_directory(settings: Settings, bundles: int) -> Iterator[Directory]:
+    """Look into ZooKeeper, without taking part.
+
+    Raises:
+        ServiceFailed: It is not known, cannot be reached, or refuses us.
+    """
+    session = Session(ensemble_of(settings), lambda _: None)
+    try:
+        yield Directory(session, bundles)
+    finally:
+        session.close()
+
+
+def overview(fences: Fences, directory: Directory | None) -> Overview:
+    """Join what ZooKeeper and the catalog say; without ZooKeeper whoever acquired a bundle last owns it.
+
+    It is not of one moment: nodes are read before sessions, and both before fences.
+
+    Raises:
+        StoreUnavailable, SessionLost, ServiceFailed: One of the two could not be asked.
+    """
+    if directory is None:
+        last = {one.bundle: one for one in fences.fences()}
+        held = {one: Held(worker_id=fence.worker_id, session=None, state=None) for one, fence in last.items()}
+        live: Mapping[str, LiveWorker] = {}
+    else:
+        nodes, live, sessions = directory.owners(), directory.live_workers(), directory.sessions()
+        held = {one: _held(node, live, sessions) for one, node in nodes.items()}
+        last = {one.bundle: one for one in fences.fences()}
+    count = fences.bundles()
+    rows = [_row(one, count, held.get(one), last.get(one)) for one in map(BundleId, range(count))]
+    return Overview(bundles=rows, workers=_workers(held, live, known=directory is not None))
+
+
+def _held(node: OwnerNode, live: Mapping[str, LiveWorker], sessions: Collection[int]) -> Held:
+    worker = live.get(node.worker_id)
+    if node.session not in sessions:
+        state = SessionState.GONE
+    elif worker is None or worker.session != node.session:
+        state = SessionState.UNLISTED
+    else:
+        state = SessionState.ALIVE
+    return Held(worker_id=node.worker_id, session=node.session, state=state)
+
+
+def _row(bundle: BundleId, count: int, held: Held | None, last: Fence | None) -> BundleRow:
+    return BundleRow(
+        bundle=bundle,
+        name=bundle_name(bundle, bundles=count),
+        held=held,
+        fence=last.counter if last else 0,
+        fenced_by=last.worker_id if last else None,
+    )
+
+
+def _workers(held: Mapping[BundleId, Held], live: Mapping[str, LiveWorker], *, known: bool) -> list[WorkerRow]:
+    """Those alive; where none of them tells that it is, those that bundles name."""
+    named = Counter(one.worker_id for one in held.values())
+    if not known:
+        return [WorkerRow(worker_id=one, load=None, bundles=n, session=None) for one, n in sorted(named.items())]
+    return [
+        WorkerRow(worker_id=name, load=one.load.load, bundles=named[name], session=one.session)
+        for name, one in sorted(live.items())
+    ]
