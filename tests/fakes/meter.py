@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from temporalio.common import MetricAttributes, MetricCounter, MetricGauge, MetricMeter
+from temporalio.common import MetricAttributes, MetricCounter, MetricGauge, MetricGaugeFloat, MetricMeter
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -31,6 +31,13 @@ class FakeMeter(MetricMeter):
         assert description, f"{name} says nothing about itself"
         return _Gauge(self.values, name)
 
+    def create_gauge_float(
+        self, name: str, description: str | None = None, unit: str | None = None
+    ) -> MetricGaugeFloat:
+        """See `MetricMeter`; what it is set to is kept in whole units."""
+        assert description, f"{name} says nothing about itself"
+        return _GaugeFloat(self.values, name)
+
     def total(self, name: str) -> int:
         """The metric summed over its labels."""
         return sum(value for (found, _), value in self.values.items() if found == name)
@@ -38,7 +45,7 @@ class FakeMeter(MetricMeter):
     def _unused(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
-    create_histogram = create_histogram_float = create_histogram_timedelta = create_gauge_float = _unused
+    create_histogram = create_histogram_float = create_histogram_timedelta = _unused
 
     def with_additional_attributes(self, additional_attributes: MetricAttributes) -> MetricMeter:
         """The same meter: of the labels that Temporal adds only the names are kept."""
@@ -72,3 +79,9 @@ class _Gauge(_Common, MetricGauge):
     def set(self, value: int, additional_attributes: MetricAttributes | None = None) -> None:
         """See `MetricGauge`."""
         self._values[self._key(additional_attributes)] = value
+
+
+class _GaugeFloat(_Common, MetricGaugeFloat):
+    def set(self, value: float, additional_attributes: MetricAttributes | None = None) -> None:
+        """See `MetricGaugeFloat`."""
+        self._values[self._key(additional_attributes)] = round(value)

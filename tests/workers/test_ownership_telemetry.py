@@ -1,0 +1,222 @@
+"""Metrics, spans and log lines of one worker's ownership."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from infra.catalog import Database, upgrade
+from infra.catalog.fences import SqlFences
+from infra.coordination.directory import Directory
+from infra.coordination.events import Unloaded
+from infra.coordination.holdings import Turns
+from infra.coordination.owner import BundleOwner, OwnerPolicy
+from infra.coordination.session import Ensemble, Link, Session
+from infra.telemetry import sql_spans, zookeeper_spans
+from logstore.errors import ServiceFailed, StoreUnavailable
+from logstore.ownership import BundleId, Lease
+from tests.fakes.meter import FakeMeter, series
+from tests.infra.coordination.conftest import ensemble, zookeeper
+from tests.infra.coordination.zookeeper import ZooKeeper
+from tests.logstore.eventually import assert_eventually
+from workers import ownership_telemetry
+from workers.ownership_telemetry import OwnershipTelemetry
+
+__all__ = ["ensemble", "zookeeper"]
+
+_N = 6
+_TWO = [BundleId(3), BundleId(1)]
+
+
+class _World:
+    """Telemetry with all that it wrote."""
+
+    def __init__(self, spans: InMemorySpanExporter) -> None:
+        self.now = 100.0
+        self.meter, self.spans = FakeMeter(), spans
+        self.telemetry = OwnershipTelemetry(self.meter, clock=lambda: self.now)
+
+    def metric(self, name: str, **labels: str) -> int | None:
+        """Its value, or None where it was never told."""
+        return self.meter.values.get(series(f"sexton_ownership_{name}", **labels))
+
+    def state(self) -> str:
+        """The one state that is shown."""
+        (found,) = [one.value for one in Link if self.metric("session", state=one.value) == 1]
+        return found
+
+    def named(self, name: str) -> list[Any]:
+        """Ended spans of that name."""
+        return [span for span in self.spans.get_finished_spans() if span.name == name]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[_World]:
+    """On tracers of its own."""
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    for module in (ownership_telemetry, sql_spans, zookeeper_spans):
+        monkeypatch.setattr(module, "_tracer", provider.get_tracer("test"))
+    sql_spans.observe_engines()
+    yield _World(exporter)
+    sql_spans.forget_engines()
+    provider.shutdown()
+
+
+def _leases(*bundles: int) -> list[Lease]:
+    return [Lease(bundle=BundleId(one), fence=1, worker_id="a") for one in bundles]
+
+
+def _events(span: Any) -> list[tuple[str, Mapping[str, object]]]:
+    return [(event.name, dict(event.attributes)) for event in span.events]
+
+
+def test_loss_and_recovery_are_one_span_and_one_duration(world: _World) -> None:
+    """From the loss until nothing waits: what happened between is in it, and a late end of a look is none of it."""
+    told = world.telemetry
+    told.opened(0xA)
+    told.linked(Link.EXPIRED)
+    assert (world.state(), world.metric("sessions_lost_total")) == ("EXPIRED", 1)
+    told.looked(0)  # the end of a look that began before
+    world.now += 3
+    told.linked(Link.EXPIRED)  # another session was opened, and lost before it was of use
+    told.opened(0xB)
+    told.unloaded([BundleId(5)], Unloaded.FOREIGN)
+    told.looked(2)
+    assert (world.metric("unsettled"), world.metric("recovery_seconds")) == (2, None)
+    assert world.named("ownership.recovery") == []
+    world.now += 4
+    told.looked(0)
+    assert (world.metric("unsettled"), world.metric("recovery_seconds")) == (0, 7)
+    (recovery,) = world.named("ownership.recovery")
+    assert recovery.parent is None
+    assert _events(recovery) == [
+        ("session lost", {}),
+        ("session lost", {}),
+        ("session opened", {"sexton.session": "0xb"}),
+        ("bundles unloaded", {"sexton.bundles": 1, "sexton.bundle_sample": (5,), "sexton.reason": "FOREIGN"}),
+    ]
+    assert (world.state(), world.metric("sessions_opened_total"), world.metric("sessions_lost_total")) == (
+        "CONNECTED",
+        2,
+        2,
+    )
+
+
+def test_suspension_is_a_span_of_its_own_and_no_loss(world: _World) -> None:
+    """SUSPENDED is not LOST: the state says so, bundles are held, nothing is counted as lost."""
+    told = world.telemetry
+    told.opened(1)
+    told.holds(4)
+    told.linked(Link.SUSPENDED)
+    told.linked(Link.SUSPENDED)
+    assert (world.state(), world.metric("bundles"), world.metric("sessions_lost_total")) == ("SUSPENDED", 4, None)
+    told.linked(Link.CONNECTED)
+    (span,) = world.named("ownership.suspended")
+    assert span.attributes == {"sexton.outcome": "CONNECTED"}
+    assert world.state() == "CONNECTED"
+    told.linked(Link.SUSPENDED)
+    told.linked(Link.EXPIRED)
+    assert world.named("ownership.suspended")[1].attributes == {"sexton.outcome": "EXPIRED"}
+
+
+def test_groups_of_bundles_are_counted_and_logged(world: _World, caplog: pytest.LogCaptureFixture) -> None:
+    """By bundle in the counters, by group in spans and log; the reason is a label, a bundle never is."""
+    told = world.telemetry
+    with caplog.at_level(logging.INFO), told.acquiring(_TWO):
+        told.acquired(_leases(3))
+    (span,) = world.named("ownership.acquire")
+    assert span.attributes == {"sexton.bundles": 2, "sexton.bundle_sample": (1, 3), "sexton.acquired": 1}
+    assert world.metric("bundles_acquired_total") == 1
+    assert "ownership: acquired 1 bundles (3)" in caplog.text
+    told.unloaded(_TWO, Unloaded.REMOVED)
+    told.unloaded([BundleId(one) for one in range(30)], Unloaded.SHED)
+    assert world.metric("bundles_unloaded_total", reason="REMOVED") == 2
+    assert world.metric("bundles_unloaded_total", reason="SHED") == 30
+    removed, shed = world.named("ownership bundles unloaded")
+    assert removed.attributes["sexton.bundle_sample"] == (1, 3)
+    assert (shed.attributes["sexton.bundles"], len(shed.attributes["sexton.bundle_sample"])) == (30, 20)
+
+
+def test_attempt_that_fails_is_an_error_span_and_counts_nothing(world: _World) -> None:
+    """The next look repeats it."""
+    with pytest.raises(StoreUnavailable), world.telemetry.acquiring(_TWO):
+        raise StoreUnavailable("the database is away")
+    (span,) = world.named("ownership.acquire")
+    assert span.status.status_code is StatusCode.ERROR
+    assert world.metric("bundles_acquired_total") is None
+
+
+def test_worker_that_gives_up_ends_its_recovery_with_the_reason(world: _World) -> None:
+    """No span is left open, and the state says that there is no session."""
+    told = world.telemetry
+    told.opened(1)
+    told.linked(Link.SUSPENDED)
+    told.linked(Link.EXPIRED)
+    told.holds(0)
+    told.ended(ServiceFailed("zookeeper", "gone", advice="mend it"))
+    (recovery,) = world.named("ownership.recovery")
+    assert (recovery.status.status_code, recovery.status.description) == (StatusCode.ERROR, "ServiceFailed")
+    assert (world.state(), world.metric("bundles"), world.metric("recovery_seconds")) == ("EXPIRED", 0, None)
+
+
+@pytest.mark.external_service
+def test_worker_on_a_real_zookeeper_tells_all_of_it(
+    world: _World, zookeeper: ZooKeeper, ensemble: Ensemble, tmp_path: Path
+) -> None:
+    """Joining, a bundle taken away, a session that expires, the end; with every call of an acquisition in its span."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    upgrade(database, bundles=_N)
+    sessions: list[Session] = []
+
+    def connect(tell: Any) -> Session:
+        sessions.append(Session(ensemble, tell))
+        return sessions[-1]
+
+    policy = OwnerPolicy(look_again_s=0.1, turns=Turns(takeover_grace_s=0.1, rest_s=0.3))
+    listener = _Silent()
+    fences = SqlFences(database)
+    world.telemetry = OwnershipTelemetry(world.meter)
+    owner = BundleOwner("a", connect, fences, listener, policy=policy, events=world.telemetry)
+    owner.start()
+    try:
+        assert_eventually(lambda: world.metric("bundles") == _N and bool(world.metric("looked_timestamp_seconds")))
+        first = world.named("ownership.acquire")[0]
+        under = {span.name for span in world.spans.get_finished_spans() if _parent(span) == first.context.span_id}
+        assert under >= {"ZooKeeper taking bundles", "INSERT bundle_fence", "ZooKeeper reading owners"}
+        assert Directory(sessions[0], _N).remove(BundleId(2), sessions[0].id)
+        assert_eventually(lambda: world.metric("bundles_unloaded_total", reason="REMOVED") == 1)
+        assert_eventually(lambda: world.metric("bundles_acquired_total") == _N + 1)
+        zookeeper.expire(sessions[0])
+        assert_eventually(lambda: world.metric("bundles_acquired_total") == 2 * _N + 1)
+        assert_eventually(lambda: len(world.named("ownership.recovery")) == 1)
+        (recovery,) = world.named("ownership.recovery")
+        assert [name for name, _ in _events(recovery)] == ["session lost", "session opened"]
+        again = [span for span in world.named("ownership.acquire") if _parent(span) == recovery.context.span_id]
+        assert sum(span.attributes["sexton.acquired"] for span in again) == _N
+        assert (world.metric("recovery_seconds") or 0) <= 10
+    finally:
+        owner.stop()
+        database.close()
+    assert (world.state(), world.metric("bundles")) == ("EXPIRED", 0)
+    assert world.metric("bundles_unloaded_total", reason="STOPPED") == _N
+    looked = [span for span in world.spans.get_finished_spans() if span.name == "ZooKeeper looking for changes"]
+    assert looked == [], "a look every second is nobody's trace"
+
+
+def _parent(span: Any) -> int | None:
+    return span.parent.span_id if span.parent else None
+
+
+class _Silent:
+    def acquired(self, lease: Lease) -> None:
+        """See `Listener`."""
+
+    def unloaded(self, bundle: BundleId) -> None:
+        """See `Listener`."""
