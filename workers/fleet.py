@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from temporalio.client import Client
+from temporalio.common import MetricMeter
 from temporalio.worker import Worker
 
 from activities.ownership import owner_queue
@@ -27,6 +28,7 @@ from workers import search_attributes
 from workers.connections import connect_client
 from workers.gauges import DeletionGauges
 from workers.interceptors import ActivityEdge, InHand
+from workers.ownership_telemetry import OwnershipTelemetry
 from workers.owning import Ownership, checked_worker_id, new_ownership
 from workers.requests import uploads_queue
 from workers.settings import OFF, Settings
@@ -139,7 +141,13 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         ThreadPoolExecutor(settings.activity_threads, "owner") as owner_threads,
         ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
     ):
-        owners = new_ownership(settings, log, name, lambda: in_hand.activities / settings.activity_threads)
+        owners = new_ownership(
+            settings,
+            log,
+            name,
+            lambda: in_hand.activities / settings.activity_threads,
+            events=OwnershipTelemetry(metrics.runtime.metric_meter if metrics else MetricMeter.noop),
+        )
         crew = Crew(client=client, log=log, owners=owners, settings=settings, in_hand=in_hand)
         workers = [crew.shared(queue, threads) for queue in queues]
         workers += [crew.uploader(queue, upload_threads) for queue in queues]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from infra.coordination.events import OwnershipEvents
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session
 from infra.coordination.sole import SoleOwner
@@ -78,7 +79,14 @@ class TopicCaches:
         return bundle_of(TopicName.from_encoded(topic.name), bundles=self._bundles) == bundle
 
 
-def new_ownership(settings: Settings, log: LogStore, worker_id: str, load: Callable[[], float]) -> Ownership:
+def new_ownership(
+    settings: Settings,
+    log: LogStore,
+    worker_id: str,
+    load: Callable[[], float],
+    *,
+    events: OwnershipEvents | None = None,
+) -> Ownership:
     """What the settings ask for, not yet started; `load` is work in hand, 0 or more, 1 when nothing more fits.
 
     Raises:
@@ -86,7 +94,7 @@ def new_ownership(settings: Settings, log: LogStore, worker_id: str, load: Calla
     """
     fences: Fences = log.catalog.fences
     if settings.ownership == "single":
-        return SoleOwner(worker_id, fences)
+        return SoleOwner(worker_id, fences, events)
     ensemble = ensemble_of(settings)
 
     def connect(tell: Callable[[Link], None]) -> Session:
@@ -96,7 +104,7 @@ def new_ownership(settings: Settings, log: LogStore, worker_id: str, load: Calla
         expired=ExpiredPolicy(settings.session_expired_policy),
         reconnect_attempts=settings.session_reconnect_attempts,
     )
-    return BundleOwner(worker_id, connect, fences, TopicCaches(log), policy=policy, load=load)
+    return BundleOwner(worker_id, connect, fences, TopicCaches(log), policy=policy, load=load, events=events)
 
 
 def ensemble_of(settings: Settings) -> Ensemble:

@@ -6,6 +6,7 @@ writes under its leases are refused from then on, and it goes on with work that 
 
 import threading
 
+from infra.coordination.events import OwnershipEvents, Unwatched
 from logstore.errors import NotOwner, SextonError
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
@@ -15,9 +16,9 @@ from logstore.ports.catalog import Fences
 class SoleOwner:
     """The `Owners` port without coordination."""
 
-    def __init__(self, worker_id: str, fences: Fences) -> None:
+    def __init__(self, worker_id: str, fences: Fences, events: OwnershipEvents | None = None) -> None:
         """Own nothing yet."""
-        self._worker_id, self._fences = worker_id, fences
+        self._worker_id, self._fences, self._events = worker_id, fences, events or Unwatched()
         self._bundles = fences.bundles()
         self._leases: dict[BundleId, Lease] = {}
         self.stopping = threading.Event()
@@ -30,12 +31,16 @@ class SoleOwner:
             StoreUnavailable, CatalogBusy: The catalog did not answer.
         """
         bundles = [BundleId(bundle) for bundle in range(self._bundles)]
-        self._leases = {lease.bundle: lease for lease in self._fences.raise_fences(bundles, self._worker_id)}
+        with self._events.acquiring(bundles):
+            self._leases = {lease.bundle: lease for lease in self._fences.raise_fences(bundles, self._worker_id)}
+            self._events.acquired(self._leases.values())
+        self._events.holds(len(self._leases))
 
     def stop(self) -> None:
         """Own nothing any more."""
         self.stopping.set()
         self._leases = {}
+        self._events.holds(0)
 
     def placement(self, topic: TopicName) -> Lease | None:
         """See `Owners.placement`: here, unless another worker has acquired everything since."""

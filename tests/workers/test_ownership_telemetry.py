@@ -18,6 +18,7 @@ from infra.coordination.events import Unloaded
 from infra.coordination.holdings import Turns
 from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.sole import SoleOwner
 from infra.telemetry import sql_spans, zookeeper_spans
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ownership import BundleId, Lease
@@ -164,6 +165,19 @@ def test_worker_that_gives_up_ends_its_recovery_with_the_reason(world: _World) -
     (recovery,) = world.named("ownership.recovery")
     assert (recovery.status.status_code, recovery.status.description) == (StatusCode.ERROR, "ServiceFailed")
     assert (world.state(), world.metric("bundles"), world.metric("recovery_seconds")) == ("EXPIRED", 0, None)
+
+
+def test_sole_owner_shows_its_bundles_and_no_session(world: _World, tmp_path: Path) -> None:
+    """With ownership=single there is none whose state could be shown."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    upgrade(database, bundles=_N)
+    owner = SoleOwner("a", SqlFences(database), world.telemetry)
+    owner.start()
+    assert (world.metric("bundles"), world.metric("bundles_acquired_total")) == (_N, _N)
+    assert world.metric("session", state="CONNECTED") is None
+    owner.stop()
+    database.close()
+    assert world.metric("bundles") == 0
 
 
 @pytest.mark.external_service
