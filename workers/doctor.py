@@ -8,6 +8,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
+from temporalio.service import RPCError
 
 from infra.objects import make_client
 from infra.stack.java import find_java
@@ -43,7 +44,7 @@ def elsewhere(settings: Settings) -> list[Row]:
 def _checked(name: str, check: Callable[[Settings], str], settings: Settings) -> Row:
     try:
         return {"name": name, "ok": True, "detail": check(settings)}
-    except (SextonError, OSError, RuntimeError, BotoCoreError, ClientError) as error:
+    except (SextonError, OSError, RuntimeError, BotoCoreError, ClientError, RPCError) as error:
         return {"name": name, "ok": False, "detail": str(error)}
 
 

@@ -11,6 +11,7 @@ from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
+from temporalio.service import RPCError
 
 from infra.catalog import Database, check_version, shown_url, upgrade, version
 from infra.stack import stack
@@ -214,6 +215,8 @@ def _workers(settings: Settings) -> Row:
         names = asyncio.run(ask())
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
+    except RPCError as error:  # it answered, and refused: no such namespace, no permission
+        return {"name": WORKER, "ok": False, "detail": f"cannot be told: temporal: {error.message}"}
     urls = {one.worker_id: one.metrics_url for one in live_workers(home)}
     shown = [f"{name} ({urls[name]})" if name in urls else name for name in names]
     advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"

@@ -12,11 +12,12 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
+from temporalio.service import RPCError, RPCStatusCode
 
 from infra.stack.home import StackHome
 from infra.stack.workers import WorkerRecord, recorded
 from workers.settings import Settings
-from workers.stack import status
+from workers.stack import doctor, status
 
 
 def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_path: Path) -> None:
@@ -59,6 +60,25 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
         _record_killed(StackHome.at(tmp_path), "killed")
         pollers += ["here", "elsewhere"]
         assert _worker(settings)["detail"] == "elsewhere, here (http://127.0.0.1:9464/metrics)"
+
+
+def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace that does not exist is not the end of the whole answer: every other row is still told."""
+    settings = Settings(home=tmp_path, temporal_address="127.0.0.1:1", s3_endpoint="http://127.0.0.1:1")
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise RPCError("Namespace nope is not found.", RPCStatusCode.NOT_FOUND, b"")
+
+    async def connect(_: Settings) -> object:
+        services = SimpleNamespace(describe_task_queue=refuse, get_system_info=refuse, list_search_attributes=refuse)
+        return SimpleNamespace(namespace="nope", workflow_service=services, operator_service=services)
+
+    for module in ("stack", "doctor"):
+        monkeypatch.setattr(f"workers.{module}.connect_client", connect)
+    assert _worker(settings)["detail"] == "cannot be told: temporal: Namespace nope is not found."
+    rows = {str(row["name"]): row for row in doctor(settings)}
+    assert not rows["search attributes"]["ok"]
+    assert "nope is not found" in str(rows["search attributes"]["detail"])
 
 
 def _worker(settings: Settings) -> dict[str, object]:
