@@ -143,14 +143,14 @@ def _newborn(before_us: int) -> Select[Any]:
 
 
 def _abandoned(now_us: int) -> Select[Any]:
-    """List and topic of copies that nobody will publish; the state as text, for its partial index to be read."""
+    """List and topic of each copy that nobody will publish; the state as text, for its partial index to be read."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
     source = source.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     source = source.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     writing = c.state == literal_column("'WRITING'")
     columns = (t.ledger_list.c.list_id, t.topic.c.topic_id)
-    return select(*columns).select_from(source).where(writing, abandoned(now_us)).distinct()
+    return select(*columns).select_from(source).where(writing, abandoned(now_us))
 
 
 def _ended(now_us: int, before_us: int) -> Select[Any]:

@@ -20,7 +20,7 @@ class Due:
 
     stalled: int  # intents that no workflow works on
     newborn: int  # ledgers that were never attached, and are old enough to be given up
-    uploads: int  # lists with copies of uploads that died
+    uploads: int  # copies of uploads that died
     rows: int  # intents to be forgotten
     runs: int  # batches to be forgotten, those that the rows empty not counted
 

@@ -189,6 +189,18 @@ def test_due_counts_what_a_sweep_would_find_and_changes_nothing(world: World) ->
     assert world.catalog.sweeps.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=0, rows=0, runs=0)
 
 
+def test_due_counts_each_dead_upload_of_a_topic(world: World) -> None:
+    """What a dry run shows comes to the intents that the sweep then takes."""
+    ledgers = filled(world, new_topic(world).topic_id, 4)[:3]
+    for at, ledger in enumerate(ledgers):
+        patience_s = 60 if at < 2 else 2**30
+        world.catalog.offloads.begin(ledger, uuid=f"u-{at}", place={"bucket": "cold"}, timeout_s=patience_s)
+    for ledger in ledgers[:2]:
+        world.let_upload_end(ledger)
+    assert world.catalog.sweeps.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=2, rows=0, runs=0)
+    assert _adopt(world).intents == 2
+
+
 def test_forget_removes_what_ended_long_ago_and_never_a_dead_letter(world: World) -> None:
     """Refusals and unfinished rows stay for ever; a later question about the others is UNKNOWN (promise 2)."""
     gone, also, dead, open_one = _finished(world, days=31)

@@ -70,13 +70,11 @@ class FakeSweeps(_Batches):
 
     def _dead(self) -> list[TopicId]:
         """Topics with copies of uploads that died."""
-        offloads = self._catalog.offloads
-        lists = sorted(self._catalog.lists.items())
-        return [
-            topic_id
-            for topic_id, listed in lists
-            if any(offloads.is_abandoned(copy) for one in listed for copy in self._catalog.copies[one].values())
-        ]
+        return [topic_id for topic_id, listed in sorted(self._catalog.lists.items()) if self._dead_copies(listed)]
+
+    def _dead_copies(self, listed: Sequence[LedgerId]) -> int:
+        copies = [copy for one in listed for copy in self._catalog.copies[one].values()]
+        return sum(map(self._catalog.offloads.is_abandoned, copies))
 
     def _newborn(self) -> list[LedgerId]:
         before_us = self._catalog.until_us(-self._catalog.registration_timeout_s)
@@ -91,7 +89,7 @@ class FakeSweeps(_Batches):
             return Due(
                 stalled=len(self._stalled()),
                 newborn=len(self._newborn()),
-                uploads=len(self._dead()),
+                uploads=sum(self._dead_copies(listed) for listed in self._catalog.lists.values()),
                 rows=len(self._ended(before_us)),
                 runs=len(self._empty(before_us)),
             )
