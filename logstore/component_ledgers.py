@@ -17,6 +17,7 @@ from logstore.errors import AlreadyExists, CatalogBusy, CorruptData
 from logstore.failpoints import effect
 from logstore.ledgers import Component, LedgerStatement, meta_key, segment_key
 from logstore.managed_ledger.clock import Clock
+from logstore.managed_ledger.giving_up import telling
 from logstore.ports.catalog import Components, Ledgers
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
@@ -97,9 +98,10 @@ class ComponentLedgers:
         body = self._body(draft)
         for _ in range(_TRIES):
             statement = self._clock.patiently(lambda: self._create(draft), deadline_s=deadline_s)
-            if self._put(statement, body, deadline_s):
-                newborn = Newborn(ledger_id=statement.ledger_id, size_bytes=len(body))
-                return self._clock.patiently(lambda born=newborn: publish(born), deadline_s=deadline_s)  # type: ignore[misc]
+            with telling(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
+                if self._put(statement, body, deadline_s):
+                    newborn = Newborn(ledger_id=statement.ledger_id, size_bytes=len(body))
+                    return self._clock.patiently(lambda born=newborn: publish(born), deadline_s=deadline_s)  # type: ignore[misc]
         raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_TRIES} ledger ids in a row")
 
     def read(self, ledger_id: LedgerId) -> bytes | None:

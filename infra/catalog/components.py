@@ -8,8 +8,10 @@ from sqlalchemy import Connection, Row, insert, select, update
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.database import Database
-from infra.catalog.intents import file_intents, keys_of, reopen_intent
-from infra.catalog.ledgers import newborn, raise_version
+from infra.catalog.intents import file_intents, keys_of
+from infra.catalog.late import reopen_intent
+from infra.catalog.ledgers import raise_version
+from infra.catalog.newborns import newborn
 from infra.catalog.topics import active_topic, canonical, ignoring_conflict, topic_row
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect

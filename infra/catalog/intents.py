@@ -1,7 +1,6 @@
 """Phase one's effect on rows: ledgers leave, intents stand in their place, in the caller's transaction."""
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import (
@@ -23,8 +22,6 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.claims import UNCLAIMED
-from infra.catalog.many import any_of
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Filed
@@ -134,35 +131,6 @@ def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[l
     }
     query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(doomed)
     return list(columns), query.order_by(t.ledger.c.ledger_id, t.ledger_copy.c.kind)
-
-
-def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
-    """Let phase two look again at a newborn that was abandoned too early: its creator has put objects since.
-
-    An attempt that found nothing of it and is about to say so no longer may: the row is nobody's now.
-    """
-    p = t.pending_deletion.c
-    _reopen(connection, p.ledger_id == ledger_id, p.segments == 0)
-
-
-def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId]) -> None:
-    """Let phase two look again at ledgers that left their lists while a writer uploaded a segment to them.
-
-    The segment was refused, and its object is there; as for a newborn, who has the row may no longer say what it saw
-    before. A ledger without an intent is newborn, or of nobody, and is left alone.
-    """
-    p = t.pending_deletion.c
-    asked = p.ledger_id.in_(any_of(connection.dialect.name, ledger_ids))
-    unlisted = ~exists().where(t.ledger.c.ledger_id == p.ledger_id)
-    _reopen(connection, asked, p.copy == CopyKind.LEDGER.value, unlisted)
-
-
-def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
-    """Make rows unfinished and nobody's, so that who looked too early ends none of them; dead letters stay."""
-    state = t.pending_deletion.c.state
-    acted_on = state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
-    again = {"state": DeletionState.PENDING.value, "outcome": None, "batch_id": "", "finished_us": None}
-    connection.execute(update(t.pending_deletion).where(*late, acted_on).values(**again, **UNCLAIMED))
 
 
 INTENT: tuple[ColumnElement[Any], ...] = (

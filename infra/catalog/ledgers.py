@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.database import Database
-from infra.catalog.intents import file_intents, reopen_intent
+from infra.catalog.intents import file_intents
+from infra.catalog.late import reopen_intent, reopen_late
+from infra.catalog.newborns import newborn
 from infra.catalog.topics import active_topic
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.failpoints import effect
@@ -89,6 +91,11 @@ class SqlLedgers:
         )
         raise_version(connection, list_id)
 
+    def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
+        """See `Ledgers.gave_up`."""
+        with effect("catalog.give_up"):
+            self._db.write(lambda connection: reopen_late(connection, [ledger_id], epoch=epoch))
+
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         """See `Ledgers.segments`."""
         s = t.segment.c
@@ -163,41 +170,6 @@ def never_attached(before_us: int) -> ColumnElement[bool]:
     """Ledgers, of any component, whose creator gave up or died before listing them, if born before that time."""
     c = t.ledger.c
     return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)
-
-
-def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
-    """Take the next ledger id and insert its row, CREATING."""
-    taken = connection.execute(
-        update(t.catalog)
-        .values(next_ledger_id=t.catalog.c.next_ledger_id + 1)
-        .returning(t.catalog.c.next_ledger_id - 1, t.catalog.c.epoch)
-    ).one()
-    statement = LedgerStatement(owner=owner, ledger_id=LedgerId(taken[0]), created_us=now_us, epoch=taken[1])
-    _insert_newborn(connection, statement, list_id)
-    return statement
-
-
-def _insert_newborn(connection: Connection, statement: LedgerStatement, list_id: int) -> None:
-    connection.execute(
-        insert(t.ledger).values(
-            ledger_id=statement.ledger_id,
-            list_id=list_id,
-            application=statement.owner.application,
-            state=LedgerState.CREATING.value,
-            epoch=statement.epoch,
-            created_us=statement.created_us,
-            entries=0,
-            size_bytes=0,
-            segments=0,
-            last_segment=-1,
-            generation=0,
-        )
-    )
-    connection.execute(
-        insert(t.ledger_copy).values(
-            ledger_id=statement.ledger_id, kind=CopyKind.LEDGER.value, state=CopyState.WRITING.value, context={}
-        )
-    )
 
 
 def _topic_of(connection: Connection, list_id: int) -> TopicId | None:

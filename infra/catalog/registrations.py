@@ -11,7 +11,7 @@ from sqlalchemy import Connection, CursorResult, select
 
 from infra.catalog import tables as t
 from infra.catalog.append_sql import GROWS, Statement, append_statements
-from infra.catalog.intents import reopen_late
+from infra.catalog.late import reopen_late
 from infra.catalog.ledgers import epoch
 from logstore.errors import (
     AlreadyExists,
@@ -58,12 +58,16 @@ def register_all(connection: Connection, writes: Sequence[RegisterSegment]) -> l
     locked = _lock(connection, writes)
     results = [_decide(locked, write) for write in writes]
     _flush(connection, locked)
-    late = {
-        write.ledger_id for write in writes if write.ledger_id not in locked.ledgers and write.epoch == locked.epoch
-    }
+    late = {write.ledger_id for write in writes if write.epoch == locked.epoch and not _is_open(locked, write)}
     if late:
-        reopen_late(connection, late)
+        reopen_late(connection, late, epoch=locked.epoch)
     return results
+
+
+def _is_open(locked: _Locked, write: RegisterSegment) -> bool:
+    """Whether the ledger has its primary copy for certain, so that nobody can have looked for the last time."""
+    ledger = locked.ledgers.get(write.ledger_id)
+    return ledger is not None and ledger.state == LedgerState.OPEN.value
 
 
 def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:

@@ -11,6 +11,7 @@ from logstore.failpoints import effect
 from logstore.ledgers import LedgerOwner, LedgerState, LedgerStatement, segment_key
 from logstore.managed_ledger.attempt import Body, Hints, Placed, Race
 from logstore.managed_ledger.clock import Clock
+from logstore.managed_ledger.giving_up import telling
 from logstore.managed_ledger.register import Registrar
 from logstore.managed_ledger.roll import Roller, RollPolicy
 from logstore.ports.catalog import Ledger, Ledgers, Registered, RegisterSegment, Segment, Topic
@@ -58,8 +59,9 @@ class Placer:
             number = race.tried[ledger.ledger_id] = race.next_number(ledger)
             write = _registration(topic, ledger, hints.epoch, number, body)
             try:
-                self._upload(topic, ledger, write, body, race)
-                registered = self._registrar.register(write, deadline_s=race.deadline_s)
+                with telling(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
+                    self._upload(topic, ledger, write, body, race)
+                    registered = self._registrar.register(write, deadline_s=race.deadline_s)
             except LedgerFenced:
                 race.fenced.add(ledger.ledger_id)
                 hints.ledger = None

@@ -13,6 +13,7 @@ from logstore.errors import AlreadyExists, CatalogBusy
 from logstore.failpoints import effect
 from logstore.ledgers import LedgerState, LedgerStatement, meta_key
 from logstore.managed_ledger.clock import Clock
+from logstore.managed_ledger.giving_up import telling
 from logstore.ports.catalog import Ledger, Ledgers
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
@@ -105,13 +106,14 @@ class Roller:
         """Create a ledger and attach it behind `last`; None when another came first, or holds its id in storage."""
         deadline = self._clock.monotonic_s() + self._patience_s
         statement = self._clock.patiently(lambda: self._create_row(topic_id), deadline_s=deadline)
+        after = last.ledger_id if last else None
         try:
-            self._clock.patiently(lambda: self._put_meta(statement), deadline_s=deadline)
+            with telling(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
+                self._clock.patiently(lambda: self._put_meta(statement), deadline_s=deadline)
+                attached = self._clock.patiently(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline)
         except AlreadyExists:
             _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
             return None
-        after = last.ledger_id if last else None
-        attached = self._clock.patiently(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline)
         return statement.ledger_id if attached else None
 
     def _create_row(self, topic_id: TopicId) -> LedgerStatement:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import Database, upgrade
+from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.effects import hits
 from tests.faults.job import Job
 from tests.faults.offload_job import COLD, OffloadJob
@@ -62,7 +63,8 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     """Ways through it.
 
-    `short`: one small topic, written and trimmed. `offload`: a topic offloaded, its primary copies removed, trimmed.
+    `short`: one small topic, whose first writer meets an outage and gives up, written and trimmed.
+    `offload`: a topic offloaded, its primary copies removed, trimmed.
     `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     `together`: two topics trimmed in one batch, from where they are written. `delete`: these, written and deleted.
     `clear`: a topic with tiered copies of every state is deleted.
@@ -77,7 +79,9 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     cold.drive(cold.write)
 
     def short() -> Job[World]:
-        return Job(World(fresh(), template), SHORT)
+        world = World(fresh(), template)
+        world.store.plan(_outage())
+        return Job(world, SHORT)
 
     def offload() -> Job[World]:
         return cold.fork(cold.world.fork(fresh()))
@@ -99,6 +103,12 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
         "delete": Course(start=delete, go=Job.delete, hits=hits(lambda: Job.delete(delete()))),
         "clear": Course(start=offload, go=_clear, hits=hits(lambda: _clear(offload()))),
     }
+
+
+def _outage() -> Fault:
+    """The store takes no segment for as long as a writer is patient."""
+    kind, is_segment = FaultKind.BEFORE, lambda key: key.endswith(".parquet")
+    return Fault(operation=Operation.PUT, kind=kind, times=5, matches=is_segment)
 
 
 def _clear(job: Job[World]) -> Job[World]:

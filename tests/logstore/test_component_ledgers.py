@@ -1,11 +1,13 @@
 """Component ledgers: written whole, stored as every ledger is, and never forgotten half made."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from logstore.component_ledgers import Draft, Newborn
-from logstore.errors import CatalogBusy, CorruptData, StoreUnavailable
+from logstore.deletion import DeletionState, Outcome
+from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ledgers import Component, LedgerStatement, meta_key, segment_key
 from logstore.positions import LedgerId
@@ -122,3 +124,38 @@ def test_component_ledger_store_down_gives_up_and_leaves_a_newborn(world: World)
         _write(world)
     assert world.listed(Component.SCHEMA_STORAGE) == []
     assert len(world.catalog.ledger_rows) == 1
+
+
+def _delete(world: World) -> None:
+    """A trim takes the only newborn for abandoned, and phase two finds nothing of it."""
+    for ledger_id in list(world.catalog.ledger_rows):
+        world.catalog.detach(world.topic.topic_id, [ledger_id])
+    (row,) = world.catalog.intent_rows.values()
+    ended = replace(row, state=DeletionState.DELETED, outcome=Outcome.ALREADY_GONE, batch_id="b")
+    world.catalog.intent_rows[row.row_id] = ended
+
+
+def test_component_ledger_whose_uploads_are_never_answered_is_looked_for_again(world: World) -> None:
+    """Its creator woke late, put what nobody looks for any more, and asked the catalog nothing (apache/pulsar#350)."""
+    world.objects.plan(
+        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _delete(world)),
+        Fault(operation=Operation.PUT, kind=FaultKind.AFTER, times=1000),
+    )
+    with pytest.raises(StoreUnavailable):
+        _write(world)
+    (row,) = world.catalog.intent_rows.values()
+    assert row.state is DeletionState.PENDING
+
+
+def test_component_ledger_that_is_never_published_is_looked_for_again(world: World) -> None:
+    """The same where it is the catalog that does not answer."""
+
+    def publish(_: Newborn) -> LedgerId:
+        if world.catalog.ledger_rows:
+            _delete(world)
+        raise OutcomeUnknown("planned")
+
+    with pytest.raises(OutcomeUnknown):
+        world.contents().write(_draft(world), publish)
+    (row,) = world.catalog.intent_rows.values()
+    assert row.state is DeletionState.PENDING

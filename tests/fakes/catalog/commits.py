@@ -85,7 +85,7 @@ class FakeCommits:
         if write.epoch != self._catalog.current_epoch:
             raise StaleCatalog(f"append: expected catalog epoch {self._catalog.current_epoch}, found {write.epoch}")
         ledger = self._catalog.ledger_rows.get(write.ledger_id)
-        if ledger is None:
+        if ledger is None or ledger.state is not LedgerState.OPEN:
             self._catalog.reopen_intent(write.ledger_id, late=True)
         self._catalog.topic(write.topic_id, active=True)
         if ledger is None or ledger.topic_id != write.topic_id or ledger.state is not LedgerState.OPEN:

@@ -77,6 +77,12 @@ class FakeLedgers:
             self._catalog.versions[newborn.topic_id] += 1
             return True
 
+    def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
+        """See the port."""
+        with effect("catalog.give_up"), self._catalog.lock:
+            if epoch == self._catalog.current_epoch:
+                self._catalog.reopen_intent(ledger_id, late=True)
+
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         """See the port."""
         with self._catalog.lock:

@@ -221,7 +221,9 @@ class FakeCatalog:
         self.next_row += 1
 
     def reopen_intent(self, ledger_id: LedgerId, *, late: bool = False) -> None:
-        """Let phase two look again at a newborn that was abandoned too early, or where a writer came late."""
+        """Let phase two look again at a newborn that was abandoned too early, or where an uploader came late."""
+        if late and CopyKind.LEDGER in self.copies.get(ledger_id, {}):
+            return
         for row in [one for one in self.intent_rows.values() if one.ledger_id == ledger_id]:
             wanted = row.copy is CopyKind.LEDGER if late else not row.segments
             if row.state in {DeletionState.DELETED, DeletionState.PENDING} and wanted:

@@ -27,6 +27,7 @@ def wrong_now(seen: Moment) -> Iterator[str]:
     for ledger_id, row in sorted(seen.ledgers.items()):
         yield from _incomplete(seen, ledger_id, row)
     yield from _unnamed(seen)
+    yield from _overslept(seen)
     yield from _contradicted(seen)
     yield from _cold(seen)
     yield from _half_deleted(seen)
@@ -41,6 +42,14 @@ def _cold(seen: Moment) -> Iterator[str]:
     for copy in sorted(one for one in seen.live if one[1]):
         if sorted(seen.cold_stored.get(copy, ())) != ["-index", "data"]:
             yield f"tiered copy {copy} is LIVE, and {seen.cold_stored.get(copy)} are stored"
+
+
+def _overslept(seen: Moment) -> Iterator[str]:
+    """Said to be deleted, although who uploaded too late was answered, or gave up: phase two is to look again."""
+    primaries = {int(row.ledger_id) for row in seen.intents.values() if not row.context}
+    for ledger_id in sorted(seen.awaited & primaries - seen.intended("PENDING", "DEAD_LETTERED")):
+        if (ledger_id, "") not in seen.copies:
+            yield f"ledger {ledger_id} is forgotten: a segment came late, and nobody looks for it"
 
 
 def _half_deleted(seen: Moment) -> Iterator[str]:

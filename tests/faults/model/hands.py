@@ -86,14 +86,23 @@ class Hands:
             self.house.bury(program)
             return End.UNSURE, None
         except (RetryableError, OutcomeUnknown):
-            return End.UNSURE, None
+            end, result = End.UNSURE, None
         except TerminalError:
             end, result = End.REFUSED, None
-        self.house.store.late -= {key for key in self.house.store.late - late if not self._may_be_late(key)}
+        self._tell(self.house.store.late - late)
         return end, result
 
+    def _tell(self, late: set[str]) -> None:
+        """Who came too late has asked for phase two to look again, but a segment never had a `meta.json` beside it.
+
+        What was put for another catalog is nobody's here.
+        """
+        store, epoch = self.house.store, self.house.catalog.current_epoch
+        mine = {key for key in late if key in store.bodies and store.epoch_of(key) == epoch}
+        store.late -= {key for key in late if not self._may_be_late(key)}
+        store.told |= mine & store.late
+
     def _may_be_late(self, key: str) -> bool:
-        """Who came too late has asked for phase two to look again, but a segment never had a `meta.json` beside it."""
         ledger_id = int(key.split("/")[2], 16)
         component = self.house.catalog.statements[LedgerId(ledger_id)].owner.component.value
         return component == "MANAGED_LEDGER" and key.endswith(".parquet")

@@ -15,7 +15,7 @@ from activities.topic_deletion import TopicDeletion
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
 from logstore.group_commit import GroupCommitter
-from logstore.ledgers import CopyKind
+from logstore.ledgers import CopyKind, LedgerStatement
 from logstore.managed_ledger import Clock, ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.offload import Offloader
@@ -29,7 +29,7 @@ from logstore.tiered_copies import TieredCopies
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import Fault, Operation, _Held
 from tests.fakes.owners import NobodyOwns
-from tests.faults.model.watch import WatchedDeletions, WatchedTopicDeletions
+from tests.faults.model.watch import WatchedDeletions, WatchedLedgers, WatchedTopicDeletions
 from tests.faults.world import LyingStore
 
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
@@ -63,6 +63,7 @@ class Store(LyingStore):
         super().__init__()
         self._is_known = is_known
         self.late: set[str] = set()  # reconciliation finds these: no row of the catalog can name them
+        self.told: set[str] = set()  # and these phase two: who put them was answered, or has given up
         self.planted: dict[str, bytes] = {}
         self.before_delete: Callable[[str], None] = lambda _key: None
 
@@ -73,13 +74,18 @@ class Store(LyingStore):
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
         """See the port."""
-        held = key in self._held
+        held = self._held.get(key)
         try:
             super().put_if_absent(key, body, metadata=metadata)
         finally:
             found = _LEDGER_KEY.fullmatch(key)
-            if found and not held and key in self._held and not self._is_known(int(found["id"], 16)):
+            if found and self._held.get(key) is not held and not self._is_known(int(found["id"], 16)):
                 self.late.add(key)
+                self.told.discard(key)
+
+    def epoch_of(self, key: str) -> int:
+        """The catalog that the object says it is of."""
+        return LedgerStatement.from_metadata(self._held[key].metadata).epoch
 
     def plant(self, key: str, body: bytes) -> None:
         """Let another application put an object, unless the key is taken."""
@@ -126,6 +132,7 @@ class House:
         self.catalog = FakeCatalog()
         self.watched = WatchedDeletions(self.catalog)
         self.catalog.deletions = self.watched
+        self.ledgers = self.catalog.ledgers = WatchedLedgers(self.catalog)
         self.catalog.topic_deletions = WatchedTopicDeletions(self.catalog, self.watched)
         self.store = Store(self._has_primary)
         self.cold = Store(lambda _ledger_id: True)

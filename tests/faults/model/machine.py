@@ -116,6 +116,12 @@ class Model(Judge, RuleBasedStateMachine):
         if rolls:
             self.call(program, lambda process: process.managed.roll(self.topics[topic]))
 
+    @rule(topic=topics, program=programs)
+    def oversleep(self, topic: str, program: str) -> None:
+        """Append so slowly that it is too late to register, to a ledger that may be deleted meanwhile."""
+        self.plan(Spot.PUT, Interlude.TRIMMED)
+        self.append(topic=topic, program=program, count=1, rolls=False)
+
     @rule(topic=topics, program=programs, sleeps=st.booleans())
     def roll(self, topic: str, program: str, sleeps: bool) -> None:
         """Close the last ledger and open another; perhaps so slowly that its newborn is taken for abandoned."""

@@ -5,7 +5,7 @@ import io
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -32,6 +32,8 @@ class Moment:
     objects: Mapping[str, bytes]
     planted: Mapping[str, bytes]
     late: frozenset[str]
+    told: frozenset[str]  # of these, what phase two has been asked to look for
+    given_up: frozenset[int]  # ledgers that somebody uploaded to, or perhaps did, and gave up
     lists: Mapping[int, tuple[int, ...]]  # by topic
     ledgers: Mapping[int, Ledger]
     statements: Mapping[int, LedgerStatement]
@@ -49,8 +51,13 @@ class Moment:
 
     @property
     def late_ledgers(self) -> set[int]:
-        """Ledgers to which something came when the catalog no longer had them."""
-        return {int(at["id"], 16) for key in self.late if (at := _KEY.fullmatch(key))}
+        """Ledgers to which something came when the catalog no longer had them, or may have come."""
+        return _ledgers(self.late) | self.given_up
+
+    @property
+    def awaited(self) -> set[int]:
+        """Ledgers with objects that came late, and that phase two knows of."""
+        return _ledgers(self.told & self.objects.keys())
 
     @property
     def stored(self) -> dict[int, list[str]]:
@@ -134,6 +141,8 @@ def look(house: House, forged: frozenset[int]) -> Moment:
         objects=house.store.bodies,
         planted=dict(house.store.planted),
         late=frozenset(house.store.late),
+        told=frozenset(house.store.told),
+        given_up=frozenset(house.ledgers.given_up),
         lists={topic: tuple(ids) for topic, ids in catalog.lists.items()},
         ledgers={int(one): row for one, row in catalog.ledger_rows.items()},
         statements={int(one): statement for one, statement in catalog.statements.items()},
@@ -149,6 +158,10 @@ def look(house: House, forged: frozenset[int]) -> Moment:
         cursors={(int(topic), name): row for (topic, name), row in catalog.cursor_rows.items()},
         schemas={int(topic): tuple(one.ledger_id for one in rows) for topic, rows in catalog.schema_rows.items()},
     )
+
+
+def _ledgers(keys: Iterable[str]) -> set[int]:
+    return {int(at["id"], 16) for key in keys if (at := _KEY.fullmatch(key))}
 
 
 def prefix(ledger_id: int) -> str:

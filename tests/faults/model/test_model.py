@@ -15,10 +15,11 @@ from activities.deletion import LedgerDeletion
 from logstore.deletion import Finding, StoredCopy, refusal
 from logstore.ports.storage import Removal
 from logstore.primary_copies import PrimaryCopies
-from logstore.retention import LedgerFacts, detachable_prefix
+from logstore.retention import LedgerFacts, RetentionPolicy, detachable_prefix
 from logstore.tiered_copies import TieredCopies
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
+from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.faults.model.machine import Model
 
 _PARTS = 4  # so that each stays short
@@ -63,6 +64,45 @@ def test_any_order_of_events_keeps_every_promise_however_long(part: int) -> None
     _run(random.SystemRandom().getrandbits(64), examples=1_000, steps=60 + part * 5)
 
 
+def _play(*steps: Callable[[Model], None]) -> None:
+    """One program, judged after each of its steps and at its end."""
+    model = Model()
+    try:
+        for step in steps:
+            step(model)
+            model.check_invariants()
+    finally:
+        model.teardown()
+
+
+def _begin(model: Model) -> None:
+    model.begin(first=RetentionPolicy(), second=RetentionPolicy(), ledgers=0)
+
+
+def _append(program: str, *, rolls: bool = False) -> Callable[[Model], None]:
+    return lambda model: model.append(topic="orders", program=program, count=1, rolls=rolls)
+
+
+def _oversleep(model: Model) -> None:
+    model.oversleep(topic="orders", program="a")
+
+
+_OVERSLEPT = (_begin, _append("a"), _append("b", rolls=True), _oversleep)
+"""`a` believes in a ledger that `b` has closed, and sleeps in its upload until that is deleted."""
+
+
+def test_program_that_oversleeps_the_deletion_of_its_ledger_leaves_nothing_behind() -> None:
+    """Its registration is too late to be tried; the machine found it with the number of a segment that was deleted."""
+    _play(*_OVERSLEPT)
+
+
+def test_program_that_oversleeps_and_says_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on a build that gives up without a word."""
+    monkeypatch.setattr(FakeLedgers, "gave_up", lambda *_, **__: None)
+    with pytest.raises(AssertionError, match="ledger 0 is forgotten"):
+        _play(*_OVERSLEPT)
+
+
 def _without_still_in_use(patch: pytest.MonkeyPatch) -> None:
     """Phase two acts on its intent, whatever the list says now."""
     patch.setattr("activities.deletion.phase_two.refusal", lambda one: refusal(replace(one, referenced=False)))
@@ -86,6 +126,11 @@ def _without_meta_last(patch: pytest.MonkeyPatch) -> None:
 def _without_reopening(patch: pytest.MonkeyPatch) -> None:
     """Nobody hears of a creator or a writer that comes too late."""
     patch.setattr(FakeCatalog, "reopen_intent", lambda *_, **__: None)
+
+
+def _without_giving_up(patch: pytest.MonkeyPatch) -> None:
+    """Who gives up an upload does not say so."""
+    patch.setattr(FakeLedgers, "gave_up", lambda *_, **__: None)
 
 
 def _without_hand_over(patch: pytest.MonkeyPatch) -> None:
@@ -132,6 +177,7 @@ def _without_waiting_for_uploads(patch: pytest.MonkeyPatch) -> None:
         _without_still_in_use,
         _without_meta_last,
         _without_reopening,
+        _without_giving_up,
         _without_hand_over,
         _without_a_second_read,
         _without_claims,

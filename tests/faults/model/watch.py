@@ -14,6 +14,7 @@ from logstore.ports.catalog import Cause, Claim, Detached, Ended, Ledger, Stored
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
+from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.fakes.catalog.topic_deletions import FakeTopicDeletions
 
 
@@ -93,6 +94,19 @@ def prefix(seen: View) -> list[int]:
             break
         gone.append(row.ledger_id)
     return gone
+
+
+class WatchedLedgers(FakeLedgers):
+    """The fake; it remembers what somebody gave up."""
+
+    def __init__(self, catalog: FakeCatalog) -> None:
+        super().__init__(catalog)
+        self.given_up: set[int] = set()
+
+    def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
+        """See the port."""
+        self.given_up.add(int(ledger_id))
+        super().gave_up(ledger_id, epoch=epoch)
 
 
 class WatchedDeletions(FakeDeletions):
