@@ -29,6 +29,7 @@ from logstore.ownership import (
     Verdict,
     WorkerLoad,
     decide,
+    ranking,
     to_shed,
     to_take,
 )
@@ -67,6 +68,7 @@ class Holdings:
         self._change = -1
         self._free_since: dict[BundleId, float] = {}
         self._resting: dict[BundleId, float] = {}  # until when
+        self._minded: dict[BundleId, float] = {}  # for a live worker whose turn it was: until when it is kept
         self._fresh_attempts(session=0, waits=0)
         self._told: WorkerLoad | None = None
         self._listed = False  # as a live worker, by a node of this session
@@ -158,7 +160,14 @@ class Holdings:
         self._resting = {bundle: until for bundle, until in self._resting.items() if until > now}
         free_for_s = {bundle: now - since for bundle, since in self._free_since.items()}
         due = to_take(view, self._worker_id, free_for_s=free_for_s, takeover_grace_s=self._turns.takeover_grace_s)
-        return set(due) - self._resting.keys() - self.leases.keys()
+        return self._mind(set(due) - self._resting.keys() - self.leases.keys(), view, now)
+
+    def _mind(self, due: set[BundleId], view: OwnershipView, now: float) -> set[BundleId]:
+        """Whose turn it was may be resting: thrown back at once, a bundle would go to and fro (apache/pulsar#14736)."""
+        self._minded = {bundle: until for bundle, until in self._minded.items() if until > now}
+        left = [bundle for bundle in due if ranking(bundle, view.workers)[0] != self._worker_id]
+        self._minded |= dict.fromkeys(left, now + self._turns.rest_s)
+        return due
 
     def _unheld(self, view: OwnershipView) -> set[BundleId]:
         """Nodes of ours without a lease: from a create that was answered late, or a delete that was not."""
@@ -225,7 +234,8 @@ class Holdings:
     def _shed(self, nodes: Nodes, view: OwnershipView, now: float) -> None:
         """Let go of what an underloaded worker should have: the lease first, then the node."""
         at_most = max(1, self.bundles // 50)  # without an owner at a time, for a moment
-        gone = [bundle for bundle in to_shed(view, self._worker_id, at_most=at_most) if bundle in self.leases]
+        free_to_go = self.leases.keys() - self._minded.keys()
+        gone = [bundle for bundle in to_shed(view, self._worker_id, at_most=at_most) if bundle in free_to_go]
         self._unload(gone, Unloaded.SHED)
         self._resting |= dict.fromkeys(gone, now + self._turns.takeover_grace_s)
         if gone:

@@ -111,6 +111,23 @@ def test_owner_node_deleted_by_an_operator_moves_the_bundle(crew: Crew, looker: 
     assert bundle in crew.watchers[owner].unloaded_
 
 
+def test_bundle_taken_from_an_underloaded_worker_is_not_thrown_back_while_it_rests(
+    crew: Crew, looker: KazooClient
+) -> None:
+    """Who takes over what another left keeps it for as long as that one rests: no loop of attempts (pulsar#14736)."""
+    crew.hire("a")
+    assert_eventually(crew.settled)
+    crew.hire("b")
+    assert_eventually(lambda: len(crew.owners["b"].leases()) >= BUNDLES // 4 and crew.rests(), within_s=20)
+    lost = crew.owners["b"].leases()[0]
+    looker.delete(f"{OWNERS}/{bundle_name(lost.bundle, bundles=BUNDLES)}")
+    assert_eventually(lambda: any(one.bundle == lost.bundle for one in crew.owners["a"].leases()))
+    time.sleep(2.0)  # beyond the rest of the one who lost it
+    assert_eventually(crew.rests, within_s=20)
+    last = next(one for one in crew.fences.fences() if one.bundle == lost.bundle)
+    assert last.counter <= lost.fence + 2, "more than once there and back"
+
+
 def test_policy_shutdown_ends_the_worker_and_says_why(zookeeper: ZooKeeper, crew: Crew) -> None:
     """Nothing is taken up again; the process is to end."""
     owner = crew.hire("a", expired=ExpiredPolicy.SHUTDOWN)
