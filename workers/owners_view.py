@@ -48,6 +48,7 @@ class WorkerRow:
 
     worker_id: str
     load: float | None  # as it told last; None where no worker tells
+    room: bool | None  # whether it takes bundles now
     bundles: int  # that name it as their owner
     session: int | None
 
@@ -120,8 +121,10 @@ def _workers(held: Mapping[BundleId, Held], live: Mapping[str, LiveWorker], *, k
     """Those alive; where none of them tells that it is, those that bundles name."""
     named = Counter(one.worker_id for one in held.values())
     if not known:
-        return [WorkerRow(worker_id=one, load=None, bundles=n, session=None) for one, n in sorted(named.items())]
+        return [
+            WorkerRow(worker_id=one, load=None, room=None, bundles=n, session=None) for one, n in sorted(named.items())
+        ]
     return [
-        WorkerRow(worker_id=name, load=one.load.load, bundles=named[name], session=one.session)
+        WorkerRow(worker_id=name, load=one.load.load, room=one.load.room, bundles=named[name], session=one.session)
         for name, one in sorted(live.items())
     ]

@@ -129,7 +129,7 @@ class OwnershipTelemetry:
         """See `OwnershipEvents`."""
         self._unloaded.add(len(bundles), {"reason": why.value})
         self._mark("bundles unloaded", {**_named(bundles), "sexton.reason": why.value})
-        _log.info("ownership: unloaded %s: %s", _listed(bundles), why.value)
+        _log.info("ownership: unloaded (%s) %s", why.value, _listed(bundles))
 
     def looked(self, unsettled: int) -> None:
         """See `OwnershipEvents`."""
@@ -176,4 +176,4 @@ def _listed(bundles: Iterable[BundleId]) -> str:
     """For the log: their number, and the first few."""
     found = sorted(bundles)
     first = ", ".join(str(one) for one in found[:_SAMPLE])
-    return f"{len(found)} bundles ({first}{', …' if len(found) > _SAMPLE else ''})"
+    return f"bundle {first}" if len(found) == 1 else f"{len(found)} bundles: {first}{', …' if found[_SAMPLE:] else ''}"

@@ -130,14 +130,16 @@ def test_suspension_is_a_span_of_its_own_and_no_loss(world: _World) -> None:
 def test_groups_of_bundles_are_counted_and_logged(world: _World, caplog: pytest.LogCaptureFixture) -> None:
     """By bundle in the counters, by group in spans and log; the reason is a label, a bundle never is."""
     told = world.telemetry
-    with caplog.at_level(logging.INFO), told.acquiring(_TWO):
-        told.acquired(_leases(3))
+    with caplog.at_level(logging.INFO):
+        with told.acquiring(_TWO):
+            told.acquired(_leases(3))
+        told.unloaded(_TWO, Unloaded.REMOVED)
+        told.unloaded([BundleId(one) for one in range(30)], Unloaded.SHED)
+    for line in ("acquired bundle 3", "unloaded (REMOVED) 2 bundles: 1, 3", "unloaded (SHED) 30 bundles: 0, 1, 2"):
+        assert f"{line}\n" in caplog.text or f"{line}, " in caplog.text
     (span,) = world.named("ownership.acquire")
     assert span.attributes == {"sexton.bundles": 2, "sexton.bundle_sample": (1, 3), "sexton.acquired": 1}
     assert world.metric("bundles_acquired_total") == 1
-    assert "ownership: acquired 1 bundles (3)" in caplog.text
-    told.unloaded(_TWO, Unloaded.REMOVED)
-    told.unloaded([BundleId(one) for one in range(30)], Unloaded.SHED)
     assert world.metric("bundles_unloaded_total", reason="REMOVED") == 2
     assert world.metric("bundles_unloaded_total", reason="SHED") == 30
     removed, shed = world.named("ownership bundles unloaded")

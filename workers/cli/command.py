@@ -1,6 +1,7 @@
 """How a function becomes a command: `--json` and `--home` in any place, one answer, one exit code."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -166,6 +167,6 @@ def _signature(body: Callable[..., Answer]) -> inspect.Signature:
 
 
 def _help(body: Callable[..., Answer], examples: Sequence[str]) -> str:
-    text = inspect.cleandoc(body.__doc__ or "")
+    text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(body.__doc__ or ""))  # the terminal breaks the lines
     shown = "\n".join(f"  {line}" for line in examples)
     return f"{text}\n\nExamples:\n{shown}" if examples else text

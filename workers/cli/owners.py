@@ -1,6 +1,6 @@
 """`owners list` and `owners unload`: who does the background work of which topics."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,8 +38,11 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
 
     The fence counts how often a bundle was acquired, by the worker in fenced_by last; what an earlier owner writes
     under its lease is refused. Session state: ALIVE, UNLISTED (the owner is starting or ending), GONE (its node is
-    about to vanish). Load is work in hand, 0 or more, as each worker told last. With the setting ownership=single there
-    are no sessions, and whoever acquired a bundle last owns it. Looking changes nothing.
+    about to vanish). Looking changes nothing.
+
+    Load is work in hand as each worker told last: 0 is idle, at 1 nothing more fits. A worker without room takes no
+    bundle, because its catalog is away. With the setting ownership=single there are no sessions, and whoever acquired
+    a bundle last owns it.
     """
     from workers.owners_view import overview  # noqa: PLC0415 - start-up time
 
@@ -56,10 +59,10 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
             "bundles": [_bundle_row(row) for row in rows],
             "workers": workers,
         },
-        shown=[_bundle_shown(row) for row in rows],
+        shown=_bundles_shown(rows),
         empty="no bundles",
         more=(
-            Answer(document=workers, empty="no workers with a live session"),
+            Answer(document=[_worker_shown(row) for row in workers], empty="no workers with a live session"),
             Answer(document={}, text=_summary(session, found.bundles)),
         ),
     )
@@ -86,23 +89,45 @@ def _bundle_row(row: "BundleRow") -> dict[str, object]:
     }
 
 
-def _bundle_shown(row: "BundleRow") -> dict[str, object]:
-    """For people: what is not as it should be, in words."""
+def _bundles_shown(rows: "Sequence[BundleRow]") -> list[dict[str, object]]:
+    """For people: no wider than need be, and with a word only on what is not as it should be."""
+    remarks = [_remark(row) for row in rows]
+    return [
+        {
+            "no": int(row.bundle),
+            "bundle": row.name,
+            "owner": row.held.worker_id if row.held else None,
+            "fence": row.fence,
+            **({"remark": remark} if any(remarks) else {}),
+        }
+        for row, remark in zip(rows, remarks, strict=True)
+    ]
+
+
+def _remark(row: "BundleRow") -> str:
     held = row.held
-    state = held.state.value.lower() if held and held.state else ""
-    if held and row.fenced_by != held.worker_id:
-        state = f"{state}, last acquired by {row.fenced_by or 'nobody'}"
-    return {
-        "no": int(row.bundle),
-        "bundle": row.name,
-        "owner": held.worker_id if held else None,
-        "fence": row.fence,
-        "session": state,
-    }
+    if held is None:
+        return ""
+    session = f"session {held.state.value.lower()}" if held.state and held.state != "ALIVE" else ""
+    fence = f"last acquired by {row.fenced_by or 'nobody'}" if row.fenced_by != held.worker_id else ""
+    return ", ".join(filter(None, (session, fence)))
 
 
 def _worker_row(row: "WorkerRow") -> dict[str, object]:
-    return {"worker_id": row.worker_id, "load": row.load, "bundles": row.bundles, "session": hex_of(row.session)}
+    return {
+        "worker_id": row.worker_id,
+        "load": row.load,
+        "room": row.room,
+        "bundles": row.bundles,
+        "session": hex_of(row.session),
+    }
+
+
+def _worker_shown(row: Mapping[str, object]) -> dict[str, object]:
+    """For people: a load that says that nothing more is taken, in words."""
+    shown = {**row, "load": row["load"] if row["room"] in {True, None} else "takes none"}
+    del shown["room"]
+    return shown
 
 
 def hex_of(session: int | None) -> str | None:

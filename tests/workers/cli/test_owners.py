@@ -99,7 +99,7 @@ def test_list_joins_nodes_sessions_and_fences(run: Run, catalog: SqlCatalog, joi
                 "session_state": None,
             },
         ],
-        "workers": [{"worker_id": "a", "load": 0.5, "bundles": 2, "session": f"{first.id:#x}"}],
+        "workers": [{"worker_id": "a", "load": 0.5, "room": True, "bundles": 2, "session": f"{first.id:#x}"}],
     }
     looker.delete(f"{SESSIONS}/{first.id:016x}")
     assert {row["session_state"] for row in _listed(run, "--worker", "a")["bundles"]} == {"GONE"}
@@ -134,16 +134,24 @@ def test_list_filters(run: Run, catalog: SqlCatalog, join: Join) -> None:
     document(run("owners", "list", "--topic", f"{ORDERS}x", "--json"), code=2)
 
 
-def test_list_for_people_names_what_is_not_as_it_should_be(run: Run, catalog: SqlCatalog, join: Join) -> None:
+def test_list_for_people_names_what_is_not_as_it_should_be(
+    run: Run, catalog: SqlCatalog, join: Join, looker: KazooClient
+) -> None:
     """A foreign fence, a bundle without an owner, and the sum at the end, where the eye is."""
-    join("a", 0, 1)
+    session = join("a", 0, 1)
     catalog.fences.raise_fences([BundleId(1)], "c")
     shown = run("owners", "list").stdout
     lines = {words[0]: words for line in shown.splitlines() if len(words := line.split()) > 2}
-    assert lines["0"] == ["0", _NAMES[0], "a", "1", "alive"]
-    assert " ".join(lines["1"][4:]) == "alive, last acquired by c"
+    assert lines["0"] == ["0", _NAMES[0], "a", "1", "-"]
+    assert " ".join(lines["1"][4:]) == "last acquired by c"
     assert lines["3"][2:] == ["-", "0", "-"]
     assert shown.splitlines()[-1] == "4 bundles, 2 without an owner"
+    assert "remark" not in run("owners", "list", "--unowned").stdout
+    looker.delete(f"{SESSIONS}/{session.id:016x}")
+    looker.set(f"{WORKERS}/a", b'{"load": 1e9, "bundles": 2, "room": false}')
+    shown = run("owners", "list").stdout
+    assert "session gone, last acquired by c" in shown
+    assert "takes none" in shown
     assert "no workers with a live session" in run("owners", "list", "--worker", "x").stdout
 
 
@@ -161,7 +169,7 @@ def test_list_without_zookeeper_tells_what_the_fences_say(
         ("w", 1, None),
         (None, 0, None),
     ]
-    assert found["workers"] == [{"worker_id": "w", "load": None, "bundles": 2, "session": None}]
+    assert found["workers"] == [{"worker_id": "w", "load": None, "room": None, "bundles": 2, "session": None}]
     assert "ownership=single" in run("owners", "list").stdout
     refused = document(run("owners", "unload", "0", "--json"), code=3)["error"]
     assert "expected zookeeper, found single" in refused["message"]
