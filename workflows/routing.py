@@ -26,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.ownership import Elsewhere, LookUpInput, Ownership, Place, TopicAnswer, TopicWork, owner_queue
 
 _TURNS: Final = 4  # two owners, asked for twice; who changes hands more often is served by anybody
+_NOT_KNOWN: Final = "NotFoundError"  # of the SDK: an owner of an older build, which has no such activity
 _LOOK_UP = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=1),  # one question, while a connection comes back
     heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
@@ -87,6 +88,7 @@ class Route:
             **options,
             "task_queue": owner_queue(owner),
             "schedule_to_start_timeout": timedelta(seconds=self._patience_s),
+            "retry_policy": replace(options["retry_policy"] or RetryPolicy(), non_retryable_error_types=[_NOT_KNOWN]),
         }
         asked = replace(request, topic=self._topic, place=Place.OWNER)
         return await workflow.execute_activity_method(work, asked, **at_owner)
@@ -100,9 +102,11 @@ class Route:
     def _missed(self, owner: str, error: ActivityError) -> None:
         """Forget who lost the topic, or let work lie; any other error is the work's own."""
         cause = error.cause
-        if isinstance(cause, TimedOut) and cause.type is TimeoutType.SCHEDULE_TO_START:
+        late = isinstance(cause, TimedOut) and cause.type is TimeoutType.SCHEDULE_TO_START
+        kind = cause.type if isinstance(cause, ApplicationError) else None
+        if late or kind == _NOT_KNOWN:
             self._unheard.add(owner)
-        elif not (isinstance(cause, ApplicationError) and cause.type == "NotOwner"):
+        elif kind != "NotOwner":
             raise error
         if self.owner == owner:  # or another one is known by now
             self.owner = ""

@@ -102,6 +102,7 @@ class Attempt:
     workflow_id: str
     number: int
     scheduled: datetime
+    queue: str
 
 
 class Notebook(Interceptor):
@@ -123,7 +124,13 @@ class _Noting(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002
         info = activity.info()
         self._attempts.append(
-            Attempt(info.activity_type, info.workflow_id or "", info.attempt, info.current_attempt_scheduled_time)
+            Attempt(
+                info.activity_type,
+                info.workflow_id or "",
+                info.attempt,
+                info.current_attempt_scheduled_time,
+                info.task_queue,
+            )
         )
         return await self.next.execute_activity(input)
 
@@ -261,11 +268,10 @@ class House:
 
     def batch_input(self, batch_id: str, **more: Any) -> DeleteLedgersInput:
         """A batch of this topic."""
-        fixed: dict[str, Any] = {"catalog_epoch": 1, "policy": self.policy}
+        fixed: dict[str, Any] = {"topic": self.world.topic.name, "catalog_epoch": 1, "policy": self.policy}
         return DeleteLedgersInput(
             batch_id=batch_id,
             topic_id=self.world.topic.topic_id,
-            topic=self.world.topic.name,
             actor="tests",
             reason="a test",
             **(fixed | more),
@@ -287,10 +293,10 @@ class House:
 
     async def delete_one(self, key: IntentKey, **more: Any) -> WorkflowHandle[DeleteLedger, OneResult]:
         """Start the workflow of one row."""
-        fixed: dict[str, Any] = {"catalog_epoch": 1}
+        fixed: dict[str, Any] = {"topic": self.world.topic.name, "catalog_epoch": 1}
         return await self.client.start_workflow(
             DeleteLedger.run,
-            DeleteLedgerInput(key=key, topic=self.world.topic.name, **(fixed | more)),
+            DeleteLedgerInput(key=key, **(fixed | more)),
             id=delete_ledger.workflow_id(key),
             task_queue=self.queue,
         )

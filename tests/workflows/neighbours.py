@@ -1,0 +1,82 @@
+"""Workers that own topics, beside the one that serves the shared queue."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+from temporalio.worker import Worker
+
+from activities.ownership import Ownership, owner_queue
+from tests.fakes.owners import FakeOwners, FakeOwnership
+from tests.workflows.house import Activity, House
+from workers.interceptors import ActivityEdge
+
+
+class Neighbours:
+    """The workers of one house and what each sees of ownership; their names are of this house alone."""
+
+    def __init__(self, house: House) -> None:
+        """Begin with a topic that nobody owns."""
+        self.house = house
+        self.ownership = FakeOwnership(house.world.catalog.fences)
+        self._threads = ThreadPoolExecutor(8)
+
+    def close(self) -> None:
+        """Wait for what still runs."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def name(self, letter: str) -> str:
+        """The worker id of neighbour `letter`; queues are on one server for all tests."""
+        return f"{letter}-{self.house.queue}"
+
+    def queue(self, letter: str) -> str:
+        """The owner queue of a neighbour."""
+        return owner_queue(self.name(letter))
+
+    def moves_in(self, letter: str) -> None:
+        """A neighbour acquires the bundle of the house's topic."""
+        self.ownership.acquire(self.name(letter), self.house.world.topic.name)
+
+    def sees(self, letter: str) -> FakeOwners:
+        """Ownership as a neighbour sees it."""
+        return FakeOwners(self.ownership, self.name(letter))
+
+    def shared(self, letter: str = "s", *, instead: Sequence[Activity] = ()) -> Worker:
+        """A neighbour on the shared queue, with all workflows."""
+        owners = self.sees(letter)
+        return self.house.worker(instead=[*self._at(owners, instead), Ownership(owners=owners).look_up])
+
+    def owner(
+        self, letter: str, *, owners: FakeOwners | None = None, instead: Sequence[Activity] = (), without: str = ""
+    ) -> Worker:
+        """A neighbour on its owner queue, with activities alone."""
+        activities = [one for one in self._at(owners or self.sees(letter), instead) if one.__name__ != without]
+        return Worker(
+            self.house.client,
+            task_queue=self.queue(letter),
+            activities=activities,
+            activity_executor=self._threads,
+            max_heartbeat_throttle_interval=timedelta(milliseconds=50),
+            graceful_shutdown_timeout=timedelta(0),
+            interceptors=[self.house.notebook, ActivityEdge()],
+        )
+
+    def _at(self, owners: FakeOwners, instead: Sequence[Activity]) -> list[Activity]:
+        deletion = self.house.world.deletion_at(owners)
+        real: list[Activity] = [
+            deletion.detach,
+            deletion.delete_chunk,
+            deletion.hand_over_chunk,
+            deletion.delete_one,
+            deletion.dead_letter,
+            deletion.certify,
+        ]
+        replaced = {one.__name__ for one in instead}
+        return [one for one in real if one.__name__ not in replaced] + list(instead)
+
+    def visits(self, type_: str) -> list[str]:
+        """Where attempts of an activity ran, in order: `shared`, or the letter of the owner."""
+        shared = self.house.queue
+        prefix, suffix = owner_queue(""), f"-{shared}"
+        found = [one.queue for one in self.house.attempts(type_)]
+        return ["shared" if one == shared else one.removeprefix(prefix).removesuffix(suffix) for one in found]
