@@ -172,6 +172,7 @@ def owner_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., An
         deletion.hand_over_chunk,
         deletion.delete_one,
         deletion.dead_letter,
+        deletion.certify,
     ]
 
 
@@ -203,7 +204,6 @@ def all_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., Any]
     return [
         *owner_activities(log, owners),
         deletion.next_ranges,
-        deletion.certify,
         upkeep.adopt,
         upkeep.forget,
         upkeep.hold_batch,

@@ -1,0 +1,35 @@
+"""What a worker serves on the queue of its own, as an owner."""
+
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from activities.ownership import TopicWork
+from infra.catalog import Database, upgrade
+from tests.fakes.owners import NobodyOwns
+from workers.settings import Settings
+from workers.wiring import all_activities, open_log, owner_activities
+
+
+def _names(activities: Any) -> set[str]:
+    return {one.__name__ for one in activities}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A catalog and no store, which nothing here asks."""
+    made = Settings.model_validate({"home": tmp_path, "s3_endpoint": "http://127.0.0.1:9", "s3_region": "us-east-1"})
+    database = Database(made.database_url)
+    upgrade(database)
+    database.close()
+    return made
+
+
+def test_owner_serves_whatever_may_be_sent_to_an_owner(settings: Settings) -> None:
+    """An activity that a workflow routes and an owner does not know is work that nobody there ever does."""
+    with open_log(settings) as log:
+        everything = all_activities(log, NobodyOwns())
+        owners = _names(owner_activities(log, NobodyOwns()))
+    routed = [one for one in everything if issubclass(get_type_hints(one)["request"], TopicWork)]
+    assert owners == _names(routed)
