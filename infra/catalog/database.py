@@ -4,6 +4,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,10 +52,14 @@ class Database:
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a transaction that only reads, and sees one moment from its first statement on."""
-        return self._run(self._reader, work)
+        return self._run(self._reader, work, self._patience_s)
 
-    def write(self, work: Callable[[Connection], T]) -> T:
+    def write(self, work: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
         """Run `work` in a writing transaction and commit; it may run more than once.
+
+        Args:
+            work: What to do; PostgreSQL gives up each wait for a lock after `patience_s`.
+            patience_s: How long contention is borne, 0.001 or more; None: the database's own.
 
         BEGIN IMMEDIATE on SQLite: a deferred transaction that read first fails at once with a snapshot error,
         whatever the busy timeout. READ COMMITTED on PostgreSQL: a statement sees what was committed before it
@@ -66,10 +71,17 @@ class Database:
             OutcomeUnknown: The connection broke while committing.
             StoreUnavailable: No connection, or the database's disk is full.
         """
-        return self._run(self.engine, work)
+        if patience_s is None:
+            return self._run(self.engine, work, self._patience_s)
+        return self._run(self.engine, partial(self._impatiently, work, patience_s), patience_s)
 
-    def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
-        give_up, stale = time.monotonic() + self._patience_s, True
+    def _impatiently(self, work: Callable[[Connection], T], patience_s: float, connection: Connection) -> T:
+        if not self.is_sqlite:
+            connection.execute(text(f"SET LOCAL lock_timeout = {int(patience_s * 1000)}"))
+        return work(connection)
+
+    def _run(self, engine: Engine, work: Callable[[Connection], T], patience_s: float) -> T:
+        give_up, stale = time.monotonic() + patience_s, True
         while True:
             try:
                 return _once(engine, work, writes=engine is self.engine)
@@ -84,7 +96,7 @@ class Database:
                 if not contended(error):
                     raise translated(error) from error
                 if time.monotonic() > give_up:
-                    raise CatalogBusy(f"catalog: contended for {self._patience_s:g} s: {sentence(error)}") from error
+                    raise CatalogBusy(f"catalog: contended for {patience_s:g} s: {sentence(error)}") from error
             time.sleep(random.uniform(*_PAUSE_S))  # noqa: S311 - spreads retries, guards nothing
 
     @property

@@ -1,5 +1,7 @@
 """Fences of bundles in SQL: raised by who acquires one, locked and compared by who writes under a lease."""
 
+import logging
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -8,13 +10,17 @@ from sqlalchemy import Connection, Row, Select, select
 from infra.catalog import tables as t
 from infra.catalog.database import Database
 from infra.catalog.topics import inserting
-from logstore.errors import InvalidInput, NotOwner
+from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fence
 
+_log = logging.getLogger(__name__)
+
 _F = t.bundle_fence.c
 _SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
+_HELD_S = 4.0  # waiting for all that others hold: half of a session timeout, or so
+_ONE_HELD_S = 2.0  # for one of them: many times a write under a lease
 _PAGE = 1_000  # rows of a statement, of four parameters each: within the bounds of both dialects
 
 
@@ -32,15 +38,41 @@ class SqlFences:
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         """See `Fences.raise_fences`; a statement inserts rows or counts on, so that two never get one number.
 
-        Rows are locked ascending, so that two who raise the same ones cannot deadlock.
+        Rows are locked ascending, so that two who raise the same ones cannot deadlock. Those that somebody holds come
+        later and one by one: an owner that was paused in the middle of a write keeps its successor from one bundle.
         """
         if not bundles:
             return []
+        wanted = sorted(set(bundles))
         with effect("catalog.raise_fence"):
-            return self._db.write(lambda connection: self._raise(connection, sorted(set(bundles)), worker_id))
+            leases = self._db.write(lambda connection: self._raise_free(connection, wanted, worker_id))
+            held = sorted(set(wanted) - {lease.bundle for lease in leases})
+            return sorted(leases + self._raise_held(held, worker_id), key=lambda lease: lease.bundle)
+
+    def _raise_free(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
+        _require_valid(connection, bundles, worker_id)
+        known = select(_F.bundle).where(_F.bundle.in_(bundles)).order_by(_F.bundle)
+        there = set(connection.execute(known).scalars())
+        free = set(connection.execute(known.with_for_update(key_share=True, skip_locked=True)).scalars())
+        return self._raise(connection, [one for one in bundles if one in free or one not in there], worker_id)
+
+    def _raise_held(self, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
+        """In the queue of each one's lock, so that those who write on and on cannot keep us out."""
+        leases: list[Lease] = []
+        give_up = time.monotonic() + _HELD_S
+        for bundle in bundles:
+            if time.monotonic() < give_up:
+                leases += self._raise_behind(bundle, worker_id)
+        return leases
+
+    def _raise_behind(self, bundle: BundleId, worker_id: str) -> list[Lease]:
+        try:
+            return self._db.write(lambda found: self._raise(found, [bundle], worker_id), patience_s=_ONE_HELD_S)
+        except CatalogBusy as error:
+            _log.warning("bundle %s: a write under an earlier lease does not end: %s", bundle, error)
+            return []
 
     def _raise(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
-        _require_valid(connection, bundles, worker_id)
         told = {"worker_id": worker_id, "raised_us": self._db.now_us(connection)}
         counters: dict[int, int] = {}
         for at in range(0, len(bundles), _PAGE):

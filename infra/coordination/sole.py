@@ -5,12 +5,15 @@ writes under its leases are refused from then on, and it goes on with work that 
 """
 
 import threading
+from typing import Final
 
 from infra.coordination.events import OwnershipEvents, Unwatched
-from logstore.errors import NotOwner, SextonError
+from logstore.errors import CatalogBusy, NotOwner, SextonError
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences
+
+_TRIES: Final = 40  # of seconds each: longer than PostgreSQL lets a paused transaction live
 
 
 class SoleOwner:
@@ -28,13 +31,23 @@ class SoleOwner:
         """Acquire all bundles.
 
         Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer.
+            StoreUnavailable, CatalogBusy: The catalog did not answer, or an earlier owner's write does not end.
         """
-        bundles = [BundleId(bundle) for bundle in range(self._bundles)]
-        with self._events.acquiring(bundles):
-            self._leases = {lease.bundle: lease for lease in self._fences.raise_fences(bundles, self._worker_id)}
-            self._events.acquired(self._leases.values())
+        missing = [BundleId(bundle) for bundle in range(self._bundles)]
+        for _ in range(_TRIES):
+            self._acquire(missing)
+            missing = [bundle for bundle in missing if bundle not in self._leases]
+            if not missing:
+                break
+        if missing:
+            raise CatalogBusy(f"bundles {missing[:10]}: a write under an earlier lease does not end")
         self._events.holds(len(self._leases))
+
+    def _acquire(self, bundles: list[BundleId]) -> None:
+        with self._events.acquiring(bundles):
+            given = {lease.bundle: lease for lease in self._fences.raise_fences(bundles, self._worker_id)}
+            self._events.acquired(given.values())
+        self._leases |= given
 
     def stop(self) -> None:
         """Own nothing any more."""

@@ -29,13 +29,15 @@ class Fences(Protocol):
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         """Acquire bundles: from its commit on, no write under an earlier lease of any of them is accepted.
 
-        It waits for those that are being written, and is waited for by those that come later. It does not say that the
-        caller is the owner: for that the caller must hold each bundle's node, and read it again after this.
+        It waits for those that are being written, and is waited for by those that come later. A write that does not
+        end, for its worker was paused in it, is waited for some seconds: its bundle is then missing from the answer,
+        which keeps the caller from no other one. Nor does an answer say that the caller is the owner: for that the
+        caller must hold each bundle's node, and read it again after this.
 
         Idempotency: none, and none is needed. A repeated call fences what the first one gave, whose answer was lost.
 
         Returns:
-            A lease of each, ascending by bundle.
+            A lease of each that could be acquired, ascending by bundle.
 
         Raises:
             InvalidInput: Not a bundle of this catalog, or a worker without a name.

@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from infra.catalog.fences import hold_lease
 from logstore.errors import NotOwner
-from logstore.ownership import Lease
+from logstore.ownership import BundleId, Lease
 from tests.contracts.catalog.blocking import await_blocked, behind
 from tests.contracts.catalog.steps import CROWD, race
 from tests.contracts.catalog.test_fences import ONE, WRITES, Write, batch, detach, renew
@@ -135,3 +135,18 @@ def _said(world: SqlWorld) -> list[str]:
     said: list[str] = []
     _listen(world, said.append)
     return said
+
+
+@pytest.mark.external_service
+def test_raise_of_many_misses_only_what_a_paused_writer_holds(postgres_url: str) -> None:
+    """An owner that was stopped in the middle of a write keeps its successor from that bundle, and from no other."""
+    world = SqlWorld(postgres_url)
+    fences = world.catalog.fences
+    everything = [BundleId(bundle) for bundle in range(fences.bundles())]
+    lease = next(lease for lease in fences.raise_fences(everything, "a") if lease.bundle == ONE)
+    with world.database.engine.connect() as connection, connection.begin():
+        hold_lease(connection, lease)
+        given = fences.raise_fences(everything, "b")
+    assert [one.bundle for one in given] == [bundle for bundle in everything if bundle != ONE]
+    assert fences.raise_fences([ONE], "b") == [Lease(bundle=ONE, fence=2, worker_id="b")]
+    world.database.close()

@@ -6,8 +6,9 @@ import pytest
 
 from infra.catalog import Database, SqlCatalog, upgrade
 from infra.coordination.sole import SoleOwner
-from logstore.errors import NotOwner
+from logstore.errors import CatalogBusy, NotOwner
 from logstore.names import TopicName
+from logstore.ownership import BundleId, Lease
 
 _TOPIC = TopicName.parse("persistent://shop/main/orders")
 
@@ -50,3 +51,27 @@ def test_sole_owner_owns_nothing_once_stopped(catalog: SqlCatalog) -> None:
     assert owner.leases() == []
     with pytest.raises(NotOwner, match="has stopped"):
         owner.lease_of(_TOPIC)
+
+
+def test_sole_owner_asks_again_for_what_a_paused_write_holds(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that was stopped in the middle of a write keeps nobody from starting for good."""
+    raise_fences, asked = catalog.fences.raise_fences, []
+
+    def raise_some(bundles: list[BundleId], worker_id: str) -> list[Lease]:
+        asked.append(len(bundles))
+        return raise_fences(bundles, worker_id)[: 5 if len(asked) == 1 else None]
+
+    monkeypatch.setattr(catalog.fences, "raise_fences", raise_some)
+    owner = SoleOwner("w1", catalog.fences)
+    owner.start()
+    assert asked == [8, 3]
+    assert len(owner.leases()) == 8
+
+
+def test_sole_owner_that_never_gets_all_does_not_start(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which bundles, and that somebody writes."""
+    monkeypatch.setattr(catalog.fences, "raise_fences", lambda bundles, worker_id: [])
+    with pytest.raises(CatalogBusy, match="earlier lease"):
+        SoleOwner("w1", catalog.fences).start()
