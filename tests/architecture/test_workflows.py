@@ -13,8 +13,11 @@ _BESIDE = {
     "batches",
     "limits",
     "offload_totals",
+    "routing",
     "search_attributes",
 }  # what workflows lean on
+
+_ROUTED = {"self._route.execute", "self._route.execute_unasked"}
 
 _FILES = [
     pytest.param(module, id=module.path.stem)
@@ -25,6 +28,21 @@ _FILES = [
 
 def _definitions(module: Module) -> list[ast.ClassDef]:
     return [node for node in module.tree.body if isinstance(node, ast.ClassDef) and decorator(node, "workflow.defn")]
+
+
+def test_activities_that_are_routed_are_served_by_owners() -> None:
+    """One that no owner serves would be tried there for as long as its retries last."""
+    calls = [node for part in _FILES for node in ast.walk(part.values[0].tree) if isinstance(node, ast.Call)]  # type: ignore[union-attr]
+    routed = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) in _ROUTED}
+    (serve,) = [
+        node
+        for module in modules("workers")
+        for node in module.tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == "owner_activities"
+    ]
+    served = {node.attr for node in ast.walk(serve) if isinstance(node, ast.Attribute)}
+    assert routed
+    assert {name.partition(".")[2] for name in routed} <= served
 
 
 def test_workflows_are_found_and_hosted() -> None:
@@ -77,6 +95,8 @@ def test_workflow_calls_activities_by_reference_with_named_options(module: Modul
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "workflow.execute_activity_method":
             assert isinstance(node.args[0], ast.Attribute), f"{module.where}:{node.lineno}"
             assert [keyword.arg for keyword in node.keywords] == [None], f"{module.where}:{node.lineno}: inline options"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _ROUTED:
+            assert isinstance(node.args[0], ast.Attribute), f"{module.where}:{node.lineno}"
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "workflow.ActivityConfig":
             given = {keyword.arg for keyword in node.keywords}
             needed = {"start_to_close_timeout", "heartbeat_timeout", "retry_policy"}
