@@ -8,6 +8,7 @@ each of its claims again. Listeners run on kazoo's own thread, where a call of Z
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,7 +26,8 @@ from logstore.errors import ServiceFailed, SessionLost
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_kazoo_log = logging.getLogger("kazoo.client")
+_kazoo_log.addHandler(logging.NullHandler())  # a command says itself, in one sentence, what became of it
 
 
 class Link(StrEnum):
@@ -62,6 +64,7 @@ class Session:
         """
         self._ensemble, self._tell = ensemble, tell
         self.link = Link.CONNECTED  # as heard last
+        self._away_since = 0.0
         self._closing = threading.Lock()
         self._client = _client(ensemble)
         try:
@@ -106,6 +109,29 @@ class Session:
             self._client.stop()
             self._client.close()
 
+    def end_if_superseded(self) -> None:
+        """End where the ensemble serves others, and has not served us for so long that this session must be over.
+
+        One that lost its data, or part of it, refuses whoever saw later writes than it has: it is no answer that kazoo
+        would take for an end, and it asks again for ever. Waits for at most one session timeout; to be called again.
+        """
+        if not self._away() or time.monotonic() - self._away_since < 2 * self.timeout_s:
+            return
+        probe = _client(self._ensemble)
+        try:
+            served, deadline = probe.start_async(), time.monotonic() + self.timeout_s
+            while not served.wait(0.1) and self._away() and time.monotonic() < deadline:
+                pass
+            if served.is_set() and self._away():
+                self.link = Link.EXPIRED
+                self._tell(self.link)
+        finally:
+            probe.stop()
+            probe.close()
+
+    def _away(self) -> bool:
+        return self.link is Link.SUSPENDED
+
     def _while_alive(self, work: Callable[[KazooClient], T]) -> T:
         self._require_alive("asking")
         if self.link is Link.SUSPENDED:
@@ -120,6 +146,7 @@ class Session:
         if self.link is Link.EXPIRED:
             return
         if state == KazooState.SUSPENDED:
+            self._away_since = time.monotonic()
             self.link = Link.SUSPENDED
         else:
             same = state == KazooState.CONNECTED and self._now() == self.id
@@ -148,7 +175,7 @@ def _client(ensemble: Ensemble) -> KazooClient:
         auth_data=[ensemble.auth] if ensemble.auth else None,
         connection_retry=as_long_as_it_takes,
         handler=PatientHandler(ensemble.timeout_s),
-        logger=_log,
+        logger=_kazoo_log,
     )
 
 

@@ -128,6 +128,19 @@ def test_bundle_taken_from_an_underloaded_worker_is_not_thrown_back_while_it_res
     assert last.counter <= lost.fence + 2, "more than once there and back"
 
 
+def test_ensemble_that_lost_its_data_is_entered_anew(zookeeper: ZooKeeper, crew: Crew, looker: KazooClient) -> None:
+    """Nobody's session is known there any more; all bundles are acquired again, under later fences."""
+    owner = crew.hire("a")
+    assert_eventually(crew.settled)
+    for _ in range(200):
+        looker.create("/one", sequence=True)
+    old = owner.leases()
+    zookeeper.wipe()
+    with zookeeper.client() as client:
+        client.create(crew.ensemble.hosts.removeprefix(zookeeper.address))
+    assert_eventually(lambda: crew.settled() and not set(old) & set(owner.leases()), within_s=30)
+
+
 def test_policy_shutdown_ends_the_worker_and_says_why(zookeeper: ZooKeeper, crew: Crew) -> None:
     """Nothing is taken up again; the process is to end."""
     owner = crew.hire("a", expired=ExpiredPolicy.SHUTDOWN)

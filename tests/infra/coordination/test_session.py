@@ -69,6 +69,37 @@ def test_session_whose_server_restarts_is_suspended_and_then_the_same(
     session.close()
 
 
+def test_session_of_an_ensemble_that_lost_its_data_ends(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
+    """It refuses whoever saw later writes than it has, and tells no session's end: others are served, so it is over."""
+    session = Session(ensemble, heard.put)
+    for _ in range(100):
+        session.ask("making", lambda client: client.create("/one", sequence=True))
+    zookeeper.wipe()
+    assert _next(heard) is Link.SUSPENDED
+    session.end_if_superseded()
+    assert session.link is Link.SUSPENDED, "it may be a short outage"
+    while heard.empty():  # or the test's own timeout
+        session.end_if_superseded()
+    assert _next(heard) is Link.EXPIRED
+    session.close()
+
+
+def test_session_whose_ensemble_serves_nobody_waits(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
+    """However long it is away: away is not over."""
+    session = Session(replace(ensemble, timeout_s=0.5), heard.put)
+    zookeeper.kill()
+    try:
+        assert _next(heard) is Link.SUSPENDED
+        for _ in range(6):  # of half a second each, once two timeouts have passed
+            time.sleep(0.3)
+            session.end_if_superseded()
+        assert session.link is Link.SUSPENDED
+        assert heard.empty()
+    finally:
+        session.close()
+        zookeeper.start()
+
+
 def test_session_that_was_silently_replaced_counts_as_expired(session: Session, heard: Heard) -> None:
     """A server that hands out a new session on a reconnect says plain CONNECTED (ClickHouse#116690)."""
     client = session.ask("reaching in", lambda inner: inner)

@@ -1,6 +1,7 @@
 """A real ZooKeeper that a test may stop, wipe and have expire a session."""
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,12 @@ class ZooKeeper:
     def kill(self) -> None:
         """Kill it, as a power cut would."""
         kill(self._home)
+
+    def wipe(self) -> None:
+        """Bring it back, on its port, without anything that it ever knew."""
+        self.kill()
+        shutil.rmtree(StackHome.at(self._home).zookeeper / "data")
+        self.start()
 
     @property
     def pid(self) -> int:
