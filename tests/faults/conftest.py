@@ -27,20 +27,6 @@ class Course:
     hits: dict[str, int]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """What only `make faults` runs has a mark of its own."""
-    config.addinivalue_line("markers", "all_faults: only with --all-faults")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave such tests out; to skip them would say that something is missing here."""
-    if config.getoption("--all-faults"):
-        return
-    out = [item for item in items if item.get_closest_marker("all_faults")]
-    items[:] = [item for item in items if item not in out]
-    config.hook.pytest_deselected(items=out)
-
-
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty catalog to copy."""
