@@ -55,7 +55,7 @@ test-external: setup ## Only the tests that start real servers
 	$(BIN)/pytest -m external_service
 
 faults: setup ## Every failpoint with SIGKILL of real workers (long)
-	$(BIN)/pytest tests/faults --all-faults -n $(JOBS) --dist worksteal
+	$(BIN)/pytest tests/faults tests/ownership --all-faults -n $(JOBS) --dist worksteal
 
 bench: setup ## Measure ours beside the bare thing on real servers; prints ratios as JSON
 	$(BIN)/python -m tests.benchmarks.deletion_speed

@@ -44,6 +44,7 @@ _SOURCES = {
     "apache/pulsar#10351": "a lock seen after a reconnect is ours, foreign or about to vanish: not all were told apart",
     "apache/pulsar#17664": "one of these cases hung on a flag that was never set",
     "apache/pulsar#295": "an ownership node is deleted without a condition, and it was the new owner's",
+    "apache/pulsar#19444": "a flapping session leaves two owners, and the old one's write spoils the ledger list",
     "apache/pulsar#7679": "a lookup names a broker that left days ago",
 }
 """Source → what went wrong there."""

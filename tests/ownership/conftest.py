@@ -1,0 +1,61 @@
+"""Crews of processes on the run's ZooKeeper, each with a path and a catalog of its own."""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.catalog import Database, upgrade
+from tests.infra.coordination.conftest import zookeeper
+from tests.infra.coordination.zookeeper import ZooKeeper
+from tests.ownership import story
+from tests.ownership.crew import Crew
+from tests.postgres import postgres
+
+__all__ = ["postgres", "zookeeper"]
+
+BUNDLES = 24
+TIMEOUT_S = 2.0  # of a session: the least that this ZooKeeper gives is 1
+
+_numbers = itertools.count()
+
+Measured = Callable[[str], None]
+
+
+@pytest.fixture
+def catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database: a SQLite file, or PostgreSQL's where a test asks for it."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        yield f"sqlite:///{tmp_path / 'catalog.db'}"
+        return
+    server = request.getfixturevalue("postgres")
+    with server.database() as name:
+        yield server.url(name)
+
+
+@pytest.fixture
+def crew(zookeeper: ZooKeeper, catalog_url: str, tmp_path: Path) -> Iterator[Crew]:
+    """Nobody yet; all are killed at the end."""
+    path = f"/crew-{next(_numbers)}"
+    with zookeeper.client() as client:
+        client.create(path)
+    database = Database(catalog_url)
+    upgrade(database, bundles=BUNDLES)
+    story.begin(database)
+    database.close()
+    made = Crew(tmp_path, catalog_url, zookeeper, path, TIMEOUT_S)
+    yield made
+    made.dismiss()
+
+
+@pytest.fixture
+def measured(record_property: Callable[[str, object], None]) -> Measured:
+    """Tell what was measured: in the report, and to who runs pytest with `-s`."""
+
+    def tell(what: str) -> None:
+        record_property("measured", what)
+        sys.stderr.write(f"\n{what}\n")
+
+    return tell

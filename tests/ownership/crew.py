@@ -1,0 +1,279 @@
+"""Workers as processes, on one ZooKeeper and one catalog, and what can be told of them from outside."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient
+from sqlalchemy import select
+
+from infra.catalog import Database
+from infra.catalog.fences import SqlFences
+from infra.catalog.tables import bundle_fence
+from logstore.errors import CatalogBusy
+from tests.infra.coordination.zookeeper import ZooKeeper
+from tests.logstore.eventually import assert_eventually
+from tests.ownership import auditor, story
+from tests.ownership.journal import entries
+from tests.ownership.owner_process import Plan, run
+
+
+def _forking() -> ForkServerContext:
+    """Children of a process that has imported everything, and has no threads."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "tests.ownership.owner_process"])
+    return context
+
+
+class Worker:
+    """One process."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Start it."""
+        self.plan = plan
+        # its entry point is a module's function: what started pytest is imported in the child, and does nothing there
+        self._process: BaseProcess = _forking().Process(target=run, args=(plan,), daemon=True)
+        self._process.start()
+
+    @property
+    def id(self) -> str:
+        """Worker id."""
+        return self.plan.worker_id
+
+    @property
+    def process(self) -> str:
+        """As its attempts begin."""
+        return f"{self.id}.{self._process.pid}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process lives."""
+        return self._process.is_alive()
+
+    def said(self, what: str) -> Sequence[dict[str, Any]]:
+        """Of that kind, in order."""
+        return entries(self.plan.journal, what)
+
+    def since(self, what: str, began: float) -> Sequence[dict[str, Any]]:
+        """Of that kind, from a moment on."""
+        return [entry for entry in self.said(what) if entry["at"] >= began]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Pause it, wake it, end it."""
+        assert self._process.pid
+        os.kill(self._process.pid, number)
+
+    def exit_code(self, *, within_s: float) -> int | None:
+        """Once it ended."""
+        self._process.join(within_s)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """At once, paused or not."""
+        self._process.kill()
+        self._process.join()
+
+
+class Crew:
+    """Processes that share the bundles of a catalog."""
+
+    def __init__(self, folder: Path, database_url: str, zookeeper: ZooKeeper, path: str, timeout_s: float) -> None:
+        """Nobody yet; `path` exists in that ZooKeeper, `timeout_s` is of a session."""
+        self.folder, self.zookeeper, self.timeout_s, self.path = folder, zookeeper, timeout_s, path
+        self.database_url = database_url
+        self.database = Database(database_url)
+        self.fences = SqlFences(self.database)
+        self.workers: dict[str, Worker] = {}
+        self._all: list[Worker] = []
+
+    def plan(self, worker_id: str, *, address: str = "", **more: Any) -> Plan:
+        """How a worker is to be; `address` is ZooKeeper's as it is to see it."""
+        return Plan(
+            worker_id=worker_id,
+            journal=self.folder / f"{worker_id}-{len(self._all)}.jsonl",
+            database_url=self.database_url,
+            hosts=f"{address or self.zookeeper.address}{self.path}",
+            timeout_s=self.timeout_s,
+            **more,
+        )
+
+    def hire(self, worker_id: str, **more: Any) -> Worker:
+        """Start a worker; an earlier one of this id is no longer counted on."""
+        worker = self.start(self.plan(worker_id, **more))
+        self.workers[worker_id] = worker
+        return worker
+
+    def start(self, plan: Plan) -> Worker:
+        """Start a process that is not counted on."""
+        worker = Worker(replace(plan))
+        self._all.append(worker)
+        return worker
+
+    def trio(self) -> Mapping[int, str]:
+        """Start three workers; who has which bundle once they rest."""
+        for worker_id in ("a", "b", "c"):
+            self.hire(worker_id)
+        return self.rest()
+
+    def dismiss(self) -> None:
+        """Kill all."""
+        for worker in self._all:
+            worker.kill()
+        self.database.close()
+
+    def raises(self, bundle: int) -> Sequence[story.Told]:
+        """How often the bundle was acquired, and by whom, in order."""
+        return [row for row in story.told(self.database) if row.bundle == bundle and row.attempt is None]
+
+    def holders(self) -> Mapping[int, str]:
+        """Who holds each bundle, by what the workers say: acquired last, and not unloaded or lost since."""
+        fences = self.counters()
+        held: dict[int, str] = {}
+        for worker in self.workers.values():
+            for bundle, fence in _held(entries(worker.plan.journal)).items():
+                if fences.get(bundle) == fence:
+                    held[bundle] = worker.id
+        return held
+
+    def settled(self) -> bool:
+        """Whether each bundle has an owner, who writes under the last fence."""
+        return len(self.holders()) == self.fences.bundles()
+
+    def rest(self, *, within_s: float = 30.0) -> Mapping[int, str]:
+        """Wait until each bundle has an owner and nothing moves any more; who has which."""
+        assert_eventually(self._rests, within_s=within_s)
+        return self.holders()
+
+    def _rests(self) -> bool:
+        before = self.holders()
+        time.sleep(0.6)
+        return self.settled() and self.holders() == before and set(before.values()) == self.workers.keys()
+
+    def converged_s(self, since: float) -> float:
+        """From when the last worker was connected again until each bundle that had become free was acquired."""
+        acquired = self._first_acquired(since).values()
+        return max(0.0, max(acquired, default=0.0) - max(map(_connected_at, self._linked(since))))
+
+    def _linked(self, since: float) -> list[Sequence[dict[str, Any]]]:
+        return [worker.since(what, since) for worker in self.workers.values() for what in ("opened", "linked")]
+
+    def await_reacquired(self, since: float) -> None:
+        """Wait until each bundle was acquired anew from a moment on, and is owned."""
+        assert_eventually(lambda: len(self._first_acquired(since)) == self.fences.bundles(), within_s=60)
+        assert_eventually(self.settled, within_s=60)
+
+    def sessions(self) -> Mapping[str, int]:
+        """Each worker's last session."""
+        return {worker_id: int(worker.said("opened")[-1]["session"]) for worker_id, worker in self.workers.items()}
+
+    def counters(self) -> dict[int, int]:
+        """How often each bundle was acquired."""
+        return {int(fence.bundle): fence.counter for fence in self.fences.fences()}
+
+    def _first_acquired(self, since: float) -> dict[int, float]:
+        first: dict[int, float] = {}
+        for worker in self.workers.values():
+            for entry in worker.since("acquired", since):
+                at = float(entry["at"])
+                first |= {bundle: min(first.get(bundle, at), at) for bundle in map(int, entry["fences"])}
+        return first
+
+    def expire(self, *workers: Worker) -> None:
+        """End their sessions on the server's side, at once."""
+
+        def end(worker: Worker) -> None:
+            last = worker.said("session")[-1]
+            with self.zookeeper.client(session=(last["id"], bytes.fromhex(last["password"]))):
+                pass  # whoever closes the connection closes the session
+
+        with ThreadPoolExecutor(len(workers)) as pool:
+            list(pool.map(end, workers))
+
+    def freeze(self, worker: Worker) -> None:
+        """Pause it where it holds no lock: with SQLite's only one all others would wait for as long as it sleeps."""
+
+        def frozen() -> bool:
+            worker.signal(signal.SIGSTOP)
+            if self._unlocked():
+                return True
+            worker.signal(signal.SIGCONT)
+            return False
+
+        assert_eventually(frozen, within_s=30)
+
+    def _unlocked(self) -> bool:
+        database = Database(self.database_url, patience_s=0.2)
+        try:
+            database.write(lambda connection: connection.execute(select(bundle_fence).with_for_update()).all())
+        except CatalogBusy:
+            return False
+        finally:
+            database.close()
+        return True
+
+    def look(self) -> AbstractContextManager[KazooClient]:
+        """A client under the crew's path."""
+        return self.zookeeper.client(f"{self.zookeeper.address}{self.path}")
+
+    def make_path(self) -> None:
+        """As whoever sets an ensemble up."""
+        with self.zookeeper.client() as client:
+            client.ensure_path(self.path)
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """All that was tried by anybody."""
+        return [entry for worker in self._all for entry in worker.said("wrote")]
+
+    def audit(self) -> None:
+        """Have it proved that only present owners wrote; and that there was something to prove."""
+        for worker in self._all:
+            worker.kill()
+        told = story.told(self.database)
+        assert not (found := auditor.wrong(told, self.attempts())), "\n".join(found[:20])
+        assert any(row.attempt for row in told), "nobody wrote anything"
+
+    def kept(self, before: Mapping[int, str]) -> int:
+        """How many bundles have the owner that they had."""
+        after = self.holders()
+        return sum(1 for bundle, owner in before.items() if after.get(bundle) == owner)
+
+    def refused(self, worker: Worker, since: float) -> int:
+        """Attempts of a worker that were refused from a moment on."""
+        return sum(1 for entry in worker.since("wrote", since) if entry["outcome"] == "refused")
+
+    def accepted(self, workers: Iterable[Worker], since: float) -> set[int]:
+        """Bundles that were written from a moment on, by these."""
+        wrote = [entry for worker in workers for entry in worker.since("wrote", since)]
+        return {entry["bundle"] for entry in wrote if entry["outcome"] == "accepted"}
+
+
+def _held(said: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """Bundles and fences, by what one worker said until now; none while its connection is away."""
+    held: dict[int, int] = {}
+    connected = True
+    for entry in said:
+        if entry["what"] == "acquired":
+            held |= {int(bundle): fence for bundle, fence in entry["fences"].items()}
+        elif entry["what"] == "unloaded":
+            for bundle in entry["bundles"]:
+                held.pop(bundle, None)
+        elif entry["what"] == "linked":
+            connected = entry["link"] == "CONNECTED"
+        elif entry["what"] in {"session", "ended"}:
+            held, connected = {}, True
+    return held if connected else {}
+
+
+def _connected_at(said: Sequence[dict[str, Any]]) -> float:
+    """When it was connected first, in whatever session; 0 if it was not."""
+    moments = [float(entry["at"]) for entry in said if entry.get("link", "CONNECTED") == "CONNECTED"]
+    return min(moments, default=0.0)

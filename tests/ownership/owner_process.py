@@ -1,0 +1,162 @@
+"""A worker that owns bundles and writes under its leases without a pause; and never forgets a lease that it had.
+
+So does a thread that slept through the loss of its bundle: the worker is as stubborn as a worker can be, and what
+protects a bundle from it is the fence alone.
+"""
+
+import ctypes
+import itertools
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.catalog import Database
+from infra.catalog.fences import SqlFences
+from infra.coordination.events import Unloaded
+from infra.coordination.holdings import Turns
+from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
+from infra.coordination.session import Ensemble, Link, Session
+from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
+from logstore.ownership import BundleId, Lease
+from tests.ownership import story
+from tests.ownership.journal import Journal
+
+TAKEN, FAILED = 3, 1  # exit codes
+_REMEMBERED = 3
+_CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a process is started with."""
+
+    worker_id: str
+    journal: Path
+    database_url: str
+    hosts: str
+    timeout_s: float
+    expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
+    turns: Turns = field(default_factory=lambda: Turns(takeover_grace_s=0.5, rest_s=2.0))
+    namespace: Path | None = None  # of the network, to live in
+    pause_s: float = 0.01  # between two writes
+
+
+class _Memory:
+    """A `Listener` that forgets nothing: it has the latest three leases of each bundle that was ever its own."""
+
+    def __init__(self) -> None:
+        self._leases: dict[BundleId, deque[Lease]] = {}
+
+    def acquired(self, lease: Lease) -> None:
+        self._leases.setdefault(lease.bundle, deque(maxlen=_REMEMBERED)).append(lease)
+
+    def unloaded(self, bundle: BundleId) -> None:
+        pass  # as a thread does that sleeps
+
+    def all(self) -> list[Lease]:
+        return [lease for leases in list(self._leases.values()) for lease in list(leases)]
+
+
+class _Said:
+    """An `OwnershipEvents` that puts into the journal what happens."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def opened(self, session: int) -> None:
+        self._journal.say("opened", session=session)
+
+    def linked(self, link: Link) -> None:
+        self._journal.say("linked", link=link)
+
+    def holds(self, bundles: int) -> None:
+        pass  # told by what comes and goes
+
+    def acquiring(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def acquired(self, leases: Collection[Lease]) -> None:
+        self._journal.say("acquired", fences={lease.bundle: lease.fence for lease in leases})
+
+    def unloaded(self, bundles: Collection[BundleId], why: Unloaded) -> None:
+        self._journal.say("unloaded", bundles=sorted(bundles), why=why)
+
+    def looked(self, unsettled: int) -> None:
+        pass  # nothing happened
+
+    def ended(self, failure: SextonError | None) -> None:
+        self._journal.say("ended", failure=failure and type(failure).__name__)
+
+
+class _Writer:
+    """Writes under every lease that this process had, the latest three of a bundle."""
+
+    def __init__(self, plan: Plan, journal: Journal, database: Database) -> None:
+        self._plan, self._journal, self._database = plan, journal, database
+        self._numbers = itertools.count()
+
+    def write(self, lease: Lease) -> None:
+        attempt = f"{self._plan.worker_id}.{os.getpid()}/{next(self._numbers)}"
+        outcome, error = "accepted", ""
+        try:
+            story.write(self._database, lease, attempt)
+        except NotOwner as refusal:
+            outcome, error = "refused", str(refusal)
+        except (RetryableError, OutcomeUnknown) as failure:
+            outcome, error = "unknown", str(failure)
+        self._journal.say(
+            "wrote", attempt=attempt, bundle=lease.bundle, fence=lease.fence, outcome=outcome, error=error
+        )
+
+
+def run(plan: Plan) -> None:
+    """Live until SIGTERM; exits with `TAKEN` where the worker id is another's, with `FAILED` where it gave up."""
+    if plan.namespace:
+        _enter(plan.namespace)
+    journal = Journal(plan.journal)
+    database = Database(plan.database_url)
+    memory = _Memory()
+    policy = OwnerPolicy(expired=plan.expired, look_again_s=0.2, turns=plan.turns)
+    connect, fences = _connecting(plan, journal), SqlFences(database)
+    owner = BundleOwner(plan.worker_id, connect, fences, memory, policy=policy, events=_Said(journal))
+    signal.signal(signal.SIGTERM, lambda *_: owner.stopping.set())
+    try:
+        owner.start()
+    except WorkerIdTaken as error:
+        journal.say("taken", error=str(error))
+        os._exit(TAKEN)
+    journal.say("started")
+    _work(plan, owner, memory, _Writer(plan, journal, database))
+    owner.stop()
+    os._exit(FAILED if owner.failure else 0)
+
+
+def _work(plan: Plan, owner: BundleOwner, memory: _Memory, writer: _Writer) -> None:
+    while not owner.stopping.wait(plan.pause_s):
+        for lease in memory.all():
+            if owner.stopping.wait(plan.pause_s):
+                break
+            writer.write(lease)
+
+
+def _connecting(plan: Plan, journal: Journal) -> Callable[[Callable[[Link], None]], Session]:
+    ensemble = Ensemble(hosts=plan.hosts, timeout_s=plan.timeout_s)
+
+    def connect(tell: Callable[[Link], None]) -> Session:
+        session = Session(ensemble, tell)
+        found = session.ask("telling its id", lambda client: client.client_id)
+        journal.say("session", id=found[0], password=found[1].hex())
+        return session
+
+    return connect
+
+
+def _enter(namespace: Path) -> None:
+    """Move this process, which has one thread yet, into a network of its own."""
+    with namespace.open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")

@@ -1,0 +1,67 @@
+"""A wire between workers and ZooKeeper that can be cut without anybody being told: nothing closes, nothing arrives."""
+
+import socket
+import threading
+from contextlib import suppress
+
+
+class Proxy:
+    """Passes connections on to a server; while it is cut it holds back all that is said, as a network does."""
+
+    def __init__(self, target: str, *, host: str = "127.0.0.1") -> None:
+        """Listen on a free port of `host`; `target` is the server's `host:port`."""
+        name, _, port = target.partition(":")
+        self._target = (name, int(port))
+        self._open = threading.Event()
+        self._open.set()
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server((host, 0))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """From now on nothing passes, in either direction."""
+        self._open.clear()
+
+    def mend(self) -> None:
+        """What was held back arrives, and all that follows."""
+        self._open.set()
+
+    def close(self) -> None:
+        """End it and all that goes through it."""
+        for one in [self._listener, *self._sockets]:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._open.set()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                inner, _ = self._listener.accept()
+            except OSError:
+                return
+            self._sockets.append(inner)
+            threading.Thread(target=self._join, args=(inner,), daemon=True).start()
+
+    def _join(self, inner: socket.socket) -> None:
+        self._open.wait()  # a network that is cut carries no new connection either
+        try:
+            outer = socket.create_connection(self._target)
+        except OSError:
+            inner.close()
+            return
+        self._sockets.append(outer)
+        threading.Thread(target=self._pass, args=(inner, outer), daemon=True).start()
+        self._pass(outer, inner)
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while said := source.recv(65_536):
+                self._open.wait()
+                sink.sendall(said)
+        self._open.wait()  # that one side has closed is not heard either
+        for one in (source, sink):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
