@@ -132,7 +132,7 @@ def disowned(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> s
 class Finding(StrEnum):
     """What storage holds of a copy."""
 
-    ABSENT = "ABSENT"  # proved by two independent reads
+    ABSENT = "ABSENT"  # proved by independent reads
     OWN = "OWN"
     FOREIGN = "FOREIGN"  # storage's own statement contradicts the intent
 

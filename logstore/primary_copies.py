@@ -37,10 +37,11 @@ class PrimaryCopies:
         """List the ledger's prefix and judge whose it is.
 
         One LIST verifies the owner, whose digest is in the name of `meta.json`. Absence is proved by two
-        independent reads: an empty listing and a HEAD that finds no `meta.json` (apache/bookkeeper#870).
+        independent reads: an empty listing and a HEAD that finds no `meta.json` (apache/bookkeeper#870). A second
+        listing stands in for that where there is none to be found: beside a segment that came after a deletion.
 
         Raises:
-            StoreUnavailable: Storage did not answer, or LIST and HEAD contradict each other.
+            StoreUnavailable: Storage did not answer, or its answers contradict each other.
         """
         found = list({item.key: item for item in self._objects.list(ledger_prefix(intent.ledger_id))}.values())
         if not found:
@@ -64,6 +65,9 @@ class PrimaryCopies:
         key = meta_key(intent.ledger_id, intent.owner)
         if self._objects.head(key):
             raise StoreUnavailable(f"{key}: HEAD finds it, LIST does not; deleting nothing on such a listing")
+        again = next(iter(self._objects.list(ledger_prefix(intent.ledger_id))), None)
+        if again:
+            raise StoreUnavailable(f"{again.key}: a second LIST finds it, the first one does not")
         return StoredCopy(finding=Finding.ABSENT)
 
     def _contradiction(

@@ -93,11 +93,21 @@ def test_primary_copy_of_a_boundary_id_is_found_and_removed_alone(ledger_id: int
     assert PrimaryCopies(objects).inspect(intent(own, segments=1)) == StoredCopy(finding=Finding.ABSENT)
 
 
-def test_primary_copy_absent_is_proved_by_two_reads() -> None:
+def test_primary_copy_absent_is_proved_by_independent_reads() -> None:
     """An empty listing alone proves nothing (apache/bookkeeper#870)."""
     objects = FakeObjectStore()
     assert _inspect(objects) == StoredCopy(finding=Finding.ABSENT)
-    assert [operation for operation, _ in objects.calls] == [Operation.LIST, Operation.HEAD]
+    assert [operation for operation, _ in objects.calls] == [Operation.LIST, Operation.HEAD, Operation.LIST]
+
+
+def test_primary_copy_of_a_late_segment_alone_is_not_absent_for_one_empty_listing() -> None:
+    """No `meta.json` contradicts the listing where a segment landed behind a deletion (apache/bookkeeper#870)."""
+    key = segment_key(_L, 3)
+    objects = _Blind({key})
+    objects.put_if_absent(key, b"late", metadata=statement(_L).to_metadata())
+    with pytest.raises(StoreUnavailable, match="second LIST finds it"):
+        _inspect(objects)
+    assert _inspect(objects).data_keys == (key,)
 
 
 def test_primary_copy_listed_empty_but_seen_by_head_is_no_answer() -> None:

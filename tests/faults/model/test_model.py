@@ -20,7 +20,7 @@ from logstore.tiered_copies import TieredCopies
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.ledgers import FakeLedgers
-from tests.faults.model.machine import Model
+from tests.faults.model.machine import Model, Trouble
 
 _PARTS = 4  # so that each stays short
 _LONG = 16
@@ -94,6 +94,15 @@ _OVERSLEPT = (_begin, _append("a"), _append("b", rolls=True), _oversleep)
 def test_program_that_oversleeps_the_deletion_of_its_ledger_leaves_nothing_behind() -> None:
     """Its registration is too late to be tried; the machine found it with the number of a segment that was deleted."""
     _play(*_OVERSLEPT)
+
+
+def test_program_that_oversleeps_before_a_listing_is_empty_once_leaves_nothing_behind() -> None:
+    """What landed late has no `meta.json` beside it that would contradict such a listing; found by the machine."""
+
+    def lists_nothing(model: Model) -> None:
+        model.disturb(trouble=Trouble.EMPTY, which=0, times=1)
+
+    _play(*_OVERSLEPT, lists_nothing)
 
 
 def test_program_that_oversleeps_and_says_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
