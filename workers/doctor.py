@@ -13,8 +13,10 @@ from temporalio.service import RPCError
 from infra.objects import make_client
 from infra.stack.java import find_java
 from logstore.errors import SextonError
+from logstore.ownership import MAX_BUNDLES
 from workers import search_attributes
-from workers.connections import connect_client
+from workers.connections import connect_client, open_catalog
+from workers.owners_view import open_directory, overview
 from workers.settings import Settings
 from workers.stack import Row, status
 
@@ -22,11 +24,12 @@ _CLOCK_S = 5.0  # S3 refuses signatures whose clock is 15 minutes off; five seco
 
 
 def doctor(settings: Settings) -> list[Row]:
-    """As `status`, and Java, versions, buckets, clock and search attributes."""
+    """As `status`, and Java, versions, search attributes, ownership, buckets and clock."""
     checks: dict[str, Callable[[Settings], str]] = {
         "java": lambda _: f"Java {find_java().version}",
         "temporal version": _temporal_version,
         "search attributes": _search_attributes,
+        "ownership": _ownership,
         "buckets": _buckets,
         "clock": _clock,
     }
@@ -35,8 +38,14 @@ def doctor(settings: Settings) -> list[Row]:
 
 def elsewhere(settings: Settings) -> list[Row]:
     """Services that were not started here, at the addresses that the settings name."""
-    where = {"temporal": settings.temporal_address, "object store": settings.s3_endpoint or "AWS"}
+    where = {
+        "temporal": settings.temporal_address,
+        "object store": settings.s3_endpoint or "AWS",
+        "zookeeper": settings.zookeeper or "no address",
+    }
     checks = {"temporal": _temporal_version, "object store": _buckets}
+    if settings.ownership == "zookeeper":
+        checks["zookeeper"] = _zookeeper
     found = [_checked(name, check, settings) for name, check in checks.items()]
     return [{**row, "detail": f"{where[str(row['name'])]}: {row['detail']}"} for row in found]
 
@@ -62,6 +71,22 @@ def _search_attributes(settings: Settings) -> str:
 
     asyncio.run(ask())
     return "all registered"
+
+
+def _zookeeper(settings: Settings) -> str:
+    with open_directory(settings, bundles=MAX_BUNDLES) as directory:
+        return f"{len(directory.live_workers())} workers have a session"
+
+
+def _ownership(settings: Settings) -> str:
+    with open_catalog(settings) as catalog:
+        if settings.ownership == "single":
+            return f"{overview(catalog.fences, None)}; ownership=single"
+        with open_directory(settings, catalog.fences.bundles()) as directory:
+            found = overview(catalog.fences, directory)
+    if not found.workers:
+        raise RuntimeError(f"{found}: no worker has a session; start one, or read a worker's log")
+    return f"{found}; workers: {', '.join(worker.worker_id for worker in found.workers)}"
 
 
 def _s3(settings: Settings) -> Any:  # noqa: ANN401 - boto3's client

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from infra.coordination.directory import Directory, LiveWorker
 from infra.coordination.session import Session
@@ -12,6 +13,8 @@ from logstore.ownership import BundleId, OwnerNode, bundle_name
 from logstore.ports.catalog import Fence, Fences
 from workers.owning import ensemble_of
 from workers.settings import Settings
+
+_PATIENCE_S: Final = 5.0  # of a person who asks; a worker's own is its session timeout
 
 
 class SessionState(StrEnum):
@@ -60,6 +63,10 @@ class Overview:
     bundles: list[BundleRow]
     workers: list[WorkerRow]
 
+    def __str__(self) -> str:
+        free = sum(row.held is None for row in self.bundles)
+        return f"{len(self.bundles)} bundles, {free} without an owner"
+
 
 @contextmanager
 def open_directory(settings: Settings, bundles: int) -> Iterator[Directory]:
@@ -68,7 +75,8 @@ def open_directory(settings: Settings, bundles: int) -> Iterator[Directory]:
     Raises:
         ServiceFailed: It is not known, cannot be reached, or refuses us.
     """
-    session = Session(ensemble_of(settings), lambda _: None)
+    ensemble = ensemble_of(settings)
+    session = Session(replace(ensemble, timeout_s=min(ensemble.timeout_s, _PATIENCE_S)), lambda _: None)
     try:
         yield Directory(session, bundles)
     finally:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,13 @@ from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from temporalio.service import RPCError, RPCStatusCode
 
+from infra.catalog import Database, upgrade
+from infra.catalog.fences import SqlFences
+from infra.coordination.directory import LiveWorker
 from infra.stack.home import StackHome
 from infra.stack.workers import WorkerRecord, recorded
+from logstore.ownership import BundleId, OwnerNode, WorkerLoad
+from workers.doctor import _checked, _ownership
 from workers.settings import Settings
 from workers.stack import doctor, status
 
@@ -24,11 +30,14 @@ def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_pat
     """A production set-up is not told that its home never saw a start, and looking creates nothing."""
     settings = Settings(home=tmp_path / "home", temporal_address="127.0.0.1:1", s3_endpoint="http://127.0.0.1:1")
     rows = {str(row["name"]): row for row in status(settings)}
-    assert list(rows) == ["temporal", "object store", "database", "worker"]
+    assert list(rows) == ["temporal", "object store", "zookeeper", "database", "worker"]
     assert not any(row["ok"] for row in rows.values())
     assert "127.0.0.1:1" in str(rows["temporal"]["detail"])
     assert "http://127.0.0.1:1" in str(rows["object store"]["detail"])
+    assert "SEXTON_ZOOKEEPER" in str(rows["zookeeper"]["detail"])
     assert not (tmp_path / "home").exists()
+    alone = settings.model_copy(update={"ownership": "single"})
+    assert "zookeeper" not in {row["name"] for row in status(alone)}, "by that setting there is none"
 
 
 def _remembering(*names: str) -> object:
@@ -91,3 +100,27 @@ def _record_killed(home: StackHome, worker_id: str) -> None:
     home.workers.mkdir(exist_ok=True)
     record = WorkerRecord(worker_id=worker_id, pid=ended.pid, started=1.0, metrics_url="")
     (home.workers / f"{ended.pid}.json").write_text(json.dumps(asdict(record)))
+
+
+def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bundles without an owner are told; that no worker has a session is not well, with what to do."""
+    settings = Settings(home=tmp_path, zookeeper="127.0.0.1:1")
+    database = Database(settings.database_url)
+    upgrade(database, bundles=4)
+    SqlFences(database).raise_fences([BundleId(1)], "w")
+    database.close()
+    live = {"w": LiveWorker(session=7, load=WorkerLoad())}
+    nodes = {BundleId(1): OwnerNode(worker_id="w", session=7, version=0)}
+    found = SimpleNamespace(owners=lambda: nodes, live_workers=lambda: live, sessions=lambda: {7})
+    monkeypatch.setattr("workers.doctor.open_directory", lambda *_: nullcontext(found))
+    assert _checked("ownership", _ownership, settings) == {
+        "name": "ownership",
+        "ok": True,
+        "detail": "4 bundles, 3 without an owner; workers: w",
+    }
+    live.clear()
+    row = _checked("ownership", _ownership, settings)
+    assert row["ok"] is False
+    assert "no worker has a session; start one" in str(row["detail"])
+    alone = settings.model_copy(update={"ownership": "single"})
+    assert _ownership(alone) == "4 bundles, 3 without an owner; ownership=single"

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.deletion import missing_property
-from logstore.errors import SextonError
-from logstore.ports.catalog import Decision, FiledIntent, KnownCopy, LedgerHistory
+from logstore.errors import InvalidInput, SextonError
+from logstore.names import TopicName
+from logstore.ownership import bundle_name, bundle_of
+from logstore.ports.catalog import Decision, Fences, FiledIntent, KnownCopy, LedgerHistory
 from logstore.positions import LedgerId
 from workers.cli.command import command
 from workers.cli.context import Session
@@ -34,7 +36,7 @@ def explain(session: Session, ledger_id: Id) -> Answer:
     """
     history = session.log.catalog.inspection.ledger(LedgerId(ledger_id), decisions=_DECISIONS)
     seen = [look(session.log.storages, copy) for copy in history.copies]
-    found = document(history, seen)
+    found = document(history, seen, bundle=_bundle(session.log.catalog.fences, history))
     return Answer(document=found, text=in_sections(found))
 
 
@@ -63,13 +65,33 @@ def _fields(statement: Mapping[str, str] | None) -> dict[str, str] | None:
     return None if statement is None else dict(statement)
 
 
-def document(history: LedgerHistory, seen: list[Seen]) -> dict[str, Any]:
+def _bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
+    """The bundle that the ledger's topic is in, as the catalog knows it: `owners list` asks ZooKeeper too."""
+    try:
+        topic = TopicName.from_encoded(history.copies[0].intent.topic) if history.copies else None
+    except InvalidInput:  # a row that was damaged by hand
+        topic = None
+    if topic is None:
+        return None
+    count = fences.bundles()
+    bundle = bundle_of(topic, bundles=count)
+    last = next((one for one in fences.fences() if one.bundle == bundle), None)
+    return {
+        "bundle": bundle_name(bundle, bundles=count),
+        "number": int(bundle),
+        "fence": last.counter if last else 0,
+        "fenced_by": last.worker_id if last else None,
+    }
+
+
+def document(history: LedgerHistory, seen: list[Seen], *, bundle: Mapping[str, object] | None = None) -> dict[str, Any]:
     """All of it, as `--json` prints it."""
     live, newest = history.live, history.copies[0].intent if history.copies else None
     return {
         "ledger_id": history.ledger_id,
         "verdict": verdict(history, seen),
         "owner": _owner(newest) if newest else None,
+        "bundle": bundle,
         "state": live.state.value if live else _state(history),
         "entries": live.entries if live else None,
         "size_bytes": live.size_bytes if live else (newest.size_bytes if newest else None),

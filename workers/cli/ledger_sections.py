@@ -23,6 +23,8 @@ def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "row", [line for name in shown for line in _fact(name, found[name])]
     if found["owner"]:
         yield "owner", [line for name, value in found["owner"].items() for line in _fact(name, value)]
+    if found["bundle"]:
+        yield "bundle of the topic", [line for name, value in found["bundle"].items() for line in _fact(name, value)]
     yield "references", _each(found["references"], _reference)
     yield "copies", _each(found["copies"], _copy)
     yield "intents", _each(found["intents"], _intent)

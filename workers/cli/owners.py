@@ -15,7 +15,7 @@ from workers.cli.output import Answer
 
 if TYPE_CHECKING:
     from infra.coordination.directory import Directory
-    from workers.owners_view import BundleRow, WorkerRow
+    from workers.owners_view import BundleRow, Overview, WorkerRow
 
 owners = group("owners", "Which worker does the background work of which topics.")
 
@@ -63,7 +63,7 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
         empty="no bundles",
         more=(
             Answer(document=[_worker_shown(row) for row in workers], empty="no workers with a live session"),
-            Answer(document={}, text=_summary(session, found.bundles)),
+            Answer(document={}, text=_summary(session, found)),
         ),
     )
 
@@ -135,11 +135,9 @@ def hex_of(session: int | None) -> str | None:
     return None if session is None else f"{session:#x}"
 
 
-def _summary(session: Session, rows: "Sequence[BundleRow]") -> str:
-    free = sum(row.held is None for row in rows)
-    told = f"{len(rows)} bundles, {free} without an owner"
+def _summary(session: Session, found: "Overview") -> str:
     single = "; ownership=single: as the fences say, for nobody tells whether a worker lives"
-    return f"{told}{single if session.settings.ownership == 'single' else ''}\n"
+    return f"{found}{single if session.settings.ownership == 'single' else ''}\n"
 
 
 def _bundle_of(session: Session, topic: str) -> BundleId:

@@ -7,9 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from infra.catalog import Database, upgrade
 from logstore.ledgers import CopyKind, ledger_prefix, meta_key
+from logstore.names import TopicName
+from logstore.ownership import BundleId, bundle_name, bundle_of
 from logstore.positions import LedgerId
 from logstore.primary_copies import PrimaryCopies
 from tests.activities.world import BATCH, NAME, World, certify_input, chunk_input, open_world
@@ -53,6 +56,7 @@ def test_explain_of_a_listed_ledger_says_who_needs_it(run: Run, world: World) ->
         "ledger_id",
         "verdict",
         "owner",
+        "bundle",
         "state",
         "entries",
         "size_bytes",
@@ -80,6 +84,22 @@ def test_explain_of_a_listed_ledger_says_who_needs_it(run: Run, world: World) ->
     assert (found["intents"], found["decisions"]) == ([], [])
     assert _explained(run, a)["verdict"] == "listed and needed by no subscription: retention lets it go"
     assert _explained(run, b + 1)["verdict"] == "listed and open: it takes entries"
+
+
+def test_explain_names_the_bundle_and_who_acquired_it_last(run: Run, world: World) -> None:
+    """Whose background work the ledger's deletion is, as far as the catalog knows."""
+    (ledger,) = world.fill(1)
+    bundle = bundle_of(TopicName.parse(NAME), bundles=64)
+    name = bundle_name(bundle, bundles=64)
+    assert _explained(run, ledger)["bundle"] == {"bundle": name, "number": bundle, "fence": 0, "fenced_by": None}
+    world.catalog.fences.raise_fences([BundleId(0), bundle], "w1")
+    world.catalog.fences.raise_fences([bundle], "w2")
+    world.detach()
+    assert _explained(run, ledger)["bundle"] == {"bundle": name, "number": bundle, "fence": 2, "fenced_by": "w2"}
+    assert f"  bundle           {name}\n" in run("ledger", "explain", str(ledger)).stdout
+    with world.catalog.database.engine.begin() as connection:
+        connection.execute(text("UPDATE pending_deletion SET topic = 'a/b'"))
+    assert _explained(run, ledger)["bundle"] is None, "a row that was damaged by hand is explained all the same"
 
 
 def test_explain_of_a_deleted_ledger_says_when_and_by_whom(run: Run, world: World) -> None:
@@ -135,8 +155,8 @@ def test_explain_while_storage_is_down_tells_the_rest(run: Run, world: World) ->
     assert storage["finding"] is None
     assert storage["detail"].startswith("storage did not answer: ")
     assert found["verdict"] == "listed and needed by no subscription: retention lets it go"
-    text = run("ledger", "explain", str(kept)).stdout
-    assert "storage did not answer" in " ".join(text.split())
+    shown = run("ledger", "explain", str(kept)).stdout
+    assert "storage did not answer" in " ".join(shown.split())
 
 
 def test_explain_of_a_listed_ledger_without_objects_calls_it_data_loss(run: Run, world: World) -> None:
@@ -199,12 +219,12 @@ def test_explain_for_people_fits_a_narrow_terminal(run: Run, world: World) -> No
         (kept, "needed by subscriptions a, b, c and 1 more"),
         (gone, "detach by tests: a test"),
     ):
-        text = run("ledger", "explain", str(ledger_id)).stdout
-        lines = text.splitlines()
+        shown = run("ledger", "explain", str(ledger_id)).stdout
+        lines = shown.splitlines()
         assert lines[0] == f"ledger {ledger_id}"
         assert [line for line in lines if len(line) > 80 and len(line.split()) > 2] == []
         assert {"row", "owner", "references", "copies", "intents", "decisions, newest first"} <= set(lines)
-        assert said in " ".join(text.split())
+        assert said in " ".join(shown.split())
 
 
 def test_audit_list_tells_who_did_what_and_why(run: Run, world: World) -> None:
