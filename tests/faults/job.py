@@ -34,6 +34,7 @@ from activities.deletion import (
     RangesPage,
     delete_ledger_id,
 )
+from activities.ownership import Place
 from activities.retention import RollInput
 from activities.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicOrder
 from activities.trimming import BatchInput, Pages, PagesInput, TopicPage, TrimPageInput, TrimPageResult
@@ -41,7 +42,7 @@ from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import AlreadyExists, NoProgress, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
 from logstore.names import TopicName
-from logstore.ownership import Lease, bundle_of
+from logstore.ownership import bundle_of
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import Position
 from logstore.retention import RetentionPolicy
@@ -52,7 +53,6 @@ from tests.faults.world import Process
 T = TypeVar("T")
 
 _PRODUCER = "writer"
-_OWNER = "worker-1"
 _CHUNK_ROWS = 2
 _CHUNK_ATTEMPTS = 3
 _ATTEMPTS = 6  # of one intent; more than any trouble that passes
@@ -66,7 +66,7 @@ class Exhausted(Exception):
     """An activity failed as often as it may."""
 
 
-class Place(Protocol):
+class Site(Protocol):
     """Where a job works: what outlives its processes."""
 
     def process(self, *, registration_timeout_s: float = 600) -> AbstractContextManager[Process]:
@@ -79,13 +79,13 @@ class Place(Protocol):
         """Let storage misbehave for one ledger."""
 
 
-PlaceT = TypeVar("PlaceT", bound=Place)
+SiteT = TypeVar("SiteT", bound=Site)
 
 
-class Job(Generic[PlaceT]):
+class Job(Generic[SiteT]):
     """One run of the main job over a world."""
 
-    def __init__(self, world: PlaceT, plans: Sequence[TopicPlan] = TOPICS, *, run: str = "1") -> None:
+    def __init__(self, world: SiteT, plans: Sequence[TopicPlan] = TOPICS, *, run: str = "1") -> None:
         """Begin with an empty history.
 
         Args:
@@ -103,7 +103,7 @@ class Job(Generic[PlaceT]):
         self.wrong: list[str] = []  # what the auditor found right after a crash
         self._process: Process
 
-    def fork(self, world: PlaceT) -> Self:
+    def fork(self, world: SiteT) -> Self:
         """The same job so far, over a fork of its world."""
         forked = type(self)(world, self.plans, run=self.run_name)
         forked.history, forked.attempts = dict(self.history), dict(self.attempts)
@@ -148,7 +148,7 @@ class Job(Generic[PlaceT]):
         """Create, subscribe, append, roll and acknowledge; then let storage misbehave."""
         for plan in self.plans:
             topic = self._topic(plan)
-            self._own(plan)
+            self._unload(plan)
             for name in plan.subscriptions:
                 self._client(f"subscribe {plan.name} {name}", partial(self._subscribe, topic, name))
             for index in range(plan.ledgers):
@@ -226,7 +226,7 @@ class Job(Generic[PlaceT]):
                 f"{batch_id} detach", workflow_id, lambda p: p.topics.detach_all, everything
             )
             if detached.intents:
-                self._delete_ledgers(batch_id, detached.catalog_epoch)
+                self._delete_ledgers(batch_id, detached.catalog_epoch, topic.name)
             last = RemoveInput(order=order, since_us=begun.since_us)
             removed: Removed = self._activity(f"{batch_id} remove", workflow_id, lambda p: p.topics.remove, last)
             if removed.gone:
@@ -276,13 +276,9 @@ class Job(Generic[PlaceT]):
             if plan.picked is None or what == "sweep":
                 self._trim(self._topic(plan), f"{what}-{self.run_name}-{plan.name.rpartition('/')[2]}")
 
-    def _own(self, plan: TopicPlan) -> None:
-        """Acquire the topic's bundle as its owner does; the lease that came is good. Write down who unloads it."""
+    def _unload(self, plan: TopicPlan) -> None:
+        """Write down who unloads the topic's bundle."""
         bundle = bundle_of(TopicName.parse(plan.name), bundles=self._process.catalog.fences.bundles())
-        leases: list[Lease] = self._client(
-            f"own {bundle}", lambda: self._process.catalog.fences.raise_fences([bundle], _OWNER)
-        )
-        self._process.catalog.fences.verify(leases[0])
         cause, detail = Cause(actor="tests", reason="the main job", workflow_id=""), {"bundle": bundle}
         self._client(f"unload {bundle}", lambda: self._process.catalog.audit_log.record("unload", cause, detail=detail))
 
@@ -380,7 +376,7 @@ class Job(Generic[PlaceT]):
             detached = self._detach(batch_id, workflow_id, topic, None)
             if not detached.intents:
                 return
-            self._delete_ledgers(batch_id, detached.catalog_epoch)
+            self._delete_ledgers(batch_id, detached.catalog_epoch, topic.name)
         raise AssertionError(f"{run} does not come to an end")
 
     def _delete_picked(self, plan: TopicPlan, topic: Topic) -> None:
@@ -392,7 +388,7 @@ class Job(Generic[PlaceT]):
         assert plan.picked is not None
         batch_id = f"{topic.topic_id}-pick-{self.run_name}"
         detached = self._detach(batch_id, f"delete-ledgers/{batch_id}", topic, [listed[plan.picked]])
-        self._delete_ledgers(batch_id, detached.catalog_epoch)
+        self._delete_ledgers(batch_id, detached.catalog_epoch, topic.name)
 
     def _detach(self, batch_id: str, workflow_id: str, topic: Topic, ids: list[int] | None) -> DetachResult:
         request = DetachInput(
@@ -402,10 +398,13 @@ class Job(Generic[PlaceT]):
             actor="tests",
             reason="the main job",
             ledger_ids=ids,
+            topic=topic.name,
+            place=Place.ASK,
         )
         return self._activity(f"{batch_id} detach", workflow_id, lambda p: p.deletion.detach, request)
 
-    def _delete_ledgers(self, batch_id: str, epoch: int) -> None:
+    def _delete_ledgers(self, batch_id: str, epoch: int, topic: str = "") -> None:
+        """As `delete-ledgers` does: under a lease where the batch is of one topic."""
         workflow_id, after = f"delete-ledgers/{batch_id}", 0
         while True:
             asked = RangesInput(batch_id=batch_id, catalog_epoch=epoch, after=after, rows=_CHUNK_ROWS, limit=2)
@@ -415,28 +414,28 @@ class Job(Generic[PlaceT]):
             if not page.ranges:
                 break
             for part in page.ranges:
-                for key in self._chunk(batch_id, epoch, part).alone:
-                    self._delete_ledger(key, epoch, batch_id)  # begins at once, while the batch is still at work
+                for key in self._chunk(batch_id, epoch, part, topic).alone:
+                    self._delete_ledger(key, epoch, batch_id, topic)  # begins at once, while the batch is still at work
             after = page.ranges[-1].last
-        close = CertifyInput(batch_id=batch_id, actor="tests", reason="the main job")
+        close = CertifyInput(batch_id=batch_id, actor="tests", reason="the main job", topic=topic, place=Place.ASK)
         self._activity(f"{batch_id} certify", workflow_id, lambda p: p.deletion.certify, close)
 
-    def _chunk(self, batch_id: str, epoch: int, part: Range) -> ChunkResult:
+    def _chunk(self, batch_id: str, epoch: int, part: Range, topic: str) -> ChunkResult:
         name, workflow_id = f"{batch_id} chunk {part.first}", f"delete-ledgers/{batch_id}"
-        request = ChunkInput(batch_id=batch_id, chunk=part, catalog_epoch=epoch)
+        request = ChunkInput(batch_id=batch_id, chunk=part, catalog_epoch=epoch, topic=topic, place=Place.ASK)
         try:
             return self._activity(name, workflow_id, lambda p: p.deletion.delete_chunk, request, most=_CHUNK_ATTEMPTS)
         except Exhausted:
             return self._activity(f"{name} over", workflow_id, lambda p: p.deletion.hand_over_chunk, request)
 
-    def _delete_ledger(self, key: IntentKey, epoch: int, batch_id: str) -> None:
+    def _delete_ledger(self, key: IntentKey, epoch: int, batch_id: str, topic: str = "") -> None:
         """As `delete-ledger` does; one that failed is started again by another batch."""
         name, workflow_id = f"{batch_id} {delete_ledger_id(key)}", delete_ledger_id(key)
-        request = OneInput(key=key, catalog_epoch=epoch, retry_interval_s=0)
+        request = OneInput(key=key, catalog_epoch=epoch, retry_interval_s=0, topic=topic, place=Place.ASK)
         try:
             self._activity(name, workflow_id, lambda p: p.deletion.delete_one, request, most=_ATTEMPTS - 1)
         except (Exhausted, NoProgress) as error:
-            letter = DeadLetterInput(key=key, error=str(error), catalog_epoch=epoch)
+            letter = DeadLetterInput(key=key, error=str(error), catalog_epoch=epoch, topic=topic, place=Place.ASK)
             result: OneResult = self._activity(f"{name} dead", workflow_id, lambda p: p.deletion.dead_letter, letter)
             assert not result.outcome.success, f"{name}: gave up on a ledger that is gone"
 
@@ -458,7 +457,14 @@ class Job(Generic[PlaceT]):
     ) -> T:
         environment = ActivityEnvironment()
         environment.info = replace(environment.info, workflow_id=workflow_id, workflow_run_id=f"{workflow_id} run")
-        return self._step(name, lambda: environment.run(method(self._process), request), most)
+
+        def run() -> T:
+            answer = environment.run(method(self._process), request)
+            while getattr(answer, "elsewhere", None):  # nobody could be asked for the owner: no attempt is burnt
+                answer = environment.run(method(self._process), request)
+            return answer
+
+        return self._step(name, run, most)
 
     def _step(self, name: str, act: Callable[[], T], most: int) -> T:
         """What the history has, or what an attempt gives; a crash uses up an attempt as a timeout does."""

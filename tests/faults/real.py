@@ -28,8 +28,8 @@ from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.deletion import DeletionState
 from logstore.ports.catalog import Cause, Claim
-from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import Seen, look, payload_of
+from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.faults.world import Process
 from tests.servers import environment
@@ -138,7 +138,7 @@ class RealWorld:
                     deletions=log.catalog.deletions,
                     ledgers=log.catalog.ledgers,
                     storages=log.storages,
-                    owners=NobodyOwns(),
+                    owners=OwnsWhatItMeets(log.catalog.fences),
                 ),
                 upkeep=DeletionUpkeep(
                     sweeps=log.catalog.sweeps,

@@ -30,8 +30,8 @@ from logstore.subscriptions import Subscriptions
 from logstore.tiered_copies import TieredCopies
 from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import Seen, look
+from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import INLINE_BYTES, PLANTED, Trouble
 
 FOREVER = 1_000_000
@@ -201,7 +201,10 @@ class World:
                 committer=committer,
                 managed=managed,
                 deletion=LedgerDeletion(
-                    deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages, owners=NobodyOwns()
+                    deletions=catalog.deletions,
+                    ledgers=catalog.ledgers,
+                    storages=storages,
+                    owners=OwnsWhatItMeets(catalog.fences),
                 ),
                 upkeep=DeletionUpkeep(
                     sweeps=catalog.sweeps,

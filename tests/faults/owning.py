@@ -1,0 +1,36 @@
+"""A process that acquires each bundle that it meets, as an owner that was started a moment ago."""
+
+from logstore.errors import NotOwner
+from logstore.names import TopicName
+from logstore.ownership import BundleId, Lease, bundle_of
+from logstore.ports.catalog import Fences
+
+WORKER: str = "faults"
+
+
+class OwnsWhatItMeets:
+    """The `Owners` port of a process whose every write for a topic carries a lease."""
+
+    def __init__(self, fences: Fences) -> None:
+        self._fences = fences
+        self._leases: dict[BundleId, Lease] = {}
+
+    def placement(self, topic: TopicName) -> Lease:
+        """Here, always: under the lease it has, if that is still the last one."""
+        try:
+            lease = self.lease_of(topic)
+            self._fences.verify(lease)
+        except NotOwner:
+            (lease,) = self._fences.raise_fences([self._bundle(topic)], WORKER)
+            self._leases[lease.bundle] = lease
+        return lease
+
+    def lease_of(self, topic: TopicName) -> Lease:
+        """See the port."""
+        bundle = self._bundle(topic)
+        if bundle not in self._leases:
+            raise NotOwner(bundle, expected=f"worker {WORKER} to own it", found="that it never did")
+        return self._leases[bundle]
+
+    def _bundle(self, topic: TopicName) -> BundleId:
+        return bundle_of(topic, bundles=self._fences.bundles())
