@@ -220,7 +220,7 @@ class BundleOwner:
     def _look(self) -> None:
         """One look, unless the connection is away; one that fails is repeated by the next."""
         if self._session and not self._connected:
-            self._session.end_if_superseded()
+            self._session.forget_position()
         if not self._connected or self._nodes is None or self.stopping.is_set():
             return
         try:

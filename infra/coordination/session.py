@@ -109,28 +109,15 @@ class Session:
             self._client.stop()
             self._client.close()
 
-    def end_if_superseded(self) -> None:
-        """End where the ensemble serves others, and has not served us for so long that this session must be over.
+    def forget_position(self) -> None:
+        """Reconnect as one who has seen nothing, once the connection was away for two session timeouts.
 
-        One that lost its data, or part of it, refuses whoever saw later writes than it has: it is no answer that kazoo
-        would take for an end, and it asks again for ever. Waits for at most one session timeout; to be called again.
+        An ensemble that lost its data, or part of it, refuses whoever saw later writes than it has: kazoo takes that
+        for no answer, and asks again for ever. Asked like this it says whether the session lives, and one that outlived
+        a long outage is kept. A server that only lags behind others has caught up, or serves nobody, by then.
         """
-        if not self._away() or time.monotonic() - self._away_since < 2 * self.timeout_s:
-            return
-        probe = _client(self._ensemble)
-        try:
-            served, deadline = probe.start_async(), time.monotonic() + self.timeout_s
-            while not served.wait(0.1) and self._away() and time.monotonic() < deadline:
-                pass
-            if served.is_set() and self._away():
-                self.link = Link.EXPIRED
-                self._tell(self.link)
-        finally:
-            probe.stop()
-            probe.close()
-
-    def _away(self) -> bool:
-        return self.link is Link.SUSPENDED
+        if self.link is Link.SUSPENDED and time.monotonic() - self._away_since >= 2 * self.timeout_s:
+            self._client.last_zxid = 0
 
     def _while_alive(self, work: Callable[[KazooClient], T]) -> T:
         self._require_alive("asking")
@@ -168,7 +155,8 @@ class Session:
 
 
 def _client(ensemble: Ensemble) -> KazooClient:
-    as_long_as_it_takes = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=2.0)  # away is not over
+    soon = min(2.0, ensemble.timeout_s / 3)  # once a server is back, before it ends the session
+    as_long_as_it_takes = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=soon)  # away is not over
     return KazooClient(
         hosts=ensemble.hosts,
         timeout=ensemble.timeout_s,

@@ -69,6 +69,24 @@ def test_session_whose_server_restarts_is_suspended_and_then_the_same(
     session.close()
 
 
+def test_session_that_outlives_a_long_outage_is_kept(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
+    """A server that comes back gives each session its time again: who answers soon has lost nothing."""
+    session = Session(replace(ensemble, timeout_s=4.0), heard.put)
+    before = session.id
+    zookeeper.kill()
+    assert _next(heard) is Link.SUSPENDED
+    for _ in range(10):
+        time.sleep(0.9)
+        session.forget_position()
+    zookeeper.start()
+    while heard.empty():  # or the test's own timeout
+        session.forget_position()
+        time.sleep(0.05)
+    assert _next(heard) is Link.CONNECTED
+    assert session.ask("telling its id", lambda client: client.client_id)[0] == before
+    session.close()
+
+
 def test_session_of_an_ensemble_that_lost_its_data_ends(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
     """It refuses whoever saw later writes than it has, and tells no session's end: others are served, so it is over."""
     session = Session(ensemble, heard.put)
@@ -76,10 +94,10 @@ def test_session_of_an_ensemble_that_lost_its_data_ends(zookeeper: ZooKeeper, en
         session.ask("making", lambda client: client.create("/one", sequence=True))
     zookeeper.wipe()
     assert _next(heard) is Link.SUSPENDED
-    session.end_if_superseded()
+    session.forget_position()
     assert session.link is Link.SUSPENDED, "it may be a short outage"
     while heard.empty():  # or the test's own timeout
-        session.end_if_superseded()
+        session.forget_position()
     assert _next(heard) is Link.EXPIRED
     session.close()
 
@@ -92,7 +110,7 @@ def test_session_whose_ensemble_serves_nobody_waits(zookeeper: ZooKeeper, ensemb
         assert _next(heard) is Link.SUSPENDED
         for _ in range(6):  # of half a second each, once two timeouts have passed
             time.sleep(0.3)
-            session.end_if_superseded()
+            session.forget_position()
         assert session.link is Link.SUSPENDED
         assert heard.empty()
     finally:
