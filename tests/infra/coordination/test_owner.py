@@ -114,7 +114,7 @@ def test_owner_node_deleted_by_an_operator_moves_the_bundle(crew: Crew, looker: 
 def test_bundle_taken_from_an_underloaded_worker_is_not_thrown_back_while_it_rests(
     crew: Crew, looker: KazooClient
 ) -> None:
-    """Who takes over what another left keeps it for as long as that one rests: no loop of attempts (pulsar#14736)."""
+    """Who takes it over keeps it for as long as the other rests: no loop of attempts (apache/pulsar#14736)."""
     crew.hire("a")
     assert_eventually(crew.settled)
     crew.hire("b")
