@@ -16,6 +16,7 @@ from activities.deletion import pulse
 from tests.activities.conftest import new_world, template
 from tests.activities.world import World
 from tests.workflows.house import House
+from tests.workflows.neighbours import Neighbours
 from workflows import search_attributes
 
 __all__ = ["new_world", "template"]
@@ -75,3 +76,11 @@ def house(
     monkeypatch.setattr(pulse, "_BEAT_EVERY_S", 0.05)
     with House(temporal, new_world(), queue=f"workflows-{next(_numbers)}") as made:
         yield made
+
+
+@pytest.fixture
+def street(house: House) -> Iterator[Neighbours]:
+    """Workers that own topics, on demand; they see ownership alike."""
+    neighbours = Neighbours(house)
+    yield neighbours
+    neighbours.close()

@@ -1,6 +1,5 @@
 """The work of a topic goes to its owner, once it is known and while it picks it up, and is done anyway."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,19 +15,12 @@ from logstore.names import TopicName
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners
-from tests.workflows.house import Gate, House, assert_eventually, failure
+from tests.workflows.house import Gate, assert_eventually, failure
 from tests.workflows.neighbours import Neighbours
 from tests.workflows.test_delete_ledger import handed_over
 from workflows.values import DeletionPolicy
 
 _SHARED = "shared"
-
-
-@pytest.fixture
-def street(house: House) -> Iterator[Neighbours]:
-    neighbours = Neighbours(house)
-    yield neighbours
-    neighbours.close()
 
 
 def unreadable(ledger: LedgerId) -> Fault:
