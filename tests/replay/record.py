@@ -34,6 +34,7 @@ from infra.catalog import Database, upgrade
 from logstore.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.replay import routed
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
@@ -489,6 +490,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         trim_cancelled,
         trim_running,
         trim_continued,
+        routed.trim_at_its_owner,
     ),
     "delete-ledgers": (
         delete_complete,
@@ -499,10 +501,19 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         delete_continued,
         delete_paused,
         delete_still_paused,
+        routed.delete_at_the_next_owner,
     ),
     "trim-topics": (trims_complete, trims_failed, trims_that_do_not_wait, trims_running, trims_continued),
     "delete-topic": (topic_complete, topic_failed, topic_whose_batch_is_stopped, topic_running),
-    "delete-ledger": (one_complete, one_refused, one_dead_lettered, one_running),
+    "delete-ledger": (
+        one_complete,
+        one_refused,
+        one_dead_lettered,
+        one_running,
+        routed.one_looked_up,
+        routed.one_let_lie,
+        routed.one_refused_by_its_owner,
+    ),
     "sweep-deletions": (
         sweep_complete,
         sweep_idle,

@@ -23,11 +23,11 @@ from workers.fleet import WORKFLOWS
 from workflows.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
 COUNTS = {
-    "trim-topic/v1": 7,
-    "delete-ledgers/v1": 8,
+    "trim-topic/v1": 8,
+    "delete-ledgers/v1": 9,
     "delete-topic/v1": 4,
     "trim-topics/v1": 5,
-    "delete-ledger/v1": 4,
+    "delete-ledger/v1": 7,
     "sweep-deletions/v1": 6,
     "offload-ledger/v1": 5,
     "offload-topic/v1": 4,
