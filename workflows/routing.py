@@ -43,7 +43,7 @@ class Route:
 
     def __init__(self, topic: str, *, patience_s: int, owner: str = "") -> None:
         """Take the encoded name, how long an owner may let work lie, and who is believed to own it."""
-        self.owner = owner
+        self.owner = owner if topic else ""
         """Who is believed to own the topic; "": not known."""
         self._topic = topic
         self._patience_s = patience_s

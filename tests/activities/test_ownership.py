@@ -1,19 +1,24 @@
 """Activities of a topic's deletion at its owner, at another worker, and where nobody can say who that is."""
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pytest
+from temporalio.exceptions import ApplicationError
 
-from activities.deletion import CertifyInput, DeadLetterInput, pulse
+from activities.deletion import CertifyInput, DeadLetterInput, LedgerDeletion, pulse
 from activities.deletion.pace import Pace
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.pulse import Pulse
 from activities.ownership import Elsewhere, Located, LookUpInput, Ownership, Place, TopicAnswer, TopicWork, owner_queue
 from logstore.deletion import DeletionState, Finding, StoredCopy
-from logstore.errors import InvalidInput, NotOwner, StoreUnavailable
+from logstore.errors import CorruptData, InvalidInput, NotOwner, StoreUnavailable
+from logstore.ownership import Lease
+from logstore.ports.catalog import Deletions
 from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners, FakeOwnership
@@ -253,6 +258,50 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
 def fast_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_BEAT_EVERY_S", "_LEAST_S", "_RENEW_EVERY_S"):
         monkeypatch.setattr(pulse, name, 0.01)
+
+
+class Spied:
+    """The `Deletions` port; writes down which lease came with each write."""
+
+    _WRITES: Final = {"detach", "renew", "finish", "hand_over", "take", "hold", "close"}
+
+    def __init__(self, deletions: Deletions) -> None:
+        self._deletions = deletions
+        self.leases: list[tuple[str, Lease | None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._deletions, name)
+        if name not in self._WRITES:
+            return real
+
+        def spied(*args: Any, lease: Lease | None = None, **rest: Any) -> Any:
+            self.leases.append((name, lease))
+            return real(*args, lease=lease, **rest)
+
+        return spied
+
+
+@pytest.mark.usefixtures("fast_pulse")
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+@writing
+def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: Site, fails: bool) -> None:
+    """Renewals while it works, what failed, what is handed over: no write slips past the fence (promise 7)."""
+    work = prepared(site)
+    lease = site.ownership.acquire("a", NAME)
+    spied: Any = Spied(site.world.catalog.deletions)
+    deletion = LedgerDeletion(
+        deletions=spied, ledgers=site.world.catalog.ledgers, storages=site.world.storages, owners=site.owners
+    )
+    pause = Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: time.sleep(0.1))
+    corrupt = Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("planned: not XML"))
+    site.world.objects.plan(*([corrupt] if fails else []), pause)
+    request = replace(work.request, topic=NAME, place=Place.OWNER)
+    with suppress(ApplicationError):
+        run(getattr(deletion, work.name), request, workflow_id=work.workflow_id)
+    assert spied.leases
+    assert {found for _, found in spied.leases} == {lease}
+    wanted = {"delete_one": "hold", "delete_chunk": "hand_over" if fails else "renew"}.get(work.name)
+    assert wanted is None or wanted in [name for name, _ in spied.leases]
 
 
 @pytest.mark.usefixtures("fast_pulse")

@@ -296,7 +296,9 @@ async def test_delete_ledgers_shares_a_small_batch_out_among_all_chunks(
     assert len(house.attempts("deletion.delete_chunk")) == chunks
 
 
-@pytest.mark.parametrize("changes", [{"parallelism": 0}, {"parallelism": -1}, {"chunk": 0}, {"max_attempts": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"parallelism": 0}, {"parallelism": -1}, {"chunk": 0}, {"max_attempts": 0}, {"owner_patience_s": 0}]
+)
 async def test_delete_ledgers_with_a_policy_that_could_only_hang_is_refused(
     house: House, changes: dict[str, int]
 ) -> None:

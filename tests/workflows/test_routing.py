@@ -93,35 +93,33 @@ async def test_batch_that_believes_a_wrong_owner_is_done_by_the_right_one(street
     assert not house.attempts("deletion.hand_over_chunk")
 
 
-async def test_batch_that_continues_as_new_still_knows_the_owner(
-    street: Neighbours, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_batch_that_continues_as_new_still_knows_the_owner(street: Neighbours) -> None:
     """One look-up for the whole of it, however many runs it takes."""
     house = street.house
-    ledgers = house.world.fill(3)
+    ledgers = house.world.fill(54)  # more chunks than a page has
     street.moves_in("a")
-    monkeypatch.setattr("workflows.delete_ledgers._PAGE", 1)
-    monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
     async with street.shared(), street.owner("a"):
-        handle = await house.delete(ledgers)
+        handle = await house.delete(ledgers, policy=DeletionPolicy(chunk=1, parallelism=4))
         certificate = await handle.result()
         first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
         assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
-    assert certificate.outcomes == {"DELETED": 3}
+    assert certificate.outcomes == {"DELETED": 54}
+    assert street.visits("deletion.delete_chunk") == ["a"] * 54
     assert street.ownership.asked == 1
 
 
 async def test_batch_of_several_topics_never_asks(street: Neighbours) -> None:
-    """It belongs to no owner; a row of it that fails has a topic, and its own workflow is routed."""
+    """It belongs to no owner, whatever it believes; a row that fails has a topic, and its own workflow is routed."""
     house = street.house
     ledgers = house.world.fill(3)
     house.world.detach(batch_id=house.queue)
     street.moves_in("a")
     house.world.objects.plan(unreadable(ledgers[1]))
     async with street.shared(), street.owner("a"):
-        certificate = await (await house.delete(batch_id=house.queue, topic="")).result()
+        await (await house.delete(batch_id=house.queue, topic="", owner=street.name("a"))).result()
         await house.alone(house.world.key(ledgers[1])).result()
-    assert certificate.outcomes == {"DELETED": 2, "RETRYING": 1}
+    assert house.world.outcomes(house.queue) == {"DELETED": 3}
+    assert street.visits("deletion.certify") == [_SHARED]
     assert set(street.visits("deletion.delete_chunk")) == {_SHARED}
     assert street.visits("deletion.delete_one") == [_SHARED, "a"]
     assert street.ownership.asked == 1  # for the row
@@ -145,13 +143,28 @@ async def test_one_whose_owner_never_picks_up_is_deleted_by_anybody(street: Neig
     _, key = handed_over(house)
     street.moves_in("a")
     async with street.shared():
-        result = await (await house.delete_one(key, owner_patience_s=1)).result()
+        result = await (await house.delete_one(key, owner_patience_s=3)).result()
     first, second, third = house.attempts("deletion.delete_one")
     assert (result.outcome, result.owner) == (Outcome.DELETED, "")
     assert [one.number for one in (first, second, third)] == [1, 1, 1]
-    assert timedelta(seconds=1) <= second.scheduled - first.scheduled < timedelta(seconds=10)
-    assert third.scheduled - second.scheduled < timedelta(seconds=1)
+    assert timedelta(seconds=3) <= second.scheduled - first.scheduled < timedelta(seconds=10)
+    assert third.scheduled - second.scheduled < timedelta(seconds=3)
     assert house.world.intents()[0].attempts == 2  # the batch's, and this one
+
+
+async def test_row_handed_over_waits_for_an_owner_as_long_as_its_batch_does(street: Neighbours) -> None:
+    """The batch's policy goes with it."""
+    house = street.house
+    ledgers = house.world.fill(1)
+    house.world.detach(batch_id=house.queue)
+    street.moves_in("a")
+    house.world.objects.plan(unreadable(ledgers[0]))
+    async with street.shared():
+        policy = DeletionPolicy(owner_patience_s=1)
+        await (await house.delete(batch_id=house.queue, topic="", policy=policy)).result()
+        await house.alone(house.world.key(ledgers[0])).result()
+    first, second, _ = house.attempts("deletion.delete_one")
+    assert timedelta(seconds=1) <= second.scheduled - first.scheduled < timedelta(seconds=10)
 
 
 async def test_batch_whose_owner_never_picks_up_waits_for_it_once(street: Neighbours) -> None:
@@ -165,14 +178,14 @@ async def test_batch_whose_owner_never_picks_up_waits_for_it_once(street: Neighb
 
     house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=after_a_while))
     async with street.shared(), street.owner("b"):
-        handle = await house.delete(ledgers, policy=DeletionPolicy(chunk=2, parallelism=1, owner_patience_s=2))
+        handle = await house.delete(ledgers, policy=DeletionPolicy(chunk=2, parallelism=1, owner_patience_s=4))
         certificate = await handle.result()
     assert certificate.outcomes == {"DELETED": 8}
     visits = street.visits("deletion.delete_chunk")
     assert visits[-1] == "b"
     assert visits.count(_SHARED) <= 4
     chunks = [one.scheduled for one in house.attempts("deletion.delete_chunk")]
-    assert chunks[-1] - chunks[0] < timedelta(seconds=4)
+    assert chunks[-1] - chunks[0] < timedelta(seconds=8)
 
 
 async def test_one_whose_owner_says_not_owner_is_deleted_by_anybody_at_the_end(street: Neighbours) -> None:
