@@ -1,5 +1,8 @@
 """`owners list` and `owners unload`, on a real ZooKeeper and a real catalog."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +20,14 @@ from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, Session
 from logstore.errors import StoreUnavailable
 from logstore.names import TopicName
-from logstore.ownership import BundleId, Lease, WorkerLoad, bundle_name, bundle_of
+from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_name, bundle_of
+from logstore.ports.catalog import Fence
 from logstore.retention import RetentionPolicy
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper
 from tests.logstore.eventually import assert_eventually
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
+from workers.unloading import Unloading
 
 __all__ = ["ensemble", "looker", "zookeeper"]
 
@@ -285,6 +290,33 @@ def test_unload_waits_for_the_next_owner_which_is_the_same_when_it_is_alone(
         assert_eventually(lambda: len(owner.leases()) == _N)
     finally:
         owner.stop()
+
+
+def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
+    """Between node and fence there is nobody who may write, though the name may be the old one's again."""
+    node = OwnerNode(worker_id="a", session=7, version=0)
+    fences = iter([3, 3, 3, 4, 4])
+    catalog = SimpleNamespace(
+        bundles=lambda: _N,
+        fences=lambda: [Fence(bundle=BundleId(1), counter=next(fences), worker_id="a", raised_us=0)],
+    )
+    directory = SimpleNamespace(owners=lambda _: {BundleId(1): node})
+    unloading = Unloading(catalog, SimpleNamespace(), directory)  # type: ignore[arg-type]
+    owned = unloading.find(BundleId(1))
+    assert (owned.fence, owned.worker_id) == (3, "a")
+    assert unloading.taken(owned, within_s=30) == Lease(bundle=BundleId(1), fence=4, worker_id="a")
+
+
+def test_wrong_address_is_one_line_on_stderr(catalog: SqlCatalog, tmp_path: Path) -> None:
+    """As a process: without a log of its own, no library writes its troubles between ours."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+    environ |= {"SEXTON_HOME": str(tmp_path / "home"), "SEXTON_DATABASE_URL": f"sqlite:///{tmp_path / 'catalog.db'}"}
+    environ |= {"SEXTON_ZOOKEEPER": "127.0.0.1:1", "SEXTON_SESSION_TIMEOUT": "1s"}
+    argv = [sys.executable, "-m", "workers", "owners", "list"]
+    result = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (4, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: zookeeper: cannot be reached at 127.0.0.1:1; ")
 
 
 def test_unload_that_nobody_takes_up_is_done_in_part(
