@@ -108,7 +108,7 @@ class Holdings:
             self._unsettled |= dict.fromkeys(due - self._unsettled.keys())
             self._settle(nodes, now)
         else:
-            nodes.give_up(self._unheld(view))
+            nodes.give_up(self._unheld(view))  # another may be able to take them
         self._shed(nodes, view, now)
         self._report(nodes, load)
         self._events.looked(len(self._unsettled))
@@ -204,7 +204,7 @@ class Holdings:
     def _acquire(self, nodes: Nodes, bundles: Collection[BundleId]) -> None:
         """Nodes, then fences, then nodes again; what is not ours at the end is decided on at the next look.
 
-        An answer of the catalog that was lost wasted a number; without one, others get the bundles: they may be able.
+        An answer of the catalog that was lost wasted a number; without one the next look gives the nodes to others.
         """
         made = nodes.take(bundles)
         try:
@@ -212,7 +212,6 @@ class Holdings:
         except (RetryableError, OutcomeUnknown) as error:
             _log.warning("takes no bundles until the catalog answers: %s", error)
             self._aside = True
-            nodes.give_up(made)
             return
         still = nodes.own(made)
         self._events.acquired([lease for lease in leases if lease.bundle in still and self._handed_out(lease)])
