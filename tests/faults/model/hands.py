@@ -95,12 +95,16 @@ class Hands:
     def _tell(self, late: set[str]) -> None:
         """Who came too late has asked for phase two to look again, but a segment never had a `meta.json` beside it.
 
-        What was put for another catalog is nobody's here.
+        What was put for another catalog is nobody's here; nor is what was put when its intent had been forgotten.
         """
         store, epoch = self.house.store, self.house.catalog.current_epoch
         mine = {key for key in late if key in store.bodies and store.epoch_of(key) == epoch}
-        store.late -= {key for key in late if not self._may_be_late(key)}
+        store.late -= {key for key in late if self._is_remembered(key) and not self._may_be_late(key)}
         store.told |= mine & store.late
+
+    def _is_remembered(self, key: str) -> bool:
+        """Whether the catalog has an intent for the ledger still, finished or not."""
+        return any(_is_of(row, key) for row in self.house.catalog.intent_rows.values() if row.copy is CopyKind.LEDGER)
 
     def _may_be_late(self, key: str) -> bool:
         ledger_id = int(key.split("/")[2], 16)
@@ -155,7 +159,8 @@ class Hands:
             with suppress(SimulatedCrash, SextonError):
                 self.house.store.put_if_absent(key, statement.to_json(), metadata=statement.to_metadata())
                 self.house.catalog.ledgers.attach(statement.ledger_id, after=last.ledger_id if last else None)
-                self.house.store.late.discard(key)  # it has told phase two to look again
+                if self._is_remembered(key):
+                    self.house.store.late.discard(key)  # it has told phase two to look again
 
     def _interrupt(self) -> None:
         what, self._interlude, self._interrupted = self._interlude, None, True
