@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from infra.stack import stack
 from logstore import failpoints
@@ -15,6 +17,10 @@ from workers.settings import Settings
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--all-faults`: every failpoint with SIGKILL of real workers, not a sample."""
     parser.addoption("--all-faults", action="store_true", help="every failpoint with SIGKILL of real workers")
+
+
+hypothesis_settings.register_profile("sexton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("sexton")  # how long an example takes says how busy the machine is
 
 
 def pytest_configure(config: pytest.Config) -> None:

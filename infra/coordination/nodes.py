@@ -9,7 +9,7 @@ from kazoo.exceptions import NodeExistsError
 
 from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, Directory, session_path, unless
 from infra.coordination.session import Session
-from logstore.errors import PreconditionFailed, WorkerIdTaken
+from logstore.errors import WorkerIdTaken
 from logstore.ownership import BundleId, WorkerLoad
 
 __all__ = ["OWNERS", "SESSIONS", "WORKERS", "Nodes", "worker_id_taken"]
@@ -47,9 +47,7 @@ class Nodes(Directory):
         def work(client: KazooClient) -> None:
             _, stat = client.get(path)
             if stat.ephemeralOwner != self._session.id:
-                raise PreconditionFailed(
-                    f"worker id {self._worker_id}: expected a node of this session, found another's"
-                )
+                raise WorkerIdTaken(f"worker id {self._worker_id}: expected a node of this session, found another's")
             client.set(path, _load_json(load))
 
         self._session.ask("reporting load", work)

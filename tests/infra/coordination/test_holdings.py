@@ -2,14 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 from kazoo.client import KazooClient
 
 from infra.catalog.fences import SqlFences
 from infra.coordination.nodes import OWNERS, WORKERS
-from logstore.errors import OutcomeUnknown, StoreUnavailable, WorkerIdTaken
+from logstore.errors import OutcomeUnknown, ServiceFailed, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
@@ -27,6 +27,7 @@ class Shaky:
         self.away = threading.Event()
         self.refusals = threading.Semaphore(0)
         self.lost_answers = 0
+        self.meanwhile: list[Callable[[], object]] = []  # what happens between a raise and what follows, once each
         self.fences, self.verify = fences.fences, fences.verify
 
     def bundles(self) -> int:
@@ -40,6 +41,8 @@ class Shaky:
         """See `Fences`."""
         self._require_there()
         leases = self._fences.raise_fences(bundles, worker_id)
+        while self.meanwhile:
+            self.meanwhile.pop()()
         if self.lost_answers:
             self.lost_answers -= 1
             raise OutcomeUnknown("planned")
@@ -103,6 +106,35 @@ def test_raise_whose_answer_is_lost_is_repeated(crew: Crew, shaky: Shaky) -> Non
     owner = crew.hire("a", fences=shaky)
     assert_eventually(crew.settled)
     assert {lease.fence for lease in owner.leases()} == {3}
+
+
+def test_node_that_is_another_s_after_the_raise_gives_no_lease(crew: Crew, shaky: Shaky, looker: KazooClient) -> None:
+    """Raised and committed, the node is read again: who lost it meanwhile never had the bundle (promise 7)."""
+    path = f"{OWNERS}/{bundle_name(BundleId(3), bundles=BUNDLES)}"
+
+    def another_takes_it() -> None:
+        looker.delete(path)
+        looker.create(path, b'{"worker_id": "z"}', ephemeral=True)
+
+    shaky.meanwhile = [another_takes_it]
+    crew.hire("a", fences=shaky)
+    assert_eventually(lambda: _held(crew, "a") == BUNDLES - 1)
+    assert BundleId(3) not in {lease.bundle for lease in crew.watchers["a"].acquired_}
+    assert looker.get(path)[0] == b'{"worker_id": "z"}'
+
+
+def test_owner_that_meets_a_fault_of_ours_says_so(crew: Crew, shaky: Shaky) -> None:
+    """Whatever ended its thread, the worker is told that it owns nothing, and shuts down as failed."""
+
+    def fault() -> None:
+        raise ZeroDivisionError("planned")
+
+    shaky.meanwhile = [fault]
+    owner = crew.hire("a", fences=shaky)
+    assert owner.stopping.wait(timeout=20)
+    assert isinstance(owner.failure, ServiceFailed)
+    assert "ZeroDivisionError" in str(owner.failure)
+    assert owner.leases() == []
 
 
 def test_lease_is_given_out_only_after_the_bundles_topics_were_loaded(crew: Crew) -> None:
