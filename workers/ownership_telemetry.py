@@ -9,7 +9,7 @@
 | `sexton_ownership_recovery_seconds` | from the last loss of a session until no bundle waited any more |
 | `sexton_ownership_sessions_opened_total`, `sexton_ownership_sessions_lost_total` | counters |
 | `sexton_ownership_bundles_acquired_total` | counter; those acquired anew after a loss included |
-| `sexton_ownership_bundles_unloaded_total` | counter, with `reason`: SHED, STOPPED, REMOVED or FOREIGN |
+| `sexton_ownership_bundles_unloaded_total` | counter, with `reason`: SHED, STOPPED, REMOVED, OVERTAKEN or FOREIGN |
 
 Spans: `ownership.recovery` from the loss of a session until all is settled, `ownership.suspended` while the connection
 is away, `ownership.acquire` around nodes and fences of a group of bundles. What happens at a moment is an event of the

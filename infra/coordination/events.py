@@ -16,6 +16,7 @@ class Unloaded(StrEnum):
     SHED = "SHED"  # given to a worker that has fewer
     STOPPED = "STOPPED"  # this worker ends
     REMOVED = "REMOVED"  # its node went while the session lives: somebody took it away
+    OVERTAKEN = "OVERTAKEN"  # its fence was raised by another, though the node is ours: it is acquired again
     FOREIGN = "FOREIGN"  # after an expiry it was another's, or was asked for in vain as often as may be
 
 

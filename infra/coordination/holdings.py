@@ -2,8 +2,8 @@
 
 Acquire: create the node, raise the fence, read the node again, and only if it is still of this session is there a
 lease. So whoever has one was verified after the last raise, and a write under any older one is refused by the catalog
-(promise 7). Between any two of these steps the process may die or its session end: a node goes with its session,
-and a number that was raised for nothing fences nobody who still owns.
+(promise 7). Between any two of these steps the process may die or its session end: a node goes with its session, and
+an owner whose fence was raised by one that was late acquires again.
 
 Source: PIP-57; apache/pulsar#23011, #14736, #10351.
 """
@@ -18,6 +18,7 @@ from typing import Final
 from infra.coordination.events import OwnershipEvents, Unloaded, Unwatched
 from infra.coordination.listener import Listener
 from infra.coordination.nodes import Nodes, worker_id_taken
+from infra.coordination.overtaken import Overtaken
 from logstore.errors import OutcomeUnknown, RetryableError
 from logstore.ownership import (
     Attempts,
@@ -48,6 +49,7 @@ class Turns:
 
     takeover_grace_s: float = 1.0  # that the next in a bundle's ranking waits for the one before
     rest_s: float = 10.0  # that a bundle which was taken from this worker is left to others
+    fences_s: float = 5.0  # between two looks at the fences of what this worker holds
 
 
 class Holdings:
@@ -70,6 +72,7 @@ class Holdings:
         self._resting: dict[BundleId, float] = {}  # until when
         self._minded: dict[BundleId, float] = {}  # for a live worker whose turn it was: until when it is kept
         self._fresh_attempts(session=0, waits=0)
+        self._overtaken = Overtaken(fences, every_s=turns.fences_s)
         self._told: WorkerLoad | None = None
         self._listed = False  # as a live worker, by a node of this session
 
@@ -103,6 +106,7 @@ class Holdings:
             self._fresh_attempts(self._attempts.session, self._attempts.waits)
         view = self._view(nodes)
         self._let_go_of_lost(view, now)
+        self._unload(self._overtaken.of(self.leases.values()), Unloaded.OVERTAKEN)
         if self._can_take():
             due = self._due(view, now) | self._unheld(view)
             self._unsettled |= dict.fromkeys(due - self._unsettled.keys())

@@ -55,7 +55,7 @@ class Crew:
             self.sessions[name] = Session(self.ensemble, tell)
             return self.sessions[name]
 
-        turns = Turns(takeover_grace_s=0.3, rest_s=1.5)
+        turns = Turns(takeover_grace_s=0.3, rest_s=1.5, fences_s=0.5)
         policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, look_again_s=0.1, turns=turns)
         watcher = self.watchers[name] = Watcher()
         watcher.loading = loading
