@@ -22,8 +22,8 @@ from logstore.ownership import MAX_BUNDLES
 from workers.settings.durations import format_duration, parse_duration
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
-_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
-_IDENTITY = re.compile(r"[a-z0-9]+:.+")
+_PATH = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._-]+)+")
+_IDENTITY = re.compile(r"(?!sasl:)[a-z0-9]+:.+")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -56,14 +56,14 @@ def _ensemble(value: str) -> str:
         _addresses(hosts)
     except ValueError:
         hosts = ""
-    if value and (not hosts or (slash and not _PATH.fullmatch(slash + path))):
+    if value and (not all(hosts.split(",")) or (slash and not _PATH.fullmatch(slash + path))):
         raise ValueError("host:port, several separated by commas, and then perhaps a path, as in host:2181/sexton")
     return value
 
 
 def _identity(value: SecretStr) -> SecretStr:
     if value.get_secret_value() and not _IDENTITY.fullmatch(value.get_secret_value()):
-        raise ValueError("scheme:credential, as in digest:user:password")
+        raise ValueError("scheme:credential, as in digest:user:password; sasl is not supported")
     return value
 
 

@@ -89,6 +89,10 @@ def test_load_settings_unknown_key_names_it_and_the_nearest(tmp_path: Path) -> N
         ("zookeeper", "host:2181/"),
         ("zookeeper", "host:2181//x"),
         ("zookeeper", "/sexton"),
+        ("zookeeper", "host:2181,"),
+        ("zookeeper", ","),
+        ("zookeeper", "host:2181/a/../b"),
+        ("zookeeper", "host:2181/."),
         ("zookeeper_auth", "digest"),
         ("session_timeout", "0s"),
         ("session_expired_policy", "ignore"),
@@ -116,6 +120,12 @@ def test_load_settings_wrong_kind_in_file_is_refused(tmp_path: Path, line: str) 
 def test_load_settings_zookeeper_takes_an_ensemble_and_a_path(tmp_path: Path, value: str) -> None:
     """Servers separated by commas, and then the path under which everything of ours is."""
     assert _load(tmp_path, environ={"SEXTON_ZOOKEEPER": value}).settings.zookeeper == value
+
+
+def test_load_settings_refuses_an_identity_of_sasl(tmp_path: Path) -> None:
+    """The client would take it for something else, and end in a traceback."""
+    with pytest.raises(InvalidInput, match="sasl is not supported"):
+        _load(tmp_path, environ={"SEXTON_ZOOKEEPER_AUTH": "sasl:user"})
 
 
 def test_load_settings_bad_secret_is_not_shown(tmp_path: Path) -> None:
