@@ -74,6 +74,11 @@ class Auditor:
         rows = self._rows("SELECT ledger_id, state, outcome FROM pending_deletion")
         return {row[0]: (row[1], row[2]) for row in rows}
 
+    def fences(self) -> dict[int, tuple[int, str]]:
+        """Of every bundle that was ever acquired, how often, and by which worker last."""
+        rows = self._rows("SELECT bundle, counter, worker_id FROM bundle_fence")
+        return {row[0]: (row[1], row[2]) for row in rows}
+
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self._path, timeout=10)) as connection:
             return connection.execute(query, values).fetchall()

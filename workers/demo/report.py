@@ -114,6 +114,14 @@ def check_foreign(before: Stored, after: Stored, planted: Sequence[str]) -> Show
     return Shown(promise="3 nothing of others is touched", ok=not touched, seen=seen)
 
 
+def check_owner(*, refused: int, of_dead: int, accepted: int, of_live: int) -> Shown:
+    """Promise 7: what the killed worker could still send under its leases is refused, its successor's is accepted."""
+    seen = (
+        f"{refused} of the killed worker's {of_dead} leases refused, {accepted} of its successor's {of_live} accepted"
+    )
+    return Shown(promise="7 only the owner writes", ok=refused == of_dead > 0 and accepted == of_live, seen=seen)
+
+
 def check_crash(*, finished: int, unfinished: int, same_after_again: bool) -> Shown:
     """Promise 8: a worker died by SIGKILL with work left, another finished it, and once more changed nothing."""
     ok = unfinished > 0 and same_after_again

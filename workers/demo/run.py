@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.stack import stack
@@ -20,12 +20,18 @@ from workers.connections import connect_client
 from workers.demo.auditor import Auditor, Stored
 from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
 from workers.demo.scenario import Written, write_topics
+from workers.demo.takeover import Fences, check_takeover, owned
 from workers.settings import Settings
 from workers.stack import ANY_METRICS_PORT, WORKER, at, stack_options, start_worker, upgrade_catalog
 from workers.wiring import open_log
 from workflows.values import TrimTopicResult
 
 _FIRST, _SECOND = "worker-1", "worker-2"
+_WORKERS = {
+    **ANY_METRICS_PORT,
+    "SEXTON_OWNERSHIP": "zookeeper",
+    "SEXTON_SESSION_TIMEOUT": "4s",  # the killed worker's bundles are free after it
+}
 _LATEST_DEATH = 6  # after the segments of so many chunks are gone, and before the meta.json of the last of them
 _DIES_WITHIN_S = 60.0
 _PLANTED = (
@@ -36,6 +42,15 @@ _PLANTED = (
 )
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Death:
+    """What there was when the first worker died."""
+
+    finished: int  # deletions
+    unfinished: int
+    fences: Fences
 
 
 def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_progress: Say) -> DemoReport:
@@ -84,16 +99,21 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     for key in planted:
         auditor.plant(key, b"not Sexton's")
     before = auditor.stored()
-    results, states = asyncio.run(_trim_through_a_crash(settings, auditor, written, say))
+    results, death = asyncio.run(_trim_through_a_crash(settings, auditor, written, say))
     after = auditor.stored()
     say("trimming once more")
     asyncio.run(_trim(settings, written))
     same = auditor.stored() == after
+    say(f"waiting until {_SECOND} owns every bundle")
+    fences = owned(auditor, bundles=settings.bundles, by=_SECOND)
+    with open_log(settings) as log:
+        takeover = check_takeover(log.catalog.deletions, death.fences, fences)
     shown = [
         check_needed(auditor, before, after, written),
         check_gone(auditor, before, after, written),
         check_foreign(before, after, planted),
-        check_crash(finished=states.count("DELETED"), unfinished=states.count("PENDING"), same_after_again=same),
+        takeover,
+        check_crash(finished=death.finished, unfinished=death.unfinished, same_after_again=same),
     ]
     return DemoReport(
         shown=shown,
@@ -132,23 +152,25 @@ def _death(settings: Settings, written: Sequence[Written]) -> str:
 
 async def _trim_through_a_crash(
     settings: Settings, auditor: Auditor, written: Sequence[Written], say: Say
-) -> tuple[list[TrimTopicResult], list[str]]:
+) -> tuple[list[TrimTopicResult], "_Death"]:
     """Start trims, let the only worker die by SIGKILL in phase two, start another, wait for the trims.
 
     Returns:
-        The trims' results, and the state of each deletion at the moment of death.
+        The trims' results, and what there was at the moment of death.
     """
-    death = {failpoints.VARIABLE: _death(settings, written), **ANY_METRICS_PORT}
-    await asyncio.to_thread(start_worker, settings, name=_FIRST, extra=death, on_progress=say)
+    fatal = {failpoints.VARIABLE: _death(settings, written), **_WORKERS}
+    await asyncio.to_thread(start_worker, settings, name=_FIRST, extra=fatal, on_progress=say)
+    fences = await asyncio.to_thread(owned, auditor, bundles=settings.bundles, by=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
     handles = [await sexton.trim_topic(one.topic, reason="demo", actor="sexton demo") for one in written]
     await _until_dead(settings)
     states = [state for state, _ in auditor.intents().values()]
-    say(f"{_FIRST} was killed by SIGKILL with {states.count('PENDING')} deletions unfinished")
-    await asyncio.to_thread(start_worker, settings, name=_SECOND, extra=ANY_METRICS_PORT, on_progress=say)
+    death = _Death(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
+    say(f"{_FIRST} was killed by SIGKILL with {death.unfinished} deletions unfinished")
+    await asyncio.to_thread(start_worker, settings, name=_SECOND, extra=_WORKERS, on_progress=say)
     say("waiting for the trims")
-    return [await handle.result() for handle in handles], states
+    return [await handle.result() for handle in handles], death
 
 
 async def _until_dead(settings: Settings) -> None:
