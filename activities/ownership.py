@@ -13,7 +13,7 @@ from typing import Final
 from temporalio import activity
 
 from activities.beating import beating
-from logstore.errors import InvalidInput, SessionLost, StoreUnavailable
+from logstore.errors import InvalidInput, OutcomeUnknown, RetryableError, ServiceFailed
 from logstore.names import TopicName
 from logstore.ownership import Lease
 from logstore.ports.owners import OtherOwner, Owners
@@ -96,7 +96,7 @@ class Leases:
         try:
             with beating():  # ZooKeeper may make us wait for longer than a heartbeat timeout
                 found = self._owners.placement(name)
-        except (StoreUnavailable, SessionLost):
+        except (RetryableError, OutcomeUnknown, ServiceFailed):
             return UNKNOWN  # never read as "nobody": the workflow waits until somebody can be asked
         return Elsewhere(worker_id=found.worker_id) if isinstance(found, OtherOwner) else found
 
@@ -127,7 +127,8 @@ class Ownership:
 
         Idempotency: reads only.
         Heartbeat: while ZooKeeper is asked.
-        Raises: StoreUnavailable, SessionLost (retry, without end: never read as "nobody"); InvalidInput (terminal).
+        Raises: StoreUnavailable, SessionLost, ServiceFailed (retry, without end: never read as "nobody");
+            InvalidInput (terminal).
         """
         found = self._owners.placement(TopicName.from_encoded(request.topic))
         return Located(worker_id=found.worker_id if found else "")

@@ -16,7 +16,18 @@ from activities.deletion.phase_two import Examination, remove
 from activities.deletion.pulse import Pulse
 from activities.ownership import Elsewhere, Located, LookUpInput, Ownership, Place, TopicAnswer, TopicWork, owner_queue
 from logstore.deletion import DeletionState, Finding, StoredCopy
-from logstore.errors import CorruptData, InvalidInput, NotOwner, StoreUnavailable
+from logstore.errors import (
+    CatalogBusy,
+    CorruptData,
+    InvalidInput,
+    NotOwner,
+    OutcomeUnknown,
+    ServiceFailed,
+    SessionLost,
+    SextonError,
+    StoreUnavailable,
+)
+from logstore.names import TopicName
 from logstore.ownership import Lease
 from logstore.ports.catalog import Deletions
 from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, environment, one_input, run
@@ -136,6 +147,28 @@ def test_asked_while_zookeeper_is_away_does_nothing_and_says_so(prepared: Prepar
     """Never read as "no owner": no worker is named, and no attempt of the row is spent."""
     work = prepared(site)
     site.ownership.away = 1
+    before = site.everything()
+    answer: TopicAnswer = site.send(work, Place.ASK)
+    assert answer.elsewhere == Elsewhere(worker_id="")
+    assert site.everything() == before
+
+
+@asking
+@pytest.mark.parametrize(
+    "refusal",
+    [CatalogBusy("planned"), SessionLost("planned"), OutcomeUnknown("planned"), ServiceFailed("zk", "no", advice="x")],
+    ids=lambda error: type(error).__name__,
+)
+def test_asked_where_ownership_cannot_be_told_for_any_reason_spends_no_attempt(
+    prepared: Prepared, site: Site, refusal: SextonError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone it asks the catalog, which may be busy; and ZooKeeper may refuse us until a person mends its rights."""
+
+    def refuse(topic: TopicName) -> None:
+        raise refusal
+
+    work = prepared(site)
+    monkeypatch.setattr(site.owners, "placement", refuse)
     before = site.everything()
     answer: TopicAnswer = site.send(work, Place.ASK)
     assert answer.elsewhere == Elsewhere(worker_id="")
