@@ -30,6 +30,7 @@ from logstore.ports.owners import OtherOwner
 
 _log = logging.getLogger(__name__)
 _SOON_S: Final = 0.1  # until the next look at a node that is about to vanish
+_LEAST_WAIT_S: Final = 8.0  # for an earlier session: a server's least timeout is two ticks, mostly four seconds
 _MOST_PAUSE_S: Final = 5.0  # between two attempts to open a session
 
 
@@ -214,8 +215,8 @@ class BundleOwner:
         self._words.put(word)
 
     def _enlist(self, nodes: Nodes, timeout_s: float) -> None:
-        """Wait for our own node of an earlier session; one that outlives its timeout is another process's."""
-        deadline = time.monotonic() + 2 * timeout_s
+        """Wait for our own node of an earlier session; one that outlives it by far is another process's."""
+        deadline = time.monotonic() + max(2 * timeout_s, _LEAST_WAIT_S)
         while not nodes.enlist(WorkerLoad()):
             if time.monotonic() > deadline or self.stopping.wait(_SOON_S):
                 raise worker_id_taken(self._worker_id)

@@ -6,7 +6,7 @@ import time
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.nodes import OWNERS
+from infra.coordination.nodes import OWNERS, WORKERS
 from infra.coordination.owner import BundleOwner, ExpiredPolicy
 from infra.coordination.session import Ensemble, Session
 from logstore.errors import NotOwner, ServiceFailed, SessionLost, StoreUnavailable, WorkerIdTaken
@@ -158,6 +158,17 @@ def test_second_process_of_a_worker_id_is_refused(crew: Crew) -> None:
     with pytest.raises(WorkerIdTaken, match="worker id a"):
         BundleOwner("a", lambda tell: Session(crew.ensemble, tell), crew.fences, Watcher()).start()
     assert crew.settled()
+
+
+def test_earlier_session_that_its_server_lets_live_longer_is_waited_for(crew: Crew, looker: KazooClient) -> None:
+    """A killed worker of one second's timeout starts anew where no server grants less than four."""
+    looker.ensure_path(WORKERS)
+    looker.create(f"{WORKERS}/a", b"", ephemeral=True)
+    leaving = threading.Timer(3 * crew.ensemble.timeout_s, lambda: looker.delete(f"{WORKERS}/a"))
+    leaving.start()
+    crew.hire("a")
+    leaving.join()
+    assert_eventually(crew.settled)
 
 
 def test_catalog_that_fails_at_an_acquisition_is_asked_again(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
