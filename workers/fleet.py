@@ -23,6 +23,7 @@ from infra.stack.workers import recorded
 from infra.telemetry import start_logs, start_tracing
 from infra.telemetry.metrics import Metrics, start_metrics
 from logstore import failpoints
+from logstore.errors import SextonError
 from logstore.ports.owners import Owners
 from workers import search_attributes
 from workers.connections import connect_client
@@ -153,7 +154,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         workers += [crew.uploader(queue, upload_threads) for queue in queues]
         workers.append(crew.owner(name, owner_threads))
         _log.info("serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address")
-        async with _gauges(log, metrics), _taking_part(owners) as gave_up:
+        async with _gauges(log, metrics), _taking_part(owners, stop) as gave_up:
             await _until(stop, gave_up, workers, settings)
         if owners.failure:
             raise owners.failure
@@ -161,13 +162,27 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
 
 
 @asynccontextmanager
-async def _taking_part(owners: Ownership) -> AsyncIterator[asyncio.Task[bool]]:
+async def _taking_part(owners: Ownership, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
     """Own bundles while the block runs; what it is given ends when this worker owns nothing and never will again."""
-    await asyncio.to_thread(owners.start)
+    await _joined(owners, stop)
     try:
         yield asyncio.create_task(asyncio.to_thread(owners.stopping.wait))
     finally:
         await asyncio.to_thread(owners.stop)
+
+
+async def _joined(owners: Ownership, stop: asyncio.Event) -> None:
+    """Join, unless told to end first: an earlier process of this worker's id is waited for, and writes of others."""
+    joining = asyncio.create_task(asyncio.to_thread(owners.start))
+    told = asyncio.create_task(stop.wait())
+    await asyncio.wait([joining, told], return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if joining.done():
+        await joining
+        return
+    await asyncio.to_thread(owners.stop)
+    with suppress(SextonError):  # that it could not join is no failure any more
+        await joining
 
 
 async def _until(

@@ -37,7 +37,7 @@ class SoleOwner:
         for _ in range(_TRIES):
             self._acquire(missing)
             missing = [bundle for bundle in missing if bundle not in self._leases]
-            if not missing:
+            if not missing or self.stopping.is_set():
                 break
         if missing:
             raise CatalogBusy(f"bundles {missing[:10]}: a write under an earlier lease does not end")

@@ -133,6 +133,17 @@ def test_worker_id_that_can_name_nothing_is_refused(start: Start) -> None:
     assert "worker id" in said
 
 
+def test_worker_that_is_told_to_end_before_it_could_join_ends(start: Start, looker: KazooClient) -> None:  # noqa: F811
+    """It may wait for an earlier process of its id for two session timeouts: longer than a supervisor does for it."""
+    start("w1")
+    assert_eventually(lambda: _alive(looker, "w1"), within_s=_ENDS_WITHIN_S)
+    second = start("w1", session_timeout=120)
+    assert_eventually(lambda: len(looker.get_children("/sessions")) == 2, within_s=_ENDS_WITHIN_S)
+    second.terminate()
+    code, said = _ended(second)
+    assert code == 0, said
+
+
 def test_worker_that_drains_gives_up_everything_at_once(start: Start, looker: KazooClient) -> None:  # noqa: F811
     """Its bundles need not wait for a session timeout."""
     one = start("w1")

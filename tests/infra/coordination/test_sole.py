@@ -75,3 +75,18 @@ def test_sole_owner_that_never_gets_all_does_not_start(catalog: SqlCatalog, monk
     monkeypatch.setattr(catalog.fences, "raise_fences", lambda bundles, worker_id: [])
     with pytest.raises(CatalogBusy, match="earlier lease"):
         SoleOwner("w1", catalog.fences).start()
+
+
+def test_sole_owner_told_to_stop_asks_no_further(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forty attempts would be minutes in which a process told to end does not."""
+    owner, asked = SoleOwner("w1", catalog.fences), []
+
+    def raise_none(bundles: list[BundleId], worker_id: str) -> list[Lease]:
+        asked.append(bundles)
+        owner.stop()
+        return []
+
+    monkeypatch.setattr(catalog.fences, "raise_fences", raise_none)
+    with pytest.raises(CatalogBusy):
+        owner.start()
+    assert len(asked) == 1
