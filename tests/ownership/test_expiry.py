@@ -11,7 +11,7 @@ from tests.ownership.crew import Crew
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill]
 
-_LONG_S, _VERY_LONG_S = 20, 180  # that ZooKeeper is away
+_LONG_S, _VERY_LONG_S = 10, 180  # that ZooKeeper is away: five session timeouts, and ninety
 
 
 @pytest.mark.parametrize("catalog_url", ["sqlite", "postgresql"], indirect=True)
