@@ -11,7 +11,6 @@ Source: PIP-57; apache/pulsar#23011, #14736, #10351.
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -19,6 +18,7 @@ from infra.coordination.events import OwnershipEvents, Unloaded, Unwatched
 from infra.coordination.listener import Listener
 from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.overtaken import Overtaken
+from infra.coordination.turns import TakingTurns, Turns
 from logstore.errors import OutcomeUnknown, RetryableError
 from logstore.ownership import (
     Attempts,
@@ -30,26 +30,14 @@ from logstore.ownership import (
     Verdict,
     WorkerLoad,
     decide,
-    ranking,
     to_shed,
-    to_take,
 )
 from logstore.ports.catalog import Fences
 
 _CREATES: Final = 5  # of one bundle, in one session and minute: more is a loop (apache/pulsar#14736)
 _ATTEMPTS_S: Final = 60.0
-_ASIDE = 1e9  # the load of a worker that cannot take anything: it is the last that others would think of
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """When a worker takes and lets go."""
-
-    takeover_grace_s: float = 1.0  # that the next in a bundle's ranking waits for the one before
-    rest_s: float = 10.0  # that a bundle which was taken from this worker is left to others
-    fences_s: float = 5.0  # between two looks at the fences of what this worker holds
 
 
 class Holdings:
@@ -59,7 +47,7 @@ class Holdings:
         self, worker_id: str, fences: Fences, listener: Listener, turns: Turns, events: OwnershipEvents | None = None
     ) -> None:
         """Hold nothing yet."""
-        self._worker_id, self._fences, self._listener, self._turns = worker_id, fences, listener, turns
+        self._worker_id, self._fences, self._listener = worker_id, fences, listener
         self._events = events or Unwatched()
         self.bundles = fences.bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
@@ -68,9 +56,7 @@ class Holdings:
         self._aside = False  # since the catalog gave no fence
         self._seen: dict[BundleId, str] = {}  # who owns what, as read last
         self._change = -1
-        self._free_since: dict[BundleId, float] = {}
-        self._resting: dict[BundleId, float] = {}  # until when
-        self._minded: dict[BundleId, float] = {}  # for a live worker whose turn it was: until when it is kept
+        self._turns = TakingTurns(worker_id, turns)
         self._fresh_attempts(session=0, waits=0)
         self._overtaken = Overtaken(fences, every_s=turns.fences_s)
         self._told: WorkerLoad | None = None
@@ -118,7 +104,7 @@ class Holdings:
         self._events.looked(len(self._unsettled))
 
     def _report(self, nodes: Nodes, load: float) -> None:
-        told = WorkerLoad(load=_ASIDE if self._aside else load, bundles=len(self.leases), room=not self._aside)
+        told = WorkerLoad(load=load, bundles=len(self.leases), room=not self._aside)
         if not self._listed and not nodes.enlist(told):  # somebody took our node away
             raise worker_id_taken(self._worker_id)
         if told != self._told:
@@ -156,21 +142,11 @@ class Holdings:
         """A node that went while its session lives was taken from us on purpose: others get their chance first."""
         lost = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
         self._unload(lost, Unloaded.REMOVED)
-        self._resting |= dict.fromkeys(lost, now + self._turns.rest_s)
+        self._turns.rest(lost, now)
 
     def _due(self, view: OwnershipView, now: float) -> set[BundleId]:
-        free = view.free
-        self._free_since = {bundle: self._free_since.get(bundle, now) for bundle in free}
-        self._resting = {bundle: until for bundle, until in self._resting.items() if until > now}
-        free_for_s = {bundle: now - since for bundle, since in self._free_since.items()}
-        due = to_take(view, self._worker_id, free_for_s=free_for_s, takeover_grace_s=self._turns.takeover_grace_s)
-        return self._mind(set(due) - self._resting.keys() - self.leases.keys(), view, now)
-
-    def _mind(self, due: set[BundleId], view: OwnershipView, now: float) -> set[BundleId]:
-        """Whose turn it was may be resting: thrown back at once, a bundle would go to and fro (apache/pulsar#14736)."""
-        self._minded = {bundle: until for bundle, until in self._minded.items() if until > now}
-        left = [bundle for bundle in due if ranking(bundle, view.workers)[0] != self._worker_id]
-        self._minded |= dict.fromkeys(left, now + self._turns.rest_s)
+        due = self._turns.due(view, now) - self.leases.keys()
+        self._turns.mind(due, view, now)
         return due
 
     def _unheld(self, view: OwnershipView) -> set[BundleId]:
@@ -187,7 +163,7 @@ class Holdings:
         self._drop([bundle for bundle, verdict in verdicts.items() if verdict is Verdict.UNLOAD])
         own = [bundle for bundle, node in found.items() if node.session == self._attempts.session]
         spent = [bundle for bundle in own if verdicts[bundle] is Verdict.UNLOAD]  # others get their chance
-        self._resting |= dict.fromkeys(spent, now + self._turns.rest_s)
+        self._turns.rest(spent, now)
         nodes.give_up(spent)
         create = [one for one, verdict in verdicts.items() if verdict in {Verdict.CREATE, Verdict.KEEP}]
         if create:
@@ -237,10 +213,10 @@ class Holdings:
     def _shed(self, nodes: Nodes, view: OwnershipView, now: float) -> None:
         """Let go of what an underloaded worker should have: the lease first, then the node."""
         at_most = max(1, self.bundles // 50)  # without an owner at a time, for a moment
-        free_to_go = self.leases.keys() - self._minded.keys()
+        free_to_go = self.leases.keys() - self._turns.minded
         gone = [bundle for bundle in to_shed(view, self._worker_id, at_most=at_most) if bundle in free_to_go]
         self._unload(gone, Unloaded.SHED)
-        self._resting |= dict.fromkeys(gone, now + self._turns.takeover_grace_s)
+        self._turns.make_way(gone, now)
         if gone:
             nodes.give_up(gone)
 

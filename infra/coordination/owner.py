@@ -18,10 +18,11 @@ from enum import StrEnum
 from typing import Final
 
 from infra.coordination.events import OwnershipEvents, Unwatched
-from infra.coordination.holdings import Holdings, Turns
+from infra.coordination.holdings import Holdings
 from infra.coordination.listener import Listener
 from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.session import Link, Session
+from infra.coordination.turns import Turns
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError
 from logstore.names import TopicName
 from logstore.ownership import Lease, WorkerLoad, bundle_of

@@ -17,9 +17,9 @@ from pathlib import Path
 from infra.catalog import Database
 from infra.catalog.fences import SqlFences
 from infra.coordination.events import Unloaded
-from infra.coordination.holdings import Turns
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.turns import Turns
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
 from tests.ownership import story

@@ -8,8 +8,9 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.directory import OWNERS, WORKERS
-from infra.coordination.holdings import _ATTEMPTS_S, Turns
+from infra.coordination.holdings import _ATTEMPTS_S
 from infra.coordination.owner import ExpiredPolicy
+from infra.coordination.turns import Turns
 from logstore.ownership import BundleId, bundle_name
 from tests.logstore.eventually import assert_eventually
 from tests.ownership.conftest import BUNDLES, Measured

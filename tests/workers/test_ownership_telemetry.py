@@ -15,10 +15,10 @@ from infra.catalog import Database, upgrade
 from infra.catalog.fences import SqlFences
 from infra.coordination.directory import Directory
 from infra.coordination.events import Unloaded
-from infra.coordination.holdings import Turns
 from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session
 from infra.coordination.sole import SoleOwner
+from infra.coordination.turns import Turns
 from infra.telemetry import sql_spans, zookeeper_spans
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ownership import BundleId, Lease

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from infra.catalog.fences import SqlFences
-from infra.coordination.holdings import Turns
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.turns import Turns
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fences
 

@@ -14,10 +14,10 @@ from kazoo.security import make_digest_acl
 
 from infra.catalog import Database, SqlCatalog, upgrade
 from infra.coordination.directory import OWNERS, SESSIONS, WORKERS
-from infra.coordination.holdings import Turns
 from infra.coordination.nodes import Nodes
 from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, Session
+from infra.coordination.turns import Turns
 from logstore.errors import StoreUnavailable
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_name, bundle_of
@@ -153,7 +153,7 @@ def test_list_for_people_names_what_is_not_as_it_should_be(
     assert shown.splitlines()[-1] == "4 bundles, 2 without an owner"
     assert "remark" not in run("owners", "list", "--unowned").stdout
     looker.delete(f"{SESSIONS}/{session.id:016x}")
-    looker.set(f"{WORKERS}/a", b'{"load": 1e9, "bundles": 2, "room": false}')
+    looker.set(f"{WORKERS}/a", b'{"load": 0.3, "bundles": 2, "room": false}')
     shown = run("owners", "list").stdout
     assert "session gone, last acquired by c" in shown
     assert "takes none" in shown
