@@ -3,7 +3,7 @@
 from logstore.ownership.assignment import OwnershipView, WorkerLoad, ranking, to_shed, to_take
 from logstore.ownership.bundles import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundles, parse_bundle
 from logstore.ownership.leases import Lease
-from logstore.ownership.reown import Attempts, HeldClaim, OwnerNode, Verdict, decide, live_owner
+from logstore.ownership.reown import Attempts, HeldClaim, OwnerNode, Verdict, decide
 
 __all__ = [
     "MAX_BUNDLES",
@@ -19,7 +19,6 @@ __all__ = [
     "bundle_of",
     "check_bundles",
     "decide",
-    "live_owner",
     "parse_bundle",
     "ranking",
     "to_shed",

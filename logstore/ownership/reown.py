@@ -7,7 +7,6 @@ Source: PIP-57 (re-own after a session expired), and Pulsar's `ResourceLockImpl.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -85,15 +84,3 @@ class Attempts:
             return Verdict.UNLOAD
         self._spent[bundle, verdict] += 1
         return verdict
-
-
-def live_owner(node: OwnerNode | None, *, sessions: Mapping[str, int]) -> str | None:
-    """Whom a lookup may name: the node's worker, if that worker lives in the very session that made the node.
-
-    Args:
-        node: The bundle's owner node, perhaps of a cache.
-        sessions: Of each worker whose own node stands, the session that made it.
-    """
-    if node is None or sessions.get(node.worker_id) != node.session:
-        return None
-    return node.worker_id

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.ownership import Attempts, BundleId, HeldClaim, OwnerNode, Verdict, decide, live_owner
+from logstore.ownership import Attempts, BundleId, HeldClaim, OwnerNode, Verdict, decide
 
 _NOW, _OLD, _FOREIGN = 0x1000_0001, 0x1000_0000, 0x2000_0007
 _CLAIMS = [None, HeldClaim(session=_OLD), HeldClaim(session=_NOW)]
@@ -97,19 +97,3 @@ def test_reown_new_session_begins_with_new_attempts() -> None:
     assert spent.bounded(BundleId(0), Verdict.CREATE) is Verdict.UNLOAD
     anew = Attempts(session=_NOW, creates=1, waits=1)
     assert anew.bounded(BundleId(0), Verdict.CREATE) is Verdict.CREATE
-
-
-@pytest.mark.parametrize(
-    ("node", "named"),
-    [
-        (None, None),
-        (_node("us", _NOW), "us"),
-        (_node("us", _OLD), None),  # came back since: its claims are not yet looked at
-        (_node("gone", _FOREIGN), None),
-        (_node("them", _NOW), None),
-        (_node("them", 0), None),
-    ],
-)
-def test_lookup_names_only_who_lives_in_the_session_that_owns(node: OwnerNode | None, named: str | None) -> None:
-    """A worker that left days ago is never named, nor one by a session that it lost (apache/pulsar#7679)."""
-    assert live_owner(node, sessions={"us": _NOW, "them": _FOREIGN}) == named
