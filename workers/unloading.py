@@ -10,8 +10,8 @@ from typing import Final
 
 from infra.coordination.directory import Directory
 from logstore.errors import PreconditionFailed
-from logstore.ownership import BundleId, Lease, bundle_name
-from logstore.ports.catalog import AuditLog, Cause, Fences
+from logstore.ownership import BundleId, bundle_name
+from logstore.ports.catalog import AuditLog, Cause, Fence, Fences
 
 _LOOK_S: Final = 0.2
 
@@ -50,7 +50,7 @@ class Unloading:
             name=name,
             worker_id=node.worker_id,
             session=node.session,
-            fence=fence.fence if fence else 0,
+            fence=fence.counter if fence else 0,
         )
 
     def unload(self, owned: Owned, cause: Cause) -> None:
@@ -81,18 +81,15 @@ class Unloading:
         node = self._directory.owners([owned.bundle]).get(owned.bundle)
         return "KEPT" if node and node.session == owned.session else "GONE"
 
-    def taken(self, owned: Owned, *, within_s: float) -> Lease | None:
+    def taken(self, owned: Owned, *, within_s: float) -> Fence | None:
         """Wait until somebody has acquired it since, the one who had it included; None: nobody did."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             fence, node = self._fence(owned.bundle), self._directory.owners([owned.bundle]).get(owned.bundle)
-            if fence and fence.fence > owned.fence and node and node.worker_id == fence.worker_id:
+            if fence and fence.counter > owned.fence and node and node.worker_id == fence.worker_id:
                 return fence
             time.sleep(_LOOK_S)
         return None
 
-    def _fence(self, bundle: BundleId) -> Lease | None:
-        for one in self._fences.fences():
-            if one.bundle == bundle:
-                return Lease(bundle=bundle, fence=one.counter, worker_id=one.worker_id)
-        return None
+    def _fence(self, bundle: BundleId) -> Fence | None:
+        return next((one for one in self._fences.fences() if one.bundle == bundle), None)

@@ -1,4 +1,4 @@
-"""`owners list` and `owners unload`: who does the background work of which topics."""
+"""`owners list`: who does the background work of which topics; and what its sister `owners unload` needs of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

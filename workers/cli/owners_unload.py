@@ -67,11 +67,11 @@ def _unloaded(
     if not wait:
         return Answer(document=_owned_row(owned))
     with watching(f"waiting for an owner of {owned.name}"):
-        lease = unloading.taken(owned, within_s=_TAKEN_WITHIN_S)
-    taken = {"taken_by": lease.worker_id if lease else None, "taken_fence": lease.fence if lease else None}
-    if lease is None:
+        last = unloading.taken(owned, within_s=_TAKEN_WITHIN_S)
+    taken = {"taken_by": last.worker_id if last else None, "taken_fence": last.counter if last else None}
+    if last is None:
         note(f"it is unloaded, and nobody took it within {_TAKEN_WITHIN_S:.0f} s; see `sexton owners list`")
-    return Answer(document=_owned_row(owned) | taken, code=ExitCode.DONE if lease else ExitCode.PARTIAL)
+    return Answer(document=_owned_row(owned) | taken, code=ExitCode.DONE if last else ExitCode.PARTIAL)
 
 
 def _owned_row(owned: "Owned") -> dict[str, object]:
