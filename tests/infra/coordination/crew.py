@@ -1,5 +1,6 @@
 """Workers of one ensemble and one catalog, as threads of the test."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -39,6 +40,8 @@ class Crew:
         self.owners: dict[str, BundleOwner] = {}
         self.sessions: dict[str, Session] = {}
         self.watchers: dict[str, Watcher] = {}
+        self.door = threading.Event()  # to ZooKeeper; while it is shut nobody gets a session
+        self.door.set()
 
     def hire(
         self,
@@ -46,16 +49,18 @@ class Crew:
         *,
         expired: ExpiredPolicy = ExpiredPolicy.RECONNECT,
         attempts: int = 10,
+        rest_s: float = 1.5,
         fences: Fences | None = None,
         loading: Callable[[Lease], None] = lambda _: None,
     ) -> BundleOwner:
         """Start a worker; `fences` is how it sees them, `loading` what it does with a bundle that it acquired."""
 
         def connect(tell: Callable[[Link], None]) -> Session:
+            assert self.door.wait(60)
             self.sessions[name] = Session(self.ensemble, tell)
             return self.sessions[name]
 
-        turns = Turns(takeover_grace_s=0.3, rest_s=1.5, fences_s=0.5)
+        turns = Turns(takeover_grace_s=0.3, rest_s=rest_s, fences_s=0.5)
         policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, look_again_s=0.1, turns=turns)
         watcher = self.watchers[name] = Watcher()
         watcher.loading = loading
@@ -66,6 +71,7 @@ class Crew:
 
     def dismiss(self) -> None:
         """Stop all."""
+        self.door.set()
         for owner in self.owners.values():
             owner.stop()
 

@@ -1,6 +1,5 @@
 """Workers own bundles on a real ZooKeeper and a real catalog, whatever becomes of their sessions."""
 
-import threading
 import time
 
 import pytest
@@ -65,21 +64,15 @@ def test_expired_while_another_took_a_bundle_unloads_it(zookeeper: ZooKeeper, cr
     crew.hire("a")
     assert_eventually(crew.settled)
     path = f"{OWNERS}/{bundle_name(BundleId(3), bundles=BUNDLES)}"
-    taking = threading.Thread(target=_take_when_free, args=(looker, path))
-    taking.start()
+    crew.door.clear()
     zookeeper.expire(crew.sessions["a"])
-    taking.join()
+    assert_eventually(lambda: looker.exists(path) is None)
+    looker.create(path, b'{"worker_id": "other"}', ephemeral=True)
+    crew.door.set()
     assert_eventually(lambda: len(crew.owners["a"].leases()) == BUNDLES - 1)
     assert 3 not in crew.held()
     assert crew.watchers["a"].unloaded_ == [3]
     assert looker.exists(path)
-
-
-def _take_when_free(client: KazooClient, path: str) -> None:
-    """Be faster than the worker, whose session must first be opened again."""
-    while client.exists(path):
-        time.sleep(0.0005)
-    client.create(path, b'{"worker_id": "other"}', ephemeral=True)
 
 
 def test_suspended_gives_no_lease_and_loses_none(zookeeper: ZooKeeper, crew: Crew) -> None:

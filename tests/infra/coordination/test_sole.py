@@ -1,5 +1,6 @@
 """Ownership without ZooKeeper: one worker owns everything, and the one that was started last is it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ _TOPIC = TopicName.parse("persistent://shop/main/orders")
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> SqlCatalog:
+def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     """A catalog of eight bundles."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     upgrade(database, bundles=8)
-    return SqlCatalog(database)
+    yield SqlCatalog(database)
+    database.close()
 
 
 def test_sole_owner_holds_a_lease_of_every_bundle(catalog: SqlCatalog) -> None:
