@@ -4,7 +4,8 @@
 2. To ask is to send the work to the shared queue. Whoever gets it looks for the owner. That is itself, or nobody: it is
    done, in this one activity. Another worker: nothing is done, and 1. ZooKeeper could not be asked: `ownership.look_up`
    is tried until it can, for that there is no owner has to be said by somebody.
-3. Asked twice in vain, or an owner named that had not picked up before: the shared queue, under no lease.
+3. Asked twice in vain, or an owner named that had not picked up before, or where what is retried without end has failed
+   for minutes: the shared queue, under no lease. Such an owner may be the only one whom the catalog does not answer.
 
 Nothing that is decided about data rests on this: claims keep two workers off the same rows, and leases keep off whoever
 has lost the topic. Attempts are counted anew wherever the work is sent, which is five times at most.
@@ -18,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType
+from temporalio.exceptions import ActivityError, ApplicationError, RetryState, TimeoutType
 from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.types import MethodSyncSingleParam
 
@@ -26,6 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.ownership import Elsewhere, LookUpInput, Ownership, Place, TopicAnswer, TopicWork, owner_queue
 
 _TURNS: Final = 4  # two owners, asked for twice; who changes hands more often is served by anybody
+_AT_OWNER: Final = 8  # attempts of what has no bound, over 90 s or more: longer than a catalog takes to fail over
 _NOT_KNOWN: Final = "NotFoundError"  # of the SDK: an owner of an older build, which has no such activity
 _LOOK_UP = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=1),  # one question, while a connection comes back
@@ -56,7 +58,7 @@ class Route:
             try:
                 answer = await self._send(owner, work, request, options)
             except ActivityError as error:
-                self._missed(owner, error)
+                self._missed(owner, error, options)
                 continue
             if answer.elsewhere is None:
                 self.owner = answer.owner
@@ -75,7 +77,7 @@ class Route:
             try:
                 return await self._send(owner, work, request, options)
             except ActivityError as error:
-                self._missed(owner, error)
+                self._missed(owner, error, options)
         return await self._shared(Place.ANYWHERE, work, request, options)
 
     async def _send(
@@ -84,11 +86,16 @@ class Route:
         """To the owner's queue or, where none is known, to the shared one."""
         if not owner:
             return await self._shared(Place.ASK, work, request, options)
+        policy = options["retry_policy"] or RetryPolicy()
         at_owner: workflow.ActivityConfig = {
             **options,
             "task_queue": owner_queue(owner),
             "schedule_to_start_timeout": timedelta(seconds=self._patience_s),
-            "retry_policy": replace(options["retry_policy"] or RetryPolicy(), non_retryable_error_types=[_NOT_KNOWN]),
+            "retry_policy": replace(
+                policy,
+                maximum_attempts=policy.maximum_attempts or _AT_OWNER,
+                non_retryable_error_types=[_NOT_KNOWN],
+            ),
         }
         asked = replace(request, topic=self._topic, place=Place.OWNER)
         return await workflow.execute_activity_method(work, asked, **at_owner)
@@ -99,12 +106,14 @@ class Route:
         asked = replace(request, topic=self._topic, place=place)
         return await workflow.execute_activity_method(work, asked, **options)
 
-    def _missed(self, owner: str, error: ActivityError) -> None:
-        """Forget who lost the topic, or let work lie; any other error is the work's own."""
+    def _missed(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
+        """Forget who lost the topic, let work lie, or failed at what is retried without end; else it is the work's."""
         cause = error.cause
         late = isinstance(cause, TimedOut) and cause.type is TimeoutType.SCHEDULE_TO_START
         kind = cause.type if isinstance(cause, ApplicationError) else None
-        if late or kind == _NOT_KNOWN:
+        unbound = owner and not (options["retry_policy"] or RetryPolicy()).maximum_attempts
+        failing = unbound and error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED
+        if late or failing or kind == _NOT_KNOWN:
             self._unheard.add(owner)
         elif kind != "NotOwner":
             raise error

@@ -1,5 +1,6 @@
 """The work of a topic goes to its owner, once it is known and while it picks it up, and is done anyway."""
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
@@ -7,9 +8,9 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.deletion import ChunkInput, ChunkResult, OneInput, OneResult
+from activities.deletion import ChunkInput, ChunkResult, DetachInput, DetachResult, OneInput, OneResult
 from logstore.deletion import DeletionState, Outcome
-from logstore.errors import CorruptData, NotOwner
+from logstore.errors import CorruptData, NotOwner, StoreUnavailable
 from logstore.ledgers import ledger_prefix
 from logstore.names import TopicName
 from logstore.positions import LedgerId
@@ -318,3 +319,20 @@ async def test_one_exhausted_at_its_owner_is_buried_there(street: Neighbours) ->
     assert failure(caught.value)[0] == "DEAD_LETTERED"
     assert street.visits("deletion.delete_one") == [_SHARED, *["a"] * 9]
     assert street.visits("deletion.dead_letter") == ["a"]
+
+
+async def test_trim_whose_owner_alone_has_lost_the_catalog_is_done_by_anybody(street: Neighbours) -> None:
+    """It lives in ZooKeeper and polls its queue, so its bundles stay its own; phase one is retried without end."""
+    house = street.house
+
+    @activity.defn(name="deletion.detach")
+    def detach(request: DetachInput) -> DetachResult:
+        raise StoreUnavailable(f"planned: batch {request.batch_id}")
+
+    house.world.fill(2)
+    street.moves_in("a")
+    async with street.shared(), street.owner("a", instead=[detach]):
+        async with asyncio.timeout(30):
+            result = await (await house.trim()).result()
+    assert result.deleted == 2
+    assert 1 < street.visits("deletion.detach").count("a") < 20
