@@ -23,7 +23,7 @@ from infra.coordination.listener import Listener
 from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.session import Link, Session
 from infra.coordination.turns import Turns
-from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError
+from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
 from logstore.names import TopicName
 from logstore.ownership import Lease, WorkerLoad, bundle_of
 from logstore.ports.catalog import Fences
@@ -128,6 +128,8 @@ class BundleOwner:
     def placement(self, topic: TopicName) -> Lease | OtherOwner | None:
         """See `Owners.placement`; asks ZooKeeper only where this worker has no lease.
 
+        Who asks holds a thread that other work needs: while the connection is known to be away, it does not wait.
+
         Raises:
             StoreUnavailable, SessionLost: ZooKeeper could not be asked.
         """
@@ -137,6 +139,8 @@ class BundleOwner:
             nodes = self._nodes
         if nodes is None:
             raise SessionLost(f"worker {self._worker_id}: it has no session just now")
+        if not self._connected:
+            raise StoreUnavailable(f"zookeeper: worker {self._worker_id} has no connection just now")
         bundle = bundle_of(topic, bundles=self._holdings.bundles)
         node = nodes.owners([bundle]).get(bundle)
         return OtherOwner(worker_id=node.worker_id) if node and node.worker_id else None

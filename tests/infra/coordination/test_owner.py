@@ -1,5 +1,6 @@
 """Workers own bundles on a real ZooKeeper and a real catalog, whatever becomes of their sessions."""
 
+import threading
 import time
 
 import pytest
@@ -7,7 +8,7 @@ from kazoo.client import KazooClient
 
 from infra.coordination.nodes import OWNERS, WORKERS
 from infra.coordination.owner import BundleOwner, ExpiredPolicy
-from infra.coordination.session import Ensemble, Session
+from infra.coordination.session import Ensemble, Link, Session
 from logstore.errors import NotOwner, ServiceFailed, SessionLost, StoreUnavailable, WorkerIdTaken
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_name
@@ -198,5 +199,19 @@ def test_owner_placement_while_zookeeper_is_away_is_no_answer(crew: Crew, zookee
         assert_eventually(lambda: not owner.leases())
         with pytest.raises((StoreUnavailable, SessionLost)):
             owner.placement(TopicName.parse("persistent://shop/main/orders"))
+    finally:
+        zookeeper.start()
+
+
+def test_owner_placement_holds_no_thread_while_zookeeper_is_away(crew: Crew, zookeeper: ZooKeeper) -> None:
+    """As many topics as a worker has threads would else keep it from work that needs no owner."""
+    owner = crew.hire("w1")
+    zookeeper.kill()
+    try:
+        assert_eventually(lambda: crew.sessions["w1"].link is not Link.CONNECTED)
+        began = time.monotonic()
+        with pytest.raises((StoreUnavailable, SessionLost)):
+            owner.placement(TopicName.parse("persistent://shop/main/orders"))
+        assert time.monotonic() - began < crew.ensemble.timeout_s / 4
     finally:
         zookeeper.start()
