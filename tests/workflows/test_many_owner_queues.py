@@ -1,7 +1,8 @@
 """More than a hundred owners at once: each has a queue of its own, and each gets its work."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
@@ -40,10 +41,20 @@ class Everywhere:
 async def test_more_than_a_hundred_owner_queues_are_all_served(house: House) -> None:
     """Activity-only and unversioned, as every worker of ours polls its own."""
     names = [f"many-{number}-{house.queue}" for number in range(_OWNERS)]
-    async with AsyncExitStack() as serving:
-        await serving.enter_async_context(Worker(house.client, task_queue=house.queue, workflows=[Everywhere]))
-        for name in names:
-            await serving.enter_async_context(Worker(house.client, task_queue=owner_queue(name), activities=[_where]))
+    workers = [Worker(house.client, task_queue=house.queue, workflows=[Everywhere])]
+    workers += [Worker(house.client, task_queue=owner_queue(name), activities=[_where]) for name in names]
+    async with _serving(workers):
         workflow_id = f"everywhere-{house.queue}"
         served = await house.client.execute_workflow(Everywhere.run, names, id=workflow_id, task_queue=house.queue)
     assert served == [owner_queue(name) for name in names]
+
+
+@asynccontextmanager
+async def _serving(workers: Sequence[Worker]) -> AsyncIterator[None]:
+    """All begin and end together: one after the other, their ends alone would take ten seconds."""
+    running = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        yield
+    finally:
+        await asyncio.gather(*(worker.shutdown() for worker in workers))
+        await asyncio.gather(*running)
