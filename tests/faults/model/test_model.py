@@ -180,30 +180,31 @@ def _without_waiting_for_uploads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TieredCopies, "_check_upload", lambda _self, _intent: None)
 
 
+@pytest.mark.timeout(600)  # once the seed below no longer finds it soon, all of them are played
 @pytest.mark.parametrize(
-    "without",
+    ("without", "first"),
     [
-        _without_still_in_use,
-        _without_meta_last,
-        _without_reopening,
-        _without_giving_up,
-        _without_hand_over,
-        _without_a_second_read,
-        _without_claims,
-        _without_cursors,
-        _without_prefix,
-        _without_waiting_for_uploads,
+        (_without_still_in_use, 2),
+        (_without_meta_last, 0),
+        (_without_reopening, 0),
+        (_without_giving_up, 0),
+        (_without_hand_over, 0),
+        (_without_a_second_read, 0),
+        (_without_claims, 0),
+        (_without_cursors, 0),
+        (_without_prefix, 0),
+        (_without_waiting_for_uploads, 0),
     ],
 )
 def test_machine_finds_a_guard_that_is_missing(
-    without: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    without: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that cannot fail proves nothing."""
+    """A machine that cannot fail proves nothing; `first` is the seed that found it soonest when it was last measured."""
     without(monkeypatch)
     with pytest.raises(AssertionError):
-        _run_until_one_fails()
+        _run_until_one_fails(first)
 
 
-def _run_until_one_fails() -> None:
-    for seed in range(3):
+def _run_until_one_fails(first: int) -> None:
+    for seed in sorted(range(3), key=lambda seed: seed != first):
         _run(seed, examples=400, verbosity=Verbosity.quiet)
