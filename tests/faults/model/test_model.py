@@ -199,7 +199,7 @@ def _without_waiting_for_uploads(patch: pytest.MonkeyPatch) -> None:
 def test_machine_finds_a_guard_that_is_missing(
     without: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that cannot fail proves nothing; `first` is the seed that found it soonest when it was last measured."""
+    """A machine that cannot fail proves nothing; `first` is the seed that found it soonest when last measured."""
     without(monkeypatch)
     with pytest.raises(AssertionError):
         _run_until_one_fails(first)

@@ -1,6 +1,7 @@
 """Workers own bundles on a real ZooKeeper and a real catalog, whatever becomes of their sessions."""
 
 import threading
+import threading
 import time
 
 import pytest
