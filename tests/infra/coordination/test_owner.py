@@ -1,7 +1,6 @@
 """Workers own bundles on a real ZooKeeper and a real catalog, whatever becomes of their sessions."""
 
 import threading
-import threading
 import time
 
 import pytest
