@@ -61,6 +61,7 @@ class Session:
 
         Raises:
             ServiceFailed: Nothing answers there, it does not let us in, or the path does not exist.
+            SessionLost: It was over before anybody could listen.
         """
         self._ensemble, self._tell = ensemble, tell
         self.link = Link.CONNECTED  # as heard last
@@ -71,6 +72,7 @@ class Session:
             self._connect()
             self.id = self._now()
             self._client.add_listener(self._heard)
+            self._require_same()
             self._require_path()
         except BaseException:
             self.close()
@@ -143,6 +145,11 @@ class Session:
     def _now(self) -> int:
         found = self._client.client_id
         return int(found[0]) if found else 0
+
+    def _require_same(self) -> None:
+        """What became of the session before we listened is told to nobody: afterwards kazoo may be in another one."""
+        if self._now() != self.id:
+            raise SessionLost(f"zookeeper: session {self.id:#x} was over as soon as it was opened")
 
     def _require_path(self) -> None:
         """A path that does not exist is a wrong setting, and is not made: it could be somebody else's ensemble."""

@@ -13,6 +13,7 @@ from kazoo.security import make_digest_acl
 from infra.coordination.session import Ensemble, Link, Session
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from tests.infra.coordination.zookeeper import ZooKeeper
+from tests.logstore.eventually import assert_eventually
 
 pytestmark = pytest.mark.external_service
 
@@ -50,6 +51,24 @@ def test_session_that_expires_on_the_server_is_over_for_good(
     with pytest.raises(SessionLost):
         session.ask("making", lambda client: client.create("/again", ephemeral=True))
     assert looker.get_children("/") == ["zookeeper"] or looker.get_children("/") == []
+
+
+def test_session_that_expires_before_anybody_listens_is_not_opened(
+    zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may be paused just there: it would stand as connected for ever, and own nothing of what it makes."""
+    add_listener = KazooClient.add_listener
+
+    def paused(client: KazooClient, listener: object) -> None:
+        first = client.client_id
+        with zookeeper.client(session=first):
+            pass  # whoever closes the connection closes the session
+        assert_eventually(lambda: client.connected and client.client_id[0] != first[0])
+        add_listener(client, listener)
+
+    monkeypatch.setattr(KazooClient, "add_listener", paused)
+    with pytest.raises(SessionLost):
+        Session(ensemble, heard.put)
 
 
 def test_session_whose_server_restarts_is_suspended_and_then_the_same(
