@@ -205,8 +205,9 @@ class ManagedLedger:
             found = [(topic, hints) for topic, hints in self._hints.values() if belongs(topic)]
         for _, hints in found:
             hints.ledger = None
+        epoch = self._ledgers.epoch() if found else 0
         for topic, hints in found:
-            hints.epoch, hints.ledger = self._ledgers.epoch(), self._ledgers.last(topic.topic_id)
+            hints.epoch, hints.ledger = epoch, self._ledgers.last(topic.topic_id)
         return len(found)
 
     def first_position(self, topic: Topic) -> Position | None:
