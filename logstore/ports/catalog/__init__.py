@@ -7,6 +7,7 @@ that harmless. All of them may raise `CatalogBusy` (contention) and `StoreUnavai
 from typing import Protocol
 
 from logstore.ports.catalog.audit_log import AuditLog
+from logstore.ports.catalog.batches import Cause, Claim, Detached, Ended, Filed, Inflight, RowRange, Tally
 from logstore.ports.catalog.commits import (
     Acknowledge,
     Acknowledged,
@@ -19,17 +20,7 @@ from logstore.ports.catalog.commits import (
 )
 from logstore.ports.catalog.components import Components
 from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
-from logstore.ports.catalog.deletions import (
-    Cause,
-    Claim,
-    Deletions,
-    Detached,
-    Ended,
-    Filed,
-    Inflight,
-    RowRange,
-    Tally,
-)
+from logstore.ports.catalog.deletions import Deletions
 from logstore.ports.catalog.fences import Fence, Fences
 from logstore.ports.catalog.inspection import (
     Decision,

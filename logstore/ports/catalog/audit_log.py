@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from logstore.ports.catalog.deletions import Cause
+from logstore.ports.catalog.batches import Cause
 
 
 class AuditLog(Protocol):

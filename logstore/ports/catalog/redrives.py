@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from logstore.ports.catalog.deletions import Cause, Claim, Detached
+from logstore.ports.catalog.batches import Cause, Claim, Detached
 
 
 class Redrives(Protocol):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.ports.catalog.deletions import Cause, Claim, Detached
+from logstore.ports.catalog.batches import Cause, Claim, Detached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

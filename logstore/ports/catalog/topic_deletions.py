@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.ports.catalog.deletions import Cause, Claim, Detached, Tally
+from logstore.ports.catalog.batches import Cause, Claim, Detached, Tally
 from logstore.positions import TopicId
 
 

@@ -1,0 +1,82 @@
+"""What ports say of batches: who claims one and why, what it detached, and how its rows ended."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from logstore.deletion import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who works on something, until when by the catalog's clock."""
+
+    workflow_id: str
+    run_id: str
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why something is destroyed, for the audit log."""
+
+    actor: str
+    reason: str
+    workflow_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filed:
+    """New intents of one component and one kind of copy."""
+
+    component: str
+    copy: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """What phase one did, the same when it is repeated with the same batch id."""
+
+    batch_id: str
+    ledgers: int  # taken out of the list by this call
+    intents: int  # rows for phase two: new ones and stalled ones taken up
+    finished: Mapping[str, int] = field(default_factory=dict)  # asked for, but ended before: outcome -> rows
+    filed: Sequence[Filed] = field(default=(), compare=False)  # by this very call: none when it is repeated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRange:
+    """Intents of a batch by row id, both ends inclusive."""
+
+    first: int
+    last: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How phase two ended for a row."""
+
+    row_id: int
+    outcome: Outcome
+    objects: int = 0
+    size_bytes: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """A batch counted from its rows, so that repeated work counts once."""
+
+    outcomes: Mapping[str, int]  # rows by outcome; RETRYING: unfinished
+    objects: int  # confirmed by storage
+    size_bytes: int
+    closed: bool = field(default=False, compare=False)  # by this very call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inflight:
+    """Only both at zero mean that all is deleted."""
+
+    estimated_inflight: int
+    dead_lettered: int
