@@ -198,7 +198,7 @@ class BundleOwner:
             self._enter()
         except (RetryableError, ServiceFailed) as error:
             _log.warning("no new session, attempt %s of %s: %s", attempt, self._policy.reconnect_attempts, error)
-            if attempt >= self._policy.reconnect_attempts:
+            if attempt >= self._policy.reconnect_attempts and not self.stopping.is_set():
                 raise
             return False
         return True
@@ -223,7 +223,9 @@ class BundleOwner:
         """Wait for our own node of an earlier session; one that outlives it by far is another process's."""
         deadline = time.monotonic() + max(2 * timeout_s, _LEAST_WAIT_S)
         while not nodes.enlist(WorkerLoad()):
-            if time.monotonic() > deadline or self.stopping.wait(_SOON_S):
+            if self.stopping.wait(_SOON_S):
+                raise SessionLost(f"worker {self._worker_id}: told to stop before it could take part")
+            if time.monotonic() > deadline:
                 raise worker_id_taken(self._worker_id)
 
     def _look(self) -> None:

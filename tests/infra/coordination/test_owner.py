@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from kazoo.client import KazooClient
@@ -152,6 +153,27 @@ def test_second_process_of_a_worker_id_is_refused(crew: Crew) -> None:
     with pytest.raises(WorkerIdTaken, match="worker id a"):
         BundleOwner("a", lambda tell: Session(crew.ensemble, tell), crew.fences, Watcher()).start()
     assert crew.settled()
+
+
+def test_worker_told_to_stop_while_it_waits_for_its_id_has_not_failed(
+    zookeeper: ZooKeeper, crew: Crew, looker: KazooClient
+) -> None:
+    """It would else end as if another process had its id."""
+    sessions: list[Session] = []
+
+    def connect(tell: Callable[[Link], None]) -> Session:
+        if sessions:
+            looker.create(f"{WORKERS}/a", b"", ephemeral=True)
+        sessions.append(Session(crew.ensemble, tell))
+        return sessions[-1]
+
+    owner = crew.owners["a"] = BundleOwner("a", connect, crew.fences, Watcher())
+    owner.start()
+    zookeeper.expire(sessions[0])
+    assert_eventually(lambda: len(sessions) == 2)
+    time.sleep(0.5)  # it waits for four timeouts, and knows no other sign of it
+    owner.stop()
+    assert owner.failure is None
 
 
 def test_earlier_session_that_its_server_lets_live_longer_is_waited_for(crew: Crew, looker: KazooClient) -> None:
