@@ -165,7 +165,7 @@ class BundleOwner:
             self.failure = error
         except Exception as error:  # noqa: BLE001 - a thread that dies unheard would leave a worker without bundles
             _log.exception("this worker owns nothing from now on")
-            self.failure = ServiceFailed("ownership", f"ended with {error!r}", advice="start the worker again")
+            self.failure = SextonError(f"ownership: ended with {error!r}; start the worker again")
         finally:
             self.stopping.set()
             self._holdings.dropped()
