@@ -1,6 +1,6 @@
 """Which worker does the work of one topic: its owner, if that can be told and picks it up, and otherwise anybody.
 
-1. Where an owner is known, or believed, its own queue. Not picked up in time, or `NotOwner`: ask.
+1. Where an owner is known, or believed, its own queue. Not picked up in time, silent since, or `NotOwner`: ask.
 2. To ask is to send the work to the shared queue. Whoever gets it looks for the owner. That is itself, or nobody: it is
    done, in this one activity. Another worker: nothing is done, and 1. ZooKeeper could not be asked: `ownership.look_up`
    is tried until it can, for that there is no owner has to be said by somebody.
@@ -29,6 +29,8 @@ with workflow.unsafe.imports_passed_through():
 _TURNS: Final = 4  # two owners, asked for twice; who changes hands more often is served by anybody
 _AT_OWNER: Final = 8  # attempts of what has no bound, over 90 s or more: longer than a catalog takes to fail over
 _NOT_KNOWN: Final = "NotFoundError"  # of the SDK: an owner of an older build, which has no such activity
+_SILENT: Final = "TemporalTimeout:Heartbeat"  # the server's name for it: a stopped process takes task after task
+_UNHEARD: Final = {TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT}  # nobody picked it up, or nobody any more
 _LOOK_UP = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=1),  # one question, while a connection comes back
     heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
@@ -94,7 +96,7 @@ class Route:
             "retry_policy": replace(
                 policy,
                 maximum_attempts=policy.maximum_attempts or _AT_OWNER,
-                non_retryable_error_types=[_NOT_KNOWN],
+                non_retryable_error_types=[_NOT_KNOWN, _SILENT],
             ),
         }
         asked = replace(request, topic=self._topic, place=Place.OWNER)
@@ -109,7 +111,7 @@ class Route:
     def _missed(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
         """Forget who lost the topic, let work lie, or failed at what is retried without end; else it is the work's."""
         cause = error.cause
-        late = isinstance(cause, TimedOut) and cause.type is TimeoutType.SCHEDULE_TO_START
+        late = owner and isinstance(cause, TimedOut) and cause.type in _UNHEARD
         kind = cause.type if isinstance(cause, ApplicationError) else None
         unbound = owner and not (options["retry_policy"] or RetryPolicy()).maximum_attempts
         failing = unbound and error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED

@@ -88,25 +88,32 @@ def record_ports(home: StackHome, ports: ChosenPorts) -> None:
 
 
 def choose_ports(
-    wanted: WantedPorts, *, services: Collection[str], running: Collection[str], earlier: ChosenPorts | None
+    wanted: WantedPorts,
+    *,
+    services: Collection[str],
+    running: Collection[str],
+    earlier: ChosenPorts | None,
+    in_use: bool = False,
 ) -> ChosenPorts:
     """The ports for the next start.
 
     A running service keeps the ports it has. Else a wanted number is taken as it is, and 0 takes the number of
     the last start when that is free, so that addresses given to other tools stay true. All chosen ports are
-    held open until the last is found, so that they differ.
+    held open until the last is found, so that they differ. While the stack is in use, what died comes back where it
+    was, whatever is wanted: those who use it know no other address.
 
     Args:
         wanted: The numbers asked for.
         services: The services to start.
         running: The services that run now, by this home's pid files.
         earlier: What the last start recorded.
+        in_use: Whether a service or a worker of the stack runs.
 
     Raises:
         ServiceFailed: A wanted port is taken.
     """
     before = asdict(earlier or ChosenPorts())
-    asked = asdict(wanted)
+    asked = {port: 0 if in_use and before[port] else number for port, number in asdict(wanted).items()}
     chosen = {port: before[port] for name in running for port in PORTS_OF[name]}
     chosen |= {port: before[port] for name in ALL_SERVICES if name not in services for port in PORTS_OF[name]}
     open_ports = [port for name in services if name not in running for port in PORTS_OF[name]]

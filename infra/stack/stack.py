@@ -23,6 +23,7 @@ from infra.stack.process import ServiceProcess
 from infra.stack.seaweedfs import REGION, seaweedfs_service
 from infra.stack.service import Service, ServiceHealth
 from infra.stack.temporal import temporal_service
+from infra.stack.workers import live_workers
 from infra.stack.zookeeper import zookeeper_service
 from logstore.errors import InvalidInput, ServiceFailed
 
@@ -81,7 +82,8 @@ def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: 
         credentials = home.ensure_credentials()
         running = [name for name in options.services if ServiceProcess(name, home).running()]
         earlier = recorded_ports(home)
-        ports = choose_ports(options.ports, services=options.services, running=running, earlier=earlier)
+        in_use = bool(running or live_workers(home))
+        ports = choose_ports(options.ports, services=options.services, running=running, earlier=earlier, in_use=in_use)
         record_ports(home, ports)
         every = _services(home, ports, credentials, options)
         bring_all_up([every[name] for name in dict.fromkeys(options.services)], on_progress)

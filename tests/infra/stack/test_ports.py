@@ -101,6 +101,18 @@ def test_running_service_keeps_its_ports_whatever_is_wanted(taken: int) -> None:
     assert again == earlier
 
 
+def test_service_that_died_in_a_stack_in_use_comes_back_where_it_was() -> None:
+    """Workers that run dial the address that they were started with; no other one is of use to them."""
+    earlier = _choose(_FREE)
+    again = choose_ports(WantedPorts(), services=ALL_SERVICES, running=(), earlier=earlier, in_use=True)
+    assert again == earlier
+    first = choose_ports(_FREE, services=(ZOOKEEPER,), running=(), earlier=None)
+    more = choose_ports(
+        replace(_FREE, s3=first.zookeeper + 1), services=ALL_SERVICES, running=(ZOOKEEPER,), earlier=first, in_use=True
+    )
+    assert more.s3 == first.zookeeper + 1  # never had one: as wanted
+
+
 def test_service_left_out_needs_no_port(taken: int) -> None:
     """A stack of one service does not trip over the ports of the others, nor lose their record."""
     wanted = replace(_FREE, temporal=taken)
