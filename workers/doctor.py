@@ -36,8 +36,8 @@ def doctor(settings: Settings) -> list[Row]:
     return [*status(settings), *(_checked(name, check, settings) for name, check in checks.items())]
 
 
-def elsewhere(settings: Settings) -> list[Row]:
-    """Services that were not started here, at the addresses that the settings name."""
+def elsewhere(settings: Settings, *, only: str = "") -> list[Row]:
+    """Services that were not started here, at the addresses that the settings name; all of them, or one."""
     where = {
         "temporal": settings.temporal_address,
         "object store": settings.s3_endpoint or "AWS",
@@ -46,7 +46,7 @@ def elsewhere(settings: Settings) -> list[Row]:
     checks = {"temporal": _temporal_version, "object store": _buckets}
     if settings.ownership == "zookeeper":
         checks["zookeeper"] = _zookeeper
-    found = [_checked(name, check, settings) for name, check in checks.items()]
+    found = [_checked(name, check, settings) for name, check in checks.items() if only in {"", name}]
     return [{**row, "detail": f"{where[str(row['name'])]}: {row['detail']}"} for row in found]
 
 

@@ -153,8 +153,10 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         workers = [crew.shared(queue, threads) for queue in queues]
         workers += [crew.uploader(queue, upload_threads) for queue in queues]
         workers.append(crew.owner(name, owner_threads))
-        _log.info("serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address")
         async with _gauges(log, metrics), _taking_part(owners, stop) as gave_up:
+            _log.info(
+                "serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address"
+            )
             await _until(stop, gave_up, workers, settings)
         if owners.failure:
             raise owners.failure

@@ -16,7 +16,7 @@ from temporalio.service import RPCError
 from infra.catalog import Database, check_version, shown_url, upgrade, version
 from infra.stack import stack
 from infra.stack.home import StackHome
-from infra.stack.ports import WantedPorts, recorded_ports
+from infra.stack.ports import LOOPBACK, ZOOKEEPER, WantedPorts, recorded_ports
 from infra.stack.process import ServiceProcess
 from infra.stack.workers import dead_workers, live_workers
 from logstore.errors import ServiceFailed, SextonError
@@ -181,12 +181,18 @@ def status(settings: Settings) -> list[Row]:
 
 
 def _services(settings: Settings) -> list[Row]:
-    """Servers of this home or, where none was ever started, those that the settings name."""
-    if recorded_ports(StackHome.at(settings.home)) is None and settings.temporal_address:
-        from workers.doctor import elsewhere  # noqa: PLC0415 - it builds on this module
+    """Servers of this home or, where none was ever started, those that the settings name; and a ZooKeeper elsewhere."""
+    from workers.doctor import elsewhere  # noqa: PLC0415 - it builds on this module
 
+    ports = recorded_ports(StackHome.at(settings.home))
+    if ports is None and settings.temporal_address:
         return elsewhere(settings)
-    return [{"name": found.name, "ok": found.ok, "detail": found.detail} for found in stack.health(settings.home)]
+    rows: list[Row] = [
+        {"name": found.name, "ok": found.ok, "detail": found.detail} for found in stack.health(settings.home)
+    ]
+    if ports is None or settings.zookeeper in {"", f"{LOOPBACK}:{ports.zookeeper}"}:
+        return rows
+    return [row for row in rows if row["name"] != ZOOKEEPER] + elsewhere(settings, only=ZOOKEEPER)
 
 
 def _database(settings: Settings) -> Row:

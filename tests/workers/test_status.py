@@ -19,6 +19,7 @@ from infra.catalog import Database, upgrade
 from infra.catalog.fences import SqlFences
 from infra.coordination.directory import LiveWorker
 from infra.stack.home import StackHome
+from infra.stack.ports import ChosenPorts, record_ports
 from infra.stack.workers import WorkerRecord, recorded
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
 from workers.doctor import _checked, _ownership
@@ -38,6 +39,20 @@ def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_pat
     assert not (tmp_path / "home").exists()
     alone = settings.model_copy(update={"ownership": "single"})
     assert "zookeeper" not in {row["name"] for row in status(alone)}, "by that setting there is none"
+
+
+def test_status_of_a_home_looks_at_the_zookeeper_of_the_settings(tmp_path: Path) -> None:
+    """Workers dial what the settings say: that the home's own one is well says nothing of it."""
+    home = StackHome.at(tmp_path / "home")
+    home.prepare()
+    record_ports(home, ChosenPorts(zookeeper=1))
+    home.ensure_credentials()
+    own = Settings(home=tmp_path / "home", zookeeper="127.0.0.1:1")
+    there = Settings(home=tmp_path / "home", zookeeper="127.0.0.1:2/nope")
+    details = [[row["detail"] for row in status(one) if row["name"] == "zookeeper"] for one in (own, there)]
+    assert [len(found) for found in details] == [1, 1]
+    assert "127.0.0.1:2/nope" not in str(details[0])
+    assert "127.0.0.1:2/nope" in str(details[1])
 
 
 def _remembering(*names: str) -> object:

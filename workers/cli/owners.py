@@ -47,7 +47,7 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
     from workers.owners_view import overview  # noqa: PLC0415 - start-up time
 
     if worker is not None and unowned:
-        raise InvalidInput("unowned", expected="not to be given with --worker", found=worker)
+        raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")
     wanted = None if topic is None else _bundle_of(session, topic)
     with directory_of(session) as directory:
         found = overview(session.log.catalog.fences, directory)
@@ -60,12 +60,16 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
             "workers": workers,
         },
         shown=_bundles_shown(rows),
-        empty="no bundles",
+        empty="no bundles" if worker is None else f"no bundles of a worker {worker}",
         more=(
-            Answer(document=[_worker_shown(row) for row in workers], empty="no workers with a live session"),
+            Answer(document=[_worker_shown(row) for row in workers], empty=_no_worker(worker)),
             Answer(document={}, text=_summary(session, found)),
         ),
     )
+
+
+def _no_worker(worker: str | None) -> str:
+    return "no workers with a live session" if worker is None else f"no worker {worker} with a live session"
 
 
 def _asked_for(row: "BundleRow", wanted: BundleId | None, worker: str | None, *, unowned: bool) -> bool:

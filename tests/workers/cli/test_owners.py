@@ -157,7 +157,7 @@ def test_list_for_people_names_what_is_not_as_it_should_be(
     shown = run("owners", "list").stdout
     assert "session gone, last acquired by c" in shown
     assert "takes none" in shown
-    assert "no workers with a live session" in run("owners", "list", "--worker", "x").stdout
+    assert "no worker x with a live session" in run("owners", "list", "--worker", "x").stdout
 
 
 def test_list_without_zookeeper_tells_what_the_fences_say(
