@@ -37,7 +37,7 @@ def down(session: Session) -> Answer:
 
 
 def env(session: Session) -> Answer:
-    """Print shell exports, so that `temporal`, `aws` and `psql` reach this stack."""
+    """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack."""
     session.require_store()
     exports = _exports(session.settings)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]

@@ -13,7 +13,8 @@ from workers.cli.output import Answer
 worker = group("worker", "Worker processes.")
 
 Queues = Annotated[list[str] | None, typer.Option("--queue", metavar="NAME", help="A task queue; may be repeated.")]
-WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", help="The worker's name in Temporal.")]
+_ID_HELP = "The worker's name in Temporal, its identity as an owner and its queue sexton-owner-ID; unique."
+WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", help=_ID_HELP)]
 BuildId = Annotated[str, typer.Option("--build-id", metavar="ID", help="The build to make current.")]
 
 
