@@ -2,11 +2,11 @@
 
 | metric | what it says |
 |---|---|
-| `sexton_ownership_bundles` | bundles that this worker has a lease of; the sum over workers is all there are |
+| `sexton_ownership_bundles` | bundles that this worker has a lease of; while SUSPENDED, those it had |
 | `sexton_ownership_unsettled` | of those it held or wants, how many wait for an answer, or for an old node to vanish |
 | `sexton_ownership_session` | 1 for the present `state`, of CONNECTED, SUSPENDED and EXPIRED; 0 for the others |
 | `sexton_ownership_looked_timestamp_seconds` | when a look at all bundles last ended well |
-| `sexton_ownership_recovery_seconds` | from the last loss of a session until no bundle waited any more |
+| `sexton_ownership_recovery_seconds` | from when it noticed the loss of a session until no bundle waited any more |
 | `sexton_ownership_sessions_opened_total`, `sexton_ownership_sessions_lost_total` | counters |
 | `sexton_ownership_bundles_acquired_total` | counter; those acquired anew after a loss included |
 | `sexton_ownership_bundles_unloaded_total` | counter, with `reason`: SHED, STOPPED, REMOVED, OVERTAKEN or FOREIGN |
@@ -55,7 +55,9 @@ class OwnershipTelemetry:
             "sexton_ownership_looked_timestamp_seconds", "When a look at all bundles last ended well", "s"
         )
         self._recovery_s = meter.create_gauge_float(
-            "sexton_ownership_recovery_seconds", "From the last loss of a session until all was settled again", "s"
+            "sexton_ownership_recovery_seconds",
+            "From when the loss of a session was noticed until all was settled again",
+            "s",
         )
         self._opened = meter.create_counter("sexton_ownership_sessions_opened_total", "Sessions that were opened")
         self._lost = meter.create_counter("sexton_ownership_sessions_lost_total", "Sessions that expired")
