@@ -13,6 +13,7 @@ from threading import Lock
 import pytest
 
 from infra.stack import stack
+from logstore.errors import ServiceFailed
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.conftest import SEED, Course
 from tests.faults.effects import Interruption, hits
@@ -52,6 +53,9 @@ _OF_TIERED_COPIES = (
     "catalog.remove_primaries.",
 )
 
+_AT_THE_START = "catalog.raise_fence."  # a single worker owns everything before it polls
+_ONE_PAGE = {"catalog.remove_primaries"}  # of the size that real pages have
+
 Case = Callable[[RealWorld, Interruption], Awaitable[None]]
 
 
@@ -84,6 +88,17 @@ async def _worker_dies_in_a_delete(world: RealWorld, one: Interruption) -> None:
 
 async def _worker_dies_in_an_offload(world: RealWorld, one: Interruption) -> None:
     await _dies_in(world, one, offload)
+
+
+async def _worker_dies_before_it_polls(world: RealWorld, one: Interruption) -> None:
+    """A worker ends as it starts, killed or for what it was told; the next one begins as if nothing had been."""
+    job = Job(world, REAL)
+    await asyncio.to_thread(lambda: job.drive(job.write))
+    with pytest.raises(ServiceFailed, match="ended while starting"):
+        await asyncio.to_thread(Worker, world, "worker-1", str(one))
+    await asyncio.to_thread(Worker, world, "worker-2")
+    await trim(world)
+    await _at_rest(world, one, REAL, trim)
 
 
 async def _writer_dies(world: RealWorld, one: Interruption) -> None:
@@ -166,11 +181,13 @@ def every_case(
     trimmed = hits(lambda: job.drive(job.remove))
     deleted = hits(lambda: job.drive(job.delete_topics))
     cold = {name: count for name, count in courses["offload"].hits.items() if name.startswith(_OF_TIERED_COPIES)}
+    started = {name: 1 for name in trimmed if name.startswith(_AT_THE_START)}
     alone = {name: 1 for name in courses["remove"].hits if name.startswith(_OF_ONE_LEDGER)}
     found: list[tuple[Case, Interruption]] = []
     for case, points in (
         (_writer_dies, written),
-        (_worker_dies_in_a_trim, trimmed),
+        (_worker_dies_before_it_polls, started),
+        (_worker_dies_in_a_trim, {name: count for name, count in trimmed.items() if name not in started}),
         (_worker_dies_with_one_ledger, alone),
         (_worker_dies_in_an_offload, cold),
         (_worker_dies_in_a_delete, {name: count for name, count in deleted.items() if "_topic" in name}),
@@ -179,7 +196,8 @@ def every_case(
             effect, _, moment = point.rpartition(".")
             action = dict(_DEATHS)[moment]
             if effect not in _ONLY_IN_PROCESS:
-                found.append((case, Interruption(point, action, min(count, 2))))
+                nth = 1 if effect in _ONE_PAGE else min(count, 2)
+                found.append((case, Interruption(point, action, nth)))
     return found
 
 
