@@ -138,7 +138,7 @@ def test_worker_paused_past_its_heartbeat_and_continued_harms_nothing(world: Rea
         assert world.unfinished(), "phase two was over before the worker was paused"
         await asyncio.to_thread(Worker, world, "worker-2")
         paused_at = world.ended()
-        await eventually(lambda: world.ended() > paused_at, "the other worker took over", within_s=60)
+        await eventually(lambda: world.ended() > paused_at, "the other worker took over", within_s=120)
         zombie.signal(signal.SIGCONT)
         await trimming
         await trim(world, _MANY)

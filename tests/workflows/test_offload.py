@@ -352,6 +352,10 @@ async def test_offload_topic_refuses_asks_that_it_could_not_carry(house: House) 
     assert "somebody" in progress.refusals[0]
 
 
+def _of(house: House, intent: DeletionIntent) -> DeletionIntent:
+    return next(one for one in intents(house) if one.row_id == intent.row_id)
+
+
 async def test_offload_topic_counts_a_child_that_was_cancelled_as_failed(house: House) -> None:
     """Somebody cancels the offload of one ledger: the topic's goes on."""
     ledgers = house.world.fill_readable(2)

@@ -24,6 +24,7 @@ from infra.stack.stack import StackAddresses, StackOptions, addresses, down, hea
 from infra.stack.temporal import temporal_service
 from infra.stack.zookeeper import zookeeper_service
 from logstore.errors import InvalidInput, ServiceFailed
+from tests.logstore.eventually import assert_eventually
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -193,7 +194,7 @@ def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.
     hung = ServiceProcess(ZOOKEEPER, StackHome.at(scratch)).running()
     assert hung is not None
     hung.suspend()
-    assert [each.name for each in health(scratch) if not each.ok] == [ZOOKEEPER]
+    assert_eventually(lambda: [each.name for each in health(scratch) if not each.ok] == [ZOOKEEPER])
     # As if long past its start: a server within its start time-out is waited for.
     later = SimpleNamespace(time=lambda: hung.create_time() + 3600, monotonic=time.monotonic)
     monkeypatch.setattr("infra.stack.lifecycle.time", later)
