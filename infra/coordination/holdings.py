@@ -176,10 +176,7 @@ class Holdings:
         return self._attempts.bounded(bundle, verdict)
 
     def _drop(self, bundles: Iterable[BundleId]) -> None:
-        for bundle in bundles:
-            if self._unsettled.pop(bundle):
-                self._listener.unloaded(bundle)
-                self._events.unloaded([bundle], Unloaded.FOREIGN)
+        self._tell_gone([bundle for bundle in bundles if self._unsettled.pop(bundle)], Unloaded.FOREIGN)
 
     def _acquire(self, nodes: Nodes, bundles: Collection[BundleId]) -> None:
         """Nodes, then fences, then nodes again; what is not ours at the end is decided on at the next look.
@@ -222,12 +219,15 @@ class Holdings:
 
     def _unload(self, bundles: Iterable[BundleId], why: Unloaded) -> None:
         gone = set(bundles)
-        if not gone:
-            return
-        self._publish({bundle: lease for bundle, lease in self.leases.items() if bundle not in gone})
-        for bundle in gone:
+        if gone:
+            self._publish({bundle: lease for bundle, lease in self.leases.items() if bundle not in gone})
+        self._tell_gone(gone, why)
+
+    def _tell_gone(self, bundles: Collection[BundleId], why: Unloaded) -> None:
+        for bundle in bundles:
             self._listener.unloaded(bundle)
-        self._events.unloaded(gone, why)
+        if bundles:
+            self._events.unloaded(bundles, why)
 
     def _publish(self, leases: dict[BundleId, Lease]) -> None:
         """In one assignment, for other threads read it."""
