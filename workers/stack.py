@@ -182,17 +182,21 @@ def status(settings: Settings) -> list[Row]:
 
 def _services(settings: Settings) -> list[Row]:
     """Servers of this home or, where none was ever started, those that the settings name; and a ZooKeeper elsewhere."""
-    from workers.doctor import elsewhere  # noqa: PLC0415 - it builds on this module
-
     ports = recorded_ports(StackHome.at(settings.home))
     if ports is None and settings.temporal_address:
-        return elsewhere(settings)
+        return _elsewhere(settings)
     rows: list[Row] = [
         {"name": found.name, "ok": found.ok, "detail": found.detail} for found in stack.health(settings.home)
     ]
     if ports is None or settings.zookeeper in {"", f"{LOOPBACK}:{ports.zookeeper}"}:
         return rows
-    return [row for row in rows if row["name"] != ZOOKEEPER] + elsewhere(settings, only=ZOOKEEPER)
+    return [row for row in rows if row["name"] != ZOOKEEPER] + _elsewhere(settings, only=ZOOKEEPER)
+
+
+def _elsewhere(settings: Settings, *, only: str = "") -> list[Row]:
+    from workers.doctor import elsewhere  # noqa: PLC0415 - it builds on this module
+
+    return elsewhere(settings, only=only)
 
 
 def _database(settings: Settings) -> Row:
