@@ -41,7 +41,7 @@ def append_statements(dialect: str) -> AppendStatements:
         topics=_topics(rows_of(dialect, "asked", {"topic_id": BIG})),
         ledgers=_ledgers(rows_of(dialect, "asked", {"ledger_id": BIG})),
         sequences=_sequences(rows_of(dialect, "asked", {"topic_id": BIG, "producer": TEXT})),
-        segments=_segments(rows_of(dialect, "added", dict.fromkeys(t.segment.c.keys(), BIG))),
+        segments=_segments(rows_of(dialect, "added", dict.fromkeys(t.segment.c.keys(), BIG) | {"sha256": TEXT})),
         grown=_grown(rows_of(dialect, "grown", dict.fromkeys(("ledger_id", *GROWS), BIG))),
         advanced=_advanced(rows_of(dialect, "ahead", {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG})),
     )

@@ -46,7 +46,7 @@ class _Locked:
     topics: dict[int, str]
     ledgers: dict[int, _Ledger]
     sequences: dict[tuple[int, str], int]
-    segments: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    segments: list[tuple[int, int, int, int, int, str | None]] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
     advanced: dict[tuple[int, str], int] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ def _decide(locked: _Locked, write: RegisterSegment) -> WriteResult:
     ledger.segments += 1
     ledger.last_segment = write.number
     locked.touched.add(write.ledger_id)
-    locked.segments.append((write.ledger_id, write.number, first, write.entries, write.size_bytes))
+    locked.segments.append((write.ledger_id, write.number, first, write.entries, write.size_bytes, write.sha256))
     for part in write.producers:
         key = (write.topic_id, part.producer)
         locked.sequences[key] = locked.advanced[key] = part.last

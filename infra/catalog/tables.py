@@ -20,6 +20,16 @@ class CatalogRow(SQLModel, table=True):
     epoch: int = Field(sa_type=Big)
     next_ledger_id: int = Field(sa_type=Big)
     bundles: int = Field(sa_type=Integer, sa_column_kwargs={"server_default": "64"})  # never changed
+    catalog_id: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # a UUID, never changed
+
+
+class BucketMarkerRow(SQLModel, table=True):
+    """A bucket in which this catalog has put its marker: from then on it is refused without it."""
+
+    __tablename__ = "bucket_marker"
+    role: str = Field(primary_key=True)  # primary, tiered or records
+    bucket: str = Field(primary_key=True)
+    marked_us: int = Field(sa_type=Big)
 
 
 class BundleFenceRow(SQLModel, table=True):
@@ -109,6 +119,7 @@ class SegmentRow(SQLModel, table=True):
     first_entry: int = Field(sa_type=Big)
     entries: int = Field(sa_type=Big)
     size_bytes: int = Field(sa_type=Big)
+    sha256: str | None = None  # of the object, hexadecimal; segments from before digests have none
 
 
 class CursorRow(SQLModel, table=True):
@@ -188,6 +199,9 @@ class PendingDeletionRow(SQLModel, table=True):
     bytes_deleted: int = Field(default=0, sa_type=Big)
     created_us: int = Field(sa_type=Big)
     finished_us: int | None = Field(default=None, sa_type=Big)
+    actor: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # of the detach; empty: not known
+    reason: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": text("''")})
+    openings: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # again, after it had ended
 
 
 class RunRow(SQLModel, table=True):
@@ -204,6 +218,7 @@ class RunRow(SQLModel, table=True):
     claim_until_us: int | None = Field(default=None, sa_type=Big)
     created_us: int = Field(sa_type=Big)
     finished_us: int | None = Field(default=None, sa_type=Big)
+    paused_us: int | None = Field(default=None, sa_type=Big)  # since when its batch is paused; none: it is not
 
 
 class AuditRow(SQLModel, table=True):
@@ -234,6 +249,7 @@ def _table(name: str) -> Table:
 
 catalog = _table("catalog")
 bundle_fence = _table("bundle_fence")
+bucket_marker = _table("bucket_marker")
 topic = _table("topic")
 ledger_list = _table("ledger_list")
 ledger = _table("ledger")

@@ -28,6 +28,7 @@ class RegisterSegment:
     number: int
     entries: int
     size_bytes: int
+    sha256: str | None = None  # of the object, hexadecimal; None: not known
     producers: tuple[ProducerAdvance, ...] = ()
 
 

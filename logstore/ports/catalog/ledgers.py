@@ -41,6 +41,7 @@ class Segment:
     first_entry: int
     entries: int
     size_bytes: int
+    sha256: str | None = None  # of the object, hexadecimal; None: registered before digests were kept
 
 
 class Ledgers(Protocol):

@@ -99,6 +99,7 @@ class FakeCommits:
             first_entry=ledger.entries,
             entries=write.entries,
             size_bytes=write.size_bytes,
+            sha256=write.sha256,
         )
         self._catalog.segment_rows.setdefault(write.ledger_id, []).append(row)
         grown = replace(
