@@ -78,6 +78,7 @@ class DeletionIntent:
     last_error: str | None = None
     handed_to: str | None = None  # workflow of its own that holds the claim, or None: its batch works on it
     damage: str | None = None  # what of the row cannot be read: nothing is deleted on its word
+    trace_id: str | None = None  # of the last act upon the row: its detach, or its last attempt
     referenced: bool = False  # a ledger list named this very copy when the row was read
 
     @property

@@ -20,8 +20,9 @@ from temporalio.worker import Worker
 from activities.ownership import owner_queue
 from infra.stack.home import StackHome
 from infra.stack.workers import recorded
-from infra.telemetry import start_logs, start_tracing
+from infra.telemetry.logs import start_logs
 from infra.telemetry.metrics import Metrics, start_metrics
+from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import SextonError
 from logstore.ports.owners import Owners

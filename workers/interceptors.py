@@ -6,7 +6,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from infra.telemetry import bind
+from infra.telemetry.logs import bind
 from logstore.errors import SextonError, TerminalError
 
 

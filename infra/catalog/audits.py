@@ -7,6 +7,7 @@ from sqlalchemy import Connection, func, insert, select
 
 from infra.catalog import tables as t
 from infra.catalog.database import Database
+from infra.telemetry.current import current_trace_id
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause
 from logstore.positions import TopicId
@@ -43,7 +44,8 @@ def audit(
     """Write a row, in the transaction of the act itself.
 
     A detail that names a `ledger`, or its `first` and `last` one (inclusive), is found by these; one that has a
-    `sample` of no fewer than `ledgers` ids concerns those alone.
+    `sample` of no fewer than `ledgers` ids concerns those alone. The trace of the act, if it is traced, is added to it
+    as `trace_id`.
 
     Args:
         connection: In the writing transaction of the act.
@@ -55,7 +57,7 @@ def audit(
         detail: The outcome, as JSON has it.
         run_id: The batch that the act was a step of.
     """
-    one = detail.get("ledger")
+    one, trace_id = detail.get("ledger"), current_trace_id()
     connection.execute(
         insert(t.audit).values(
             at_us=at_us,
@@ -68,7 +70,7 @@ def audit(
             run_id=run_id,
             first_ledger=detail.get("first", one),
             last_ledger=detail.get("last", one),
-            detail=dict(detail),
+            detail=dict(detail) | ({} if trace_id is None else {"trace_id": trace_id}),
         )
     )
 

@@ -171,6 +171,7 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
         last_error=found["last_error"] or (damage and f"damaged {damage}"),
         handed_to=found["claim_workflow"],
         damage=damage,
+        trace_id=found["trace_id"],
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Index, Integer, LargeBinary, Table, Text, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
+from infra.telemetry.current import current_trace_id
+
 Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER key
 
 
@@ -202,6 +204,9 @@ class PendingDeletionRow(SQLModel, table=True):
     actor: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # of the detach; empty: not known
     reason: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": text("''")})
     openings: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # again, after it had ended
+    trace_id: str | None = Field(  # of whatever wrote the row last: its detach, or its last attempt
+        default=None, sa_column_kwargs={"default": current_trace_id, "onupdate": current_trace_id}
+    )
 
 
 class RunRow(SQLModel, table=True):

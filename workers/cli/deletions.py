@@ -47,4 +47,5 @@ def _row(intent: DeletionIntent) -> dict[str, object]:
         "last_error": intent.last_error,
         "size_bytes": intent.size_bytes,
         "batch_id": intent.batch_id,
+        "trace_id": intent.trace_id,
     }

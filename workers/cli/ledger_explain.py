@@ -147,6 +147,7 @@ def _intent(one: FiledIntent) -> dict[str, object]:
         "last_error": intent.last_error,
         "batch_id": intent.batch_id,
         "workflow_id": intent.handed_to,
+        "trace_id": intent.trace_id,
         "stalled": one.stalled,
         "objects_deleted": one.objects_deleted,
         "bytes_deleted": one.bytes_deleted,
@@ -157,12 +158,15 @@ def _intent(one: FiledIntent) -> dict[str, object]:
 
 def decision_document(one: Decision) -> dict[str, object]:
     """A row of the audit log as commands print it."""
+    detail = dict(one.detail)
+    trace_id = detail.pop("trace_id", None)
     return {
         "at": shown_us(one.at_us),
         "act": one.act,
         "actor": one.actor,
         "reason": one.reason,
         "workflow_id": one.workflow_id,
+        "trace_id": trace_id,
         "topic": topic_shown(one.topic) if one.topic else None,
-        "detail": dict(one.detail),
+        "detail": detail,
     }

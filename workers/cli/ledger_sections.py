@@ -55,7 +55,16 @@ def _intent(row: Mapping[str, Any]) -> Iterator[str]:
     outcome = f", {row['outcome']}" if row["outcome"] and row["outcome"] != row["state"] else ""
     stalled = ", stalled" if row["stalled"] else ""
     yield f"  {row['id']}: {row['copy']}, generation {row['generation']}, {row['state']}{outcome}{stalled}"
-    for name in ("filed", "finished", "attempts", "last_error", "batch_id", "workflow_id", "objects_deleted"):
+    for name in (
+        "filed",
+        "finished",
+        "attempts",
+        "last_error",
+        "batch_id",
+        "workflow_id",
+        "trace_id",
+        "objects_deleted",
+    ):
         yield from _fact(name, row[name], deeper="  ")
 
 
@@ -63,6 +72,7 @@ def _decision(row: Mapping[str, Any]) -> Iterator[str]:
     reason = f": {row['reason']}" if row["reason"] else ""
     yield from _wrapped(f"{row['at']} {row['act']} by {row['actor'] or 'nobody'}{reason}", indent="  ")
     yield from _fact("workflow_id", row["workflow_id"], deeper="  ")
+    yield from _fact("trace_id", row["trace_id"], deeper="  ")
     yield from _fact("detail", row["detail"], deeper="  ")
 
 

@@ -213,4 +213,4 @@ class FakeDeletions(FakePhaseOne):
         self._catalog.intent_rows[row.row_id] = changed
         if claim:
             self._catalog.claims_us[row.row_id] = self._catalog.until_us(claim.ttl_s)
-        return changed
+        return self._catalog.intent_rows[row.row_id]

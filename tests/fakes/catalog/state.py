@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from infra.telemetry.current import current_trace_id
 from logstore.cursors import LedgerSpan
 from logstore.deletion import DeletionIntent, DeletionState
 from logstore.errors import (
@@ -57,6 +58,13 @@ class Audited:
     detail: Mapping[str, Any]
 
 
+class _TracedRows(dict[int, DeletionIntent]):
+    """Rows that name the trace of whatever wrote them last."""
+
+    def __setitem__(self, row_id: int, row: DeletionIntent) -> None:
+        super().__setitem__(row_id, replace(row, trace_id=current_trace_id()))
+
+
 class FakeCatalog:
     """The ports' in-memory state. Any number of threads may use it; every method is one transaction."""
 
@@ -80,7 +88,7 @@ class FakeCatalog:
         self.sequences: dict[tuple[TopicId, str], int] = {}
         self.cursor_rows: dict[tuple[TopicId, str], StoredCursor] = {}
         self.schema_rows: dict[TopicId, list[SchemaVersion]] = {}
-        self.intent_rows: dict[int, DeletionIntent] = {}
+        self.intent_rows: dict[int, DeletionIntent] = _TracedRows()
         self.claims_us: dict[int, int] = {}  # until when an intent with `handed_to` is held
         self.ended_us: dict[int, int] = {}
         self.keys_left: dict[int, tuple[int | None, int]] = {}  # of an intent, and after how many attempts in a row
@@ -145,7 +153,9 @@ class FakeCatalog:
 
     def audit(self, act: str, cause: Cause, detail: Mapping[str, Any], *, run_id: str = "") -> None:
         """Keep who did what, and why."""
-        self.audited.append(Audited(act=act, cause=cause, detail=detail, run_id=run_id))
+        trace_id = current_trace_id()
+        told = detail if trace_id is None else {**detail, "trace_id": trace_id}
+        self.audited.append(Audited(act=act, cause=cause, detail=told, run_id=run_id))
 
     def bear(self, owner: LedgerOwner) -> LedgerStatement:
         """A ledger with the next id, CREATING and in no list yet."""

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from opentelemetry import trace
 
-from infra.telemetry import bind, start_logs
+from infra.telemetry.logs import bind, start_logs
 from infra.telemetry.provider import make_provider
 
 

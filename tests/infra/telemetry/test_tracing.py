@@ -175,7 +175,7 @@ from sqlalchemy import create_engine, text
 from infra.objects import connect
 store = connect({peer.endpoint!r}, "us-east-1", "access", "very-secret", "bucket")
 assert "temporalio" not in sys.modules and "opentelemetry.sdk.trace" not in sys.modules
-from infra.telemetry import start_tracing
+from infra.telemetry.tracing import start_tracing
 tracing = start_tracing("sexton-cli", traces_dir=Path({str(tmp_path)!r}))
 assert start_tracing("other", traces_dir=None) is tracing
 with trace.get_tracer("cli").start_as_current_span("command"):

@@ -17,6 +17,7 @@ from logstore.positions import LedgerId
 from logstore.primary_copies import PrimaryCopies
 from tests.activities.world import BATCH, NAME, World, certify_input, chunk_input, open_world
 from tests.activities.world import run as run_activity
+from tests.contracts.catalog.test_row_traces import traced
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
@@ -121,6 +122,27 @@ def test_explain_of_a_deleted_ledger_says_when_and_by_whom(run: Run, world: Worl
     ]
     (intent,) = found["intents"]
     assert (intent["outcome"], intent["objects_deleted"], intent["attempts"]) == ("DELETED", 3, 1)
+
+
+def test_explain_and_deletion_list_name_the_trace_of_each_act(run: Run, world: World) -> None:
+    """From a row to its spans: the trace of the detach is in its decision, that of the last attempt in the row."""
+    (gone,) = world.fill(1)
+    with traced(1) as detached:
+        world.detach()
+    with traced(2) as attempt:
+        run_chunk(world)
+    found = _explained(run, gone)
+    assert [intent["trace_id"] for intent in found["intents"]] == [attempt]
+    assert [(one["act"], one["trace_id"]) for one in found["decisions"]] == [
+        ("delete-ledgers", attempt),
+        ("detach", detached),
+    ]
+    assert all("trace_id" not in one["detail"] for one in found["decisions"])
+    shown = run("ledger", "explain", str(gone)).stdout
+    assert f"trace id       {attempt}" in shown
+    assert f"trace id       {detached}" in shown
+    world.sql("UPDATE pending_deletion SET state = 'PENDING'")
+    assert [row["trace_id"] for row in document(run("deletion", "list", "--json"))] == [attempt]
 
 
 def run_chunk(world: World) -> None:

@@ -28,4 +28,5 @@ def upgrade() -> None:
     op.add_column("pending_deletion", sa.Column("actor", sa.String(), nullable=False, server_default=sa.text("''")))
     op.add_column("pending_deletion", sa.Column("reason", sa.Text(), nullable=False, server_default=sa.text("''")))
     op.add_column("pending_deletion", sa.Column("openings", _BIG, nullable=False, server_default="0"))
+    op.add_column("pending_deletion", sa.Column("trace_id", sa.String(), nullable=True))
     op.add_column("run", sa.Column("paused_us", _BIG, nullable=True))
