@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Concatenate, ParamSpec, TextIO
 
 import typer
-from typer.core import TyperGroup
 
 from workers.cli.context import Services, Session
-from workers.cli.errors import ExitCode, Failure, failure_of, traceback_of
+from workers.cli.errors import ExitCode, failure_of, traceback_of
 from workers.cli.output import Answer, emit, error_line
+from workers.cli.usage import PlainCommand, PlainGroup, UsageError, refusal
 
 _P = ParamSpec("_P")
 
@@ -37,7 +37,7 @@ class GlobalOptions:
         self.home = home if home is not None else self.home
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(PlainGroup):
     """The root command: every error leaves through here, with its exit code and, if asked for, as JSON."""
 
     def main(
@@ -65,28 +65,31 @@ def _asks_for_json(args: Sequence[str]) -> bool:
 
 
 def _report(error: Exception, *, as_json: bool) -> ExitCode:
+    if isinstance(error, typer.TyperException):
+        if not str(error):  # a group without a command: Typer has printed its help
+            return ExitCode.USAGE
+        error = refusal(error)
     failure = failure_of(error)
     if not failure.expected:
         sys.stderr.write(traceback_of(error))
     if as_json:
         emit(Answer(document=failure.document()), as_json=True, stdout=sys.stdout)
-    _tell(error, failure)
-    return failure.code
-
-
-def _tell(error: Exception, failure: Failure) -> None:
-    parser = isinstance(error, typer.TyperException)
-    if parser and not str(error):
-        return  # a group without a command: Typer has printed its help
     error_line(failure.message)
-    place = getattr(error, "ctx", None) if parser else None
-    if place is not None:
-        sys.stderr.write(f"Try '{place.command_path} --help'.\n")
+    if isinstance(error, UsageError) and error.ctx is not None:
+        sys.stderr.write(f"Try '{error.ctx.command_path} --help'.\n")
+    return failure.code
 
 
 def group(name: str, about: str) -> typer.Typer:
     """An empty group of commands."""
-    return typer.Typer(name=name, help=about, no_args_is_help=True, rich_markup_mode="rich", callback=_take_options)
+    return typer.Typer(
+        name=name,
+        cls=PlainGroup,
+        help=about,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        callback=_take_options,
+    )
 
 
 def _take_options(ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag = None) -> None:
@@ -117,7 +120,7 @@ def command(
     """
 
     def register(body: Callable[Concatenate[Session, _P], Answer]) -> Callable[Concatenate[Session, _P], Answer]:
-        app.command(name, help=_help(body, examples))(_runner(body))
+        app.command(name, cls=PlainCommand, help=_help(body, examples))(_runner(body))
         return body
 
     return register

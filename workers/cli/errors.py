@@ -92,27 +92,12 @@ def code_of_outcomes(outcomes: Mapping[str, int]) -> ExitCode:
 
 def failure_of(error: BaseException) -> Failure:
     """Classify any error, wherever it was raised: here, in a workflow or in Temporal's client."""
-    usage = _usage(error)
-    if usage is not None:
-        return usage
     remote = None if isinstance(error, SextonError) else _remote(error)  # ours says more than what it came from
     if remote is not None:
         return remote
     known = isinstance(error, SextonError | OSError)
     field = getattr(error, "field", None) if isinstance(error, InvalidInput) else None
     return Failure(code_of(type(error)), type(error).__name__, _told(error), field, expected=known)
-
-
-def _usage(error: BaseException) -> Failure | None:
-    """What the parser refused; Typer exports only the root of these errors, so their exit code tells them."""
-    import typer  # noqa: PLC0415 - only commands that fail pay for it twice
-
-    if not isinstance(error, typer.TyperException):
-        return None
-    code = ExitCode.USAGE if error.exit_code == ExitCode.USAGE else ExitCode.FAILED
-    parameter = getattr(error, "param", None)
-    name = getattr(parameter, "name", None) or getattr(error, "option_name", None)
-    return Failure(code, "UsageError", error.format_message() or "nothing asked for: see --help", name)
 
 
 def _remote(error: BaseException) -> Failure | None:

@@ -1,0 +1,65 @@
+"""What the parser refuses, what the help shows, and completion."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import ORDERS
+
+_REFUSED = [
+    (("topic", "creat"), "command: expected a command of `sexton topic` (nearest: create), found 'creat'"),
+    (("topic", "schema", "lst"), "command: expected a command of `sexton topic schema` (nearest: list), found 'lst'"),
+    (("deletion", "list", "--limt", "3"), "option: expected one that `sexton deletion list` has (nearest: --limit)"),
+    (("ledger", "delete", ORDERS, "-1"), "option: expected one that `sexton ledger delete` has, found '-1'"),
+    (("topic", "show"), "name: expected a value, found nothing"),
+    (("topic", "append", ORDERS), "file: expected a value, found nothing"),
+    (("topic", "show", ORDERS, "more"), "arguments: expected no more than NAME, found 'more'"),
+    (("topic", "list", "--nonsense"), "option: expected one that `sexton topic list` has"),
+    (("deletion", "list", "--limit"), "limit: expected a value, found nothing"),
+    (("deletion", "list", "--limit", "0"), "limit: expected a whole number from 1 to 1,000,000, found '0'"),
+    (("topic", "read", ORDERS, "--max", "x"), "max: expected a whole number from 1 to 1,000,000, found 'x'"),
+    (("topic", "offload", ORDERS, "--ledger", "x"), "ledger: expected a whole number"),
+    (("deletion", "list", "--state", "GONE"), "state: expected one of PENDING, DELETED, DEAD_LETTERED, found 'GONE'"),
+    (("up", "--no-worker=yes"), "no_worker: expected no value: it is a flag, found one"),
+    (("--json", "topic"), "command: expected one of create, list, show"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), _REFUSED)
+def test_usage_error_of_any_kind_says_field_expected_and_found(run: Run, args: tuple[str, ...], message: str) -> None:
+    """The parser's refusals look like all others, for people and in JSON."""
+    told = run(*args)
+    assert told.exit_code == 2
+    assert next(line for line in told.stderr.splitlines() if line.startswith("error: ")).startswith(f"error: {message}")
+    error = document(run("--json", *args), 2)["error"]
+    assert error["message"].startswith(message)
+    assert (error["type"], error["field"]) == ("UsageError", message.partition(":")[0])
+
+
+def test_group_without_a_command_shows_its_help(run: Run) -> None:
+    """Nothing was asked for: exit code 2, and no error."""
+    told = run("topic")
+    assert (told.exit_code, "error:" in told.output) == (2, False)
+    assert "subscribe" in told.output
+
+
+@pytest.mark.parametrize("path", [(), ("topic",), ("topic", "create"), ("topic", "schema", "set")])
+def test_help_by_either_name_is_the_same_on_every_level(run: Run, path: tuple[str, ...]) -> None:
+    """`-h` is `--help`; no flag is shown with a type, for it takes no value."""
+    short, long = run(*path, "-h"), run(*path, "--help")
+    assert short.exit_code == long.exit_code == 0
+    assert short.stdout == long.stdout
+    assert "<bool>" not in long.stdout
+
+
+def test_completion_of_commands_is_given_to_the_shell(run: Run) -> None:
+    """The shell asks through the environment; the options to install it are Typer's."""
+    asked = {"_SEXTON_COMPLETE": "complete_bash", "COMP_WORDS": "sexton topic sub", "COMP_CWORD": "2"}
+    sexton = Path(sys.executable).with_name("sexton")
+    told = subprocess.run([sexton], env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["subscribe"]
+    assert "--install-completion" in run("--help").stdout
