@@ -42,6 +42,18 @@ def index_key(uuid: str, ledger_id: LedgerId) -> str:
     return f"{data_key(uuid, ledger_id)}-index"
 
 
+def place_of(ledger_id: LedgerId, context: Mapping[str, str]) -> tuple[str, str]:
+    """Attempt and bucket of a published copy.
+
+    Raises:
+        CorruptData: The context does not say where to look.
+    """
+    uuid, bucket = context.get(_UUID), context.get(_BUCKET)
+    if not uuid or not bucket:
+        raise CorruptData(f"ledger {ledger_id}: expected uuid and bucket in its offload context, found neither or one")
+    return uuid, bucket
+
+
 def upload_ends_us(context: Mapping[str, str]) -> int | None:
     """From when on nothing more of the upload can land, by the catalog's clock; None: it is over.
 

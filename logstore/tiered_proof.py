@@ -6,7 +6,7 @@ What was true when the copy was published may have been lost since: a bucket's l
 from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog import Published
 from logstore.ports.objects import Buckets
-from logstore.tiered import TieredIndex, data_key, index_key
+from logstore.tiered import TieredIndex, data_key, index_key, place_of
 
 
 def prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
@@ -18,9 +18,7 @@ def prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
         StoreUnavailable: Storage did not answer.
     """
     ledger_id = copy.statement.ledger_id
-    uuid, bucket = copy.context.get("uuid"), copy.context.get("bucket")
-    if not uuid or not bucket:
-        raise CorruptData(f"ledger {ledger_id}: expected uuid and bucket in its offload context, found neither or one")
+    uuid, bucket = place_of(ledger_id, copy.context)
     objects, key, index_name = buckets(bucket), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
     stored, data = objects.get(index_name), objects.head(key)
     if stored is None or data is None:

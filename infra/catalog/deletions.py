@@ -19,6 +19,7 @@ from sqlalchemy import (
 
 from infra.catalog import tables as t
 from infra.catalog.claims import UNCLAIMED, claimed_by, holder, until_us
+from infra.catalog.contexts import as_text, context_or_none
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
 from infra.catalog.endings import audit_batch, end_rows, move_rows, tally_of
@@ -37,6 +38,7 @@ from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
+_ANY = "*"  # no uuid is that
 
 
 class SqlDeletions(PhaseOne):
@@ -218,14 +220,25 @@ class SqlDeletions(PhaseOne):
 
 
 def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
-    """The rows as intents; compares the copy's uuid, for a copy made anew is another one."""
-    c, ids = t.ledger_copy.c, {row.ledger_id for row in rows}
+    """The rows as intents; compares the copy's uuid, for a copy made anew is another one.
+
+    A listed copy of which the uuid cannot be read may be any: it keeps whatever was of its kind.
+    """
+    found, c = [to_intent(row) for row in rows], t.ledger_copy.c
+    ids = {one.ledger_id for one in found}
     copies = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == c.ledger_id)
-    query = select(c.ledger_id, c.kind, c.context).select_from(copies)
+    query = select(c.ledger_id, c.kind, as_text(c.context)).select_from(copies)
     named = connection.execute(query.where(c.ledger_id.in_(any_of(connection.dialect.name, ids))))
-    live = {(row.ledger_id, row.kind, row.context.get("uuid")) for row in named}
-    found = map(to_intent, rows)
-    return [replace(one, referenced=(one.ledger_id, one.copy.value, one.context.get("uuid")) in live) for one in found]
+    live: dict[tuple[int, str], str | None] = {}
+    for row in named:
+        context = context_or_none(row.context)
+        live[row.ledger_id, row.kind] = _ANY if context is None else context.get("uuid")
+    return [replace(one, referenced=_is_named(one, live)) for one in found]
+
+
+def _is_named(intent: DeletionIntent, live: Mapping[tuple[int, str], str | None]) -> bool:
+    key = (intent.ledger_id, intent.copy.value)
+    return key in live and live[key] in {_ANY, intent.context.get("uuid")}
 
 
 def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonError:

@@ -1,6 +1,5 @@
 """Phase one's effect on rows: ledgers leave, intents stand in their place, in the caller's transaction."""
 
-import json
 from typing import Any
 
 from sqlalchemy import (
@@ -8,9 +7,7 @@ from sqlalchemy import (
     Connection,
     Row,
     RowMapping,
-    Text,
     and_,
-    cast,
     delete,
     exists,
     func,
@@ -22,6 +19,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
+from infra.catalog.contexts import as_text, context_in, context_or_none, json_object
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.ledgers import CopyKind
 from logstore.ports.catalog import Filed
@@ -133,9 +131,14 @@ def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[l
     return list(columns), query.order_by(t.ledger.c.ledger_id, t.ledger_copy.c.kind)
 
 
+_NUMBERS = (
+    "ledger_id", "generation", "topic_id", "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
+    "attempts",
+)  # fmt: skip
+
 INTENT: tuple[ColumnElement[Any], ...] = (
     *(column for column in t.pending_deletion.c if column.name != "context"),
-    cast(t.pending_deletion.c.context, Text).label("context"),
+    as_text(t.pending_deletion.c.context),
 )
 """What `to_intent` reads; the context as text, so that one that is no JSON spoils no other row's reading."""
 
@@ -148,26 +151,27 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
     """
     found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     damage = _damage(found)
+    numbers = {name: number_in(found[name]) for name in _NUMBERS}
     return DeletionIntent(
         row_id=found["row_id"],
         batch_id=found["batch_id"],
-        ledger_id=LedgerId(found["ledger_id"]),
+        ledger_id=LedgerId(numbers["ledger_id"]),
         copy=CopyKind(found["copy"]) if found["copy"] in set(CopyKind) else CopyKind.LEDGER,
-        generation=found["generation"],
+        generation=numbers["generation"],
         application=found["application"],
         component=found["component"],
-        topic_id=TopicId(found["topic_id"]),
+        topic_id=TopicId(numbers["topic_id"]),
         topic=found["topic"],
         keys=keys_of(found["keys"]),
-        context=_object(found["context"]) or {},
-        segments=found["segments"],
-        last_segment=found["last_segment"],
-        ledger_created_us=found["ledger_created_us"],
-        size_bytes=found["size_bytes"],
-        epoch=found["epoch"],
+        context=context_in(found["context"]),
+        segments=numbers["segments"],
+        last_segment=numbers["last_segment"],
+        ledger_created_us=numbers["ledger_created_us"],
+        size_bytes=numbers["size_bytes"],
+        epoch=numbers["epoch"],
         state=state_of(found["state"]),
         outcome=outcome_of(found["state"], found["outcome"]),
-        attempts=found["attempts"],
+        attempts=numbers["attempts"],
         last_error=found["last_error"] or (damage and f"damaged {damage}"),
         handed_to=found["claim_workflow"],
         damage=damage,
@@ -197,7 +201,12 @@ def outcome_of(state: str, outcome: str | None) -> Outcome | None:
 
 def keys_of(text: str) -> dict[str, str]:
     """Keys of the component; what cannot be read is left out."""
-    return {name: str(value) for name, value in (_object(text) or {}).items()}
+    return {name: str(value) for name, value in (json_object(text) or {}).items()}
+
+
+def number_in(stored: object) -> int:
+    """What a column of numbers holds; SQLite keeps any text there, which is none."""
+    return stored if isinstance(stored, int) else 0
 
 
 def _damage(found: RowMapping) -> str | None:
@@ -205,16 +214,8 @@ def _damage(found: RowMapping) -> str | None:
     fine = {
         "state": found["state"] in set(DeletionState),
         "copy": found["copy"] in set(CopyKind),
-        "keys": _object(found["keys"]) is not None,
-        "context": _object(found["context"]) is not None,
+        "keys": json_object(found["keys"]) is not None,
+        "context": context_or_none(found["context"]) is not None,
+        **{name: isinstance(found[name], int) for name in _NUMBERS},
     }
     return next((f"{name} (found {str(found[name])[:80]!r})" for name, well in fine.items() if not well), None)
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """A JSON object, or None for anything else."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select
 
 from infra.catalog import tables as t
+from infra.catalog.contexts import as_text, context_in
 from infra.catalog.database import Database
 from infra.catalog.intents import file_copy_intents
 from infra.catalog.ledgers import data_list, raise_version
@@ -60,9 +61,9 @@ class SqlOffloads(PrimaryRemoval):
         copy = tiered_copy(connection, row.ledger_id)
         if copy and copy.state == _LIVE:
             answer = OffloadAnswer.ALREADY
-            return Offload(answer=answer, statement=statement, entries=row.entries, context=copy.context)
-        if copy and copy.context.get("uuid") == attempt.uuid:
-            context = copy.context
+            return Offload(answer=answer, statement=statement, entries=row.entries, context=context_in(copy.context))
+        if copy and context_in(copy.context).get("uuid") == attempt.uuid:
+            context = context_in(copy.context)
         else:
             _check_source(connection, row)
             context = {**attempt.place, "uuid": attempt.uuid, "until_us": str(now + attempt.timeout_us)}
@@ -80,7 +81,7 @@ class SqlOffloads(PrimaryRemoval):
     def _publish(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> bool:
         list_id, state = _locked(connection, ledger_id)
         copy = tiered_copy(connection, ledger_id)
-        mine = copy is not None and copy.context.get("uuid") == uuid
+        mine = copy is not None and context_in(copy.context).get("uuid") == uuid
         if copy is not None and mine and copy.state == _LIVE:
             return True
         if copy is not None and mine and list_id is not None and state is TopicState.ACTIVE:
@@ -103,12 +104,12 @@ class SqlOffloads(PrimaryRemoval):
     def copies(self, ledger_id: LedgerId) -> Copies | None:
         """See `Offloads.copies`."""
         c = t.ledger_copy.c
-        query = select(c.kind, c.context).where(c.ledger_id == ledger_id, c.state == _LIVE)
+        query = select(c.kind, as_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
 
         def work(connection: Connection) -> Copies | None:
             if _listed(connection, ledger_id) is None:
                 return None
-            live = {row.kind: row.context for row in connection.execute(query)}
+            live = {row.kind: context_in(row.context) for row in connection.execute(query)}
             return Copies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
 
         return self._db.read(work)

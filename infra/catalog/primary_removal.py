@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, exists, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select
 
 from infra.catalog import claims
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
+from infra.catalog.contexts import as_text, context_in
 from infra.catalog.database import Database
 from infra.catalog.detach import done_before
 from infra.catalog.intents import file_copy_intents, filed_by
@@ -19,7 +20,7 @@ from infra.catalog.topics import topic_row
 from infra.catalog.uploads import TIERED, statement_of
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached, Published
+from logstore.ports.catalog import Cause, Claim, Detached, Published, Topic
 from logstore.positions import LedgerId, TopicId
 
 _LIVE = CopyState.LIVE.value
@@ -43,10 +44,7 @@ class PrimaryRemoval:
             topic = topic_row(connection, topic_id)
             wanted = _removable(connection.dialect.name, data_list(connection, topic_id), ledger_ids)
             rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
-            return [
-                Published(statement=statement_of(topic, row), entries=row.entries, context=row.tiered_context)
-                for row in rows
-            ]
+            return [_published(topic, row) for row in rows]
 
         return self._db.read(work)
 
@@ -116,8 +114,13 @@ def _query(wanted: ColumnElement[bool]) -> Select[Any]:
     c = _tiered.c
     live = (c.ledger_id == t.ledger.c.ledger_id) & (c.kind == TIERED.value) & (c.state == _LIVE)
     source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).join(_tiered, live)
-    columns = (t.ledger, t.ledger_list.c.component, c.context.label("tiered_context"))
+    columns = (t.ledger, t.ledger_list.c.component, as_text(c.context, "tiered_context"))
     return select(*columns).select_from(source).where(wanted).order_by(t.ledger.c.ledger_id)
+
+
+def _published(topic: Topic, row: Row[Any]) -> Published:
+    context = context_in(row.tiered_context)
+    return Published(statement=statement_of(topic, row), entries=row.entries, context=context)
 
 
 def _proved_ids(
@@ -126,5 +129,5 @@ def _proved_ids(
     """What is proved and removable; the tiered copy is still the one that was proved."""
     dialect = connection.dialect.name
     wanted = _removable(dialect, list_id, ledger_ids) & t.ledger.c.ledger_id.in_(any_of(dialect, proved))
-    rows = connection.execute(_query(wanted))
-    return [LedgerId(row.ledger_id) for row in rows if row.tiered_context.get("uuid") == proved[row.ledger_id]]
+    found = {row.ledger_id: context_in(row.tiered_context).get("uuid") for row in connection.execute(_query(wanted))}
+    return [LedgerId(ledger_id) for ledger_id, uuid in found.items() if uuid == proved[LedgerId(ledger_id)]]

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, func, select
 
 from infra.catalog import tables as t
+from infra.catalog.intents import number_in
 from logstore.deletion import DeletionState
 from logstore.ports.catalog import RowRange
 
@@ -35,11 +36,11 @@ def _cut(found: Iterable[Any], rows: int) -> Iterator[RowRange]:
     ids: list[int] = []
     segments = 0
     for row in found:
-        if ids and (not row.left or len(ids) == rows or segments + row.segments > _MOST_SEGMENTS):
+        if ids and (not row.left or len(ids) == rows or segments + number_in(row.segments) > _MOST_SEGMENTS):
             yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
             ids, segments = [], 0
         if row.left:
             ids.append(row.row_id)
-            segments += row.segments
+            segments += number_in(row.segments)
     if ids:
         yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))

@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, or_, select
 
 from infra.catalog import tables as t
+from infra.catalog.contexts import as_text, context_in, context_or_none
 from infra.catalog.intents import keys_of
 from infra.catalog.ledgers import last_id
 from logstore.deletion import DeletionIntent
@@ -27,7 +28,8 @@ def live_row(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
 def live_copies(connection: Connection, row: Row[Any]) -> Iterator[KnownCopy]:
     """Its copies, each with the intent that a detach would file: what storage can be asked with."""
     c = t.ledger_copy.c
-    for copy in connection.execute(select(t.ledger_copy).where(c.ledger_id == row.ledger_id).order_by(c.kind)):
+    query = select(c.kind, c.state, as_text(c.context)).where(c.ledger_id == row.ledger_id)
+    for copy in connection.execute(query.order_by(c.kind)):
         yield KnownCopy(state=copy.state, intent=_intent(row, copy))
 
 
@@ -43,7 +45,8 @@ def _intent(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
         topic_id=TopicId(row.topic_id),
         topic=row.topic,
         keys=keys_of(row.owner),
-        context=copy.context,
+        context=context_in(copy.context),
+        damage=None if context_or_none(copy.context) is not None else f"context (found {copy.context[:80]!r})",
         segments=row.segments,
         last_segment=row.last_segment,
         ledger_created_us=row.created_us,
@@ -87,6 +90,6 @@ def _versions(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
 def _offloads(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
     c = t.ledger_copy.c
     writing = (c.kind == CopyKind.OFFLOADED_LEDGER.value, c.state == CopyState.WRITING.value)
-    query = select(c.context).where(c.ledger_id == row.ledger_id, *writing)
+    query = select(as_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
     for context in connection.execute(query).scalars():
-        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": context.get("uuid")})
+        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": context_in(context).get("uuid")})

@@ -6,7 +6,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, insert, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.intents import file_copy_intents
+from infra.catalog.contexts import Readable, as_text, context_in
+from infra.catalog.intents import INTENT, file_copy_intents
 from infra.catalog.ledgers import raise_version
 from logstore.deletion import DeletionState
 from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
@@ -24,7 +25,7 @@ def abandoned(now_us: int) -> ColumnElement[bool]:
     Without a time, or with something else in its place, that is not for us to judge: the copy stays, and the ledger.
     """
     c = t.ledger_copy.c
-    said = cast(c.context["until_us"].as_string(), Text)
+    said = cast(Readable(c.context)["until_us"].as_string(), Text)
     until = case((said.regexp_match(r"^[0-9]{1,18}\Z"), cast(said, t.Big)), else_=now_us)
     over = until + UPLOAD_GRACE_S * 1_000_000 <= now_us
     return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & over
@@ -48,10 +49,10 @@ def statement_of(topic: Topic, row: Row[Any]) -> LedgerStatement:
 
 
 def tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """The row of the ledger's tiered copy."""
+    """The row of the ledger's tiered copy, its context as text."""
     c = t.ledger_copy.c
-    query = select(t.ledger_copy).where(c.ledger_id == ledger_id, c.kind == TIERED.value)
-    return connection.execute(query).first()
+    query = select(c.ledger_id, c.kind, c.state, as_text(c.context))
+    return connection.execute(query.where(c.ledger_id == ledger_id, c.kind == TIERED.value)).first()
 
 
 def end_upload(
@@ -68,10 +69,10 @@ def end_upload(
         now_us: The database's clock.
     """
     copy = tiered_copy(connection, ledger_id)
-    if copy is None or copy.context.get("uuid") != uuid:
+    if copy is None or context_in(copy.context).get("uuid") != uuid:
         _end_intents(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
-        _set_context(connection, ledger_id, upload_ended(copy.context, until_us))
+        _set_context(connection, ledger_id, upload_ended(context_in(copy.context), until_us))
         this = t.ledger.c.ledger_id == ledger_id
         file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
         raise_version(connection, list_id)
@@ -79,7 +80,7 @@ def end_upload(
 
 def publish_copy(connection: Connection, list_id: int, copy: Row[Any]) -> None:
     """WRITING → LIVE; the upload is over."""
-    _set_context(connection, copy.ledger_id, upload_ended(copy.context, None), state=CopyState.LIVE.value)
+    _set_context(connection, copy.ledger_id, upload_ended(context_in(copy.context), None), state=CopyState.LIVE.value)
     raise_version(connection, list_id)
 
 
@@ -97,12 +98,13 @@ def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_u
     so by an earlier call of this attempt.
     """
     of_copy = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
-    rows = connection.execute(select(_P).where(*of_copy).order_by(_P.c.generation).with_for_update()).all()
-    ours = [row for row in rows if row.context.get("uuid") == uuid]
-    ends_us = upload_ends_us(ours[-1].context) if ours else None
+    rows = connection.execute(select(*INTENT).where(*of_copy).order_by(_P.c.generation).with_for_update()).all()
+    ours = [row for row in rows if context_in(row.context).get("uuid") == uuid]
+    said = context_in(ours[-1].context) if ours else {}
+    ends_us = upload_ends_us(said)
     if ends_us is None:
         return
-    last, context = ours[-1], upload_ended(ours[-1].context, until_us)
+    last, context = ours[-1], upload_ended(said, until_us)
     if last.state == DeletionState.PENDING.value and ends_us > now_us:
         connection.execute(update(_P).where(_P.c.row_id == last.row_id).values(context=context))
     else:

@@ -14,7 +14,7 @@ from logstore.managed_ledger.segment_file import RangeFile, SegmentGone
 from logstore.ports.catalog import Copies, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
-from logstore.tiered import RowGroup, TieredIndex, data_key, index_key
+from logstore.tiered import RowGroup, TieredIndex, data_key, index_key, place_of
 
 _FOOTER: Final = 64 << 10
 """Bytes at the end of the object that are fetched together: the footer of some hundred row groups."""
@@ -69,7 +69,7 @@ class TieredScan:
         """
         if copies.tiered is None:
             raise SegmentGone(segment.ledger_id, f"a tiered copy of ledger {segment.ledger_id}")
-        copy = self._open(segment, copies.tiered["uuid"], copies.tiered["bucket"])
+        copy = self._open(segment, *place_of(segment.ledger_id, copies.tiered))
         number = copy.groups.get(RowGroup(first_entry=segment.first_entry, entries=segment.entries))
         if number is None:
             what = f"{segment.entries} entries at {segment.first_entry}"

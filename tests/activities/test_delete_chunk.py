@@ -398,6 +398,7 @@ def test_chunk_result_of_failures_only_stays_below_256_kb() -> None:
     [
         ("keys", "{not json", "INVALID"),
         ("context", "{not json", "INVALID"),
+        ("context", '{"uuid": ["one", "two"]}', "INVALID"),
         ("copy", "LEGDER", "INVALID"),
         ("state", "PENDNIG", "INVALID"),
     ],

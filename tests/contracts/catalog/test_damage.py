@@ -2,9 +2,12 @@
 
 import pytest
 
+from infra.catalog.inspection import SqlInspection
 from logstore.deletion import DeletionState, Outcome, refusal
+from logstore.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Claim, Ended, Inflight, RowRange
-from tests.contracts.catalog.steps import filled, new_topic
+from logstore.positions import LedgerId, TopicId
+from tests.contracts.catalog.steps import filled, listed, new_topic, newborn
 from tests.contracts.catalog.worlds import SqlWorld, claim
 
 _ALL = RowRange(first=0, last=2**62, rows=0)
@@ -12,6 +15,8 @@ _BROKEN = [
     ("keys", "{not json", "keys"),
     ("keys", "[1, 2]", "keys"),
     ("context", '"a string"', "context"),
+    ("context", '{"uuid": ["one", "two"]}', "context"),
+    ("context", '{"bucket": {"name": "b"}}', "context"),
     ("copy", "LEGDER", "copy"),
 ]
 
@@ -55,6 +60,88 @@ def test_context_that_is_no_json_is_read_as_invalid(sqlite_url: str) -> None:
     row = world.catalog.deletions.list(None, limit=9)[1]
     assert world.catalog.deletions.take(row.ledger_id, row.copy, row.generation, claim("w")).damage
     world.database.close()
+
+
+def test_number_that_is_none_is_read_as_invalid(sqlite_url: str) -> None:
+    """Only SQLite keeps it; it stops neither the batch's ranges nor its chunk."""
+    world = SqlWorld(sqlite_url)
+    first, bad, last = _three(world)
+    _spoil(world, bad, "segments", "many")
+    assert [part.rows for part in world.catalog.deletions.ranges("b", after=0, rows=9, limit=9)] == [3]
+    found = world.catalog.deletions.intents("b", _ALL)
+    assert [(one.row_id, one.damage) for one in found] == [
+        (first, None),
+        (bad, "segments (found 'many')"),
+        (last, None),
+    ]
+    world.database.close()
+
+
+def _with_tiered(world: SqlWorld, name: str, context: str) -> tuple[TopicId, LedgerId]:
+    """A topic whose first of two ledgers has a tiered copy with this context, that is being written."""
+    topic = new_topic(world, name)
+    first, _ = filled(world, topic.topic_id, 2)
+    world.add_copy(first, CopyState.WRITING)
+    world.sql("UPDATE ledger_copy SET context = :context WHERE kind = 'OFFLOADED_LEDGER'", context=context)
+    return topic.topic_id, first
+
+
+@pytest.mark.parametrize("context", ["{not json", "", "[1]", '{"until_us": [1]}', '{"uuid": ["one", "two"]}'])
+def test_copy_whose_context_cannot_be_read_stops_no_sweep_and_no_trim(sqlite_url: str, context: str) -> None:
+    """Of its own topic or of another: the copy stays for a person to look at, everything else goes on."""
+    world = SqlWorld(sqlite_url)
+    damaged, kept = _with_tiered(world, "persistent://a/b/damaged", context)
+    other = new_topic(world, "persistent://a/b/other")
+    first, _ = filled(world, other.topic_id, 2)
+    assert world.catalog.sweeps.due(older_than_s=60).uploads == 0
+    assert world.catalog.sweeps.adopt(batch_id="sweep", claim=claim("w"), limit=9).intents == 0
+    born = newborn(world, other.topic_id)
+    world.age(born, seconds=601)
+    assert world.catalog.sweeps.adopt(batch_id="next", claim=claim("w"), limit=9).ledgers == 1
+    assert (world.phase_one(damaged).ledgers, world.phase_one(other.topic_id).ledgers) == (0, 1)
+    assert kept in listed(world, damaged)
+    assert first not in listed(world, other.topic_id)
+    assert world.catalog.offloads.removable(damaged, None, after=LedgerId(-1), limit=9) == []
+    world.database.close()
+
+
+@pytest.mark.parametrize("context", ["{not json", '{"uuid": ["one", "two"]}'])
+def test_detached_copy_whose_context_cannot_be_read_ends_alone(sqlite_url: str, context: str) -> None:
+    """Its row is INVALID beside the ledger's primary copy, which goes; a person can look at it before and after."""
+    world = SqlWorld(sqlite_url)
+    topic, first = _with_tiered(world, "persistent://a/b/damaged", context)
+    world.sql("UPDATE ledger_copy SET state = 'LIVE'")
+    found = SqlInspection(world.database).ledger(first, decisions=9).copies
+    assert [copy.intent.damage is not None for copy in found] == [False, True]
+    copies = world.catalog.offloads.copies(first)
+    assert copies
+    assert copies.primary
+    assert world.phase_one(topic, batch_id="b").intents == 2
+    refused = {one.copy: refusal(one) for one in world.catalog.deletions.intents("b", _ALL)}
+    assert refused[CopyKind.LEDGER] is None
+    tiered = refused[CopyKind.OFFLOADED_LEDGER]
+    assert tiered
+    assert tiered[0] is Outcome.INVALID
+    world.database.close()
+
+
+def test_intent_of_a_copy_that_may_be_the_listed_one_is_refused(sqlite_url: str) -> None:
+    """What the list names cannot be read, so nothing of its kind is deleted (promise 1)."""
+    world = SqlWorld(sqlite_url)
+    topic, first = _with_tiered(world, "persistent://a/b/damaged", "{not json")
+    row = _detached(world, topic)
+    world.forge(row, first, CopyKind.OFFLOADED_LEDGER, uuid="u-1", bucket="tiered")
+    (found,) = world.catalog.deletions.intents("b", _ALL)
+    assert found.referenced
+    world.database.close()
+
+
+def _detached(world: SqlWorld, topic: TopicId) -> int:
+    """The row of a ledger that is appended to the topic and deleted."""
+    third = filled(world, topic, 2)[0]
+    world.phase_one(topic, [third], batch_id="b", force=True)
+    (row,) = world.catalog.deletions.intents("b", _ALL)
+    return row.row_id
 
 
 def test_row_in_an_unknown_state_is_a_dead_letter_that_says_so(sql_world: SqlWorld) -> None:

@@ -1,0 +1,59 @@
+"""Offload contexts as the catalog keeps them: one that cannot be read spoils the reading of no other row.
+
+They are kept as found, so a hand, a disk or an older tool may have left anything there. SQLite fails a whole statement
+over a text that is no JSON, and the driver a whole result; so both are read as text, and judged row by row.
+"""
+
+import json
+from typing import Any
+
+from sqlalchemy import JSON, ColumnElement, Text, cast
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+_JSON = JSON()
+
+
+def as_text(context: ColumnElement[Any], name: str = "context") -> ColumnElement[str]:
+    """The column as its text, under that name; for `context_in`."""
+    return cast(context, Text).label(name)
+
+
+def context_in(text: str) -> dict[str, str]:
+    """The context that a text means; one that cannot be read is empty."""
+    return context_or_none(text) or {}
+
+
+def context_or_none(text: str) -> dict[str, str] | None:
+    """The context that a text means, or None where it is anything but names with texts."""
+    found = json_object(text)
+    return found if found is not None and all(isinstance(value, str) for value in found.values()) else None
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """A JSON object, or None for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class Readable(FunctionElement[Any]):
+    """A column of JSON, NULL where SQLite keeps something else in it; PostgreSQL lets nothing else in."""
+
+    name = "readable"
+    type = _JSON
+    inherit_cache = True
+
+
+@compiles(Readable)
+def _as_it_is(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+    return str(compiler.process(element.clauses, **options))
+
+
+@compiles(Readable, "sqlite")
+def _where_it_is_json(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+    column = compiler.process(element.clauses, **options)
+    return f"CASE WHEN json_valid({column}) THEN {column} END"
