@@ -17,7 +17,7 @@ async def connect_client(settings: Settings, *, identity: str | None = None, run
     """A Temporal client that speaks our values and carries our traces; a worker's has the runtime with its metrics.
 
     Raises:
-        ServiceFailed: No address is known, or nobody answers there.
+        ServiceFailed: No address is known, or no Temporal server answers there.
     """
     address = settings.required("temporal_address")
     try:
@@ -30,8 +30,8 @@ async def connect_client(settings: Settings, *, identity: str | None = None, run
             plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
         )
     except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens
-        advice = "see `sexton status`, or run `sexton up`"
-        raise ServiceFailed("temporal", f"no answer at {address} ({error})", advice=advice) from error
+        advice = "see `sexton status`, run `sexton up`, or correct SEXTON_TEMPORAL_ADDRESS"
+        raise ServiceFailed("temporal", f"no Temporal server answers at {address}", advice=advice) from error
 
 
 @contextmanager

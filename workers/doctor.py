@@ -19,6 +19,7 @@ from workers.connections import connect_client, open_catalog
 from workers.owners_view import open_directory, overview
 from workers.settings import Settings
 from workers.stack import Row, status
+from workers.temporal_faults import temporal_fault
 
 _CLOCK_S = 5.0  # S3 refuses signatures whose clock is 15 minutes off; five seconds is already worth a word
 
@@ -53,7 +54,9 @@ def elsewhere(settings: Settings, *, only: str = "") -> list[Row]:
 def _checked(name: str, check: Callable[[Settings], str], settings: Settings) -> Row:
     try:
         return {"name": name, "ok": True, "detail": check(settings)}
-    except (SextonError, OSError, RuntimeError, BotoCoreError, ClientError, RPCError) as error:
+    except RPCError as error:
+        return {"name": name, "ok": False, "detail": str(temporal_fault(error) or error.message)}
+    except (SextonError, OSError, RuntimeError, BotoCoreError, ClientError) as error:
         return {"name": name, "ok": False, "detail": str(error)}
 
 

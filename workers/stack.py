@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from temporalio.api.enums.v1 import TaskQueueType
@@ -24,12 +26,14 @@ from workers import search_attributes
 from workers.client import Sexton
 from workers.connections import connect_client
 from workers.settings import OFF, Settings
+from workers.temporal_faults import temporal_fault
 
 WORKER = "worker"
 ANY_METRICS_PORT = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0"}
 """For the environment of a worker whose stack has any free ports."""
 _POLL_WITHIN_S = 60.0  # importing the SDKs takes seconds on a busy machine
 _LEAVE_S = 15.0  # beyond draining
+_SHOWN_OF_HOME = 40  # characters: an id has 128 at most
 _FRESH_S = 70.0  # an idle worker's poll is answered and made anew each minute
 
 Say = Callable[[str], None]
@@ -40,19 +44,27 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     """Start what does not run, and return when all is healthy; see `infra.stack.up`.
 
     Raises:
-        ServiceFailed: Something could not be started. Servers that this call started are stopped again, unless
-            they were all well and what failed came after them.
-        CatalogVersionMismatch: The catalog was written by a newer build.
+        ServiceFailed: Something could not be started. What this call started is stopped again, servers and worker.
+        CatalogVersionMismatch: The catalog was written by a newer build; the same.
     """
     where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
     settings = at(settings, where)
-    on_progress("bringing the catalog to this build's version")
-    upgrade_catalog(settings)
-    asyncio.run(_register(settings))
-    extra = ANY_METRICS_PORT if free_ports and settings.metrics_address != OFF else None
-    pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
-    if pids:  # without a worker runs would only pile up
-        asyncio.run(_apply_schedules(settings))
+    worker = ServiceProcess(WORKER, StackHome.at(settings.home))
+    earlier = worker.running()
+    try:
+        on_progress("bringing the catalog to this build's version")
+        upgrade_catalog(settings)
+        asyncio.run(_register(settings))
+        extra = ANY_METRICS_PORT if free_ports and settings.metrics_address != OFF else None
+        pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
+        if pids:  # without a worker runs would only pile up
+            asyncio.run(_apply_schedules(settings))
+    except BaseException:
+        with suppress(ServiceFailed):  # the first failure is the one to tell
+            if earlier is None:
+                worker.kill()  # it came to nothing that is worth a drain
+            stack.undo(settings.home, where.started)
+        raise
     return {
         "temporal": where.temporal,
         "ui": where.ui,
@@ -132,17 +144,25 @@ def start_worker(
     if found:
         return int(found.pid)
     on_progress(f"starting {name}")
-    identity = f"{name}@{settings.home.absolute().name}-{time.time_ns():x}"
+    identity = _identity(name, settings.home)
     argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "worker", "run", "--worker-id", identity]
     since = process.start(argv, cwd=Path.cwd(), env={**os.environ, **(extra or {})})
     try:
         asyncio.run(_polling(settings, identity, process))
-    except ServiceFailed as fault:
+    except BaseException as fault:
         said = process.last_words(since)
         process.kill()
+        if not isinstance(fault, ServiceFailed):
+            raise
         raise ServiceFailed(name, f"{fault.problem} ({said})", advice=f"read {process.log_file}") from fault
     running = process.running()
     return int(running.pid) if running else 0
+
+
+def _identity(name: str, home: Path) -> str:
+    """A worker id of its own for each start; of a home's name it shows what such an id may hold, and not too much."""
+    shown = re.sub(r"[^A-Za-z0-9._-]+", "-", home.absolute().name)[:_SHOWN_OF_HOME].strip("-") or "home"
+    return f"{name}@{shown}-{time.time_ns():x}"
 
 
 async def _polling(settings: Settings, identity: str, process: ServiceProcess) -> None:
@@ -226,7 +246,8 @@ def _workers(settings: Settings) -> Row:
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
     except RPCError as error:  # it answered, and refused: no such namespace, no permission
-        return {"name": WORKER, "ok": False, "detail": f"cannot be told: temporal: {error.message}"}
+        told = f"temporal: {error.message}"
+        return {"name": WORKER, "ok": False, "detail": f"cannot be told: {temporal_fault(error) or told}"}
     urls = {one.worker_id: one.metrics_url for one in live_workers(home)}
     shown = [f"{name} ({urls[name]})" if name in urls else name for name in names]
     advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"

@@ -17,12 +17,15 @@ _ILL_PATIENCE_S = 10.0  # a server past its start that stays ill this long is st
 _ROLLBACK_TIMEOUT_S = 5.0  # a server that just started holds nothing worth a longer farewell
 
 
-def bring_all_up(services: Collection[Service], on_progress: Callable[[str], None]) -> None:
+def bring_all_up(services: Collection[Service], on_progress: Callable[[str], None]) -> tuple[str, ...]:
     """Start those that do not run well, all at once, and wait until every one is healthy.
 
     Args:
         services: At least one.
         on_progress: Called from this thread, a sentence for each service that is ready.
+
+    Returns:
+        The names of those that this call started.
 
     Raises:
         ServiceFailed: One could not be started; those that this call started are stopped again.
@@ -40,8 +43,14 @@ def bring_all_up(services: Collection[Service], on_progress: Callable[[str], Non
                 raise
     except BaseException:
         with suppress(ServiceFailed):  # the first failure is the one to tell
-            end_all(started, lambda service: service.process.stop(_ROLLBACK_TIMEOUT_S))
+            end_all(started, undone)
         raise
+    return tuple(service.name for service in started)
+
+
+def undone(service: Service) -> bool:
+    """Stop a service that has just been started; whether it ran."""
+    return service.process.stop(min(_ROLLBACK_TIMEOUT_S, service.stop_timeout_s))
 
 
 def end_all(services: Collection[Service], end: Callable[[Service], bool]) -> list[str]:

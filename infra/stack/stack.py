@@ -1,12 +1,12 @@
 """Bring a stack up, take it down, and tell how it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infra.stack.home import Credentials, StackHome
-from infra.stack.lifecycle import bring_all_up, end_all
+from infra.stack.lifecycle import bring_all_up, end_all, undone
 from infra.stack.ports import (
     ALL_SERVICES,
     LOOPBACK,
@@ -60,6 +60,7 @@ class StackAddresses:
     access_key: str
     secret_key: str = field(repr=False)
     region: str
+    started: tuple[str, ...] = field(default=(), compare=False)  # services that this very call of `up` started
 
 
 def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: None) -> StackAddresses:
@@ -86,14 +87,14 @@ def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: 
         ports = choose_ports(options.ports, services=options.services, running=running, earlier=earlier, in_use=in_use)
         record_ports(home, ports)
         every = _services(home, ports, credentials, options)
-        bring_all_up([every[name] for name in dict.fromkeys(options.services)], on_progress)
-    return _addresses(ports, credentials)
+        started = bring_all_up([every[name] for name in dict.fromkeys(options.services)], on_progress)
+    return replace(_addresses(ports, credentials), started=started)
 
 
 def down(home: Path | str) -> list[str]:
     """Stop the services that run by this home's pid files, all at once.
 
-    Each is asked first, and killed when it has not obeyed in its time (SeaweedFS: 30 s).
+    Each is asked first, and killed when it has not obeyed in its time (SeaweedFS: 3 s).
 
     Returns:
         The names of those that ran, in a fixed order.
@@ -102,6 +103,18 @@ def down(home: Path | str) -> list[str]:
         ServiceFailed: A process does not let itself be stopped.
     """
     return _end(home, lambda service: service.process.stop(service.stop_timeout_s))
+
+
+def undo(home: Path | str, started: Collection[str]) -> list[str]:
+    """Stop again what a start began that failed later; see `StackAddresses.started`.
+
+    Returns:
+        The names of those that ran, in a fixed order.
+
+    Raises:
+        ServiceFailed: A process does not let itself be stopped.
+    """
+    return _end(home, undone, only=started)
 
 
 def kill(home: Path | str) -> list[str]:
@@ -183,11 +196,11 @@ def _health(service: Service) -> ServiceHealth:
     return service.probe()
 
 
-def _end(home: Path | str, stop: Callable[[Service], bool]) -> list[str]:
+def _end(home: Path | str, stop: Callable[[Service], bool], only: Collection[str] = ALL_SERVICES) -> list[str]:
     at = StackHome.at(home)
     if not at.pids.exists():
         return []
     with at.locked():
         nobody = Credentials(access_key="", secret_key="")
         services = _services(at, recorded_ports(at) or ChosenPorts(), nobody)
-        return end_all(services.values(), stop)
+        return end_all([service for name, service in services.items() if name in only], stop)

@@ -23,5 +23,6 @@ def shell(folder: Path) -> Iterator[Shell]:
     """A shell in that folder; a stack that a failed test left there is taken down."""
     found = Shell(folder, SEXTON_TRIM_INTERVAL="30d")  # no trim but those that a test asks for
     yield found
-    if found.left_running():
-        found.run("down")
+    for pids in folder.glob("*/pids"):
+        if found.left_running():
+            found.run("down", "--home", str(pids.parent))

@@ -24,6 +24,10 @@ class Shell:
         self.folder = folder
         self._environ: Mapping[str, str] = {**inherited, "TMPDIR": str(folder), **environ}
 
+    def but(self, **environ: str) -> "Shell":
+        """The same shell with other variables beside its own."""
+        return Shell(self.folder, **{**self._environ, **environ})
+
     def run(self, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run one command."""
         return subprocess.run(

@@ -133,13 +133,15 @@ def _field(name: str, message: str) -> str | None:
 
 
 def _rpc(error: BaseException) -> Failure:
-    from temporalio.service import RPCError, RPCStatusCode  # noqa: PLC0415
+    from temporalio.service import RPCError  # noqa: PLC0415
+
+    from workers.temporal_faults import temporal_fault  # noqa: PLC0415
 
     assert isinstance(error, RPCError)
-    gone = error.status in {RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED}
-    code = ExitCode.UNREACHABLE if gone else ExitCode.FAILED
-    advice = "; see `sexton status`" if gone else ""
-    return Failure(code, "RPCError", f"temporal: {error.message} ({error.status.name}){advice}")
+    fault = temporal_fault(error)
+    if fault is not None:
+        return Failure(ExitCode.UNREACHABLE, type(fault).__name__, str(fault))
+    return Failure(ExitCode.FAILED, "RPCError", f"temporal: {error.message} ({error.status.name})")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

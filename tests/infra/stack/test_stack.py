@@ -1,10 +1,13 @@
 """The whole stack with its real servers: up, recovered, side by side, down."""
 
+import itertools
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +17,12 @@ import boto3
 import psutil
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.stack.home import StackHome
+from infra.stack.home import Credentials, StackHome
 from infra.stack.ports import ALL_SERVICES, SEAWEEDFS, TEMPORAL, ZOOKEEPER, ChosenPorts, WantedPorts, recorded_ports
 from infra.stack.process import ServiceProcess
+from infra.stack.seaweedfs import seaweedfs_service
 from infra.stack.service import Service
 from infra.stack.stack import StackAddresses, StackOptions, addresses, down, health, kill, up
 from infra.stack.temporal import temporal_service
@@ -162,6 +166,37 @@ def test_two_stacks_side_by_side_stay_apart(home: Path, stack: StackAddresses, s
     assert down(scratch) == []
     assert _pids(home) == before
     assert all(each.ok for each in health(home))
+
+
+@pytest.mark.external_service
+def test_down_of_an_object_store_in_use_loses_nothing_it_answered(scratch: Path) -> None:
+    """It is killed a few seconds after it was told to end: by then whatever was stored is with the system."""
+    options = replace(_options(scratch), services=(SEAWEEDFS,))
+    client, stored, full = _s3(up(options)), list[str](), threading.Event()
+
+    def write() -> None:
+        with suppress(ClientError, BotoCoreError):  # until it answers no more
+            for number in itertools.count():
+                client.put_object(Bucket="primary", Key=f"k{number}", Body=str(number).encode() * 1000)
+                stored.append(f"k{number}")
+                if number == 200:
+                    full.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert full.wait(60)
+    assert down(scratch) == [SEAWEEDFS]
+    writer.join()
+    again = _s3(up(options))
+    for key in stored:
+        assert again.get_object(Bucket="primary", Key=key)["Body"].read() == key[1:].encode() * 1000
+
+
+def test_object_store_is_given_no_longer_than_it_needs_to_end(tmp_path: Path) -> None:
+    """Its filer waits 15 s for streams of its own that never end: that is not waited for."""
+    home = StackHome.at(tmp_path)
+    service = seaweedfs_service(home, ChosenPorts(), credentials=Credentials(access_key="a", secret_key="b"))
+    assert service.stop_timeout_s <= 5
 
 
 @pytest.mark.external_service

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from google.protobuf.any_pb2 import Any
+from temporalio.api.common.v1 import GrpcStatus
+from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
@@ -180,6 +183,26 @@ def test_failure_of_lost_temporal_is_unreachable() -> None:
     lost = RPCError("connection refused", RPCStatusCode.UNAVAILABLE, b"")
     absent = RPCError("no such workflow", RPCStatusCode.NOT_FOUND, b"")
     assert (failure_of(lost).code, failure_of(absent).code) == (ExitCode.UNREACHABLE, ExitCode.FAILED)
+    assert "connection refused" not in failure_of(lost).message
+
+
+@pytest.mark.parametrize("status", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED"])
+def test_failure_of_temporal_outside_names_it_and_what_to_try_in_our_words(status: str) -> None:
+    """No text of a transport reaches people."""
+    failure = failure_of(RPCError("tonic::transport::Error(Transport, ...)", RPCStatusCode[status], b""))
+    assert (failure.code, failure.type) == (ExitCode.UNREACHABLE, "ServiceFailed")
+    assert failure.message.startswith("temporal: it ")
+    assert "tonic" not in failure.message
+
+
+def test_failure_of_missing_namespace_names_it() -> None:
+    """A name that was mistyped is outside of us, and no fault of ours."""
+    detail = Any()
+    detail.Pack(NamespaceNotFoundFailure(namespace="nope"))
+    raw = GrpcStatus(code=5, message="Namespace nope is not found.", details=[detail]).SerializeToString()
+    failure = failure_of(RPCError("Namespace nope is not found.", RPCStatusCode.NOT_FOUND, raw))
+    assert failure.code is ExitCode.UNREACHABLE
+    assert "no namespace nope; correct SEXTON_TEMPORAL_NAMESPACE" in failure.message
 
 
 @pytest.mark.parametrize(
