@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 
 from infra.stack import stack
 from logstore import failpoints
+from tests.compiled import share_compiled_statements
 from tests.servers import running_servers, settings_on
 from workers.settings import Settings
 
@@ -25,6 +26,7 @@ hypothesis_settings.load_profile("sexton")  # how long an example takes says how
 
 def pytest_configure(config: pytest.Config) -> None:
     """What only `make faults` runs has a mark of its own."""
+    share_compiled_statements()
     config.addinivalue_line("markers", "all_faults: only with --all-faults")
     config.addinivalue_line("markers", "where_allowed: needs rights that not every machine gives")
 
