@@ -29,7 +29,8 @@ SextonError
 │   ├── MissingData                the catalog lists an object that no copy holds
 │   ├── CorruptData                an object that cannot be what the catalog says
 │   └── NoProgress                 the same count, late attempt: a person must look
-└── ServiceFailed                  an embedded service could not be started or reached
+└── ServiceFailed                  a service could not be started or reached
+    └── ServiceRefused             a service answers, and refuses us: who we are, where we ask, what our clock says
 ```
 
 The class decides whether a retry can help; no caller has to look at a message.
@@ -182,10 +183,31 @@ class NoProgress(TerminalError):
 
 
 class ServiceFailed(SextonError):
-    """An embedded service could not be started, stopped or reached."""
+    """A service could not be started, stopped or reached, or refuses us."""
 
     def __init__(self, service: str, problem: str, *, advice: str) -> None:
         """Name the service, what is wrong and what to try, in one sentence."""
         super().__init__(f"{service}: {problem}; {advice}")
         self.service = service
         self.problem = problem
+
+
+class ServiceRefused(ServiceFailed):
+    """A service answers, and refuses us whatever we ask: credentials, permissions, bucket, region or clock.
+
+    It is neither a guard of ours nor a fault of the request: an operator can mend it, and then the same request works.
+    """
+
+    def __init__(self, service: str, problem: str, *, advice: str, code: str = "", may_pass: bool = False) -> None:
+        """Name the service, what it said and what to try.
+
+        Args:
+            service: Which.
+            problem: What was asked, and the service's own words.
+            advice: What to try, as a phrase.
+            code: The service's own code of the refusal.
+            may_pass: Whether the very next try may succeed, as after a token was renewed.
+        """
+        super().__init__(service, problem, advice=advice)
+        self.code = code
+        self.may_pass = may_pass

@@ -8,10 +8,10 @@ from temporalio.exceptions import ApplicationError
 
 from activities.deletion.values import ChunkResult, IntentKey, OneResult
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable, UploadOpen
+from logstore.errors import PreconditionFailed, ServiceRefused, SextonError, StoreUnavailable, UploadOpen
 from logstore.ports.catalog import Ended
 
-_OF_THE_STORE = (StoreUnavailable, PreconditionFailed)  # not of one ledger: no answer, or no permission
+_OF_THE_STORE = (StoreUnavailable, ServiceRefused, PreconditionFailed)  # not of one ledger: no answer, no permission
 _BY_CATALOG = {Outcome.STILL_IN_USE, Outcome.INVALID}  # refusals for which storage is not asked
 
 

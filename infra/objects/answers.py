@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    CredentialRetrievalError,
     FlexibleChecksumError,
     HTTPClientError,
     IncompleteReadError,
@@ -14,7 +15,8 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError
 
-from logstore.errors import InvalidInput, PreconditionFailed, SextonError, StoreUnavailable
+from infra.objects.own_answers import ForeignAnswer
+from logstore.errors import InvalidInput, ServiceRefused, SextonError, StoreUnavailable
 
 SLOW_DOWN = frozenset({
     "Busy",
@@ -43,21 +45,43 @@ TEMPORARY = SLOW_DOWN | {
     "XAmzContentSHA256Mismatch",
 }  # damaged on its way, or a conflict that passes: asking again is right
 ABSENT = frozenset({"NoSuchKey", "NoSuchVersion"})
-_BAD_REQUEST = frozenset({
+BAD_KEY = frozenset({"InvalidObjectName", "KeyTooLongError"})  # said of the request's own key, whoever asks
+BAD_REQUEST = BAD_KEY | {
     "EntityTooLarge",
     "InvalidArgument",
-    "InvalidBucketName",
-    "InvalidObjectName",
     "InvalidRequest",
     "InvalidURI",
-    "KeyTooLongError",
     "MetadataTooLarge",
+}  # said of one request; another one may be taken
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_MOVED = frozenset({
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "MovedPermanently",
+    "PermanentRedirect",
+    "Redirect",
+    "TemporaryRedirect",
 })  # fmt: skip
+_ADVICE = (
+    (frozenset({"NoSuchBucket", "InvalidBucketName"}), "create the bucket, or correct its name"),
+    (frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem"}), "check what the credentials may do there"),
+    (
+        frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity"}),
+        "check s3_access_key and s3_secret_key",
+    ),
+    (_EXPIRED, "renew the credentials"),
+    (frozenset({"RequestTimeTooSkewed"}), "set this machine's clock, and look at the store's"),
+    (_MOVED, "set s3_region and s3_endpoint to where the bucket is"),
+)
+_MAY_PASS = _EXPIRED | {"RequestTimeTooSkewed", "TemporaryRedirect", "Redirect"}
+"""Refusals that the same request, signed anew, may not meet: tokens are renewed, a paused process signed long ago."""
+_MAY_PASS_STATUS = frozenset({302, 307, 405, 501})
 _UNREACHABLE = (
     BotoConnectionError,
     HTTPClientError,
     IncompleteReadError,
     FlexibleChecksumError,
+    ForeignAnswer,
     ResponseParserError,
 )
 
@@ -94,28 +118,40 @@ def translated(what: str) -> Iterator[None]:
     """Turn the vendor's errors into ours; `what` names the operation, the bucket and the key.
 
     Raises:
-        StoreUnavailable: No answer, a damaged one, a fault of the store, or a wish to slow down.
-        InvalidInput: The store cannot take such a request, whoever asks.
-        PreconditionFailed: The store refuses: no such bucket, no permission, bad credentials, or an answer
-            that is none of those we know.
+        StoreUnavailable: No answer, a damaged one, one that the store did not give, a fault of the store, or a wish
+            to slow down.
+        InvalidInput: The store cannot take the key that was asked for.
+        ServiceRefused: The store refuses us: no such bucket, no permission, bad credentials, or an answer that is
+            none of those we know.
     """
     try:
         yield
     except ClientError as exc:
         raise _from_answer(what, exc) from exc
     except ParamValidationError as exc:
-        raise InvalidInput(what, expected="parameters that S3 allows", found=str(exc)) from exc
+        raise _refused(f"{what}: {exc}", "InvalidParameter", advice="correct the bucket's name") from exc
     except _UNREACHABLE as exc:
         raise StoreUnavailable(f"{what}: {type(exc).__name__}: {exc}") from exc
+    except CredentialRetrievalError as exc:
+        advice = "look at what gives this machine its credentials"
+        raise _refused(f"{what}: {exc}", "CredentialRetrievalError", advice=advice, may_pass=True) from exc
     except BotoCoreError as exc:
-        raise PreconditionFailed(f"{what}: {type(exc).__name__}: {exc}") from exc
+        kind = type(exc).__name__
+        raise _refused(f"{what}: {kind}: {exc}", kind, advice="check the settings that begin with s3_") from exc
 
 
 def _from_answer(what: str, error: ClientError) -> SextonError:
     code, status = code_of(error), status_of(error)
-    said = f"{status} {code}: {error.response.get('Error', {}).get('Message', '')}"
+    said = f"{what}: {status} {code}: {error.response.get('Error', {}).get('Message', '')}"
     if is_throttle(error) or code in TEMPORARY or (status >= 500 and status != 501):
-        return StoreUnavailable(f"{what}: {said}")
-    if code in _BAD_REQUEST:
-        return InvalidInput(what, expected="a request that the store takes", found=said)
-    return PreconditionFailed(f"{what}: {said}")
+        return StoreUnavailable(said)
+    if code in {"", str(status)}:  # no error document: a gateway in between refused, and nobody asked the store
+        return StoreUnavailable(f"{said} (not the store's own answer)")
+    if code in BAD_KEY:
+        return InvalidInput(what, expected="a key that the store takes", found=said)
+    advice = next((advice for codes, advice in _ADVICE if code in codes), "ask who runs the store")
+    return _refused(said, code, advice=advice, may_pass=code in _MAY_PASS or status in _MAY_PASS_STATUS)
+
+
+def _refused(problem: str, code: str, *, advice: str, may_pass: bool = False) -> ServiceRefused:
+    return ServiceRefused("S3", problem, advice=advice, code=code, may_pass=may_pass)

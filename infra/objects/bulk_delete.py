@@ -1,7 +1,8 @@
 """Deletes confirmed per key: in bulk where the store can, one by one where it cannot."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
@@ -26,6 +27,8 @@ _NO_BULK = frozenset({
     "UnsupportedOperation",
 })  # fmt: skip
 _PERHAPS_NO_BULK = frozenset({"InvalidArgument", "InvalidDigest", "InvalidRequest", "MalformedXML"})
+_SINGLY_FIRST_S, _SINGLY_MOST_S = 10.0, 600.0
+"""Seconds of single deletes after a refusal of bulk ones; doubled by each that follows, until bulk works again."""
 _UNCONFIRMED = "NotConfirmed: the answer names the key under neither Deleted nor Errors"
 
 _Errors = Mapping[str, tuple[str, str]]
@@ -34,26 +37,56 @@ _Errors = Mapping[str, tuple[str, str]]
 class _BulkRefused(Exception):
     """The store does not take this bulk request; single deletes may work."""
 
+    def __init__(self, said: str, *, of_the_store: bool) -> None:
+        super().__init__(said)
+        self.of_the_store = of_the_store  # and not of this one page
+
+
+class _Ability:
+    """Whether the store takes bulk deletes, as far as its answers have told."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._singly_s = 0.0
+        self._again_at = -math.inf
+        self.shown = False  # it took one
+
+    @property
+    def worth_asking(self) -> bool:
+        """Whether bulk deletes are not known to be refused, or were last refused some time ago."""
+        return self._clock() >= self._again_at
+
+    def took(self) -> None:
+        """A bulk delete was answered."""
+        self.shown, self._singly_s = True, 0.0
+
+    def refused(self) -> float:
+        """A bulk delete was refused where single ones work: for how many seconds those are to be sent."""
+        self._singly_s = min(_SINGLY_MOST_S, self._singly_s * 2 or _SINGLY_FIRST_S)
+        self._again_at = self._clock() + self._singly_s
+        return self._singly_s
+
 
 class BulkDelete:
     """Deletes in one bucket; shared by threads, and so is what it learns of the store's speed and abilities.
 
     Source: aws-sdk-java-v2 #5805 and barman #1146: stores that want Content-MD5 refuse the bulk deletes of
-    new SDKs. Such a store is met with single deletes, from the first refusal on.
+    new SDKs. Such a store is met with single deletes, and asked again for bulk ones after a while: a gateway that was
+    being exchanged may have refused, and single deletes are several times slower.
     """
 
     def __init__(self, client: "S3Client", bucket: str, *, patience: Patience, pace: Pace) -> None:
         self._client, self._bucket = client, bucket
         self._patience, self._pace = patience, pace
         self._singly = SingleDelete(client, bucket, patience=patience, pace=pace)
-        self._bulk_works: bool | None = None  # None until the store has shown it
+        self._ability = _Ability(patience.clock)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """Delete `keys`; what each met is in the report.
 
         Raises:
             StoreUnavailable: The store answered for no key at all.
-            PreconditionFailed: The store refuses every delete here, e.g. for lack of permission.
+            ServiceRefused: The store refuses every delete here, e.g. for lack of permission.
         """
         asked = list(dict.fromkeys(keys))
         tally = Tally(failed={key: f"InvalidKey: expected {why}" for key, why in refusals(asked).items()})
@@ -98,13 +131,19 @@ class BulkDelete:
 
     def _page(self, todo: list[str], at: int, tally: Tally, again: dict[str, str]) -> int:
         """Delete the page that begins at `at`, in whichever way the store takes; returns its length."""
-        if self._bulk_works is not False:
+        refused: _BulkRefused | None = None
+        if self._ability.worth_asking:
             try:
                 return self._patience.ask(lambda: self._bulk(todo, at, tally, again))
-            except _BulkRefused:
-                pass
-        page = todo[at : at + self._pace.page]
+            except _BulkRefused as error:
+                refused = error
+        page, before = todo[at : at + self._pace.page], len(tally.deleted)
         self._singly.delete(page, tally)
+        if refused and refused.of_the_store and len(tally.deleted) > before:
+            pause_s = self._ability.refused()
+            _log.warning(
+                "bucket %s refuses bulk deletes (%s): deleting one by one for %.0f s", self._bucket, refused, pause_s
+            )
         return len(page)
 
     def _bulk(self, todo: list[str], at: int, tally: Tally, again: dict[str, str]) -> int:
@@ -117,7 +156,7 @@ class BulkDelete:
             if is_throttle(error):
                 self._pace.throttled(start)
             raise
-        self._bulk_works = True
+        self._ability.took()
         if any(code in SLOW_DOWN for code, _ in errors.values()):
             self._pace.throttled(start)
         else:
@@ -135,20 +174,20 @@ class BulkDelete:
                 Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": False}
             )
         except ClientError as error:
-            if self._is_refusal(error):
-                raise _BulkRefused from error
-            raise
+            refusal = self._refusal(error)
+            if refusal is None:
+                raise
+            raise refusal from error
         errors = {e.get("Key", ""): (e.get("Code", ""), e.get("Message", "")) for e in answer.get("Errors", ())}
         return {each.get("Key", "") for each in answer.get("Deleted", ())}, errors
 
-    def _is_refusal(self, error: ClientError) -> bool:
-        """Whether single deletes should do instead; a store that never took a bulk delete is remembered."""
+    def _refusal(self, error: ClientError) -> _BulkRefused | None:
+        """Whether single deletes should do instead; an odd page says nothing of a store that has taken others."""
         code, status = code_of(error), status_of(error)
         surely = code in _NO_BULK or status in {405, 501}
-        if surely or (code in _PERHAPS_NO_BULK and self._bulk_works is None):
-            _log.warning("bucket %s refuses bulk deletes (%s %s): deleting one by one", self._bucket, status, code)
-            self._bulk_works = False
-        return surely or code in _PERHAPS_NO_BULK
+        if not surely and code not in _PERHAPS_NO_BULK:
+            return None
+        return _BulkRefused(f"{status} {code}", of_the_store=surely or not self._ability.shown)
 
 
 def _sort_out(page: Iterable[str], deleted: set[str], errors: _Errors, tally: Tally) -> dict[str, str]:

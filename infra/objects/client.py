@@ -1,7 +1,7 @@
 """How to reach a store: the client with its limits, and buckets on it."""
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import botocore.session
@@ -11,11 +11,13 @@ from botocore.parsers import ResponseParserFactory
 from botocore.utils import parse_timestamp
 
 from infra.objects.answers import code_of, translated
+from infra.objects.own_answers import require_own_answers
 from infra.objects.patience import Patience
 from infra.objects.store import S3ObjectStore
 from infra.telemetry.s3_spans import observe_client
 
 if TYPE_CHECKING:
+    from botocore.model import OperationModel
     from mypy_boto3_s3 import S3Client
 
 _OURS = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
@@ -90,7 +92,23 @@ def make_client(
         config=config,
     )
     observe_client(client)
+    require_own_answers(client)
+    _end_redirects(client, everywhere=endpoint is not None)
     return client
+
+
+def _end_redirects(client: "S3Client", *, everywhere: bool) -> None:
+    """Have botocore follow no redirect where it would never end.
+
+    On each redirect it asks HEAD of the bucket for the region; where that is redirected too, it asks again, until
+    Python's stack is used up. Only AWS knows regions, so elsewhere no redirect is followed at all.
+    """
+
+    def stay(model: "OperationModel", context: dict[str, Any], **_: object) -> None:
+        if everywhere or model.name == "HeadBucket":
+            context.setdefault("s3_redirect", {})["redirected"] = True
+
+    client.meta.events.register_last("before-parameter-build.s3", stay)
 
 
 def ensure_bucket(client: "S3Client", bucket: str) -> None:
@@ -98,7 +116,7 @@ def ensure_bucket(client: "S3Client", bucket: str) -> None:
 
     Raises:
         StoreUnavailable: No answer.
-        PreconditionFailed: The store refuses.
+        ServiceRefused: The store refuses us.
     """
     with translated(f"create bucket {bucket}"):
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from infra.objects.answers import retry_after_s
-from logstore.errors import StoreUnavailable
+from logstore.errors import ServiceRefused, SextonError, StoreUnavailable
 
 T = TypeVar("T")
 _UNLIMITED = math.inf
@@ -35,16 +35,17 @@ class Patience:
         """Call `attempt` until it answers.
 
         Raises:
-            StoreUnavailable: The last attempt's error. Every other error passes at once.
+            StoreUnavailable, ServiceRefused: The last attempt's error. A refusal that cannot pass by itself, and every
+                other error, is raised at once.
         """
         last_start = self.clock() + self.give_up_after_s
         failures = 0
         while True:
             try:
                 return attempt()
-            except StoreUnavailable as error:
+            except (StoreUnavailable, ServiceRefused) as error:
                 failures += 1
-                if failures >= self.attempts or self.clock() >= last_start:
+                if not _may_pass(error) or failures >= self.attempts or self.clock() >= last_start:
                     raise
                 self.wait(failures, error)
 
@@ -53,6 +54,10 @@ class Patience:
         longest = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
         asked = min(self.longest_wait_s, retry_after_s(error))
         self.sleep(asked + random.uniform(longest / 2, longest))  # noqa: S311 - jitter is no secret
+
+
+def _may_pass(error: SextonError) -> bool:
+    return error.may_pass if isinstance(error, ServiceRefused) else True
 
 
 class Pace:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
-from infra.objects.answers import ABSENT, code_of, is_throttle, translated
+from infra.objects.answers import ABSENT, BAD_REQUEST, code_of, is_throttle, translated
 from infra.objects.patience import Pace, Patience
-from logstore.errors import InvalidInput, SextonError, StoreUnavailable
+from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+_OF_THIS_KEY = BAD_REQUEST | {"AccessDenied"}  # a policy or a lock may concern this key alone
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class SingleDelete:
 
         Raises:
             StoreUnavailable: The store stopped answering; keys may have been entered before.
-            PreconditionFailed: The store refuses such requests altogether, e.g. without the bucket.
+            ServiceRefused: The store refuses such requests altogether, e.g. without the bucket.
         """
         hopeless = Event()
         with ThreadPoolExecutor(min(self._parallelism, len(keys))) as threads:
@@ -72,8 +74,6 @@ class SingleDelete:
         try:
             with translated(f"delete {self._bucket}/{key}"):
                 return self._request(key)
-        except InvalidInput as error:
-            return f"InvalidInput: {error}"
         except StoreUnavailable as error:
             if is_throttle(error):
                 self._pace.throttled(start)
@@ -85,8 +85,8 @@ class SingleDelete:
         except ClientError as error:
             if code_of(error) in ABSENT:
                 return None
-            if code_of(error) == "AccessDenied":  # may concern this key alone: a policy, a lock
-                return f"AccessDenied: {error.response['Error'].get('Message', '')}"
+            if code_of(error) in _OF_THIS_KEY:
+                return f"{code_of(error)}: {error.response['Error'].get('Message', '')}"
             raise
         self._pace.accepted(1)
         return None

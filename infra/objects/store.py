@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from botocore.exceptions import ClientError
 
-from infra.objects.answers import code_of, status_of, translated
+from infra.objects.answers import code_of, is_throttle, status_of, translated
 from infra.objects.bulk_delete import BulkDelete
 from infra.objects.keys import check_key, check_metadata, check_written_key
 from infra.objects.listing import Listing, micros
@@ -128,7 +128,7 @@ class S3ObjectStore:
 
         Raises:
             StoreUnavailable: The store answered for no key at all.
-            PreconditionFailed: The store refuses every delete here.
+            ServiceRefused: The store refuses every delete here.
         """
         return self._deletes.delete(keys)
 
@@ -195,20 +195,23 @@ class S3ObjectStore:
                 )
                 body = answer["Body"].read()
             except ClientError as error:
-                if status_of(error) == 416:
+                if code_of(error) == "InvalidRange":
                     return b""
                 _check_absent(error)
                 return None
-        if answer["ResponseMetadata"]["HTTPStatusCode"] == 206:
-            return body
-        return body[start : start + length]  # a store may ignore the range and send everything
+        if answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
+            return body[start : start + length]  # a store may ignore the range and send everything
+        if not answer["ContentRange"].startswith(f"bytes {start}-"):
+            told = answer["ContentRange"]
+            raise StoreUnavailable(f"{self._what('get', key)}: expected the bytes from {start} on, found {told!r}")
+        return body
 
     def _head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         with translated(self._what("head", key)):
             try:
                 found = self._client.head_object(Bucket=self.bucket, Key=key)
             except ClientError as error:
-                if status_of(error) != 404:
+                if is_throttle(error) or status_of(error) >= 500:
                     raise
             else:
                 info = ObjectInfo(
@@ -219,9 +222,9 @@ class S3ObjectStore:
         return None
 
     def _confirm_absent(self, key: str) -> None:
-        """A HEAD has no body to say which 404 it means, the key's or the bucket's: a GET of one byte has."""
+        """A HEAD has no body to say which 404 it means, or why it was refused: a GET of one byte has."""
         if self._get_range(key, 0, 1) is not None:
-            raise StoreUnavailable(f"{self._what('head', key)}: the object appeared while it was asked for")
+            raise StoreUnavailable(f"{self._what('head', key)}: refused, and yet the object can be read")
 
 
 def _whole(file: BinaryIO) -> bytes:

@@ -23,8 +23,8 @@ class StoredObject:
     metadata: Mapping[str, str]
 
 
-UNANSWERED = "StoreUnavailable: "
-"""How the reason of a key begins that the store said nothing about, because it went away."""
+UNANSWERED = ("StoreUnavailable: ", "ServiceRefused: ")
+"""How the reason of a key begins that the store said nothing about, because it went away, or lets us in no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

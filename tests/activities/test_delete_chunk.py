@@ -11,7 +11,7 @@ from activities.deletion.phase_two import Examination, remove
 from activities.deletion.pulse import Pulse
 from logstore import failpoints
 from logstore.deletion import DeletionIntent, DeletionState, Finding, StoredCopy
-from logstore.errors import AlreadyExists, ClaimHeld, StoreUnavailable
+from logstore.errors import AlreadyExists, ClaimHeld, ServiceRefused, SextonError, StoreUnavailable
 from logstore.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
@@ -311,11 +311,15 @@ def test_chunk_with_the_store_down_beside_a_refusal_still_fails_as_a_whole(world
     assert world.outcomes() == {"INVALID": 1, "RETRYING": 1}
 
 
-def test_chunk_bucket_that_refuses_every_delete_fails_as_a_whole(world: World) -> None:
+REFUSALS = [AlreadyExists("AccessDenied"), ServiceRefused("S3", "403 AccessDenied", advice="check")]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda one: type(one).__name__)
+def test_chunk_bucket_that_refuses_every_delete_fails_as_a_whole(world: World, refusal: SextonError) -> None:
     """A missing permission is the whole chunk's: tried again, then handed over, and none is lost (promise 2)."""
     world.fill(2)
     world.detach()
-    refused = Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE, error=lambda: AlreadyExists("AccessDenied"))
+    refused = Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE, error=lambda: refusal)
     world.objects.plan(refused)
     with pytest.raises(StoreUnavailable, match="AccessDenied"):
         delete(world)

@@ -12,7 +12,7 @@ import pytest
 
 from infra.objects.client import ensure_bucket
 from infra.objects.store import S3ObjectStore
-from logstore.errors import AlreadyExists, InvalidInput, OutcomeUnknown, PreconditionFailed
+from logstore.errors import AlreadyExists, InvalidInput, OutcomeUnknown, ServiceRefused
 from logstore.failpoints import SimulatedCrash
 from logstore.ports.objects import ObjectStore, keys_of
 from tests.contracts.objects.conftest import PART_BYTES
@@ -339,7 +339,7 @@ def test_reads_lists_and_deletes_without_the_bucket_are_errors(s3_store: S3Objec
         lambda: list(lost.list("")),
         lambda: lost.delete(["a", "b"]),
     ):
-        with pytest.raises(PreconditionFailed, match=r"no-such-bucket.*NoSuchBucket"):
+        with pytest.raises(ServiceRefused, match=r"no-such-bucket.*NoSuchBucket"):
             ask()
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from infra.objects.patience import Patience
-from logstore.errors import PreconditionFailed, StoreUnavailable
+from logstore.errors import ServiceRefused, StoreUnavailable
 from tests.infra.objects.peer import Answer, Request, deleted, fault, scripted
 from tests.infra.objects.test_store import NO_WAITS, in_turn, store_at
 
@@ -113,6 +113,60 @@ def test_delete_where_bulk_is_refused_goes_one_by_one_and_remembers(
     assert caplog.text.count("one by one") == 1
 
 
+def test_delete_in_bulk_is_tried_again_a_while_after_a_refusal_and_later_each_time_it_is_refused() -> None:
+    """One single 501 of a gateway that was being exchanged had a worker delete one by one for life."""
+    now, answers = [0.0], [fault(501, "NotImplemented")] * 2
+    patience = Patience(attempts=4, sleep=lambda _s: None, clock=lambda: now[0])
+
+    def script(request: Request) -> Answer:
+        return answers.pop() if request.is_bulk_delete and answers else confirm_all(request)
+
+    def methods(at_s: float) -> set[str]:
+        now[0], before = at_s, len(peer.requests)
+        assert store.delete(["a", "b"]).deleted == frozenset({"a", "b"})
+        return {r.method for r in peer.requests[before:]}
+
+    with scripted(script) as peer:
+        store = store_at(peer, patience)
+        assert methods(0) == {"POST", "DELETE"}
+        assert methods(9) == {"DELETE"}
+        assert methods(11) == {"POST", "DELETE"}
+        assert methods(30) == {"DELETE"}
+        assert methods(32) == {"POST"}
+        assert methods(33) == {"POST"}
+
+
+def test_delete_refused_in_bulk_and_one_by_one_alike_says_nothing_of_bulk() -> None:
+    """A gateway that implements nothing for a moment refuses both: the store itself never spoke."""
+    refusing = [True]
+
+    def script(request: Request) -> Answer:
+        return fault(501, "NotImplemented") if refusing[0] else confirm_all(request)
+
+    with scripted(script) as peer:
+        store = store_at(peer)
+        with pytest.raises(ServiceRefused):
+            store.delete(["a"])
+        refusing[0] = False
+        before = len(peer.requests)
+        assert store.delete(["a"]).deleted == frozenset({"a"})
+        assert [r.method for r in peer.requests[before:]] == ["POST"]
+
+
+def test_delete_one_by_one_of_a_key_that_the_store_does_not_take_fails_that_key_alone() -> None:
+    """An odd key stands in the way of no other."""
+
+    def script(request: Request) -> Answer:
+        if request.is_bulk_delete:
+            return fault(501, "NotImplemented")
+        return fault(400, "InvalidArgument") if request.key == "odd" else GONE
+
+    with scripted(script) as peer:
+        report = store_at(peer).delete(["a", "odd", "b"])
+    assert report.deleted == frozenset({"a", "b"})
+    assert dict(report.failed) == {"odd": "InvalidArgument: scripted"}
+
+
 def test_delete_with_one_page_refused_by_a_store_that_took_others_goes_on_in_bulk() -> None:
     """One odd page says nothing of the store: it goes one by one, the next in bulk again."""
 
@@ -167,7 +221,7 @@ def test_delete_one_by_one_on_a_store_that_went_down_asks_few_and_raises() -> No
 def test_delete_one_by_one_without_the_bucket_raises() -> None:
     """No bucket is not an absent key."""
     script = no_bulk_and_then(fault(404, "NoSuchBucket"))
-    with scripted(script) as peer, pytest.raises(PreconditionFailed, match="NoSuchBucket"):
+    with scripted(script) as peer, pytest.raises(ServiceRefused, match="NoSuchBucket"):
         store_at(peer).delete(["a"])
 
 

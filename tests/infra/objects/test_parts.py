@@ -107,12 +107,13 @@ def test_upload_whose_completion_answers_nothing_of_use_is_asked_again() -> None
 
 def test_upload_that_was_completed_and_reported_as_failed_counts_as_done() -> None:
     """The store knows the upload no longer: the object decides, by size, metadata and content."""
-    holds = {"head": lambda _: Answer(200, b"", {"x-amz-meta-a": "b", "Content-Length": str(len(BODY))})}
-    holds["get"] = lambda _: Answer(206, BODY)
+    told = {"ETag": "e", "x-amz-meta-a": "b", "Content-Range": "bytes 0-4/5"}
+    holds = {"head": lambda _: Answer(200, b"", {**told, "Content-Length": str(len(BODY))})}
+    holds["get"] = lambda _: Answer(206, BODY, told)
     answers = [fault(500, "InternalError"), fault(404, "NoSuchUpload")]
     with scripted(playing(complete=lambda n: answers[n - 1], **holds)) as peer:
         put(peer)
-    holds["get"] = lambda _: Answer(206, BODY[:-1] + b"!")
+    holds["get"] = lambda _: Answer(206, BODY[:-1] + b"!", told)
     with scripted(playing(complete=lambda n: answers[n - 1], **holds)) as peer, pytest.raises(AlreadyExists):
         put(peer)
 

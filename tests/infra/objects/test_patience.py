@@ -7,8 +7,8 @@ import pytest
 
 from infra.objects.patience import Pace, Patience
 from logstore.errors import PreconditionFailed, StoreUnavailable
-from tests.infra.objects.peer import Answer, fault, scripted
-from tests.infra.objects.test_store import in_turn, store_at
+from tests.infra.objects.peer import fault, scripted
+from tests.infra.objects.test_store import OK, in_turn, store_at
 
 
 class Clock:
@@ -60,7 +60,7 @@ def test_retry_after_of_the_store_is_waited_for() -> None:
     """A store that names its wait gets it, up to the longest of ours."""
     clock = Clock()
     patience = Patience(first_wait_s=0.1, sleep=clock.sleep, clock=clock)
-    with scripted(in_turn(fault(503, "SlowDown", Retry_After="2"), Answer(200))) as peer:
+    with scripted(in_turn(fault(503, "SlowDown", Retry_After="2"), OK)) as peer:
         store_at(peer, patience).put_if_absent("key", b"", metadata={})
     assert len(clock.slept) == 1
     assert 2.0 <= clock.slept[0] <= 2.2

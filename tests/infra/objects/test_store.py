@@ -1,5 +1,6 @@
 """The S3 adapter before a peer that misbehaves on purpose."""
 
+import io
 from collections.abc import Callable
 
 import pytest
@@ -7,16 +8,31 @@ import pytest
 from infra.objects.client import connect
 from infra.objects.patience import Patience
 from infra.objects.store import S3ObjectStore
-from logstore.errors import AlreadyExists, InvalidInput, PreconditionFailed, StoreUnavailable, Unsupported
-from logstore.ports.objects import keys_of
+from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
+from logstore.ports.objects import DeleteReport, keys_of
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 
 NO_WAITS = Patience(attempts=4, sleep=lambda _s: None)
-OK = Answer(200)
+OK = Answer(200, headers={"ETag": '"e"'})
+REFUSALS = [fault(403, "AccessDenied"), fault(404, "NoSuchBucket"), fault(403, "InvalidAccessKeyId"),
+            fault(403, "SignatureDoesNotMatch"), fault(301, "PermanentRedirect"),
+            fault(404, "SomethingElse"), fault(418, "WhateverElse")]  # fmt: skip
+PASSING = [fault(400, "ExpiredToken"), fault(403, "RequestTimeTooSkewed"), fault(307, "TemporaryRedirect"),
+           fault(501, "NotImplemented")]  # fmt: skip
+FOREIGN = [Answer(200, b"<html>sign in</html>", {"Content-Type": "text/html"}), Answer(200), Answer(201), Answer(204),
+           Answer(202, b"{}"), Answer(200, b"<html xmlns='http://www.w3.org/1999/xhtml'><body/></html>"),
+           Answer(404, b"<html>nginx</html>"), Answer(403, b"Forbidden"), Answer(400), Answer(302), Answer(401),
+           Answer(416), Answer(412, b"<html>")]  # fmt: skip
+"""What stands between us and the store answers so to anything, GET and PUT alike."""
 
 
 def store_at(peer: Peer, patience: Patience = NO_WAITS) -> S3ObjectStore:
     return connect(peer.endpoint, "us-east-1", "access", "secret", "bucket", patience=patience)
+
+
+def parting(store: S3ObjectStore) -> S3ObjectStore:
+    """The same store, which sends files of more than 5 bytes in parts."""
+    return S3ObjectStore(store._client, store.bucket, patience=NO_WAITS, part_bytes=5)
 
 
 def in_turn(*answers: Answer) -> Callable[[Request], Answer]:
@@ -26,7 +42,10 @@ def in_turn(*answers: Answer) -> Callable[[Request], Answer]:
 
 
 def found(body: bytes, status: int = 200, **metadata: str) -> Answer:
-    return Answer(status, body, {f"x-amz-meta-{name}": value for name, value in metadata.items()})
+    head = {f"x-amz-meta-{name}": value for name, value in metadata.items()} | {"ETag": '"e"'}
+    return Answer(
+        status, body, head | ({"Content-Range": f"bytes 0-{len(body) - 1}/{len(body)}"} if status == 206 else {})
+    )
 
 
 @pytest.mark.parametrize("hiccup", [fault(503, "SlowDown"), fault(500, "InternalError"), Answer(0),
@@ -74,33 +93,117 @@ def test_a_store_that_is_not_there_raises_store_unavailable() -> None:
 
 def test_a_store_that_keeps_silent_raises_store_unavailable_by_the_read_timeout() -> None:
     """No answer is bounded by the read timeout."""
-    quiet = Answer(200, b"", {"Content-Length": "10"})
+    quiet = Answer(200, b"", {"ETag": '"e"', "Content-Length": "10"})
     with scripted(in_turn(quiet)) as peer:
         store = connect(peer.endpoint, "us-east-1", "a", "s", "bucket", read_timeout_s=0.1, patience=NO_WAITS)
         with pytest.raises(StoreUnavailable, match="get bucket/key"):
             store.get("key")
 
 
-@pytest.mark.parametrize("answer", [fault(403, "AccessDenied"), fault(404, "NoSuchBucket"),
-                                    fault(403, "InvalidAccessKeyId"),
-                                    fault(404, "SomethingElse"), Answer(404), fault(418, "WhateverElse")])  # fmt: skip
-def test_a_refusal_is_terminal_and_asked_once(answer: Answer) -> None:
-    """Only 404 NoSuchKey means absent; any other refusal is an error that names operation, bucket, key and code."""
+def every_call(store: S3ObjectStore) -> list[Callable[[], object]]:
+    """All that the port can ask, but the delete of a key."""
+    return [
+        lambda: store.put_if_absent("key", b"body", metadata={}),
+        lambda: store.put_file_if_absent("key", io.BytesIO(b"body"), metadata={}, proceed=lambda: None),
+        lambda: store.put_file_if_absent("key", io.BytesIO(b"12345678"), metadata={}, proceed=lambda: None),
+        lambda: store.open_uploads("key"),
+        lambda: store.get("key"),
+        lambda: store.get_range("key", 0, 1),
+        lambda: store.head("key"),
+        lambda: list(store.list("")),
+        lambda: store.delete(["a", "b"]),
+    ]
+
+
+@pytest.mark.parametrize("answer", FOREIGN, ids=lambda one: f"{one.status} {one.body[:6].decode()}")
+def test_no_call_takes_an_answer_that_is_not_the_stores_own(answer: Answer) -> None:
+    """A gateway's page, or nothing, said with 200: an acknowledged append was lost for good by it."""
     with scripted(in_turn(answer)) as peer:
-        store = store_at(peer)
-        with pytest.raises(PreconditionFailed, match=r"get bucket/key: \d+ "):
+        store = parting(store_at(peer))
+        for ask in every_call(store):
+            before = len(peer.requests)
+            with pytest.raises(StoreUnavailable):
+                ask()
+            assert len(peer.requests) - before >= NO_WAITS.attempts
+
+
+def test_no_single_delete_and_no_abort_takes_an_answer_that_is_not_the_stores_own() -> None:
+    """S3 answers both with 204 and nothing else; a page in its place has deleted nothing."""
+    for answer in (Answer(200, b"<html>"), Answer(200), Answer(202)):
+        with scripted(lambda r, a=answer: fault(501, "NotImplemented") if r.is_bulk_delete else a) as peer:  # type: ignore[misc]
+            with pytest.raises(StoreUnavailable):
+                store_at(peer).delete(["a"])
+            with pytest.raises(StoreUnavailable):
+                store_at(peer)._parted.abort("key", "u-1")
+
+
+def test_an_answer_of_the_store_after_foreign_ones_counts() -> None:
+    """The request is sent again: the append is stored once, and only then acknowledged."""
+    with scripted(in_turn(Answer(200, b"<html>"), Answer(200), OK)) as peer:
+        store_at(peer).put_if_absent("key", b"body", metadata={})
+    assert [(r.method, r.body) for r in peer.requests] == [("PUT", b"body")] * 3
+
+
+def test_get_range_answered_with_another_range_is_asked_again() -> None:
+    """Bytes from elsewhere in the object, of the right number, are not those that were asked for."""
+    other = Answer(206, b"xyz", {"ETag": '"e"', "Content-Range": "bytes 0-2/9"})
+    right = Answer(206, b"abc", {"ETag": '"e"', "Content-Range": "bytes 5-7/9"})
+    with scripted(in_turn(other, right)) as peer:
+        assert store_at(peer).get_range("key", 5, 3) == b"abc"
+
+
+@pytest.mark.parametrize("answer", REFUSALS)
+def test_a_refusal_names_the_service_and_what_to_try_and_is_asked_once(answer: Answer) -> None:
+    """Only 404 NoSuchKey means absent; any other refusal is the store's, and neither a guard's nor bad input."""
+    with scripted(in_turn(answer)) as peer:
+        store = parting(store_at(peer))
+        with pytest.raises(ServiceRefused, match=r"^S3: get bucket/key: \d+ \w+: scripted; \w+") as caught:
             store.get("key")
-        with pytest.raises(PreconditionFailed):
-            store.get_range("key", 0, 1)
-        with pytest.raises(PreconditionFailed):
-            store.put_if_absent("key", b"", metadata={})
-        assert len(peer.requests) == 3
-        with pytest.raises(PreconditionFailed):
-            store.head("key")
-        with pytest.raises(PreconditionFailed):
-            list(store.list(""))
-        with pytest.raises(PreconditionFailed):
-            store.delete(["a", "b"])
+        assert caught.value.code in answer.body.decode()
+        for ask in every_call(store):
+            with pytest.raises(ServiceRefused):
+                ask()
+        gets = [r for r in peer.requests if r.method == "GET" and r.key == "key" and "range" not in r.headers]
+        assert len(gets) == 2
+
+
+@pytest.mark.parametrize("answer", PASSING)
+def test_a_refusal_that_may_pass_by_itself_is_asked_again(answer: Answer) -> None:
+    """A renewed token, a fresh signature: the append goes on; a refusal that stays names the service."""
+    with scripted(in_turn(answer, answer, OK)) as peer:
+        store_at(peer).put_if_absent("key", b"body", metadata={})
+    with scripted(in_turn(answer)) as peer, pytest.raises(ServiceRefused):
+        store_at(peer).put_if_absent("key", b"body", metadata={})
+
+
+@pytest.mark.parametrize("code", ["InvalidRequest", "InvalidArgument"])
+def test_a_request_that_the_store_calls_invalid_is_no_bad_input_of_the_caller(code: str) -> None:
+    """What such an answer means the store alone knows; only a bad key of the request itself is the caller's input."""
+    with scripted(in_turn(fault(400, code))) as peer:
+        *asking, delete = every_call(parting(store_at(peer)))
+        for ask in asking:
+            with pytest.raises(ServiceRefused):
+                ask()
+        report = delete()
+        assert isinstance(report, DeleteReport)
+        assert dict(report.failed) == dict.fromkeys("ab", f"{code}: scripted")
+
+
+def test_redirects_that_lead_to_redirects_end() -> None:
+    """Botocore asks HEAD of the bucket for its region at each redirect, and so for ever where that is redirected."""
+    with scripted(in_turn(Answer(302))) as peer, pytest.raises(StoreUnavailable):
+        store_at(peer).get("key")
+    assert len(peer.requests) == NO_WAITS.attempts
+
+
+@pytest.mark.parametrize("bucket", ["Odd_Bucket!", "a b", "arn:aws:s3"])
+def test_a_bucket_that_no_store_can_have_is_no_bad_input(bucket: str) -> None:
+    """A context may name one: whoever retries bad input without an end would retry its deletion so."""
+    with scripted(in_turn(OK)) as peer:
+        for ask in every_call(store_at(peer).for_bucket(bucket)):
+            with pytest.raises(ServiceRefused):
+                ask()
+        assert peer.requests == []
 
 
 def test_a_key_that_the_store_calls_too_long_is_invalid_input() -> None:
@@ -139,7 +242,7 @@ def test_head_of_a_missing_bucket_is_an_error_though_head_has_no_body() -> None:
     """A HEAD says 404 for the key and for the bucket alike: a GET of one byte says which."""
     with scripted(in_turn(Answer(404), fault(404, "NoSuchKey"))) as peer:
         assert store_at(peer).head("key") is None
-    with scripted(in_turn(Answer(404), fault(404, "NoSuchBucket"))) as peer, pytest.raises(PreconditionFailed):
+    with scripted(in_turn(Answer(404), fault(404, "NoSuchBucket"))) as peer, pytest.raises(ServiceRefused):
         store_at(peer).head("key")
     with scripted(in_turn(Answer(404), found(b"x", 206), found(b"xyz"))) as peer:
         info = store_at(peer).head("key")
@@ -149,7 +252,7 @@ def test_head_of_a_missing_bucket_is_an_error_though_head_has_no_body() -> None:
 
 def test_get_of_a_body_cut_short_is_asked_again() -> None:
     """Fewer bytes than announced are never handed on as the object."""
-    cut = Answer(200, b"half", {"Content-Length": "8", "Connection": "close"})
+    cut = Answer(200, b"half", {"ETag": '"e"', "Content-Length": "8", "Connection": "close"})
     with scripted(in_turn(cut, found(b"complete"))) as peer:
         store = connect(peer.endpoint, "us-east-1", "a", "s", "bucket", read_timeout_s=0.2, patience=NO_WAITS)
         stored = store.get("key")
@@ -159,7 +262,7 @@ def test_get_of_a_body_cut_short_is_asked_again() -> None:
 
 def test_get_of_a_body_with_another_checksum_is_asked_again() -> None:
     """A checksum that the store sends along is checked; a damaged body is not handed on."""
-    damaged = Answer(200, b"complete", {"x-amz-checksum-crc32": "AAAAAA=="})
+    damaged = Answer(200, b"complete", {"ETag": '"e"', "x-amz-checksum-crc32": "AAAAAA=="})
     with scripted(in_turn(damaged, found(b"complete"))) as peer:
         stored = store_at(peer).get("key")
     assert len(peer.requests) == 2

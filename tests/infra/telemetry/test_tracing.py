@@ -27,7 +27,7 @@ from infra.telemetry.provider import make_provider
 from infra.telemetry.span_files import SpanFileExporter
 from logstore.errors import AlreadyExists, StoreUnavailable
 from tests.infra.objects.peer import Answer, deleted, fault, listing, scripted
-from tests.infra.objects.test_store import found, in_turn, store_at
+from tests.infra.objects.test_store import OK, found, in_turn, store_at
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ def test_a_collector_in_the_environment_receives_the_spans(tmp_path: Path, monke
 
 def test_start_tracing_makes_the_process_trace_and_is_done_once(tmp_path: Path) -> None:
     """Through the global provider, S3 and SQL spans of one piece of work share its trace; a second start joins."""
-    with scripted(in_turn(Answer(200))) as peer:
+    with scripted(in_turn(OK)) as peer:
         program = f"""
 import sys
 from pathlib import Path
@@ -199,9 +199,7 @@ tracing.shutdown()
 
 def test_s3_spans_tell_method_bucket_and_key_or_counts(spans: InMemorySpanExporter) -> None:
     """One span per call, without payloads."""
-    answers = in_turn(
-        Answer(200), found(b"payload"), listing("p/a", "p/b"), deleted("p/a", errors={"p/b": "AccessDenied"})
-    )
+    answers = in_turn(OK, found(b"payload"), listing("p/a", "p/b"), deleted("p/a", errors={"p/b": "AccessDenied"}))
     with scripted(answers) as peer:
         store = store_at(peer)
         store.put_if_absent("key", b"payload", metadata={"a": "b"})
