@@ -29,7 +29,7 @@ from workers.cli import (
     worker,
     workflow,
 )
-from workers.cli.command import CommandGroup, HomeFlag, JsonFlag, options
+from workers.cli.command import CommandGroup, HomeFlag, JsonFlag, WideFlag, options
 from workers.cli.topics import topic
 
 _ABOUT = """Keep a segmented log store clean: durable jobs that finish whatever crashes.
@@ -66,10 +66,11 @@ def _root(
     *,
     json: JsonFlag = False,
     home: HomeFlag = None,
+    wide: WideFlag = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     del version  # its callback has answered already
-    options(ctx).add(as_json=json, home=home)
+    options(ctx).add(as_json=json, home=home, wide=wide)
 
 
 stack.register(app)

@@ -30,4 +30,6 @@ def list_(session: Session, *, topic: OfTopic = None, ledger: OfLedger = None, l
         ledger_id=None if ledger is None else LedgerId(ledger),
         limit=limit,
     )
-    return Answer(document=[decision_document(one) for one in found], empty="nothing was destroyed")
+    rows = [decision_document(one) for one in found]
+    shown = [{name: row[name] for name in ("at", "act", "actor", "topic", "reason")} for row in rows]
+    return Answer(document=rows, shown=shown, beneath=("reason",), empty="nothing was destroyed")

@@ -1,4 +1,4 @@
-"""How a function becomes a command: `--json` and `--home` in any place, one answer, one exit code."""
+"""How a function becomes a command: `--json`, `--wide` and `--home` in any place, one answer, one exit code."""
 
 import inspect
 import re
@@ -21,6 +21,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 HomeFlag = Annotated[
     str | None, typer.Option("--home", metavar="DIR", help="Where the stack lives (SEXTON_HOME; default .sexton).")
 ]
+WideFlag = Annotated[bool, typer.Option("--wide", help="Show all of a table, however wide it gets.")]
 
 
 @dataclass(slots=True)
@@ -30,10 +31,12 @@ class GlobalOptions:
     services: Services = field(default_factory=Services)
     as_json: bool = False
     home: str | None = None
+    wide: bool = False
 
-    def add(self, *, as_json: bool, home: str | None) -> None:
+    def add(self, *, as_json: bool, home: str | None, wide: bool) -> None:
         """Take what another level says; the innermost `--home` wins."""
         self.as_json = self.as_json or as_json
+        self.wide = self.wide or wide
         self.home = home if home is not None else self.home
 
 
@@ -92,8 +95,8 @@ def group(name: str, about: str) -> typer.Typer:
     )
 
 
-def _take_options(ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag = None) -> None:
-    options(ctx).add(as_json=json, home=home)
+def _take_options(ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag = None, wide: WideFlag = False) -> None:
+    options(ctx).add(as_json=json, home=home, wide=wide)
 
 
 def options(ctx: typer.Context) -> GlobalOptions:
@@ -127,10 +130,11 @@ def command(
 
 
 def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
-    def run(ctx: typer.Context, *, json: bool, home: str | None, **arguments: object) -> None:
+    def run(ctx: typer.Context, *, json: bool, home: str | None, wide: bool, **arguments: object) -> None:
         given = options(ctx)
-        given.add(as_json=json, home=home)
-        session = Session(given.services, command=_full_name(ctx), flags={"home": given.home}, as_json=given.as_json)
+        given.add(as_json=json, home=home, wide=wide)
+        form = {"as_json": given.as_json, "wide": given.wide}
+        session = Session(given.services, command=_full_name(ctx), flags={"home": given.home}, **form)
         _answer(body, session, arguments, sys.stdout)
 
     run.__signature__ = _signature(body)  # type: ignore[attr-defined]
@@ -154,7 +158,7 @@ def _answer(body: Callable[..., Answer], session: Session, arguments: dict[str, 
             answer = body(session, **arguments)
         finally:
             session.close()
-    emit(answer, as_json=session.as_json, stdout=stdout)
+    emit(answer, as_json=session.as_json, wide=session.wide, stdout=stdout)
     if answer.code:
         raise typer.Exit(int(answer.code))
 
@@ -166,7 +170,8 @@ def _signature(body: Callable[..., Answer]) -> inspect.Signature:
     context = inspect.Parameter("ctx", kind, annotation=typer.Context)
     json = inspect.Parameter("json", kind, default=False, annotation=JsonFlag)
     home = inspect.Parameter("home", kind, default=None, annotation=HomeFlag)
-    return inspect.Signature([context, *own, json, home])
+    wide = inspect.Parameter("wide", kind, default=False, annotation=WideFlag)
+    return inspect.Signature([context, *own, json, home, wide])
 
 
 def _help(body: Callable[..., Answer], examples: Sequence[str]) -> str:

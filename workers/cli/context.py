@@ -124,11 +124,14 @@ class Services:
 class Session:
     """One command's surroundings; whatever was opened is closed when the command ends."""
 
-    def __init__(self, services: Services, *, command: str, flags: Mapping[str, object], as_json: bool) -> None:
+    def __init__(
+        self, services: Services, *, command: str, flags: Mapping[str, object], as_json: bool, wide: bool = False
+    ) -> None:
         """Open nothing yet."""
         self.services = services
         self._command = command
         self.as_json = as_json
+        self.wide = wide
         self._flags = flags
         self._open = ExitStack()
         self._traced = False

@@ -1,5 +1,6 @@
 """`deletion inflight` and `deletion list`: the queue of phase two and its dead letters."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -30,7 +31,22 @@ def list_(session: Session, *, state: State = None, limit: Limit = 100) -> Answe
     found = session.log.catalog.deletions.list(state, limit=limit + 1)
     if len(found) > limit:
         note(f"there are more: shown are the newest {limit:,}; --limit shows as many as you say")
-    return Answer(document=[_row(intent) for intent in found[:limit]], empty="no deletions")
+    rows = [_row(intent) for intent in found[:limit]]
+    return Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("problem",), empty="no deletions")
+
+
+def _shown(row: Mapping[str, object]) -> dict[str, object]:
+    """A row as people see it: how it ended, and why, stand beneath where that says more than the state."""
+    said = None if row["outcome"] in {None, row["state"]} else row["outcome"]
+    return {
+        "id": row["id"],
+        "topic": row["topic"],
+        "ledger": row["ledger_id"],
+        "copy": row["copy"],
+        "state": row["state"],
+        "attempts": row["attempts"],
+        "problem": ": ".join(str(one) for one in (said, row["last_error"]) if one),
+    }
 
 
 def _row(intent: DeletionIntent) -> dict[str, object]:

@@ -1,10 +1,10 @@
 """Topics, subscriptions and entries as JSON documents."""
 
 import base64
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from workers.cli.output import topic_shown
+from workers.cli.output import plain, topic_shown
 from workers.cli.times import shown_us
 
 if TYPE_CHECKING:
@@ -33,6 +33,23 @@ def topic_document(log: "LogStore", topic: "Topic") -> dict[str, object]:
         "subscriptions": [subscription_document(one, spans) for one in log.subscriptions.all(topic.topic_id)],
         "max_read_position": None if last is None else str(last),
     }
+
+
+def topic_shown_in_list(row: Mapping[str, Any]) -> dict[str, object]:
+    """A topic's document as a line of a table."""
+    return {
+        "name": row["name"],
+        "state": row["state"],
+        "ledgers": row["ledgers"],
+        "entries": row["entries"],
+        "bytes": row["size_bytes"],
+        "last": row["max_read_position"],
+        "subscriptions": ", ".join(_subscription_shown(one) for one in row["subscriptions"]),
+    }
+
+
+def _subscription_shown(one: Mapping[str, object]) -> str:
+    return f"{one['name']} is {'an unknown number' if one['backlog'] is None else plain(one['backlog'])} behind"
 
 
 def subscription_document(found: "Subscription", spans: "Sequence[LedgerSpan]") -> dict[str, object]:
@@ -75,13 +92,13 @@ def entry_document(entry: "Entry") -> dict[str, object]:
     }
 
 
-def entry_shown(entry: "Entry") -> dict[str, object]:
-    """An entry as people see it: the payload as text where it is text, cut at 80 characters."""
+def entry_shown(entry: "Entry", *, most: int | None = 80) -> dict[str, object]:
+    """An entry as people see it: the payload as text where it is text, cut at `most` characters."""
     text = (entry.payload or b"").decode("utf-8", errors="replace")
     return {
         "position": str(entry.position),
         "key": entry.key,
-        "payload": text if len(text) <= 80 else f"{text[:79]}…",
+        "payload": text if most is None or len(text) <= most else f"{text[: most - 1]}…",
         "published": shown_us(entry.publish_ms * 1_000),
         "properties": dict(entry.properties),
     }

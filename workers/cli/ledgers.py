@@ -1,5 +1,6 @@
 """`ledger list` and `ledger delete`."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,9 +46,13 @@ def list_(
     topic = session.topic(name)
     found = session.log.catalog.components.listed(topic.topic_id)
     rows = [_row(one) for one in found if component is None or one.component is component]
-    left_out = {"tombstone"} if any(row["keys"] for row in rows) else {"tombstone", "keys"}
-    shown = [{name: value for name, value in row.items() if name not in left_out} for row in rows]
-    return Answer(document=rows, shown=shown, empty="no ledgers")
+    return Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("keys",), empty="no ledgers")
+
+
+def _shown(row: Mapping[str, object]) -> dict[str, object]:
+    names = {"ledger_id": "ledger", "component": "component", "state": "state", "entries": "entries"}
+    names |= {"size_bytes": "bytes", "copies": "copies", "keys": "keys"}
+    return {shorter: row[name] for name, shorter in names.items()}
 
 
 def _row(found: "Ledger") -> dict[str, object]:

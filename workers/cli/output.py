@@ -10,13 +10,10 @@ from urllib.parse import unquote
 from workers.cli.errors import ExitCode
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.text import Text
+    from rich.console import Console
 
 Document = Mapping[str, object] | Sequence[Mapping[str, object]]
 """What `--json` prints."""
-
-_PIPE_WIDTH = 10_000  # into a pipe nothing is wrapped or cut, so that `grep` finds whole names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +26,21 @@ class Answer:
     title: str | None = None
     empty: str = "nothing"  # what people see instead of a table without rows
     code: ExitCode = ExitCode.DONE
+    beneath: Sequence[str] = ()  # columns whose values stand on lines of their own
+    wide: Document | None = None  # what people see of all there is; by default the rows of the document
     more: "Sequence[Answer]" = ()  # what people see after it, and only they
+
+    @property
+    def shown_or_document(self) -> Document:
+        """What people see."""
+        return self.document if self.shown is None else self.shown
+
+    @property
+    def whole(self) -> Document:
+        """What people see who asked for all."""
+        if self.wide is not None:
+            return self.wide
+        return self.shown_or_document if isinstance(self.document, Mapping) else self.document
 
 
 def topic_shown(encoded: str) -> str:
@@ -37,28 +48,43 @@ def topic_shown(encoded: str) -> str:
     return unquote(encoded)
 
 
-def emit(answer: Answer, *, as_json: bool, stdout: TextIO) -> None:
-    """Print the answer."""
+def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:
+    """Print the answer: for people as wide as their terminal, or whole."""
     if as_json:
         stdout.write(json.dumps(answer.document, indent=2, allow_nan=False) + "\n")
     else:
         for part in (answer, *answer.more):
-            _show(part, stdout)
+            _show(part, stdout, wide=wide)
     stdout.flush()
 
 
-def _show(answer: Answer, stdout: TextIO) -> None:
+def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
     if answer.text is not None:
         stdout.write(answer.text)
+        return
+    from rich.text import Text  # noqa: PLC0415 - start-up time
+
+    from workers.cli.tables import pairs, table  # noqa: PLC0415
+
+    console = _console(stdout)
+    width = None if wide else console.width
+    shown = answer.whole if wide else answer.shown_or_document
+    lines = [] if answer.title is None else [Text(answer.title, "italic")]
+    if isinstance(shown, Mapping):
+        lines += pairs(shown, width=width)
+    elif shown:
+        lines += table(shown, width=width, beneath=answer.beneath)
     else:
-        _console(stdout).print(_rendered(answer))
+        lines.append(Text(f"({answer.empty})"))
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def note(message: str) -> None:
     """Tell people something beside the answer, on stderr."""
     from rich.text import Text  # noqa: PLC0415 - start-up time
 
-    _console(sys.stderr).print(Text(harmless(message)))
+    _console(sys.stderr).print(Text(harmless(message)), soft_wrap=True)
 
 
 def error_line(message: str) -> None:
@@ -71,50 +97,7 @@ def error_line(message: str) -> None:
 def _console(file: TextIO) -> "Console":
     from rich.console import Console  # noqa: PLC0415 - start-up time
 
-    return Console(file=file, highlight=False, width=None if file.isatty() else _PIPE_WIDTH)
-
-
-def _rendered(answer: Answer) -> "RenderableType":
-    shown = answer.document if answer.shown is None else answer.shown
-    if isinstance(shown, Mapping):
-        return _pairs(shown, answer.title)
-    return _rows(shown, answer.title) if shown else f"({answer.empty})"
-
-
-def _pairs(document: Mapping[str, object], title: str | None) -> "RenderableType":
-    from rich.table import Table  # noqa: PLC0415 - start-up time
-
-    table = Table(title=title, show_header=False, box=None, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in document.items():
-        table.add_row(_words(name), _cell(value))
-    return table
-
-
-def _rows(rows: Sequence[Mapping[str, object]], title: str | None) -> "RenderableType":
-    from rich import box  # noqa: PLC0415 - start-up time
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for name, value in rows[0].items():
-        number = isinstance(value, int) and not isinstance(value, bool)
-        table.add_column(_words(name), justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in rows[0]))
-    return table
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _cell(value: object) -> "Text":
-    from rich.text import Text  # noqa: PLC0415 - start-up time
-
-    if isinstance(value, bool):
-        return Text("yes", style="green") if value else Text("no", style="red")
-    return Text(harmless(plain(value)))  # `Text` so that brackets in a name are no markup
+    return Console(file=file, highlight=False)
 
 
 def plain(value: object) -> str:

@@ -60,6 +60,7 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
             "workers": workers,
         },
         shown=_bundles_shown(rows),
+        wide=[_bundle_row(row) for row in rows],
         empty="no bundles" if worker is None else f"no bundles of a worker {worker}",
         more=(
             Answer(document=[_worker_shown(row) for row in workers], empty=_no_worker(worker)),

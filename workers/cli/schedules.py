@@ -1,7 +1,8 @@
 """`schedule list` and `schedule apply`: the recurring jobs."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workers.cli.command import command, group
 from workers.cli.context import Session
@@ -23,7 +24,9 @@ def list_(session: Session) -> Answer:
         return await client.list_schedules()
 
     rows = [_row(found) for found in session.with_client(ask)]
-    return Answer(document=rows, empty="no schedules; `sexton schedule apply` creates them")
+    return Answer(
+        document=rows, shown=[_narrow(row) for row in rows], empty="no schedules; `sexton schedule apply` creates them"
+    )
 
 
 def _row(found: "ScheduleRow") -> dict[str, object]:
@@ -35,6 +38,13 @@ def _row(found: "ScheduleRow") -> dict[str, object]:
         "last_run": _shown(found.last_run),
         "paused": found.paused,
     }
+
+
+def _narrow(row: Mapping[str, Any]) -> dict[str, object]:
+    from workers.settings import format_duration  # noqa: PLC0415 - start-up time
+
+    every = None if row["interval_s"] is None else format_duration(row["interval_s"])
+    return {("every" if name == "interval_s" else name): value for name, value in {**row, "interval_s": every}.items()}
 
 
 def _shown(time: datetime | None) -> str | None:

@@ -54,6 +54,7 @@ def read(
     return Answer(
         document=[entry_document(one) for one in entries],
         shown=[entry_shown(one) for one in entries],
+        wide=[entry_shown(one, most=None) for one in entries] if session.wide else None,
         empty="no entries",
     )
 

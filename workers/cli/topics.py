@@ -8,7 +8,7 @@ import typer
 from logstore.names import TopicName, check_subscription
 from workers.cli.command import command, group
 from workers.cli.context import Session
-from workers.cli.documents import subscription_document, topic_document
+from workers.cli.documents import subscription_document, topic_document, topic_shown_in_list
 from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, refuse_durable
 from workers.cli.output import Answer
 
@@ -44,9 +44,8 @@ def create(
 def list_(session: Session) -> Answer:
     """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
     found = [topic_document(session.log, one) for one in session.log.catalog.topics.all()]
-    columns = ("name", "state", "ledgers", "entries", "size_bytes", "max_read_position")
-    shown = [{name: row[name] for name in columns} for row in found]
-    return Answer(document=found, shown=shown, empty="no topics")
+    shown = [topic_shown_in_list(row) for row in found]
+    return Answer(document=found, shown=shown, beneath=("subscriptions",), empty="no topics")
 
 
 @command(topic, "show", examples=[f"sexton topic show {_ORDERS} --json"])

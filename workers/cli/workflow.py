@@ -57,8 +57,9 @@ def list_(
 
     rows = [_row(found) for found in session.with_client(ask)]
     shown = [row | {"topic": topic_shown(str(row["topic"]))} if row.get("topic") else row for row in rows]
-    narrow = [{name: value for name, value in row.items() if name != "run_id"} for row in shown]
-    return Answer(document=shown, shown=narrow, empty="no workflows")
+    columns = ("workflow_id", "status", "started", "outcome", "topic")  # the id begins with the type
+    narrow = [{name: row.get(name) for name in columns} for row in shown]
+    return Answer(document=shown, shown=narrow, beneath=("topic",), empty="no workflows")
 
 
 def _row(found: Any) -> dict[str, object]:  # noqa: ANN401 - a dataclass or a mapping

@@ -1,0 +1,113 @@
+"""Tables: no wider than a terminal, nothing lost where all was asked for, colours on a terminal only."""
+
+import io
+import os
+import pty
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from tests.workers.cli.conftest import Run
+from tests.workers.cli.fakes import FakeServices
+from workers.cli.output import Answer, emit
+from workers.cli.tables import pairs, table
+
+_LONG = f"persistent://public/default/{'long-' * 33}end"
+_VALUES = st.none() | st.booleans() | st.integers(0, 2**63) | st.text(max_size=300) | st.lists(st.text(max_size=9))
+_ROWS = st.lists(st.tuples(*[_VALUES] * 6), min_size=1, max_size=4).map(
+    lambda found: [
+        dict(zip(("name", "ledger_id", "state", "bytes", "at", "problem"), row, strict=True)) for row in found
+    ]
+)
+
+
+@given(rows=_ROWS, width=st.integers(40, 200))
+def test_table_of_anything_is_no_wider_than_asked(rows: list[dict[str, object]], width: int) -> None:
+    """Whatever the cells hold, wide characters and control characters too."""
+    for line in [*table(rows, width=width, beneath=("problem",)), *pairs(rows[0], width=width)]:
+        assert cell_len(line.plain) <= width
+        assert line.plain.isprintable()
+
+
+@given(names=st.lists(st.text("abcdefgh:/-", min_size=1, max_size=300), min_size=1, max_size=4))
+def test_table_without_a_width_holds_every_name_whole(names: list[str]) -> None:
+    """`--wide` cuts nothing, and keeps each row on one line."""
+    lines = table([{"name": name, "problem": name[::-1]} for name in names], width=None, beneath=("problem",))
+    assert [line.plain.split() for line in lines[2:]] == [[name, name[::-1]] for name in names]
+
+
+def test_table_short_of_room_cuts_names_in_their_middle_and_keeps_numbers_states_and_the_error() -> None:
+    """Times are shown to the minute; ids have no commas; the error stands beneath its row, in whole."""
+    error = "METADATA_MISMATCH: expected the owner of somebody, found another one's " + "x" * 90
+    row = {
+        "id": 123456,
+        "topic": _LONG,
+        "state": "DEAD_LETTERED",
+        "bytes": 1234567,
+        "at": "2026-11-20T15:27:24.661562Z",
+    }
+    heading, _, told, *beneath = [line.plain for line in table([{**row, "error": error}], width=80, beneath=("error",))]
+    assert heading.split() == ["id", "topic", "state", "bytes", "at"]
+    assert told.split()[0] == "123456"
+    assert told.split()[2:] == ["DEAD_LETTERED", "1,234,567", "2026-11-20", "15:27"]
+    head, tail = told.split()[1].split("…")
+    assert _LONG.startswith(head)
+    assert _LONG.endswith(tail)
+    assert "".join(beneath).replace(" ", "") == error.replace(" ", "")
+
+
+def test_lists_of_every_command_fit_80_columns_and_wide_shows_all(run: Run, services: FakeServices) -> None:
+    """Long names and errors, large numbers; `--wide` in any place."""
+    assert run("topic", "create", _LONG).exit_code == 0
+    run("topic", "subscribe", _LONG, "s" * 120)
+    services.log.deletions = 3
+    services.health = [{"name": "s3", "ok": False, "detail": _LONG}]
+    lists = [
+        ("topic", "list"),
+        ("topic", "show", _LONG),
+        ("ledger", "list", _LONG),
+        ("deletion", "list"),
+        ("workflow", "list"),
+        ("schedule", "list"),
+        ("config", "show"),
+        ("status",),
+    ]
+    for line in lists:
+        told = run(*line).stdout
+        assert max(map(cell_len, told.splitlines())) <= 80, told
+    assert _LONG not in run("topic", "list").stdout
+    for form in (("--wide", "topic", "list"), ("topic", "--wide", "list"), ("topic", "list", "--wide")):
+        assert _LONG in run(*form).stdout
+    assert "max read position" in run("topic", "list", "--wide").stdout
+
+
+def _on_a_terminal(answer: Answer) -> str:
+    """What a terminal gets to see."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as stdout:
+        emit(answer, as_json=False, stdout=stdout)
+    told = b""
+    with os.fdopen(ours, "rb", buffering=0) as screen, suppress(OSError):  # EIO: all is read, and nobody writes
+        while piece := screen.read(65_536):
+            told += piece
+    return told.decode()
+
+
+def test_states_have_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe gets none, nor does a terminal whose owner wants none."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    answer = Answer(document=[{"id": 1, "state": "DEAD_LETTERED", "name": "DELETED"}, {"id": 2, "state": "DELETED"}])
+    told = _on_a_terminal(answer)
+    assert "\x1b[31mDEAD_LETTERED\x1b[0m" in told
+    assert "\x1b[32mDELETED\x1b[0m" in told
+    assert told.count("\x1b[32m") == 1, "a name is no state"
+    piped = io.StringIO()
+    emit(answer, as_json=False, stdout=piped)
+    assert "\x1b" not in piped.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not any(f"\x1b[{colour}m" in _on_a_terminal(answer) for colour in (31, 32, 33))

@@ -1,0 +1,183 @@
+"""Tables for people: as wide as the terminal and no wider, or, when all was asked for, as wide as their content.
+
+Where room is short a name is cut in its middle, a sentence goes over several lines, and what stands beneath a row (an
+error, a reason) has lines of its own. Numbers are cut last.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from workers.cli.output import harmless, plain
+
+_GAP = 2
+_NARROWEST = 8  # a name is not cut further while anything else can be
+_INDENT = 4
+_TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:\.[0-9]+)?Z")
+_STATES = frozenset({"state", "status", "outcome", "session state"})
+_IDS = frozenset({"id", "ledger", "no", "closed", "opened"})
+_GOOD, _GOING, _BAD = "green", "yellow", "red"
+_COLOURS = {
+    **dict.fromkeys(("ACTIVE", "DELETED", "ALREADY_GONE", "LIVE", "ALIVE", "Completed"), _GOOD),
+    **dict.fromkeys(("PENDING", "RETRYING", "DELETING", "CREATING", "WRITING", "UNLISTED", "Running"), _GOING),
+    **dict.fromkeys(("DEAD_LETTERED", "INVALID", "STILL_IN_USE", "METADATA_MISMATCH", "GONE"), _BAD),
+    **dict.fromkeys(("STALE_CATALOG", "Failed", "Terminated", "TimedOut", "Canceled"), _BAD),
+}
+Row = Mapping[str, object]
+
+
+def table(rows: Sequence[Row], *, width: int | None, beneath: Sequence[str] = ()) -> list[Text]:
+    """Rows under their headings.
+
+    Args:
+        rows: At least one; the first one's names are the columns.
+        width: Cells of a line, inclusive; None: nothing is cut, and nothing stands beneath.
+        beneath: Names whose values stand on lines of their own below their row, where they are not empty.
+    """
+    names = [name for name in rows[0] if width is None or name not in beneath]
+    headings = [_words(name) for name in names]
+    cells = [
+        [_cell(row.get(name), heading, width) for name, heading in zip(names, headings, strict=True)] for row in rows
+    ]
+    numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
+    widths = [
+        max(cell_len(heading), *(cell_len(row[at].plain) for row in cells)) for at, heading in enumerate(headings)
+    ]
+    if width is not None:
+        rigid = [
+            is_number or heading in _STATES or all(_is_time(row.get(name)) for row in rows)
+            for name, heading, is_number in zip(names, headings, numeric, strict=True)
+        ]
+        widths = _squeezed(widths, headings, rigid, width - 1 - _GAP * (len(names) - 1))
+    line = partial(_line, widths=widths, numeric=numeric)
+    told = [*line([Text(heading, "bold") for heading in headings])]
+    told.append(Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)), "dim"))
+    for row, shown in zip(rows, cells, strict=True):
+        told += line(shown)
+        if width is not None:
+            told += [one for name in beneath for one in _beneath(row.get(name), width)]
+    return told
+
+
+def pairs(document: Row, *, width: int | None) -> list[Text]:
+    """One thing, a line for each of its values; lists of things are tables of their own, below."""
+    inner = {name: value for name, value in document.items() if value and _is_rows(value)}
+    labels = {name: _words(name) for name in document if name not in inner}
+    left = max(map(cell_len, labels.values()), default=0)
+    told = []
+    for name, label in labels.items():
+        shown = _cell(document[name], label, None)  # there is room for the whole time
+        lines = [shown] if width is None else _wrapped(shown, max(width - 1 - left - _GAP, _NARROWEST))
+        heads = [label, *[""] * (len(lines) - 1)]
+        told += [
+            Text.assemble(" ", (_padded(head, left), "bold"), " " * _GAP, line)
+            for head, line in zip(heads, lines, strict=True)
+        ]
+    for name, value in inner.items():
+        assert isinstance(value, Sequence)
+        told += [Text(), Text(f" {_words(name)}", "bold"), *table(value, width=width)]
+    return told
+
+
+def _is_rows(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, Mapping) for one in value)
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _is_time(value: object) -> bool:
+    return value is None or (isinstance(value, str) and _TIME.fullmatch(value) is not None)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _cell(value: object, heading: str, width: int | None) -> Text:
+    if isinstance(value, bool):
+        return Text("yes", _GOOD) if value else Text("no", _BAD)
+    is_id = heading in _IDS or heading.endswith(" id")  # to be typed again: without commas
+    text = harmless(str(value) if is_id and isinstance(value, int) else plain(value)).replace("\n", " ")
+    if width is not None:
+        text = _TIME.sub(r"\1 \2", text)
+    return Text(text, _COLOURS.get(text, "") if heading in _STATES else "")  # `Text`: brackets in a name are no markup
+
+
+def _squeezed(widths: list[int], headings: list[str], rigid: list[bool], room: int) -> list[int]:
+    """Take from the widest column that can give, until all fit; from rigid ones, and headings, only at last."""
+    widths = list(widths)
+    floors = [
+        wide if fixed else min(wide, max(_NARROWEST, cell_len(heading)))
+        for wide, heading, fixed in zip(widths, headings, rigid, strict=True)
+    ]
+    for least in (floors, [1] * len(widths)):
+        while sum(widths) > room:
+            giving = [at for at, wide in enumerate(widths) if wide > least[at]]
+            if not giving:
+                break
+            widths[max(giving, key=lambda at: widths[at])] -= 1
+    return widths
+
+
+def _line(cells: Sequence[Text], *, widths: Sequence[int], numeric: Sequence[bool]) -> list[Text]:
+    """One row: as many lines as its longest sentence takes."""
+    columns = [_fitted(cell, wide) for cell, wide in zip(cells, widths, strict=True)]
+    told = []
+    for at in range(max(map(len, columns))):
+        line = Text(" ")
+        for number, (column, wide, right) in enumerate(zip(columns, widths, numeric, strict=True)):
+            cell = column[at] if at < len(column) else Text()
+            room = " " * (wide - cell_len(cell.plain))
+            line.append_text(Text.assemble(" " * (_GAP if number else 0), *((room, cell) if right else (cell, room))))
+        line.rstrip()
+        told.append(line)
+    return told
+
+
+def _fitted(cell: Text, width: int) -> list[Text]:
+    if cell_len(cell.plain) <= width:
+        return [cell]
+    if " " in cell.plain:
+        return _wrapped(cell, width)
+    return [Text(_cut(cell.plain, width), cell.style)]
+
+
+def _cut(text: str, width: int) -> str:
+    """A name without its middle: beginnings are often alike, and so are ends."""
+    head = _within(text, (width - 1) // 2)
+    tail = _within(text[::-1], width - 1 - cell_len(head))[::-1]
+    return f"{head}…{tail}"
+
+
+def _within(text: str, width: int) -> str:
+    kept = ""
+    for char in text:
+        if cell_len(kept + char) > width:
+            break
+        kept += char
+    return kept
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    lines = list(text.wrap(Console(width=width), width, overflow="fold"))
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+def _beneath(value: object, width: int) -> list[Text]:
+    text = harmless(plain(value))
+    if text == "-":
+        return []
+    lines = _wrapped(Text(text, "dim"), max(width - _INDENT, _NARROWEST))
+    return [Text.assemble(" " * _INDENT, line) for line in lines]
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))
