@@ -7,9 +7,9 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from temporalio.contrib.opentelemetry import ReplaySafeTracerProvider, create_tracer_provider
 
+from infra.telemetry.collector import collector_of
 from infra.telemetry.span_files import SpanFileExporter
 
-_OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _FILE_QUEUE = 16_384  # a batch's page of SQL and S3 spans ends within the delay; beyond that spans are dropped
 _FILE_DELAY_MS = 1000  # `sexton trace` shows what ended a second ago
 
@@ -26,7 +26,7 @@ def make_provider(service: str, *, traces_dir: Path | None) -> ReplaySafeTracerP
         provider.add_span_processor(
             BatchSpanProcessor(exporter, max_queue_size=_FILE_QUEUE, schedule_delay_millis=_FILE_DELAY_MS)
         )
-    if any(os.environ.get(name) for name in _OTLP_VARIABLES):
+    if collector_of(os.environ):
         # Most processes have no collector and are spared the import.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
 

@@ -26,6 +26,7 @@ from workers.cli import (
     topic_read,
     topic_schema,
     topic_trim,
+    trace,
     worker,
     workflow,
 )
@@ -74,6 +75,7 @@ def _root(
 
 
 stack.register(app)
+trace.register(app)
 for _group in (
     catalog.catalog,
     config.config,

@@ -58,6 +58,12 @@ class Services:
         finally:
             tracing.flush(within_s=_FLUSH_S)
 
+    def collector(self) -> str | None:
+        """Where spans are sent beside the home's files, if anywhere."""
+        from infra.telemetry.collector import collector_of  # noqa: PLC0415
+
+        return collector_of(os.environ)
+
     def open_directory(self, settings: "Settings", bundles: int) -> AbstractContextManager["Directory"]:
         """What stands in ZooKeeper of owners and workers.
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 from urllib.parse import unquote
@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from workers.cli.errors import ExitCode
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 Document = Mapping[str, object] | Sequence[Mapping[str, object]]
 """What `--json` prints."""
@@ -23,6 +23,7 @@ class Answer:
     document: Document
     shown: Document | None = None  # what people see instead of the document
     text: str | None = None  # printed as it stands instead of a table
+    draw: "Callable[[bool], RenderableType] | None" = None  # draws what stands instead of a table, or all of it
     title: str | None = None
     empty: str = "nothing"  # what people see instead of a table without rows
     code: ExitCode = ExitCode.DONE
@@ -67,6 +68,9 @@ def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
     from workers.cli.tables import pairs, table  # noqa: PLC0415
 
     console = _console(stdout)
+    if answer.draw is not None:
+        console.print(answer.draw(wide), soft_wrap=wide or not stdout.isatty())
+        return
     width = None if wide else console.width
     shown = answer.whole if wide else answer.shown_or_document
     lines = [] if answer.title is None else [Text(answer.title, "italic")]

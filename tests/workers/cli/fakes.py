@@ -329,6 +329,7 @@ class FakeServices(Services):
     client: FakeClient = field(default_factory=FakeClient)
     health: list[dict[str, object]] = field(default_factory=list)
     raised: BaseException | None = None
+    sends_spans_to: str | None = None
     calls: list[tuple[object, ...]] = field(default_factory=list)
     environ: dict[str, str] = field(
         default_factory=lambda: {
@@ -347,6 +348,10 @@ class FakeServices(Services):
         """The fake log."""
         yield self.log
         self.log.closed += 1
+
+    def collector(self) -> str | None:
+        """The collector it was told."""
+        return self.sends_spans_to
 
     @contextmanager
     def tracing(self, settings: Any, command: str) -> Iterator[None]:

@@ -1,0 +1,166 @@
+"""The span files of a home, read again: every process's, rolled ones too, line by line.
+
+Files may be larger than memory. A line is taken apart only where it holds the id that is looked for, and of one trace
+at most `MOST_SPANS` spans are kept: of calls beyond that, which have no spans under them, only sums.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+MOST_SPANS: Final = 50_000
+_MOST_TRACES: Final = 1_000  # that name one workflow; the newest are kept
+_OWN = ("RunWorkflow:", "RunActivity:", "StartActivity:", "StartChildWorkflow:")  # spans of the workflow's own run
+_STARTS = ("StartWorkflow:", "SignalWithStartWorkflow:")
+
+
+@dataclass(slots=True, kw_only=True)
+class SpanRow:
+    """A span as its file has it; with a `count` above 1 it stands for as many equal calls."""
+
+    span_id: str
+    parent_id: str | None
+    name: str
+    service: str
+    start_ns: int
+    end_ns: int
+    error: str | None = None  # the status's sentence; None where the status is no error
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    call: bool = False  # a request to a server: nothing is under it
+    count: int = 1
+    total_ns: int = 0  # of all that it stands for
+    most_ns: int = 0  # of the longest of them
+
+
+@dataclass(slots=True, kw_only=True)
+class TraceRows:
+    """The spans of one trace."""
+
+    trace_id: str
+    spans: dict[str, SpanRow] = field(default_factory=dict)  # by span id: one that was written twice is there once
+    left_out: int = 0  # neither kept nor summed: spans that are no calls, beyond the most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A trace that names a workflow."""
+
+    trace_id: str
+    run_id: str | None
+    name: str  # of the span that names it last
+    start_ns: int
+    rank: int  # 0: of the workflow's own run; 1: of a start; 2: of whatever else spoke to it
+
+
+class SpanReader:
+    """Reads the `*.jsonl` files of one directory."""
+
+    def __init__(self, traces_dir: Path) -> None:
+        """Open nothing yet; a directory that does not exist has no spans."""
+        self._traces_dir = traces_dir
+
+    def trace(self, trace_id: str) -> TraceRows:
+        """All spans of the trace; none where it is not known.
+
+        Args:
+            trace_id: 32 lower-case hexadecimal digits.
+        """
+        found, sums = TraceRows(trace_id=trace_id), dict[tuple[str | None, str, str | None], SpanRow]()
+        for row in self._rows(f'"{trace_id}"'):
+            if row.get("trace_id") == trace_id:
+                _keep(found, sums, _span(row))
+        found.spans.update((one.span_id, one) for one in sums.values())
+        return found
+
+    def sightings(self, workflow_id: str) -> list[Sighting]:
+        """Traces that name the workflow: first those of its own runs, and among these the newest first."""
+        found: dict[str, Sighting] = {}
+        for row in self._rows(json.dumps(workflow_id)):
+            attributes = row.get("attributes") or {}
+            if attributes.get("temporalWorkflowID") == workflow_id:
+                _sight(found, row, attributes.get("temporalRunID"))
+        return sorted(found.values(), key=_precedence)
+
+    def _rows(self, needle: str) -> Iterator[dict[str, Any]]:
+        """Spans whose line holds `needle`; a line that a crash cut short is passed over."""
+        wanted = needle.encode()
+        for path in sorted(self._traces_dir.glob("*.jsonl")):
+            try:
+                with path.open("rb") as file:
+                    for line in file:
+                        if wanted in line and (row := _parsed(line)) is not None:
+                            yield row
+            except FileNotFoundError:  # pruned since
+                continue
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _span(row: Mapping[str, Any]) -> SpanRow:
+    status, attributes = row.get("status") or {}, row.get("attributes") or {}
+    start, end = int(row["start_ns"]), int(row["end_ns"] or row["start_ns"])
+    return SpanRow(
+        span_id=str(row["span_id"]),
+        parent_id=row["parent_id"],
+        name=str(row["name"]),
+        service=str((row.get("resource") or {}).get("service.name", "unknown")),
+        start_ns=start,
+        end_ns=end,
+        error=(status.get("description") or "error") if status.get("code") == "error" else None,
+        attributes=attributes,
+        call="db.system.name" in attributes or "rpc.system" in attributes,
+        total_ns=end - start,
+        most_ns=end - start,
+    )
+
+
+def _keep(found: TraceRows, sums: dict[tuple[str | None, str, str | None], SpanRow], span: SpanRow) -> None:
+    earlier = found.spans.get(span.span_id)
+    if earlier is not None or len(found.spans) < MOST_SPANS:
+        if earlier is None or span.end_ns > earlier.end_ns:
+            found.spans[span.span_id] = span
+    elif span.call:
+        key = (span.parent_id, span.name, span.error)
+        sums[key] = add(sums[key], span) if key in sums else span
+    else:
+        found.left_out += 1
+
+
+def add(one: SpanRow, other: SpanRow) -> SpanRow:
+    """A row that stands for both; its own facts are those of the first."""
+    return SpanRow(
+        span_id=one.span_id,
+        parent_id=one.parent_id,
+        name=one.name,
+        service=one.service,
+        start_ns=min(one.start_ns, other.start_ns),
+        end_ns=max(one.end_ns, other.end_ns),
+        error=one.error,
+        call=one.call,
+        count=one.count + other.count,
+        total_ns=one.total_ns + other.total_ns,
+        most_ns=max(one.most_ns, other.most_ns),
+    )
+
+
+def _sight(found: dict[str, Sighting], row: Mapping[str, Any], run_id: str | None) -> None:
+    name = str(row["name"])
+    rank = 0 if name.startswith(_OWN) else 1 if name.startswith(_STARTS) else 2
+    seen = Sighting(trace_id=row["trace_id"], run_id=run_id, name=name, start_ns=int(row["start_ns"]), rank=rank)
+    earlier = found.get(seen.trace_id)
+    if earlier is None or _precedence(seen) < _precedence(earlier):
+        found[seen.trace_id] = seen
+    if len(found) > _MOST_TRACES:
+        del found[max(found.values(), key=_precedence).trace_id]
+
+
+def _precedence(one: Sighting) -> tuple[int, int]:
+    return one.rank, -one.start_ns

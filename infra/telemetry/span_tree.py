@@ -1,0 +1,159 @@
+"""The spans of a trace as a tree: who called what, when, for how long, with what error."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from infra.telemetry.span_reader import SpanRow, TraceRows, add
+
+_DEEPEST: Final = 200  # spans under each other; deeper ones stand beside, so that any tree can be walked and printed
+_EQUAL_CALLS: Final = 4  # from so many siblings on they are one line
+_EQUAL_STEPS: Final = 8  # the same of siblings that have spans under them: the longest is shown in full
+_RUN: Final = "RunWorkflow:"
+_NOT_ENDED: Final = "not ended yet, or its span is lost"
+
+
+@dataclass(slots=True)
+class Node:
+    """A span, and those that it caused, ascending by start."""
+
+    span: SpanRow
+    children: "list[Node]" = field(default_factory=list)
+    example: bool = False  # its children are those of the longest of the spans that it stands for
+    depth: int = 0
+
+    @property
+    def length_ns(self) -> int:
+        """From its start to its end."""
+        return self.span.end_ns - self.span.start_ns
+
+    def walk(self) -> "Iterator[Node]":
+        """This one and all below, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def grown(rows: TraceRows) -> list[Node]:
+    """The trees of a trace, ascending by start: one, unless spans of others' parents are part of it.
+
+    A span whose parent is in no file (a workflow that still runs, a process that was killed) gets a stand-in for it,
+    which says so. A workflow that goes on in a new run stands beside its earlier run, and not below it.
+    """
+    spans = dict(rows.spans)
+    _stand_in(spans)
+    nodes = {span_id: Node(span) for span_id, span in spans.items()}
+    roots: list[Node] = []
+    for span_id, node in sorted(nodes.items(), key=lambda item: item[1].span.start_ns):
+        parent = _parent(span_id, spans)
+        (nodes[parent].children if parent is not None else roots).append(node)
+    for root in roots:
+        _level(root)
+    return roots
+
+
+def _stand_in(spans: dict[str, SpanRow]) -> None:
+    orphans: dict[str, list[SpanRow]] = defaultdict(list)
+    for span in spans.values():
+        if span.parent_id is not None and span.parent_id not in spans:
+            orphans[span.parent_id].append(span)
+    for span_id, children in orphans.items():
+        ids = {str(one.attributes["temporalWorkflowID"]) for one in children if "temporalWorkflowID" in one.attributes}
+        (of,) = ids if len(ids) == 1 else ("a span",)
+        start, end = min(one.start_ns for one in children), max(one.end_ns for one in children)
+        spans[span_id] = SpanRow(
+            span_id=span_id,
+            parent_id=None,
+            name=f"{of}: {_NOT_ENDED}",
+            service=children[0].service,
+            start_ns=start,
+            end_ns=end,
+            total_ns=end - start,
+            most_ns=end - start,
+        )
+
+
+def _parent(span_id: str, spans: Mapping[str, SpanRow]) -> str | None:
+    """Whom it stands below; None where it is a root, or where files that were damaged go round in a circle."""
+    own, seen = spans[span_id], {span_id}
+    parent = own.parent_id
+    while parent is not None and _is_earlier_run(spans[parent], own):
+        if parent in seen:
+            return None
+        seen.add(parent)
+        parent = spans[parent].parent_id
+    at = parent
+    while at is not None:  # does the way up end?
+        if at in seen:
+            return None
+        seen.add(at)
+        at = spans[at].parent_id
+    return parent
+
+
+def _is_earlier_run(one: SpanRow, own: SpanRow) -> bool:
+    same = one.attributes.get("temporalWorkflowID") == own.attributes.get("temporalWorkflowID")
+    return own.name.startswith(_RUN) and one.name == own.name and same
+
+
+def _level(root: Node) -> None:
+    """Give each node its depth; what is too deep moves up to the deepest that is allowed."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        for child in node.children:  # grows meanwhile
+            child.depth = node.depth + 1
+            if child.depth >= _DEEPEST:
+                node.children += child.children
+                child.children = []
+        waiting += node.children
+
+
+def folded(node: Node) -> Node:
+    """The tree with one line for many equal siblings: how many, how long in all, how long the longest."""
+    groups: dict[tuple[str, str | None, bool], list[Node]] = defaultdict(list)
+    for child in node.children:
+        groups[child.span.name, child.span.error, bool(child.children)].append(child)
+    children: list[Node] = []
+    for (_, _, steps), group in groups.items():
+        many = len(group) >= (_EQUAL_STEPS if steps else _EQUAL_CALLS)
+        children += [_one(group)] if many else [folded(child) for child in group]
+    children.sort(key=lambda child: child.span.start_ns)
+    return replace(node, children=children)
+
+
+def _one(group: list[Node]) -> Node:
+    span = group[0].span
+    for other in group[1:]:
+        span = add(span, other.span)
+    failed = [node for node in group if any(below.span.error for below in node.walk())]
+    shown = folded(max(failed or group, key=lambda node: node.length_ns))
+    return Node(replace(span, attributes={}), shown.children, example=bool(shown.children), depth=shown.depth)
+
+
+def errors(nodes: Iterable[Node]) -> int:
+    """How many spans failed."""
+    return sum(node.span.count for root in nodes for node in root.walk() if node.span.error)
+
+
+def document(node: Node, origin_ns: int) -> dict[str, Any]:
+    """The tree as JSON knows it, times in milliseconds since `origin_ns`."""
+    span = node.span
+    summed = {"count": span.count, "total_ms": _ms(span.total_ns), "longest_ms": _ms(span.most_ns)}
+    return {
+        "name": span.name,
+        "span_id": span.span_id,
+        "parent_id": span.parent_id,
+        "service": span.service,
+        "offset_ms": _ms(span.start_ns - origin_ns),
+        "duration_ms": _ms(node.length_ns),
+        "error": span.error,
+        **(summed if span.count > 1 else {}),
+        "attributes": dict(span.attributes),
+        "children": [document(child, origin_ns) for child in node.children],
+    }
+
+
+def _ms(duration_ns: int) -> float:
+    return round(duration_ns / 1e6, 3)

@@ -1,0 +1,95 @@
+"""`sexton trace`: the tree that an operator reads, and what is said where there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import FakeServices
+
+_W: dict[str, Any] = {"temporalWorkflowID": "trim-topic/7", "temporalRunID": "r1"}
+
+
+@pytest.fixture
+def traces(services: FakeServices) -> Path:
+    """A command that trims a topic, one chunk of which failed; and somebody who looked at it later."""
+    folder = services.cwd / ".sexton" / "traces"
+    calls = [call(f"c{at}", "S3.ListObjectsV2", parent="d", at_ms=30 + at, took_ms=2) for at in range(40)]
+    write(
+        folder / "sexton-1.jsonl",
+        span("a", "sexton topic trim", took_ms=90, service="sexton", sexton__topic="t<1>", sexton__exit_code=1),
+        span("q", "QueryWorkflow:progress", trace=OTHER, at_ms=900, service="sexton", **_W),
+    )
+    write(
+        folder / "sexton-worker-2.jsonl",
+        span("b", "RunWorkflow:trim-topic", parent="a", at_ms=10, took_ms=70, sexton__topic="t<1>", **_W),
+        span("d", "RunActivity:deletion.delete_chunk", parent="b", at_ms=20, took_ms=50, sexton__outcome="DELETED 40"),
+        *calls,
+        call("f", "S3.DeleteObjects", parent="d", at_ms=75, took_ms=2, error="SlowDown: <try> again"),
+    )
+    return folder
+
+
+@pytest.mark.usefixtures("traces")
+def test_trace_of_a_workflow_draws_the_whole_tree(run: Run) -> None:
+    """The command above it, what it was about, when, how long, and the error."""
+    shown = run("trace", "trim-topic/7").stdout.splitlines()
+    assert shown[0] == f"trace {TRACE}"
+    assert shown[1] == "2025-06-15T15:06:40Z, 90 ms, 44 spans, 1 errors"
+    assert shown[2] == "sexton topic trim  90 ms +0 ms [sexton] topic=t<1> exit code=1"
+    assert shown[3] == "└── RunWorkflow:trim-topic  70 ms +10 ms [sexton-worker] workflow=trim-topic/7"
+    assert shown[4] == "    └── RunActivity:deletion.delete_chunk  50 ms +20 ms outcome=DELETED 40"
+    assert shown[5] == "        ├── S3.ListObjectsV2 x 40  80 ms in all, longest 2 ms +30 ms"
+    assert shown[6] == "        └── S3.DeleteObjects  2 ms +75 ms  error: SlowDown: <try> again"
+    assert shown[8].split() == [OTHER, "QueryWorkflow:progress"]
+    assert sum("ListObjectsV2" in line for line in run("trace", TRACE.upper(), "--wide").stdout.splitlines()) == 40
+
+
+@pytest.mark.usefixtures("traces")
+def test_trace_as_json_is_one_document_with_every_span(run: Run) -> None:
+    """Nested, and nothing folded."""
+    found = document(run("trace", "trim-topic/7", "--json"))
+    assert (found["trace_id"], found["workflow_id"], found["spans"], found["errors"]) == (TRACE, "trim-topic/7", 44, 1)
+    assert found["services"] == ["sexton", "sexton-worker"]
+    assert [one["trace_id"] for one in found["related"]] == [OTHER]
+    (command,) = found["tree"]
+    assert (command["name"], command["attributes"]["sexton.exit_code"]) == ("sexton topic trim", 1)
+    (activity,) = command["children"][0]["children"]
+    assert len(activity["children"]) == 41
+    assert activity["children"][-1]["error"] == "SlowDown: <try> again"
+    assert document(run("trace", TRACE, "--json"))["workflow_id"] is None
+
+
+@pytest.mark.usefixtures("traces")
+def test_trace_as_a_page_needs_nothing_from_outside(run: Run, tmp_path: Path) -> None:
+    """Every span with a bar at its time, whatever stands in it; no script and no address."""
+    page = tmp_path / "trace.html"
+    assert run("trace", "trim-topic/7", "--html", str(page)).exit_code == 0
+    text = page.read_text()
+    assert "S3.ListObjectsV2 x 40" in text
+    assert "SlowDown: &lt;try&gt; again" in text
+    assert "topic=t&lt;1&gt;" in text
+    assert 'style="left:83.333%;width:2.222%"' in text, "the failed call began at 75 of 90 ms and took 2"
+    assert not any(word in text for word in ("http", "<script", "src=", "url(", "<try>"))
+
+
+@pytest.mark.usefixtures("traces")
+def test_trace_as_a_page_that_cannot_be_written_is_bad_input(run: Run, tmp_path: Path) -> None:
+    """The option is named."""
+    told = document(run("trace", TRACE, "--html", str(tmp_path / "no" / "page.html"), "--json"), 2)
+    assert told["error"]["field"] == "html"
+
+
+@pytest.mark.parametrize("name", ["trim-topic/70", "0" * 32])
+@pytest.mark.usefixtures("traces")
+def test_trace_of_an_unknown_id_is_bad_input(run: Run, services: FakeServices, name: str) -> None:
+    """Field, expected, found; and where else spans may be, by its address."""
+    told = document(run("trace", name, "--json"), 2)["error"]
+    assert (told["type"], told["field"]) == ("UnknownObject", "id")
+    assert str(services.cwd / ".sexton" / "traces") in told["message"]
+    assert told["message"].endswith(f"found {name!r}")
+    assert "collector" not in told["message"]
+    services.sends_spans_to = "http://collector:4318"
+    assert "http://collector:4318" in document(run("trace", name, "--json"), 2)["error"]["message"]
