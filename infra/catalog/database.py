@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
-import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
@@ -16,6 +16,9 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 from infra.catalog.faults import contended, may_have_landed, sentence, translated
 from infra.catalog.urls import parsed_url
 from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
+
+if TYPE_CHECKING:
+    import psycopg
 
 T = TypeVar("T")
 
@@ -40,11 +43,20 @@ class Database:
             InvalidInput: Not the URL of one of the two, or a folder that cannot be made.
         """
         parsed = parsed_url(url)
+        self._url = url
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._patience_s = patience_s
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": patience_s}
         self.engine = _sqlite(parsed, pool) if self.is_sqlite else _postgresql(parsed, pool, patience_s)
         self._reader = self.engine.execution_options(**_reading(self.is_sqlite))
+
+    def only_looking(self) -> "Database":
+        """The same database for who must not change it, not even to bring a file into our mode: to be closed too."""
+        twin = Database(self._url, pool_size=1, patience_s=self._patience_s)
+        if self.is_sqlite:
+            twin.engine = _looking(self.engine.url)
+            twin._reader = twin.engine.execution_options(**_reading(True))
+        return twin
 
     def close(self) -> None:
         """Close every connection."""
@@ -94,7 +106,7 @@ class Database:
                     stale = False  # nothing was committed; the pool forgot its old connections, once
                     continue
                 if not contended(error):
-                    raise translated(error) from error
+                    raise translated(error, engine.url) from error
                 if time.monotonic() > give_up:
                     raise CatalogBusy(f"catalog: contended for {patience_s:g} s: {sentence(error)}") from error
             time.sleep(random.uniform(*_PAUSE_S))  # noqa: S311 - spreads retries, guards nothing
@@ -168,8 +180,21 @@ def _sqlite(url: URL, pool: dict[str, Any]) -> Engine:
     return engine
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
+def _looking(url: URL) -> Engine:
+    """An engine on a SQLite file that is opened read-only."""
+    place = f"file:{quote(str(url.database))}?mode=ro"
+    engine = create_engine(url, hide_parameters=True, creator=lambda: sqlite3.connect(place, uri=True, timeout=5))
+    event.listen(engine, "connect", _take_no_transaction)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _take_no_transaction(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # the driver is not to begin anything by itself
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    _take_no_transaction(connection, None)
     for pragma in _OPENING:
         connection.execute(f"PRAGMA {pragma}")
 

@@ -1,25 +1,34 @@
-"""What a database's error means: contention, a fault of the world, or a bug of ours."""
+"""What a database's error means: contention, a fault of the world, or a bug of ours; and how an operator reads it."""
 
+import os
+import re
 import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
 
-import psycopg
+from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
-from logstore.errors import CorruptData, InvalidInput, StoreUnavailable
+from logstore.errors import CorruptData, InvalidInput, ServiceFailed, StoreUnavailable
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-_WAITED = (
-    psycopg.errors.DeadlockDetected,
-    psycopg.errors.SerializationFailure,
-    psycopg.errors.LockNotAvailable,
-)
-_AWAY = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction)
+_CORRECT = "correct SEXTON_DATABASE_URL, or its permissions"
+_ANY = f"it does not answer; {_CORRECT}"
+_SQLITE = {
+    sqlite3.SQLITE_FULL: "its disk is full; make room",
+    sqlite3.SQLITE_READONLY: "it can be read only; make it writable",
+    sqlite3.SQLITE_PERM: f"it may not be used; {_CORRECT}",
+    sqlite3.SQLITE_IOERR: "its disk fails, or a file beside it is gone; stop what uses it, then look at its folder",
+}
+_REFUSED = re.compile(r"authentication|password|role .* does not exist|pg_hba|permission denied", re.IGNORECASE)
+_NO_DATABASE = re.compile(r"database .* does not exist", re.IGNORECASE)
 
 
 def contended(error: DBAPIError) -> bool:
     """Whether the same transaction may succeed as soon as another one has ended."""
-    return _sqlite_code(error) in _BUSY or isinstance(error.orig, _WAITED)
+    waited = ("DeadlockDetected", "SerializationFailure", "LockNotAvailable")
+    return _sqlite_code(error) in _BUSY or _is_psycopgs(error, *(f"errors.{name}" for name in waited))
 
 
 def may_have_landed(error: DBAPIError) -> bool:
@@ -27,22 +36,74 @@ def may_have_landed(error: DBAPIError) -> bool:
     return error.connection_invalidated or _sqlite_code(error) == sqlite3.SQLITE_IOERR
 
 
-def translated(error: DBAPIError) -> Exception:
-    """What callers get: bugs stay as they are, the world's faults become ours, in one sentence."""
-    code = _sqlite_code(error)
-    if code in _BROKEN:
-        return CorruptData(f"catalog: {sentence(error)}")
-    fault = isinstance(error.orig, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR  # that one is wrong SQL
-    if isinstance(error.orig, psycopg.DataError):
+def translated(error: DBAPIError, url: URL) -> Exception:
+    """What callers get: bugs stay as they are, the world's faults become ours, in one sentence of our words."""
+    if isinstance(error.orig, sqlite3.Error):
+        return _of_sqlite(error, url)
+    if _is_psycopgs(error, "DataError"):
         return InvalidInput("value", expected="one that the catalog can hold", found=sentence(error))
-    if fault or isinstance(error.orig, _AWAY) or error.connection_invalidated:
-        return StoreUnavailable(f"catalog: {sentence(error)}")
+    if _is_psycopgs(error, "errors.ReadOnlySqlTransaction"):
+        return StoreUnavailable(f"database: {_server(url)} takes no writes; is it a standby?")
+    if error.connection_invalidated or _is_psycopgs(error, "OperationalError", "InterfaceError"):
+        return StoreUnavailable(f"database: {_missed(error, url)}")
+    return error
+
+
+def _of_sqlite(error: DBAPIError, url: URL) -> Exception:
+    code = _sqlite_code(error)
+    if code == sqlite3.SQLITE_CORRUPT:
+        return CorruptData(f"database: {url.database} is damaged; restore it from a backup")
+    if code == sqlite3.SQLITE_NOTADB:
+        return ServiceFailed("database", f"{url.database} is no SQLite database", advice=_CORRECT)
+    if code == sqlite3.SQLITE_CANTOPEN or Path(str(url.database)).is_dir():
+        return StoreUnavailable(f"database: {url.database} cannot be opened: {_obstacle(url)}; {_CORRECT}")
+    if isinstance(error.orig, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:  # that one is wrong SQL
+        return StoreUnavailable(f"database: {url.database}: {_SQLITE.get(code or 0, _ANY)}")
     return error
 
 
 def sentence(error: DBAPIError) -> str:
     """What the database said, on one line."""
     return " ".join(str(error.orig).split())
+
+
+def _obstacle(url: URL) -> str:
+    path = Path(str(url.database))
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return "its folder does not exist"
+    return "no permission" if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK) else "it is busy"
+
+
+def _missed(error: DBAPIError, url: URL) -> str:
+    """Why PostgreSQL could not be talked to; libpq tells it in words alone."""
+    said = sentence(error)
+    if _NO_DATABASE.search(said):
+        return f"there is no database {url.database} at {_server(url)}; create it, or correct SEXTON_DATABASE_URL"
+    if _REFUSED.search(said):
+        return f"{_server(url)} refuses the user {url.username}; correct SEXTON_DATABASE_URL"
+    if error.connection_invalidated:
+        return f"the connection to {_server(url)} was lost; see whether PostgreSQL runs"
+    return f"no PostgreSQL answers at {_server(url)}; start it, or correct SEXTON_DATABASE_URL"
+
+
+def _server(url: URL) -> str:
+    host = url.host or url.query.get("host") or "localhost"
+    return f"{host}:{url.port or url.query.get('port') or 5432}"
+
+
+def _is_psycopgs(error: DBAPIError, *names: str) -> bool:
+    """Whether it is one of these classes of the driver, which nobody is made to import who has no PostgreSQL."""
+    driver = sys.modules.get("psycopg")
+    return driver is not None and isinstance(error.orig, tuple(_class(driver, name) for name in names))
+
+
+def _class(driver: Any, name: str) -> type[Exception]:  # noqa: ANN401 - a module
+    for part in name.split("."):
+        driver = getattr(driver, part)
+    found: type[Exception] = driver
+    return found
 
 
 def _sqlite_code(error: DBAPIError) -> int | None:

@@ -1,4 +1,4 @@
-"""The root of the command line: every command is registered by importing its module."""
+"""The root of the command line; `registry` says where its commands are."""
 
 import os
 import sys
@@ -7,34 +7,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from workers.cli import (
-    audits,
-    catalog,
-    config,
-    deletion_control,
-    deletion_redrive,
-    deletions,
-    ledger_explain,
-    ledgers,
-    owners,
-    owners_unload,
-    schedules,
-    stack,
-    topic_append,
-    topic_delete,
-    topic_offload,
-    topic_read,
-    topic_schema,
-    topic_trim,
-    trace,
-    worker,
-    workflow,
-)
-from workers.cli.command import CommandGroup, HomeFlag, JsonFlag, WideFlag, options
-from workers.cli.topics import topic
+from workers import VERSION
+from workers.cli.command import HomeFlag, JsonFlag, WideFlag, options
+from workers.cli.registry import RootGroup
 
 _ABOUT = """Keep a segmented log store clean: durable jobs that finish whatever crashes.
 
+\b
 A first session:
   sexton up
   sexton topic create persistent://public/default/orders
@@ -45,19 +24,17 @@ A first session:
 
 app = typer.Typer(
     name="sexton",
-    cls=CommandGroup,
+    cls=RootGroup,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # Rich alone would take as long as all the rest of `--help`
     pretty_exceptions_enable=False,
 )
 
 
 def _version(*, asked: bool) -> None:
     if asked:
-        from importlib.metadata import version  # noqa: PLC0415 - start-up time
-
-        typer.echo(version("sexton"))
+        typer.echo(VERSION)
         raise typer.Exit
 
 
@@ -72,35 +49,6 @@ def _root(
 ) -> None:
     del version  # its callback has answered already
     options(ctx).add(as_json=json, home=home, wide=wide)
-
-
-stack.register(app)
-trace.register(app)
-for _group in (
-    catalog.catalog,
-    config.config,
-    worker.worker,
-    workflow.workflow,
-    topic,
-    ledgers.ledger,
-    deletions.deletion,
-    audits.audit,
-    schedules.schedule,
-    owners.owners,
-):
-    app.add_typer(_group)
-_REGISTERED = (
-    deletion_control,
-    deletion_redrive,
-    topic_append,
-    topic_delete,
-    topic_offload,
-    topic_read,
-    topic_schema,
-    topic_trim,
-    ledger_explain,
-    owners_unload,
-)  # for the commands they add
 
 
 def main() -> None:

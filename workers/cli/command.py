@@ -90,6 +90,7 @@ def group(name: str, about: str) -> typer.Typer:
         cls=PlainGroup,
         help=about,
         no_args_is_help=True,
+        add_completion=False,  # the root has it
         rich_markup_mode="rich",
         callback=_take_options,
     )

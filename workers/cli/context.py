@@ -5,8 +5,6 @@
 nowhere else here. Tests pass their own as the root context's object (`CliRunner().invoke(app, args, obj=services)`).
 """
 
-import asyncio
-import getpass
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -182,6 +180,8 @@ class Session:
     @property
     def actor(self) -> str:
         """Who acts, for the audit log."""
+        import getpass  # noqa: PLC0415 - start-up time
+
         try:
             return getpass.getuser()
         except (OSError, KeyError):  # a user id without a name, as in many containers
@@ -203,6 +203,8 @@ class Session:
         """
         self.settings.required("temporal_address")
         self._trace()
+
+        import asyncio  # noqa: PLC0415 - start-up time
 
         async def connected() -> _T:
             return await work(await self.services.connect(self.settings))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workers.cli.command import command
+from workers.cli.command import command, group
 from workers.cli.context import Session
 from workers.cli.errors import ExitCode
 from workers.cli.output import Answer
@@ -15,10 +15,13 @@ from workers.cli.progress import watching
 if TYPE_CHECKING:
     from workers.settings import Settings
 
+stack = group("stack", "The embedded stack.")
+
 NoWorker = Annotated[bool, typer.Option("--no-worker", help="Start the services without a worker.")]
 FreePorts = Annotated[bool, typer.Option("--free-ports", help="Take any free ports instead of the usual ones.")]
 
 
+@command(stack, "up", examples=["sexton up", "sexton up --no-worker --free-ports --json"])
 def up(session: Session, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
     """Start Temporal, S3, ZooKeeper, the database and a worker; return when all is healthy.
 
@@ -29,6 +32,7 @@ def up(session: Session, *, no_worker: NoWorker = False, free_ports: FreePorts =
     return Answer(document=found, title="The stack is up")
 
 
+@command(stack, "down", examples=["sexton down"])
 def down(session: Session) -> Answer:
     """Stop what `up` started in this home, and nothing else."""
     with watching("stopping the stack"):
@@ -36,6 +40,7 @@ def down(session: Session) -> Answer:
     return Answer(document={"stopped": names})
 
 
+@command(stack, "env", examples=['eval "$(sexton env)"', "sexton env --json"])
 def env(session: Session) -> Answer:
     """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack."""
     session.require_store()
@@ -62,12 +67,14 @@ def _exports(settings: "Settings") -> dict[str, str]:
     return {name: value for name, value in exports.items() if value}
 
 
+@command(stack, "status", examples=["sexton status --json"])
 def status(session: Session) -> Answer:
     """Tell whether each service answers; exits with 4 if one does not."""
     with watching("asking the services"):
         return _health(session.services.status(session.settings))
 
 
+@command(stack, "doctor", examples=["sexton doctor"])
 def doctor(session: Session) -> Answer:
     """Check services, Java, versions, buckets, clock and search attributes; exits with 4 if one is not ok."""
     with watching("examining"):
@@ -85,19 +92,10 @@ DemoLedgers = Annotated[int, typer.Option("--ledgers", min=2, max=100_000, help=
 Keep = Annotated[bool, typer.Option("--keep", help="Leave the stack running.")]
 
 
+@command(stack, "demo", examples=["sexton demo", "sexton demo --topics 5 --ledgers 40 --keep"])
 def demo(session: Session, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
     """Run the main job on a throw-away stack, kill a worker half way, and show what each promise did."""
     with watching("starting a throw-away stack") as bar:
         report = session.services.demo(session.settings, topics=topics, ledgers=ledgers, keep=keep, say=bar.say)
     code = ExitCode.DONE if report.ok else ExitCode.FAILED
     return Answer(document=report.to_json(), shown=report.rows, code=code)
-
-
-def register(app: typer.Typer) -> None:
-    """Put the commands into the root group."""
-    command(app, "up", examples=["sexton up", "sexton up --no-worker --free-ports --json"])(up)
-    command(app, "down", examples=["sexton down"])(down)
-    command(app, "env", examples=['eval "$(sexton env)"', "sexton env --json"])(env)
-    command(app, "status", examples=["sexton status --json"])(status)
-    command(app, "doctor", examples=["sexton doctor"])(doctor)
-    command(app, "demo", examples=["sexton demo", "sexton demo --topics 5 --ledgers 40 --keep"])(demo)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.errors import InvalidInput, UnknownObject
-from workers.cli.command import command
+from workers.cli.command import command, group
 from workers.cli.context import Session
 from workers.cli.output import Answer, note
 from workers.cli.times import shown_us
@@ -17,6 +17,8 @@ from workers.cli.times import shown_us
 if TYPE_CHECKING:
     from infra.telemetry.span_reader import Sighting, SpanReader
     from infra.telemetry.span_tree import Node
+
+alone = group("traces", "Traces.")
 
 _TRACE_ID = re.compile(r"[0-9a-fA-F]{32}")
 _MOST_RELATED = 10
@@ -73,6 +75,11 @@ class Found:
         }
 
 
+@command(
+    alone,
+    "trace",
+    examples=["sexton trace trim-topic/7", "sexton trace 4bf92f3577b34da6a3ce929d0e0e4736 --html trace.html"],
+)
 def trace(session: Session, name: Id, *, html: Html = None) -> Answer:
     """Draw the spans of a trace as a tree: what called what, when, for how long, with what error.
 
@@ -129,9 +136,3 @@ def _write_page(path: Path, found: Found) -> None:
     except OSError as error:
         raise InvalidInput("html", expected=f"a file that can be written ({error.strerror})", found=path) from error
     note(f"wrote {path}")
-
-
-def register(app: typer.Typer) -> None:
-    """Put the command into the root group."""
-    examples = ["sexton trace trim-topic/7", "sexton trace 4bf92f3577b34da6a3ce929d0e0e4736 --html trace.html"]
-    command(app, "trace", examples=examples)(trace)

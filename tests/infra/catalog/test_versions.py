@@ -1,19 +1,25 @@
 """Migrations: from empty they are the models; they race harmlessly; a newer catalog is left alone."""
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, inspect, text
 
 from infra.catalog import Database, SqlCatalog, check_version, upgrade
 from infra.catalog.tables import metadata
+from infra.catalog.versions import VERSIONS, _config
 from logstore.cursors import CursorState
 from logstore.deletion import DeletionState, Outcome
-from logstore.errors import CatalogVersionMismatch, InvalidInput
+from logstore.errors import CatalogVersionMismatch, InvalidInput, ServiceFailed
 from logstore.ledgers import CopyKind
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cause, Claim, Ended, Inflight, Registered, RegisterSegment
@@ -120,9 +126,45 @@ def test_newer_catalog_is_refused_and_nothing_changes(url: str, connect: Connect
 def test_check_version_empty_database_is_refused_and_stays_empty(url: str, connect: Connect) -> None:
     """Looking creates nothing."""
     database = connect(url)
+    if database.is_sqlite:
+        path = Path(str(database.engine.url.database))
+        with pytest.raises(ServiceFailed, match=f"database: there is no file {path}; run `sexton up`"):
+            check_version(database)
+        assert database.is_absent
+        database.make_folder()
+        path.touch()
     with pytest.raises(CatalogVersionMismatch, match="found an empty database; run"):
         check_version(database)
-    assert database.is_absent or _tables(database) == set()
+    assert _tables(database) == set()
+
+
+def test_versions_are_those_of_alembic() -> None:
+    """The constant saves every command the import of Alembic, and must not lag behind."""
+    scripts = ScriptDirectory.from_config(_config())
+    assert [script.revision for script in scripts.walk_revisions()][::-1] == list(VERSIONS)
+    assert scripts.get_current_head() == VERSIONS[-1]
+
+
+def test_database_of_somebody_else_is_refused_and_left_as_it_is(url: str, connect: Connect) -> None:
+    """Neither taken for a catalog nor made one, with an `alembic_version` of its own or without."""
+    database = connect(url)
+    database.make_folder()
+    path = database.engine.url.database if database.is_sqlite else ":memory:"
+    with closing(sqlite3.connect(str(path))) as foreign:
+        for statement in ("CREATE TABLE invoice (id INTEGER)", "CREATE TABLE alembic_version (version_num TEXT)"):
+            if database.is_sqlite:
+                foreign.execute(statement)
+            else:
+                database.write(partial(_run, statement))
+            for ask in (upgrade, check_version):
+                with pytest.raises(ServiceFailed, match=r"database: .* holds tables that are no catalog's; nothing"):
+                    ask(database)
+        assert not database.is_sqlite or foreign.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert _tables(database) == {"invoice", "alembic_version"}
+
+
+def _run(statement: str, connection: Connection) -> None:
+    connection.execute(text(statement))
 
 
 def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,10 @@
 """JSON discipline, exit codes, and options in any place."""
 
+import json
+import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,11 @@ from temporalio.service import RPCError, RPCStatusCode
 from logstore import errors
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
+from workers import VERSION
+from workers.cli import registry
 from workers.cli.errors import ExitCode, code_of, error_named, failure_of
 
+ROOT = Path(__file__).resolve().parents[3]
 _FORMS = [("--json", "topic", "list"), ("topic", "--json", "list"), ("topic", "list", "--json")]
 
 
@@ -240,6 +246,58 @@ def test_table_any_name_cannot_steer_the_terminal(run: Run) -> None:
     shown = run("topic", "list").stdout
     assert r"[red]\x1b[2J" in shown
     assert "\x1b" not in shown
+
+
+def test_registry_names_every_command_and_says_of_each_what_its_module_says() -> None:
+    """The root's help is written from the table; a command that the table lacks could not be called."""
+    folder = Path(registry.__file__).parent
+    defined = {path.stem for path in folder.glob("*.py") if "@command(" in path.read_text(encoding="utf-8")}
+    assert defined == {module for place in registry.PLACES.values() for module in (place.module, *place.beside)}
+    for name, place in registry.PLACES.items():
+        found = registry.loaded(name)
+        assert found.name == name
+        first = " ".join((found.help or "").split())
+        assert place.alone or first == place.about
+        assert first.startswith(place.about.rstrip(".")), name
+    alone = {name for name, place in registry.PLACES.items() if place.alone}
+    groups = {(place.module, place.group) for place in registry.PLACES.values() if place.alone}
+    assert alone == {name for each in groups for name in registry.group_of(*each).list_commands(None)}
+
+
+def test_root_help_shows_the_table(run: Run) -> None:
+    """Each command with its line, in that order."""
+    shown = run("--help").stdout
+    places = [shown.index(f"\n  {name} ") for name in registry.PLACES]
+    assert places == sorted(places)
+
+
+_LIGHT = {"asyncio", "rich", "pydantic", "sqlalchemy", "alembic", "boto3", "pyarrow", "numpy", "kazoo", "temporalio"}
+_LIGHT |= {"opentelemetry", "importlib.metadata", "psycopg", "pyspark"}
+
+
+@pytest.mark.parametrize("asked", ["--version", "--help"])
+def test_version_and_help_import_nothing_but_the_parser(asked: str) -> None:
+    """What a command needs is imported by that command."""
+    assert not _LIGHT & _imported_by(asked)
+
+
+def _imported_by(*args: str, home: str = "/nonexistent") -> set[str]:
+    """The modules that a process of its own has loaded when the command has ended."""
+    code = (
+        "import atexit, json, sys\n"
+        "atexit.register(lambda: sys.stderr.write('\\nLOADED ' + json.dumps(sorted(sys.modules))))\n"
+        "from workers.cli import app\n"
+        "app(sys.argv[1:])"
+    )
+    environ = {**os.environ, "SEXTON_HOME": home}
+    argv = [sys.executable, "-c", code, *args]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT, env=environ)
+    return set(json.loads(ended.stderr.rpartition("LOADED ")[2]))
+
+
+def test_version_is_that_of_the_package() -> None:
+    """A constant, for to ask the package takes longer than the answer."""
+    assert metadata.version("sexton") == VERSION
 
 
 def test_help_and_start_load_no_vendor_sdk() -> None:

@@ -1,0 +1,95 @@
+"""Which module has which command, and what the root's help says of it: a module is imported when its command is named.
+
+A command costs its imports; `--help` and `--version` cost none but these words. A test compares them with the modules'.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from typer.main import get_command
+
+from workers.cli.command import CommandGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a command of the root is."""
+
+    about: str  # one line
+    module: str  # of `workers.cli`; has the group
+    group: str  # the group's name in that module
+    beside: Sequence[str] = ()  # modules that add commands to it
+    alone: bool = False  # the command is one of the group's, not the group
+
+
+PLACES = {
+    "up": Place("Start Temporal, S3, ZooKeeper, the database and a worker.", "stack", "stack", alone=True),
+    "down": Place("Stop what `up` started in this home, and nothing else.", "stack", "stack", alone=True),
+    "env": Place(
+        "Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack.", "stack", "stack", alone=True
+    ),
+    "status": Place("Tell whether each service answers.", "stack", "stack", alone=True),
+    "doctor": Place(
+        "Check services, Java, versions, buckets, clock and search attributes.", "stack", "stack", alone=True
+    ),
+    "demo": Place("Run the main job on a throw-away stack, kill a worker half way.", "stack", "stack", alone=True),
+    "trace": Place("Draw the spans of a trace as a tree.", "trace", "alone", alone=True),
+    "catalog": Place("The SQL catalog.", "catalog", "catalog"),
+    "config": Place("Settings and where they come from.", "config", "config"),
+    "worker": Place("Worker processes.", "worker", "worker"),
+    "workflow": Place("Jobs in Temporal.", "workflow", "workflow"),
+    "topic": Place(
+        "Topics: create, append, read, acknowledge, trim.",
+        "topics",
+        "topic",
+        ("topic_append", "topic_delete", "topic_offload", "topic_read", "topic_schema", "topic_trim"),
+    ),
+    "ledger": Place("Ledgers of a topic.", "ledgers", "ledger", ("ledger_explain",)),
+    "deletion": Place(
+        "Deletions on their way, and those that failed.",
+        "deletions",
+        "deletion",
+        ("deletion_control", "deletion_redrive"),
+    ),
+    "audit": Place("Who destroyed what, and why.", "audits", "audit"),
+    "schedule": Place("Jobs that recur: sweep and trim.", "schedules", "schedule"),
+    "owners": Place("Which worker does the background work of which topics.", "owners", "owners", ("owners_unload",)),
+}
+
+
+class RootGroup(CommandGroup):
+    """The root: it knows the names of its commands, and imports what is named."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - Typer does not export the class of a context
+        """Names in the order of the help."""
+        del ctx
+        return list(PLACES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        """The command of that name, or None."""
+        del ctx
+        return loaded(cmd_name) if cmd_name in PLACES else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        """The commands with one line each, none of them imported."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place.about) for name, place in PLACES.items()])
+
+
+@cache
+def loaded(name: str) -> Any:  # noqa: ANN401 - a command of Typer's, whose class it does not export
+    """The command of a name in `PLACES`, with what its modules registered."""
+    place = PLACES[name]
+    for module in place.beside:
+        import_module(f"workers.cli.{module}")
+    group = group_of(place.module, place.group)
+    return group.get_command(None, name) if place.alone else group
+
+
+def group_of(module: str, group: str) -> Any:  # noqa: ANN401
+    """A group of a module, as the parser knows it."""
+    return get_command(getattr(import_module(f"workers.cli.{module}"), group))
