@@ -1,13 +1,22 @@
 """At the edge to Temporal: our errors become its errors, and logs know which activity they speak of."""
 
-from typing import Any
+import logging
+from typing import Any, Final
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from infra.telemetry.logs import bind
 from logstore.errors import SextonError, TerminalError
+
+UNKNOWN_FAULT: Final = "UnknownFault"
+"""The type that Temporal knows such a fault by."""
+
+_MOST_ATTEMPTS: Final = 10
+_ABOUT: Final = "Attempts of activities that met a fault which no code here expects: a bug, or an error nobody maps"
+
+_log = logging.getLogger(__name__)
 
 
 class ActivityEdge(Interceptor):
@@ -52,6 +61,28 @@ class _Edge(ActivityInboundInterceptor):
                 return await self.next.execute_activity(input)
             except SextonError as error:
                 raise to_application_error(error) from error
+            except FailureError:
+                raise  # Temporal's own: a cancellation, or an error that already says whether to retry
+            except Exception as error:
+                raise _unknown(error, info) from error
+
+
+def _unknown(error: Exception, info: activity.Info) -> ApplicationError:
+    """Count and log a fault that nothing here expects, once for each attempt, with its traceback."""
+    _log.exception("%s: attempt %d met a fault that nothing here expects", info.activity_type, info.attempt)
+    faults = activity.metric_meter().create_counter("sexton_unknown_faults_total", _ABOUT)
+    faults.add(1, {"activity": info.activity_type})
+    return unknown_fault(error, attempt=info.attempt)
+
+
+def unknown_fault(error: Exception, *, attempt: int) -> ApplicationError:
+    """A fault that is no error of ours: a bug, or a vendor's error that no adapter maps.
+
+    What waits without end for a service to come back must not repeat a bug without end: from the tenth attempt on it is
+    final, whatever the activity's own policy allows. The rows that it was about become dead letters, or the job fails.
+    """
+    told = f"{type(error).__name__}: {error}"
+    return ApplicationError(told, type=UNKNOWN_FAULT, non_retryable=attempt >= _MOST_ATTEMPTS)
 
 
 def to_application_error(error: SextonError) -> ApplicationError:

@@ -7,7 +7,17 @@ from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
-from activities.deletion import Certificate, ChunkInput, ChunkResult, DetachInput, DetachResult, RangesInput, RangesPage
+from activities.deletion import (
+    Certificate,
+    ChunkInput,
+    ChunkResult,
+    DetachInput,
+    DetachResult,
+    OneInput,
+    OneResult,
+    RangesInput,
+    RangesPage,
+)
 from logstore.deletion import DeletionState
 from logstore.errors import LedgerFenced
 from logstore.ledgers import ledger_prefix
@@ -326,3 +336,43 @@ async def test_delete_ledgers_with_many_rows_alone_goes_on_in_new_runs(house: Ho
     assert certificate.outcomes == {"DELETED": 1, "METADATA_MISMATCH": 4}
     first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
     assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
+
+
+async def test_chunk_that_meets_a_fault_nobody_expects_ends_as_dead_letters(house: House) -> None:
+    """A bug is no outage: after ten attempts each row is handed over, and says in the end what it died of."""
+    ledgers = house.world.fill(2)
+
+    @activity.defn(name="deletion.delete_chunk")
+    def chunk(request: ChunkInput) -> ChunkResult:
+        raise TypeError(f"planned, at row {request.chunk.first}")
+
+    @activity.defn(name="deletion.delete_one")
+    def one(request: OneInput) -> OneResult:
+        raise TypeError(f"planned, at ledger {request.key.ledger_id}")
+
+    async with house.worker(instead=[chunk, one]):
+        certificate = await (await house.delete(ledgers)).result()
+        for ledger in ledgers:
+            with pytest.raises(WorkflowFailureError):
+                await house.alone(house.world.key(ledger)).result()
+    assert sum(certificate.outcomes.values()) == 2
+    assert len(house.attempts("deletion.delete_chunk")) == 10
+    letters = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    assert {one.ledger_id: one.last_error for one in letters} == {
+        ledger: f"UnknownFault: TypeError: planned, at ledger {ledger}" for ledger in ledgers
+    }
+
+
+async def test_phase_one_that_meets_a_fault_nobody_expects_fails_after_ten_attempts(house: House) -> None:
+    """What waits without end for the catalog does not repeat a bug without end."""
+    ledgers = house.world.fill(1)
+
+    @activity.defn(name="deletion.detach")
+    def detach(request: DetachInput) -> DetachResult:
+        raise TypeError(f"planned, in {request.batch_id}")
+
+    async with house.worker(instead=[detach]):
+        with pytest.raises(WorkflowFailureError) as caught:
+            await (await house.delete(ledgers, batch_id=house.queue)).result()
+    assert failure(caught.value) == ("UnknownFault", f"TypeError: planned, in {house.queue}")
+    assert len(house.attempts("deletion.detach")) == 10

@@ -1,0 +1,77 @@
+"""The edge of activities: what is no error of ours is told apart, counted, logged once, and not repeated for ever."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.testing import ActivityEnvironment
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
+
+from logstore.errors import StoreUnavailable
+from tests.fakes.meter import FakeMeter, series
+from workers.interceptors import ActivityEdge
+
+
+class _Raises(ActivityInboundInterceptor):
+    """The innermost link of a chain."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's signature
+        """Fail as told."""
+        raise self._error
+
+
+def _met(error: Exception, *, attempt: int, meter: FakeMeter) -> BaseException:
+    """What Temporal is told."""
+    env = ActivityEnvironment()
+    env.metric_meter = meter
+    env.info = replace(env.info, activity_type="deletion.detach", attempt=attempt)
+    edge = ActivityEdge().intercept_activity(_Raises(error))
+
+    @activity.defn
+    async def work() -> None:
+        await edge.execute_activity(cast("ExecuteActivityInput", None))
+
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - looked at by the tests
+        asyncio.run(env.run(work))
+    return caught.value
+
+
+@pytest.mark.parametrize(("attempt", "final"), [(1, False), (9, False), (10, True), (11, True)])
+def test_fault_that_nothing_expects_is_final_from_the_tenth_attempt_on(
+    attempt: int, final: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug is no outage: it is told by one type, counted, and logged in one line with its traceback."""
+    meter = FakeMeter()
+    with caplog.at_level(logging.ERROR, logger="workers.interceptors"):
+        told = _met(KeyError("bucket"), attempt=attempt, meter=meter)
+    assert isinstance(told, ApplicationError)
+    assert (told.type, told.message, told.non_retryable) == ("UnknownFault", "KeyError: 'bucket'", final)
+    assert meter.values == {series("sexton_unknown_faults_total", activity="deletion.detach"): 1}
+    (line,) = [one for one in caplog.records if one.name == "workers.interceptors"]
+    assert line.exc_info
+    assert line.exc_info[0] is KeyError
+
+
+@pytest.mark.parametrize(
+    ("error", "type_"),
+    [(StoreUnavailable("503"), "StoreUnavailable"), (ApplicationError("later", type="OfAnActivity"), "OfAnActivity")],
+)
+def test_error_that_says_itself_whether_to_retry_is_no_unknown_fault(error: Exception, type_: str) -> None:
+    """Ours, and one that an activity made for Temporal."""
+    meter = FakeMeter()
+    told = _met(error, attempt=99, meter=meter)
+    assert isinstance(told, ApplicationError)
+    assert (told.type, told.non_retryable) == (type_, False)
+    assert not meter.values
+
+
+def test_cancellation_is_no_fault() -> None:
+    """It passes through as what it is."""
+    assert isinstance(_met(CancelledError("stop"), attempt=1, meter=FakeMeter()), CancelledError)
