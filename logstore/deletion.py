@@ -61,6 +61,7 @@ class DeletionIntent:
     ledger_id: LedgerId
     copy: CopyKind
     generation: int  # of the detach
+    openings: int = 0  # how often somebody who came late had it opened again after it had ended
     application: str
     component: str  # as stored; an unknown one makes the intent INVALID
     topic_id: TopicId
@@ -77,8 +78,11 @@ class DeletionIntent:
     attempts: int = 0
     last_error: str | None = None
     handed_to: str | None = None  # workflow of its own that holds the claim, or None: its batch works on it
+    actor: str = ""  # who decided that it goes; empty: nobody did, or an older build has not kept it
+    reason: str = ""
     damage: str | None = None  # what of the row cannot be read: nothing is deleted on its word
     trace_id: str | None = None  # of the last act upon the row: its detach, or its last attempt
+    paused: bool = False  # it waits for an operator to resume its batch; told of by a listing alone
     referenced: bool = False  # a ledger list named this very copy when the row was read
 
     @property

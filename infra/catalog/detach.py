@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from infra.catalog import claims
 from infra.catalog import tables as t
@@ -100,9 +100,11 @@ class PhaseOne:
     def _replace(self, connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
         batch_id, asked, now = order.batch_id, order.ledger_ids, view.now_us
         stalled = claims.adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
-        newborn = self._abandon_newborn(connection, view, batch_id) if asked is None else 0
-        filed = file_intents(connection, gone.rows, batch_id=batch_id, now_us=now) if gone.ids else 0
-        dead = take_away_abandoned(connection, view.list_id, batch_id, now) if asked is None else 0
+        newborn = self._abandon_newborn(connection, view, order) if asked is None else 0
+        filed = _file(connection, gone.rows, view, order) if gone.ids else 0
+        dead = 0
+        if asked is None:
+            dead = take_away_abandoned(connection, view.list_id, batch_id, now, cause=order.cause)
         _close_holes(connection, view, gone.ids)
         intents = stalled + newborn + filed + dead
         result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
@@ -119,7 +121,7 @@ class PhaseOne:
     def _open(self, connection: Connection, result: Detached, view: ListView, order: Order) -> None:
         claims.open_run(connection, result, view.topic_id, order.claim, view.now_us, request=order.request)
 
-    def _abandon_newborn(self, connection: Connection, view: ListView, batch_id: str) -> int:
+    def _abandon_newborn(self, connection: Connection, view: ListView, order: Order) -> int:
         """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
         lists = t.ledger_list.c.topic_id == view.topic_id
         abandoned = never_attached(view.now_us - self._newborn_us)
@@ -129,7 +131,11 @@ class PhaseOne:
         ids = connection.execute(locked.order_by(t.ledger_list.c.list_id).with_for_update()).scalars().all()
         if not ids:
             return 0
-        return file_intents(connection, t.ledger.c.list_id.in_(ids) & abandoned, batch_id=batch_id, now_us=view.now_us)
+        return _file(connection, t.ledger.c.list_id.in_(ids) & abandoned, view, order)
+
+
+def _file(connection: Connection, rows: ColumnElement[bool], view: ListView, order: Order) -> int:
+    return file_intents(connection, rows, batch_id=order.batch_id, now_us=view.now_us, cause=order.cause)
 
 
 def _fingerprint(topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> str:

@@ -17,7 +17,9 @@ from logstore.positions import TopicId
 
 _P, _A = t.pending_deletion.c, t.audit.c
 _PENDING = DeletionState.PENDING.value
-_NAMES = ("row_id", "ledger_id", "copy", "generation", "topic_id", "topic", "batch_id", "claim_workflow")
+_NAMES = (
+    "row_id", "ledger_id", "copy", "generation", "topic_id", "topic", "batch_id", "claim_workflow", "actor", "reason",
+)  # fmt: skip
 _LOCKED = [_P[name] for name in _NAMES]
 
 
@@ -117,13 +119,14 @@ def _audit_alone(connection: Connection, row: Row[Any], one: Ended, *, at_us: in
 
 
 def _decided(connection: Connection, row: Row[Any]) -> tuple[str, str]:
-    """Who detached the ledger, and why: as its batch says or, where another batch took it up, the last detach."""
+    """Who decided that the ledger goes, and why: as the row says, or its batch where an older build filed it.
+
+    A range of ids in the audit log is no witness: a batch's may cover ledgers of which it had none.
+    """
+    if row.actor:
+        return row.actor, row.reason
     of_batch = select(_A.actor, _A.reason).where(_A.run_id == row.batch_id).order_by(_A.audit_id).limit(1)
-    within = (_A.topic_id == row.topic_id, _A.first_ledger <= row.ledger_id, _A.last_ledger >= row.ledger_id)
-    detached = (
-        select(_A.actor, _A.reason).where(*within, _A.act != "delete-ledger").order_by(_A.audit_id.desc()).limit(1)
-    )
-    found = connection.execute(of_batch).first() or connection.execute(detached).first()
+    found = connection.execute(of_batch).first()
     return (found.actor, found.reason) if found else ("sexton", "")
 
 

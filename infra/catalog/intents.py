@@ -22,11 +22,13 @@ from infra.catalog import tables as t
 from infra.catalog.contexts import as_text, context_in, context_or_none, json_object
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.ledgers import CopyKind
-from logstore.ports.catalog import Filed
+from logstore.ports.catalog import Cause, Filed
 from logstore.positions import LedgerId, TopicId
 
 
-def file_intents(connection: Connection, doomed: ColumnElement[bool], *, batch_id: str, now_us: int) -> int:
+def file_intents(
+    connection: Connection, doomed: ColumnElement[bool], *, batch_id: str, now_us: int, cause: Cause | None = None
+) -> int:
     """Replace ledger rows by deletion intents, one per copy, set-wise, and return how many intents.
 
     Args:
@@ -34,8 +36,9 @@ def file_intents(connection: Connection, doomed: ColumnElement[bool], *, batch_i
         doomed: Which rows of `ledger`.
         batch_id: Whose work the intents are; empty: nobody's, so that they are stalled until a trim or a sweep.
         now_us: The database's clock.
+        cause: Who decided that they go, and why; None where nobody did, for a creator gave up.
     """
-    names, query = _intents(doomed, batch_id, now_us)
+    names, query = _intents(doomed, batch_id, now_us, cause)
     filing = insert(t.pending_deletion).from_select(names, query)
     filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
     gone = doomed & _has_intent()
@@ -65,7 +68,14 @@ def filed_by(
 
 
 def file_copy_intents(
-    connection: Connection, list_id: int, kind: CopyKind, doomed: ColumnElement[bool], *, batch_id: str, now_us: int
+    connection: Connection,
+    list_id: int,
+    kind: CopyKind,
+    doomed: ColumnElement[bool],
+    *,
+    batch_id: str,
+    now_us: int,
+    cause: Cause | None = None,
 ) -> int:
     """Replace one copy of listed ledgers by its deletion intent, set-wise, and return how many; the ledgers stay.
 
@@ -78,9 +88,10 @@ def file_copy_intents(
         doomed: Which rows of `ledger` joined with `ledger_copy`.
         batch_id: As for `file_intents`.
         now_us: The database's clock.
+        cause: As for `file_intents`.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
-    names, query = _intents(of_kind & doomed, batch_id, now_us)
+    names, query = _intents(of_kind & doomed, batch_id, now_us, cause)
     filing = insert(t.pending_deletion).from_select(names, query)
     filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
     if filed:
@@ -99,7 +110,7 @@ def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
     return exists().where(p.ledger_id == t.ledger.c.ledger_id, p.generation == t.ledger.c.generation + 1, *of_kind)
 
 
-def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[list[str], Any]:
+def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None) -> tuple[list[str], Any]:
     source = (
         t.ledger.join(t.ledger_copy, t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
         .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
@@ -126,6 +137,8 @@ def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[l
         "objects_deleted": literal(0),
         "bytes_deleted": literal(0),
         "created_us": literal(now_us, t.Big),
+        "actor": literal(cause.actor if cause else ""),
+        "reason": literal(cause.reason if cause else ""),
     }
     query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(doomed)
     return list(columns), query.order_by(t.ledger.c.ledger_id, t.ledger_copy.c.kind)
@@ -133,7 +146,7 @@ def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int) -> tuple[l
 
 _NUMBERS = (
     "ledger_id", "generation", "topic_id", "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
-    "attempts",
+    "attempts", "openings",
 )  # fmt: skip
 
 INTENT: tuple[ColumnElement[Any], ...] = (
@@ -158,6 +171,7 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
         ledger_id=LedgerId(numbers["ledger_id"]),
         copy=CopyKind(found["copy"]) if found["copy"] in set(CopyKind) else CopyKind.LEDGER,
         generation=numbers["generation"],
+        openings=numbers["openings"],
         application=found["application"],
         component=found["component"],
         topic_id=TopicId(numbers["topic_id"]),
@@ -174,6 +188,8 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
         attempts=numbers["attempts"],
         last_error=found["last_error"] or (damage and f"damaged {damage}"),
         handed_to=found["claim_workflow"],
+        actor=found["actor"],
+        reason=found["reason"],
         damage=damage,
         trace_id=found["trace_id"],
     )

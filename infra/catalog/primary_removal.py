@@ -73,7 +73,9 @@ class PrimaryRemoval:
             )
             ids = _proved_ids(connection, list_id, ledger_ids, proved)
             doomed = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
-            filed = file_copy_intents(connection, list_id, CopyKind.LEDGER, doomed, batch_id=batch_id, now_us=now)
+            filed = file_copy_intents(
+                connection, list_id, CopyKind.LEDGER, doomed, batch_id=batch_id, now_us=now, cause=cause
+            )
             result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
             if result.intents:
                 claims.open_run(connection, result, topic_id, claim, now, request=request)

@@ -96,7 +96,7 @@ class SqlTopicDeletions:
         filed = 0
         if gone:
             _give_copies(connection, topic_id)
-            filed = file_intents(connection, doomed, batch_id=batch_id, now_us=now)
+            filed = file_intents(connection, doomed, batch_id=batch_id, now_us=now, cause=cause)
             detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": list(gone[:20])}
             detail["removed"] = _remove_rows(connection, topic_id, _NAMING)
             about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}

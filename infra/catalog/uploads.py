@@ -11,7 +11,7 @@ from infra.catalog.intents import INTENT, file_copy_intents
 from infra.catalog.ledgers import raise_version
 from logstore.deletion import DeletionState
 from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog import Cause, Topic
 from logstore.positions import LedgerId
 from logstore.tiered import UPLOAD_GRACE_S, upload_ended, upload_ends_us
 
@@ -31,9 +31,12 @@ def abandoned(now_us: int) -> ColumnElement[bool]:
     return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & over
 
 
-def take_away_abandoned(connection: Connection, list_id: int, batch_id: str, now_us: int) -> int:
+def take_away_abandoned(
+    connection: Connection, list_id: int, batch_id: str, now_us: int, *, cause: Cause | None = None
+) -> int:
     """File intents for the list's abandoned copies: an uploader that died must not keep a ledger for ever."""
-    return file_copy_intents(connection, list_id, TIERED, abandoned(now_us), batch_id=batch_id, now_us=now_us)
+    dead = abandoned(now_us)
+    return file_copy_intents(connection, list_id, TIERED, dead, batch_id=batch_id, now_us=now_us, cause=cause)
 
 
 def statement_of(topic: Topic, row: Row[Any]) -> LedgerStatement:
@@ -122,6 +125,7 @@ def _file_again(connection: Connection, ended: Row[Any], context: Mapping[str, s
     names = (
         "ledger_id", "copy", "application", "component", "topic_id", "topic", "keys",
         "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
+        "actor", "reason",
     )  # fmt: skip
     same = {name: ended._mapping[name] for name in names}  # noqa: SLF001 - public by SQLAlchemy's documentation
     connection.execute(

@@ -7,7 +7,7 @@ import pytest
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog import Cause, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
@@ -364,6 +364,28 @@ def test_finish_of_a_row_alone_leaves_an_audit_row_of_its_own(world: World) -> N
         "DEAD_LETTERED",
         "StoreUnavailable: 503",
     )
+
+
+def test_audit_names_who_decided_whatever_batch_has_the_row_in_the_end(world: World) -> None:
+    """Another's batch covers the ledger's id with its range and has it not; a sweep's batch names nobody at all."""
+    topic = new_topic(world)
+    first, second, third, _ = filled(world, topic.topic_id, 4)
+    deletions = world.catalog.deletions
+
+    def detach(ids: list[LedgerId], actor: str, batch_id: str, ttl_s: float) -> None:
+        cause = Cause(actor=actor, reason=f"{actor}'s reason", workflow_id="w")
+        held = claim(ttl_s=ttl_s)
+        deletions.detach(topic.topic_id, ids, force=False, batch_id=batch_id, claim=held, cause=cause)
+
+    detach([second], "anna", "a", -1)
+    detach([first, third], "bert", "b", 60)
+    assert world.catalog.sweeps.adopt(batch_id="sweep", claim=claim(), limit=9).intents == 1
+    (row,) = deletions.intents("sweep", _ALL)
+    assert (row.ledger_id, row.actor, row.reason) == (second, "anna", "anna's reason")
+    deletions.hand_over({row.row_id: "delete-ledger/9"}, batch_id="sweep", errors={}, ttl_s=60)
+    deletions.finish([_ended(row)], holder="delete-ledger/9")
+    (told,) = world.audited("delete-ledger")
+    assert (told.actor, told.reason) == ("anna", "anna's reason")
 
 
 def test_close_says_which_call_closed_the_batch(world: World) -> None:

@@ -147,6 +147,7 @@ class FakeOffloads:
             stalled = self._catalog.deletions.adopt(topic_id, ledger_ids, batch_id, copy=CopyKind.LEDGER)
             for ledger_id in ids:
                 self._catalog.file_copy_intent(ledger_id, CopyKind.LEDGER, batch_id)
+            self._catalog.deletions.decide(before, cause)
             done = Detached(batch_id=batch_id, ledgers=len(ids), intents=len(ids) + stalled)
             if ids:
                 self._catalog.versions[topic_id] += 1

@@ -33,6 +33,11 @@ class Run:
     until_us: int
     holder_run: str = ""
     finished_us: int | None = None
+    paused: bool = False
+
+    def is_held(self, now_us: int) -> bool:
+        """Claimed, or paused, and not finished."""
+        return self.finished_us is None and (self.until_us > now_us or self.paused)
 
 
 class FakePhaseOne:
@@ -73,6 +78,7 @@ class FakePhaseOne:
             intents += self._file(gone, batch_id)
             if ledger_ids is None:
                 intents += self._catalog.offloads.take_away_abandoned(topic_id, batch_id)
+            self.decide(before, cause)
             done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished)
             if gone:
                 self._close_holes(topic_id)
@@ -90,6 +96,12 @@ class FakePhaseOne:
                     holder_run=claim.run_id,
                 )
             return replace(done, filed=self.filed_since(before))
+
+    def decide(self, before: set[int], cause: Cause) -> None:
+        """Keep who decided on intents that are new since then."""
+        rows = self._catalog.intent_rows
+        for row_id in rows.keys() - before:
+            rows[row_id] = replace(rows[row_id], actor=cause.actor, reason=cause.reason)
 
     def filed_since(self, before: set[int]) -> tuple[Filed, ...]:
         """Intents that are new since then, by component and copy."""
@@ -198,7 +210,7 @@ class FakePhaseOne:
         if row.handed_to is not None:
             return row.handed_to if self._catalog.claims_us[row.row_id] > now_us else None
         run = self._catalog.runs.get(row.batch_id)
-        return run.holder if run and run.finished_us is None and run.until_us > now_us else None
+        return run.holder if run and run.is_held(now_us) else None
 
     def _close_holes(self, topic_id: TopicId) -> None:
         spans = self._catalog.spans(topic_id)

@@ -60,10 +60,11 @@ class FakeTopicDeletions:
                 return Detached(batch_id=batch_id, ledgers=0, intents=0)
             _require_deleting(topic)
             gone = self._ledgers(topic_id)
-            intents = deletions.adopt(topic_id, None, batch_id)
+            intents, before = deletions.adopt(topic_id, None, batch_id), set(self._catalog.intent_rows)
             for ledger_id in gone:
                 self._catalog.give_copy(ledger_id)
                 intents += self._catalog.file_intents(ledger_id, batch_id)
+            deletions.decide(before, cause)
             self._forget_names(topic_id)
             done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents)
             if gone:
