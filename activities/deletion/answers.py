@@ -16,13 +16,19 @@ _BY_CATALOG = {Outcome.STILL_IN_USE, Outcome.INVALID}  # refusals for which stor
 
 
 def delete_ledger_id(key: IntentKey) -> str:
-    """Id of the workflow that deletes one copy; the generation keeps it from swallowing a later detach."""
-    return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
+    """Id of the workflow that deletes one copy.
+
+    The generation keeps it from swallowing a later detach, and how often the row was opened again what came late.
+    """
+    again = f"/{key.openings}" if key.openings else ""
+    return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}{again}"
 
 
 def key_of(intent: DeletionIntent) -> IntentKey:
     """What names the intent for ever."""
-    return IntentKey(ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation)
+    return IntentKey(
+        ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation, openings=intent.openings
+    )
 
 
 def unfinished(intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:

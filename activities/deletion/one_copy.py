@@ -82,9 +82,11 @@ class CopyDeletion:
         hold = self._deletions.hold
         with Pulse(lambda: hold(intent.row_id, own_claim(), lease=lease), just_claimed=True) as pulse:
             ended, errors = self._act([intent], pulse, Pace())
-            self._finish([intent], ended, holder=own_claim().workflow_id, lease=lease)
+            changed = self._finish([intent], ended, holder=own_claim().workflow_id, lease=lease)
             if errors:
                 raise self._kept(intent, errors[intent.row_id], request.retry_interval_s, lease)
+        if not changed:
+            return self._delete_one(request, lease)  # taken from us meanwhile: it ended, or another has it, or nobody
         one = ended[0]
         return OneResult(
             outcome=one.outcome,
@@ -149,9 +151,10 @@ class CopyDeletion:
         except StaleCatalog as error:
             return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
         if intent.state is DeletionState.PENDING:
-            letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=request.error)
+            why = request.error or intent.last_error or "no attempt is left"
+            letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
             self._finish([intent], [letter], holder=own_claim().workflow_id, lease=lease)
-            return OneResult(outcome=Outcome.DEAD_LETTERED, detail=request.error, owner=owner_of(lease))
+            return OneResult(outcome=Outcome.DEAD_LETTERED, detail=why, owner=owner_of(lease))
         return result_of(intent)
 
 

@@ -78,6 +78,7 @@ class IntentKey:
     ledger_id: int
     copy: str
     generation: int
+    openings: int = 0  # how often it was opened again after it had ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ class DeadLetterInput(TopicWork):
 
     key: IntentKey
     catalog_epoch: int
-    error: str
+    error: str  # of the last attempt; empty: what the row says of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,3 +176,11 @@ class HoldBatchInput:
     """A batch that is paused."""
 
     batch_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseBatchInput:
+    """What an operator told a batch."""
+
+    batch_id: str
+    paused: bool

@@ -1,8 +1,9 @@
 """Who comes too late: what it stored stands where phase two has looked already, so phase two looks once more."""
 
 from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, exists, select, update
+from sqlalchemy import ColumnElement, Connection, case, exists, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.claims import UNCLAIMED
@@ -42,7 +43,12 @@ def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epo
 
 
 def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
-    """Make rows unfinished and nobody's, so that who looked too early ends none of them; dead letters stay."""
+    """Make rows unfinished and nobody's, so that who looked too early ends none of them; dead letters stay.
+
+    One that had ended is counted as opened again: its `delete-ledger` has completed, and the next has another id.
+    """
     acted_on = _P.state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
-    again = {"state": DeletionState.PENDING.value, "outcome": None, "batch_id": "", "finished_us": None}
+    openings = _P.openings + case((_P.state == DeletionState.DELETED.value, 1), else_=0)
+    again: dict[str, Any] = {"state": DeletionState.PENDING.value, "outcome": None, "batch_id": "", "finished_us": None}
+    again |= {"openings": openings}
     connection.execute(update(t.pending_deletion).where(*late, acted_on).values(**again, **UNCLAIMED))

@@ -1,6 +1,7 @@
 """`delete-ledger`: one row, to success or to a dead letter that fails the workflow."""
 
 import itertools
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,10 +10,13 @@ from temporalio.exceptions import CancelledError, WorkflowAlreadyStartedError
 
 from activities.deletion import IntentKey
 from logstore.deletion import DeletionState, Outcome
+from logstore.errors import CorruptData
+from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from workflows.delete_ledger import DeleteLedger
+from workflows.values import DeletionPolicy
 
 
 def handed_over(house: House) -> tuple[LedgerId, IntentKey]:
@@ -129,17 +133,79 @@ async def test_delete_ledger_refused_fails_with_the_outcome_and_is_not_retried(
     assert len(house.world.left_of(ledger)) == 3
 
 
-async def test_delete_ledger_that_another_workflow_holds_fails_and_buries_nothing(house: House) -> None:
-    """Another workflow at work is no failure of the row: it stays pending and is not dead-lettered."""
+async def test_delete_ledger_that_another_workflow_holds_completes_as_taken_over(house: House) -> None:
+    """Another workflow at work is no failure of the row: it is no dead letter, and not seen among the failed."""
     _, key = handed_over(house)
     house.world.sql("UPDATE pending_deletion SET claim_workflow='delete-ledger/other'")
     async with house.worker():
         handle = await house.delete_one(key)
-        with pytest.raises(WorkflowFailureError) as caught:
-            await handle.result()
-    assert failure(caught.value)[0] == "ClaimHeld"
+        result = await handle.result()
+        assert (await details_of(handle)).startswith("**RETRYING** — 0 objects. taken over by another workflow")
+    assert result.outcome is Outcome.RETRYING
+    assert result.detail.endswith("expected no other workflow at work, found delete-ledger/other")
     assert not house.attempts("deletion.dead_letter")
     assert house.world.intents()[0].state is DeletionState.PENDING
+    assert (await handle.describe()).status is WorkflowExecutionStatus.COMPLETED
+
+
+async def test_delete_ledger_that_a_sweep_takes_over_in_mid_delete_can_be_handed_over_again(house: House) -> None:
+    """It ends nothing that is not its own any more, completes, and its id is free for the batch that has the row."""
+    ledger, key = handed_over(house)
+    gate = Gate()
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    async with house.worker():
+        first = await house.delete_one(key)
+        await assert_eventually(gate.reached.is_set)
+        house.world.sql("UPDATE pending_deletion SET claim_until_us = 1")
+        sweep = Claim(workflow_id=f"delete-ledgers/{house.queue}", run_id="", ttl_s=60)
+        assert house.world.catalog.sweeps.adopt(batch_id=house.queue, claim=sweep, limit=9).intents == 1
+        gate.open()
+        taken = await first.result()
+        house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
+        await (await house.delete(batch_id=house.queue)).result()
+        second = await house.alone(key).result()
+    assert (taken.outcome, second["outcome"]) == (Outcome.RETRYING, "ALREADY_GONE")
+    assert sweep.workflow_id in taken.detail
+    assert not house.world.left_of(ledger)
+
+
+def _corrupt() -> Exception:
+    """An error that is no sign of a store that is down."""
+    return CorruptData("planned: not XML")
+
+
+async def test_delete_ledger_with_a_single_attempt_makes_none_of_its_own(house: House) -> None:
+    """The batch's own was the one: the row is a dead letter with what the batch was told, and seen as failed."""
+    (ledger,) = house.world.fill(1)
+    house.policy = DeletionPolicy(max_attempts=1)
+    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt, times=9))
+    async with house.worker():
+        certificate = await (await house.delete([ledger])).result()
+        with pytest.raises(WorkflowFailureError) as caught:
+            await house.alone(house.world.key(ledger)).result()
+    assert sum(certificate.outcomes.values()) == 1
+    assert not house.attempts("deletion.delete_one")
+    assert failure(caught.value) == ("DEAD_LETTERED", "CorruptData: planned: not XML")
+    (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    assert (row.attempts, row.last_error) == (1, "CorruptData: planned: not XML")
+
+
+async def test_delete_ledger_of_a_row_opened_again_is_another_workflow(house: House) -> None:
+    """The first has completed; what came late is deleted by one whose id says how often the row was opened again."""
+    ledger, key = handed_over(house)
+    late = next(name for name in house.world.objects.keys if name.endswith("0.parquet"))
+    async with house.worker():
+        stored = house.world.objects.get(late)
+        assert stored
+        assert (await (await house.delete_one(key)).result()).outcome is Outcome.DELETED
+        house.world.catalog.ledgers.gave_up(ledger, epoch=1)
+        house.world.objects.put_if_absent(late, stored.body, metadata=stored.metadata)
+        house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, error=_corrupt))
+        assert (await (await house.sweep()).result()).intents == 1
+        again = house.alone(replace(key, openings=1))
+        assert again.id == f"delete-ledger/{ledger}/LEDGER/1/1"
+        assert (await again.result())["outcome"] == "DELETED"
+    assert not house.world.left_of(ledger)
 
 
 async def test_delete_ledger_cancelled_midway_ends_cancelled_and_keeps_its_row(house: House) -> None:

@@ -43,6 +43,19 @@ def test_give_up_on_a_deleted_ledger_lets_phase_two_look_again(world: World) -> 
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
 
 
+def test_row_counts_how_often_it_was_opened_after_it_had_ended(world: World) -> None:
+    """Told of by its workflow's id; what is still on its way is not opened, however often somebody gives up."""
+    topic, gone = _deleted(world)
+    found = []
+    for number in range(2):
+        for _ in range(2):
+            world.catalog.ledgers.gave_up(gone, epoch=1)
+        found.append(_intents(world, gone)[CopyKind.LEDGER].openings)
+        world.phase_one(topic.topic_id, batch_id=f"again-{number}")
+        _end(world, gone)
+    assert found == [1, 2]
+
+
 def test_give_up_repeated_is_one_intent_that_ends_as_before(world: World) -> None:
     """Told twice, or told with an answer that got lost: one more look, and no second row."""
     topic, gone = _deleted(world)

@@ -237,5 +237,7 @@ class FakeCatalog:
         for row in [one for one in self.intent_rows.values() if one.ledger_id == ledger_id]:
             wanted = row.copy is CopyKind.LEDGER if late else not row.segments
             if row.state in {DeletionState.DELETED, DeletionState.PENDING} and wanted:
+                openings = row.openings + (row.state is DeletionState.DELETED)
                 again = replace(row, state=DeletionState.PENDING, outcome=None, batch_id="", handed_to=None)
+                again = replace(again, openings=openings)
                 self.intent_rows[row.row_id] = again
