@@ -1,7 +1,7 @@
 """Batches of deletions at work, under an operator's hand: looked at, paused, resumed, slowed down."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
@@ -12,11 +12,13 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.deletion import Certificate
+from logstore.deletion import Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
+from logstore.ports.catalog import Deletions
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.values import DeleteLedgersProgress, SetRate
 
@@ -26,7 +28,11 @@ _NOBODY_ANSWERED: Final = {
     RPCStatusCode.CANCELLED,
     RPCStatusCode.FAILED_PRECONDITION,  # "no poller seen for task queue recently": what a query is told
 }
+_ENDED: Final = {"AcceptedUpdateCompletedWorkflow", "PreconditionFailed"}  # the second: the catalog calls it finished
 _ANSWERED_WITHIN: Final = timedelta(seconds=30)  # by a worker, which may be draining or starting
+
+
+Release = Callable[[str], DeleteLedgersProgress | None]
 
 
 class Batches:
@@ -39,9 +45,16 @@ class Batches:
         ServiceFailed: No worker answered.
     """
 
-    def __init__(self, client: Client) -> None:
-        """Ask with this client."""
+    def __init__(self, client: Client, release: Release = lambda _: None) -> None:
+        """Ask with this client.
+
+        Args:
+            client: Of the namespace.
+            release: Lets go of a paused batch whose workflow is gone, by its id, and says what is left of it; None of
+                any other.
+        """
         self._client = client
+        self._release = release
 
     async def progress(self, workflow_id: str) -> DeleteLedgersProgress:
         """How far it is."""
@@ -54,8 +67,14 @@ class Batches:
         return await _answered(workflow_id, batch.execute_update(DeleteLedgers.pause, rpc_timeout=_ANSWERED_WITHIN))
 
     async def resume(self, workflow_id: str) -> DeleteLedgersProgress:
-        """Go on with it."""
-        batch = await self._running(workflow_id)
+        """Go on with it; what is left of a paused one whose workflow is gone is left to the next sweep."""
+        try:
+            batch = await self._running(workflow_id)
+        except (PreconditionFailed, UnknownObject):
+            left = await asyncio.to_thread(self._release, workflow_id.removeprefix(f"{_TYPE}/"))
+            if left is None:
+                raise
+            return left
         return await _answered(workflow_id, batch.execute_update(DeleteLedgers.resume, rpc_timeout=_ANSWERED_WITHIN))
 
     async def set_rate(self, workflow_id: str, objects_per_s: int) -> DeleteLedgersProgress:
@@ -81,6 +100,22 @@ class Batches:
         return handle
 
 
+def released(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
+    """What is left of a paused batch that nobody works on, for the next sweep; None of any other."""
+    if not deletions.release(batch_id):
+        return None
+    found = deletions.tally(batch_id)
+    rows, left = sum(found.outcomes.values()), found.outcomes.get(Outcome.RETRYING.value, 0)
+    return DeleteLedgersProgress(
+        intents=rows,
+        done=rows - left,
+        left=left,
+        outcomes=dict(found.outcomes),
+        objects=found.objects,
+        size_bytes=found.size_bytes,
+    )
+
+
 async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -> DeleteLedgersProgress:
     """The answer.
 
@@ -94,8 +129,7 @@ async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -
         async with asyncio.timeout(_ANSWERED_WITHIN.total_seconds()):
             return await asked  # the SDK asks again, without end, when the server answers that no worker took it
     except WorkflowUpdateFailedError as error:
-        ended = isinstance(error.cause, ApplicationError) and error.cause.type == "AcceptedUpdateCompletedWorkflow"
-        if ended:
+        if _type(error.cause) in _ENDED:
             raise _over(workflow_id, "that it ended") from error
         raise
     except (WorkflowUpdateRPCTimeoutOrCancelledError, RPCError, TimeoutError) as error:
@@ -108,6 +142,12 @@ async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -
             raise
         advice = "see `sexton status`, or run `sexton worker run`; what was asked may yet be done when one answers"
         raise ServiceFailed("worker", f"none answered for {workflow_id}", advice=advice) from error
+
+
+def _type(cause: BaseException | None) -> str | None:
+    """Of what an update failed with, whether the workflow raised it or an activity of it."""
+    inner = cause.cause if isinstance(cause, ActivityError) else cause
+    return inner.type if isinstance(inner, ApplicationError) else None
 
 
 def _cancellations() -> int:

@@ -22,7 +22,7 @@ from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers import schedules
-from workers.batches import Batches
+from workers.batches import Batches, released
 from workers.connections import connect_client, open_catalog
 from workers.offload_jobs import OffloadJobs
 from workers.requests import checked_ids, deletion_policy, of_topic
@@ -74,7 +74,7 @@ class Sexton(OffloadJobs):
     def __init__(self, client: Client, settings: Settings) -> None:
         """Use a client that was made with `connect_client`, or one with the pydantic data converter."""
         self.client = client
-        self.batches = Batches(client)
+        self.batches = Batches(client, self._release)
         self._settings = settings
 
     @staticmethod
@@ -230,6 +230,10 @@ class Sexton(OffloadJobs):
             except OutcomeUnknown:
                 done = catalog.redrives.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
             return done.intents, epoch
+
+    def _release(self, batch_id: str) -> DeleteLedgersProgress | None:
+        with open_catalog(self._settings) as catalog:
+            return released(catalog.deletions, batch_id)
 
     async def list_workflows(
         self,

@@ -207,6 +207,7 @@ def all_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., Any]
         upkeep.adopt,
         upkeep.forget,
         upkeep.hold_batch,
+        upkeep.pause_batch,
         retention.roll_idle,
         topics.set_deleting,
         topics.detach_all,

@@ -6,8 +6,8 @@ the topic's next trim, takes them up.
 
 1. Asked for given ledgers: detach them (phase one). A trim has done so already.
 2. Page by page, delete chunks of rows, `parallelism` at a time; hand failing rows to children of their own. While
-   paused, start none and keep the batch claimed. At a limited rate, chunks come in slices. What is of one topic is
-   done at its owner; a batch of several belongs to nobody.
+   paused, which the catalog knows before the operator is answered, start none. At a limited rate, chunks come in
+   slices. What is of one topic is done at its owner; a batch of several belongs to nobody.
 3. Certify: count the batch from its rows, close its run, write the audit row.
 
 Source: PIP-186, second phase.
@@ -34,6 +34,7 @@ with workflow.unsafe.imports_passed_through():
         HoldBatchInput,
         IntentKey,
         LedgerDeletion,
+        PauseBatchInput,
         Range,
         RangesInput,
         RangesPage,
@@ -75,6 +76,7 @@ _SLICE = workflow.ActivityConfig(
     heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=60), maximum_attempts=10),  # then row by row
 )
+_KEPT_PAUSE = "a pause is kept in the catalog"  # patch
 _HELD_AGAIN = timedelta(minutes=10)  # while paused: two thirds of the claim
 
 
@@ -107,6 +109,8 @@ class DeleteLedgers:
         self._chunks = 1  # of the page in work
         self._tired = False  # the history is long enough: what is left is the next run's
         self._pausing = asyncio.Lock()  # of all chunks that wait, one keeps the claim alive
+        self._telling = asyncio.Lock()  # of pausing and resuming, the catalog hears in the order in which they came
+        self._filed = request.detach is None  # before, the catalog knows of no batch that could be paused
         self._most_rows = _MOST_ROWS if request.topic else _MOST_NAMED
 
     @workflow.run
@@ -116,6 +120,7 @@ class DeleteLedgers:
         search_attributes.ensure_topic(request.topic)
         if request.detach:
             await self._detach(request.detach)
+            self._filed = True
         while (page := await self._next_page()).ranges:
             self._chunks = len(page.ranges)
             await asyncio.gather(*(self._delete(part) for part in page.ranges))
@@ -138,14 +143,24 @@ class DeleteLedgers:
         return replace(self._progress, done=done, left=max(0, self._progress.intents - done))
 
     @workflow.update
-    def pause(self) -> DeleteLedgersProgress:
+    async def pause(self) -> DeleteLedgersProgress:
         """Start no chunk from now on; those in hand end."""
-        return self._changed(replace(self._progress, paused=True))
+        self._progress = replace(self._progress, paused=True)
+        return await self._tell(paused=True)
 
     @workflow.update
-    def resume(self) -> DeleteLedgersProgress:
+    async def resume(self) -> DeleteLedgersProgress:
         """Go on."""
-        return self._changed(replace(self._progress, paused=False))
+        return await self._tell(paused=False)
+
+    async def _tell(self, *, paused: bool) -> DeleteLedgersProgress:
+        """Have the catalog keep it, so that it outlasts the claim of a batch whose workers are away."""
+        async with self._telling:
+            if workflow.patched(_KEPT_PAUSE):
+                await workflow.wait_condition(lambda: self._filed)
+                told = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
+                await workflow.execute_activity_method(DeletionUpkeep.pause_batch, told, **_SQL)
+            return self._changed(replace(self._progress, paused=paused))
 
     @workflow.update
     def set_rate(self, wanted: SetRate) -> DeleteLedgersProgress:

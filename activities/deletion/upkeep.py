@@ -4,7 +4,14 @@ from temporalio import activity
 
 from activities.beating import beating
 from activities.deletion import metrics
-from activities.deletion.values import AdoptInput, DetachResult, ForgetInput, ForgetResult, HoldBatchInput
+from activities.deletion.values import (
+    AdoptInput,
+    DetachResult,
+    ForgetInput,
+    ForgetResult,
+    HoldBatchInput,
+    PauseBatchInput,
+)
 from logstore.ports.catalog import Cause, Claim, Deletions, Ledgers, Sweeps
 
 _CLAIM_S = 120.0  # of a batch, until its workflow renews it: as long as any batch's
@@ -60,3 +67,14 @@ class DeletionUpkeep:
         info = activity.info()
         claim = Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=_PAUSED_S)
         self._deletions.renew(request.batch_id, claim)
+
+    @activity.defn(name="deletion.pause_batch")
+    @beating()
+    def pause_batch(self, request: PauseBatchInput) -> None:
+        """Write down that the batch is paused, or is not any more: no sweep takes up what an operator holds back.
+
+        Idempotency: said twice is said once.
+        Raises: UnknownObject, PreconditionFailed (terminal); CatalogBusy, StoreUnavailable (retry).
+        """
+        tell = self._deletions.pause if request.paused else self._deletions.resume
+        tell(request.batch_id)

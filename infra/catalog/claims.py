@@ -1,7 +1,8 @@
 """Claims in SQL: who works on what, until when by the database's clock.
 
 Work is taken by claiming. An intent is worked on while its own claim is live, or, if it has none, while the
-claim of its batch is. Unfinished without a live claim is stalled, and whoever comes next takes it up.
+claim of its batch is. Unfinished without a live claim is stalled, and whoever comes next takes it up. A batch that is
+paused is held for as long as that lasts: its claim may lapse while every worker is away, an operator's word may not.
 """
 
 from collections.abc import Sequence
@@ -38,10 +39,16 @@ def claimed_by(claim: Claim, now_us: int) -> dict[str, Any]:
     }
 
 
+def held(now_us: int) -> ColumnElement[bool]:
+    """Batches that are somebody's: claimed, or paused, and not finished."""
+    r = t.run.c
+    return and_(r.finished_us.is_(None), or_(func.coalesce(r.claim_until_us, 0) > now_us, r.paused_us.is_not(None)))
+
+
 def stalled(now_us: int) -> ColumnElement[bool]:
     """Unfinished intents that no workflow works on."""
-    p, r = t.pending_deletion.c, t.run.c
-    batch_lives = exists().where(r.run_id == p.batch_id, r.claim_until_us > now_us, r.finished_us.is_(None))
+    p = t.pending_deletion.c
+    batch_lives = exists().where(t.run.c.run_id == p.batch_id, held(now_us))
     own_dead = and_(p.claim_workflow.is_not(None), p.claim_until_us <= now_us)
     return and_(p.state == DeletionState.PENDING.value, or_(own_dead, and_(p.claim_workflow.is_(None), ~batch_lives)))
 
@@ -121,5 +128,5 @@ def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, 
 
 def holder(connection: Connection, run_id: str, now_us: int) -> str | None:
     """Which workflow holds the batch now, or None."""
-    query = select(t.run.c.claim_workflow).where(t.run.c.run_id == run_id, t.run.c.claim_until_us > now_us)
+    query = select(t.run.c.claim_workflow).where(t.run.c.run_id == run_id, held(now_us))
     return connection.execute(query).scalar_one_or_none()

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.claims import UNCLAIMED, claimed_by, holder, until_us
+from infra.catalog.claims import UNCLAIMED, claimed_by, held, holder, until_us
 from infra.catalog.contexts import as_text, context_or_none
 from infra.catalog.database import Database
 from infra.catalog.detach import PhaseOne
@@ -27,6 +27,7 @@ from infra.catalog.fences import hold_lease
 from infra.catalog.intents import INTENT, is_dead_letter, to_intent
 from infra.catalog.ledgers import require_epoch
 from infra.catalog.many import any_of
+from infra.catalog.pauses import Pauses, with_pauses
 from infra.catalog.ranges import next_ranges
 from logstore.deletion import DeletionIntent, DeletionState
 from logstore.errors import ClaimHeld, SextonError, UnknownObject
@@ -41,8 +42,8 @@ _PENDING = DeletionState.PENDING.value
 _ANY = "*"  # no uuid is that
 
 
-class SqlDeletions(PhaseOne):
-    """The `Deletions` port: phase one is inherited, this is the queue."""
+class SqlDeletions(PhaseOne, Pauses):
+    """The `Deletions` port: phase one and pausing are inherited, this is the queue."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         """Work on `database`."""
@@ -71,12 +72,11 @@ class SqlDeletions(PhaseOne):
 
     def _renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
         now = self._db.now_us(connection)
-        free = or_(t.run.c.claim_workflow == claim.workflow_id, t.run.c.claim_until_us <= now)
+        free = or_(t.run.c.claim_workflow == claim.workflow_id, ~held(now))
         unfinished = (t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
         until, same_run = until_us(claim, now), t.run.c.claim_run == claim.run_id
         longest = case((and_(same_run, t.run.c.claim_until_us > until), t.run.c.claim_until_us), else_=until)
-        held = claimed_by(claim, now) | {"claim_until_us": longest}
-        renewed = update(t.run).where(*unfinished, free).values(held)
+        renewed = update(t.run).where(*unfinished, free).values(claimed_by(claim, now) | {"claim_until_us": longest})
         if not connection.execute(renewed).rowcount:
             raise _not_renewed(connection, batch_id, claim)
 
@@ -216,7 +216,7 @@ class SqlDeletions(PhaseOne):
         query = select(*INTENT).order_by(_P.row_id.desc()).limit(limit)
         if state:
             query = query.where(is_dead_letter() if state is DeletionState.DEAD_LETTERED else _P.state == state.value)
-        return [to_intent(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+        return self._db.read(lambda c: with_pauses(c, [to_intent(row) for row in c.execute(query)]))
 
 
 def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
@@ -251,7 +251,7 @@ def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonE
 
 def _refuse_if_held(connection: Connection, row_id: int) -> None:
     """A row that ended needs no claim; one that is another's must be left to it."""
-    query = select(_P.claim_workflow).where(_P.row_id == row_id, _P.state == _PENDING)
+    query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
     other = connection.execute(query).first()
     if other is not None:
-        raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {other[0]}")
+        raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {other[0] or f'batch {other[1]!r}'}")

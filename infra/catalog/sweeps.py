@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, exists, func, 
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
-from infra.catalog.claims import SEVERAL_TOPICS, move, open_run, stalled
+from infra.catalog.claims import SEVERAL_TOPICS, held, move, open_run, stalled
 from infra.catalog.database import Database
 from infra.catalog.detach import done_before
 from infra.catalog.intents import file_intents, filed_by
@@ -154,13 +154,14 @@ def _abandoned(now_us: int) -> Select[Any]:
 
 
 def _ended(now_us: int, before_us: int) -> Select[Any]:
-    at_work = exists().where(_R.run_id == _P.batch_id, _R.finished_us.is_(None), _R.claim_until_us > now_us)
+    at_work = exists().where(_R.run_id == _P.batch_id, held(now_us))
     return select(_P.row_id).where(_P.state == DeletionState.DELETED.value, _P.finished_us < before_us, ~at_work)
 
 
 def _empty_runs(before_us: int) -> Select[Any]:
     """Batches that ended, or whose workflow vanished, before then, and whose rows are gone or another batch's."""
-    over = or_(_R.finished_us < before_us, _R.finished_us.is_(None) & (_R.claim_until_us < before_us))
+    vanished = _R.finished_us.is_(None) & (func.coalesce(_R.claim_until_us, 0) < before_us)
+    over = or_(_R.finished_us < before_us, vanished)
     rows = exists().where(_P.batch_id == _R.run_id)
     return select(_R.run_id).where(_R.kind == _KIND, over, ~rows)
 

@@ -43,7 +43,7 @@ from logstore.errors import AlreadyExists, NoProgress, OutcomeUnknown, Retryable
 from logstore.failpoints import SimulatedCrash
 from logstore.names import TopicName
 from logstore.ownership import bundle_of
-from logstore.ports.catalog import Cause, Claim, Topic
+from logstore.ports.catalog import Cause, Claim, Detached, Topic
 from logstore.positions import Position
 from logstore.retention import RetentionPolicy
 from tests.faults.auditor import LONG_GONE, Expected, Seen, payload_of, wrong_at_any_moment
@@ -236,7 +236,10 @@ class Job(Generic[SiteT]):
     def keep_up(self) -> None:
         """Redrive the dead letters and die before their workflow is started; then sweep, which finds them."""
         self._client("age", self._plant_what_ended_long_ago)
-        self._client("redrive", self._redrive)
+        redriven: Detached = self._client("redrive", self._redrive)
+        if redriven.intents:
+            for tell in ("pause", "resume", "pause again", "release"):
+                self._client(f"{tell} redrive", partial(self._tell, tell.split()[0]))
         for turn in range(_NEVER):
             if not self._sweep(f"sweep-{self.run_name}-{turn}"):
                 return
@@ -252,7 +255,11 @@ class Job(Generic[SiteT]):
             connection.execute(f"{old} VALUES ({row})")
         connection.close()
 
-    def _redrive(self) -> object:
+    def _tell(self, what: str) -> object:
+        """As an operator does with a batch; `release` comes when its workflow is gone."""
+        return getattr(self._process.catalog.deletions, what)("redrive")
+
+    def _redrive(self) -> Detached:
         """Under one name, whoever repeats it, so that driving the job again asks for nothing new."""
         return self._process.catalog.redrives.redrive(
             None,

@@ -197,6 +197,7 @@ class House:
             self.world.upkeep.adopt,
             self.world.upkeep.forget,
             self.world.upkeep.hold_batch,
+            self.world.upkeep.pause_batch,
             retention.roll_idle,
             topics.set_deleting,
             topics.detach_all,

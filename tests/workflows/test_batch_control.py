@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of
-from workers.batches import Batches
+from workers.batches import Batches, released
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.values import DeleteLedgersProgress, DeletionPolicy, SetRate
 
@@ -88,6 +89,46 @@ async def test_pause_keeps_the_batch_claimed_for_as_long_as_it_lasts(house: Hous
         assert house.world.catalog.sweeps.adopt(batch_id="thief", claim=thief, limit=9).intents == 0
         await handle.execute_update(DeleteLedgers.resume)
         assert (await waiting).outcomes == {"DELETED": 3}
+
+
+async def test_pause_outlasts_the_claim_of_a_batch_whose_workers_are_away(house: House) -> None:
+    """The catalog knows of it once it is answered: no sweep takes up what says that it is paused (promise 2)."""
+    ledgers = house.world.fill(2)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker(cache=0):
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        await handle.execute_update(DeleteLedgers.pause)
+    gate.open()
+    house.world.sql("UPDATE run SET claim_until_us = 1")
+    thief = Claim(workflow_id="thief", run_id="", ttl_s=60)
+    assert house.world.catalog.sweeps.adopt(batch_id="thief", claim=thief, limit=9).intents == 0
+    assert any(one.paused for one in house.world.catalog.deletions.list(None, limit=9))
+    async with house.worker(cache=0):
+        await handle.execute_update(DeleteLedgers.resume)
+        assert (await handle.result()).outcomes == {"DELETED": 2}
+    assert house.world.sql("SELECT paused_us FROM run") == [(None,)]
+
+
+async def test_paused_batch_whose_workflow_was_terminated_goes_on_when_it_is_resumed(house: House) -> None:
+    """Nothing takes it up by itself; told to resume, the next sweep does, whatever is left of its claim."""
+    ledgers = house.world.fill(2)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[0])
+    batches = Batches(house.client, partial(released, house.world.catalog.deletions))
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await paused_at(house, ledgers[0], handle, gate)
+        await handle.terminate()
+        with pytest.raises(PreconditionFailed, match="TERMINATED"):
+            await batches.pause(handle.id)
+        resumed = await batches.resume(handle.id)
+        assert (resumed.paused, resumed.done, resumed.left) == (False, 1, 1)
+        assert (await (await house.sweep()).result()).outcomes == {"DELETED": 1}
+        with pytest.raises(PreconditionFailed, match="TERMINATED"):
+            await batches.resume(handle.id)
+    assert not any(house.world.left_of(one) for one in ledgers)
 
 
 async def test_pause_before_the_first_chunk_starts_none(house: House) -> None:

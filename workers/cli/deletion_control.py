@@ -34,7 +34,7 @@ def pause(session: Session, workflow_id: WorkflowId) -> Answer:
 
 @command(deletion, "resume", examples=[f"sexton deletion resume {_ID}"])
 def resume(session: Session, workflow_id: WorkflowId) -> Answer:
-    """Let a paused batch go on."""
+    """Let a paused batch go on. What is left of one whose workflow is gone is taken up by the next sweep."""
     return _asked(session, workflow_id, lambda batches: batches.resume(workflow_id))
 
 

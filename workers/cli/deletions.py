@@ -58,6 +58,7 @@ def _row(intent: DeletionIntent) -> dict[str, object]:
         "component": intent.component,
         "generation": intent.generation,
         "state": intent.state.value,
+        "paused": intent.paused,
         "outcome": intent.outcome.value if intent.outcome else None,
         "attempts": intent.attempts,
         "last_error": intent.last_error,

@@ -70,6 +70,27 @@ class Deletions(Protocol):
             NotOwner: The lease was overtaken.
         """
 
+    def pause(self, batch_id: str) -> None:
+        """Hold the batch until it is resumed or released, whatever becomes of its claim: nobody takes up its rows.
+
+        Rows that have a workflow of their own go on.
+
+        Idempotency: paused twice is paused once, since the first time.
+
+        Raises:
+            UnknownObject: No such batch.
+            PreconditionFailed: It is finished.
+        """
+
+    def resume(self, batch_id: str) -> None:
+        """Hold the batch by its claim alone again; raises as `pause`."""
+
+    def release(self, batch_id: str) -> bool:
+        """Resume a batch whose workflow is gone: with its claim ended, the next sweep takes up its rows.
+
+        To be called on a person's word alone. Returns whether it was paused and unfinished; else nothing changes.
+        """
+
     def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
         """Record outcomes of rows that are still PENDING and still the holder's; others keep what they have.
 
@@ -178,4 +199,4 @@ class Deletions(Protocol):
         """Unfinished and dead-lettered intents."""
 
     def list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
-        """Intents, newest first."""
+        """Intents, newest first; says which of them wait for their batch to be resumed."""

@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Detached, Due, Ended, Forgotten, RowRange, Tally
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
@@ -52,6 +52,66 @@ def test_adopt_leaves_what_somebody_works_on(world: World) -> None:
     assert _adopt(world).intents == 0
     assert world.everything() == before
     assert _ids(world, "alive") == [alive[0].ledger_id]
+
+
+def test_paused_batch_is_nobodys_else_however_long_its_workers_are_away(world: World) -> None:
+    """Its claim has lapsed: no sweep, no trim and no other workflow takes up what an operator holds back."""
+    mine, others = _batch(world, 2, name="mine"), _batch(world, 1, name="others")
+    deletions = world.catalog.deletions
+    deletions.pause("mine")
+    deletions.pause("mine")
+    world.lapse("mine")
+    world.lapse("others")
+    assert _adopt(world).intents == len(others)
+    assert world.phase_one(mine[0].topic_id).intents == 0
+    with pytest.raises(ClaimHeld, match="found w"):
+        deletions.take(mine[0].ledger_id, mine[0].copy, mine[0].generation, claim("thief"))
+    with pytest.raises(ClaimHeld, match="found w"):
+        deletions.renew("mine", claim("thief"))
+    deletions.renew("mine", claim("w", ttl_s=-1))
+    assert {one.batch_id: one.paused for one in deletions.list(None, limit=9)} == {"mine": True, "sweep": False}
+    assert world.catalog.sweeps.due(older_than_s=_MONTH).stalled == 0
+    deletions.resume("mine")
+    assert _adopt(world, "next").intents == len(mine)
+
+
+def test_paused_batch_lets_rows_with_a_workflow_of_their_own_go_on(world: World) -> None:
+    """What was handed over is not held back, and what is left of it is taken up."""
+    alone, other = _batch(world, 2, name="b")
+    deletions = world.catalog.deletions
+    deletions.hand_over({alone.row_id: "delete-ledger/1"}, batch_id="b", errors={}, ttl_s=-1)
+    deletions.pause("b")
+    assert [one.paused for one in deletions.list(None, limit=9)] == [True, False]
+    assert _adopt(world).intents == 1
+    assert _ids(world, "b") == [other.ledger_id]
+
+
+def test_released_batch_is_taken_up_by_the_next_sweep(world: World) -> None:
+    """Its workflow is gone, its claim was still live; what is not paused, not there or finished is left alone."""
+    (row,) = _batch(world, 1, name="b")
+    deletions = world.catalog.deletions
+    assert not deletions.release("b")
+    assert _adopt(world).intents == 0
+    deletions.pause("b")
+    assert deletions.release("b")
+    assert _adopt(world).intents == 1
+    assert _ids(world, "sweep") == [row.ledger_id]
+    deletions.close("sweep", CAUSE)
+    assert [deletions.release(name) for name in ("sweep", "nobody's")] == [False, False]
+
+
+def test_pause_of_what_is_no_batch_or_over_is_refused(world: World) -> None:
+    """And changes nothing."""
+    _batch(world, 1, name="b")
+    deletions = world.catalog.deletions
+    deletions.close("b", CAUSE)
+    before = world.everything()
+    for tell in (deletions.pause, deletions.resume):
+        with pytest.raises(PreconditionFailed, match="finished"):
+            tell("b")
+        with pytest.raises(UnknownObject, match="batch"):
+            tell("nobody's")
+    assert world.everything() == before
 
 
 def test_adopt_takes_a_row_whose_own_workflow_was_terminated(world: World) -> None:

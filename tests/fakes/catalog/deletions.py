@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
+from logstore.errors import ClaimHeld, PreconditionFailed, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import CopyKind
 from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId
-from tests.fakes.catalog.phase_one import FakePhaseOne
+from tests.fakes.catalog.phase_one import FakePhaseOne, Run
 
 _MOST_SEGMENTS = 20_000  # in a range
 
@@ -47,11 +47,38 @@ class FakeDeletions(FakePhaseOne):
                 raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
             if run.finished_us is not None:
                 raise ClaimHeld(f"batch {batch_id}: expected it unfinished, found that it is finished")
-            if run.holder != claim.workflow_id and run.until_us > self._catalog.now_us:
+            if run.holder != claim.workflow_id and run.is_held(self._catalog.now_us):
                 raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found {run.holder}")
             until_us = self._catalog.until_us(claim.ttl_s)
             run.until_us = max(until_us, run.until_us) if run.holder_run == claim.run_id else until_us
             run.holder, run.holder_run = claim.workflow_id, claim.run_id
+
+    def pause(self, batch_id: str) -> None:
+        """See the port."""
+        with effect("catalog.pause"), self._catalog.lock:
+            self._unfinished(batch_id).paused = True
+
+    def resume(self, batch_id: str) -> None:
+        """See the port."""
+        with effect("catalog.resume"), self._catalog.lock:
+            self._unfinished(batch_id).paused = False
+
+    def release(self, batch_id: str) -> bool:
+        """See the port."""
+        with effect("catalog.release"), self._catalog.lock:
+            run = self._catalog.runs.get(batch_id)
+            if run is None or run.finished_us is not None or not run.paused:
+                return False
+            run.paused, run.until_us = False, 0
+            return True
+
+    def _unfinished(self, batch_id: str) -> Run:
+        run = self._catalog.runs.get(batch_id)
+        if run is None:
+            raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
+        if run.finished_us is not None:
+            raise PreconditionFailed(f"batch {batch_id}: expected it unfinished, found that it is finished")
+        return run
 
     def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
         """See the port."""
@@ -76,7 +103,8 @@ class FakeDeletions(FakePhaseOne):
     def _audit_alone(self, row: DeletionIntent, end: Ended) -> None:
         """One copy that a workflow of its own ended, with who and why of its batch."""
         decided = next((one.cause for one in self._catalog.audited if one.run_id == row.batch_id), None)
-        actor, reason = (decided.actor, decided.reason) if decided else ("sexton", "")
+        of_batch = (decided.actor, decided.reason) if decided else ("sexton", "")
+        actor, reason = (row.actor, row.reason) if row.actor else of_batch
         cause = Cause(actor=actor, reason=reason, workflow_id=row.handed_to or "")
         detail = {"ledger": row.ledger_id, "outcome": end.outcome.value, "error": end.error}
         self._catalog.audit("delete-ledger", cause, detail, run_id=row.batch_id)
@@ -147,7 +175,8 @@ class FakeDeletions(FakePhaseOne):
             if row is None or row.state is not DeletionState.PENDING:
                 return 0
             if row.handed_to != claim.workflow_id:
-                raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {row.handed_to}")
+                found = row.handed_to or f"batch {row.batch_id!r}"
+                raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found}")
             self._store(row, claim, last_error=row.last_error if error is None else error)
             if keys_left is None:
                 return 0
@@ -189,7 +218,13 @@ class FakeDeletions(FakePhaseOne):
         """See the port."""
         with self._catalog.lock:
             rows = sorted(self._catalog.intent_rows.items(), reverse=True)
-        return [row for _, row in rows if state in {None, row.state}][:limit]
+            found = [row for _, row in rows if state in {None, row.state}][:limit]
+            return [replace(row, paused=self._waits(row)) for row in found]
+
+    def _waits(self, row: DeletionIntent) -> bool:
+        run = self._catalog.runs.get(row.batch_id)
+        waiting = row.state is DeletionState.PENDING and row.handed_to is None
+        return waiting and run is not None and run.paused and run.finished_us is None
 
     def _rows(self, batch_id: str) -> Sequence[DeletionIntent]:
         with self._catalog.lock:

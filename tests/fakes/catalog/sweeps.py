@@ -112,7 +112,7 @@ class FakeSweeps(_Batches):
 
     def _ended(self, before_us: int) -> list[int]:
         now_us, runs = self._catalog.now_us, self._catalog.runs
-        at_work = {name for name, run in runs.items() if run.finished_us is None and run.until_us > now_us}
+        at_work = {name for name, run in runs.items() if run.is_held(now_us)}
         rows = [row for row in self._catalog.intent_rows.values() if row.state is DeletionState.DELETED]
         ended = [row for row in rows if self._catalog.ended_us[row.row_id] < before_us and row.batch_id not in at_work]
         return sorted((row.row_id for row in ended), key=lambda row_id: self._catalog.ended_us[row_id])
