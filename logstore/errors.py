@@ -106,6 +106,7 @@ class InvalidInput(TerminalError):
         shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
         super().__init__(f"{field}: expected {expected}, found {shown}")
         self.field = field
+        self.expected = expected
 
 
 class UnknownObject(InvalidInput):

@@ -25,19 +25,21 @@ from infra.telemetry.metrics import Metrics, start_metrics
 from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import SextonError
+from logstore.ownership import checked_worker_id
 from logstore.ports.owners import Owners
 from workers import search_attributes
 from workers.connections import connect_client
 from workers.gauges import DeletionGauges
+from workers.inputs import CheckedRunner
 from workers.interceptors import ActivityEdge, InHand
 from workers.ownership_telemetry import OwnershipTelemetry
-from workers.owning import Ownership, checked_worker_id, new_ownership
-from workers.requests import uploads_queue
+from workers.owning import Ownership, new_ownership
 from workers.settings import OFF, Settings
 from workers.wiring import LogStore, all_activities, open_log, owner_activities, upload_activities
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic
+from workflows.limits import uploads_queue
 from workflows.offload_ledger import OffloadLedger
 from workflows.offload_topic import OffloadTopic
 from workflows.sweep_deletions import SweepDeletions
@@ -79,6 +81,7 @@ class Crew:
             self.settings.activity_threads,
             activities=all_activities(self.log, self.owners),
             workflows=WORKFLOWS,
+            workflow_runner=CheckedRunner(),
             workflow_failure_exception_types=FAILURES,
         )
 

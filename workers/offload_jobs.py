@@ -7,9 +7,10 @@ from temporalio.common import SearchAttributePair, WorkflowIDConflictPolicy
 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from workers.requests import checked_ids, deletion_policy, of_topic, uploads_queue
+from workers.requests import checked_ids, deletion_policy, of_topic
 from workers.settings import Settings
 from workflows import offload_ledger, offload_topic, search_attributes
+from workflows.limits import MOST_OFFLOADED, uploads_queue
 from workflows.offload_ledger import OffloadLedger
 from workflows.offload_topic import OffloadTopic
 from workflows.values import (
@@ -20,9 +21,6 @@ from workflows.values import (
     OffloadTopicInput,
     OffloadTopicResult,
 )
-
-MOST_OFFLOADED = 4_000
-"""Ledgers in one ask, inclusive: it waits in a payload with others, of which the workflow takes 100 KB together."""
 
 
 class OffloadJobs:

@@ -1,6 +1,5 @@
 """How a worker takes part in ownership: on ZooKeeper, or alone because a setting says so."""
 
-import re
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -10,28 +9,13 @@ from infra.coordination.events import OwnershipEvents
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session
 from infra.coordination.sole import SoleOwner
-from logstore.errors import InvalidInput, SextonError
+from logstore.errors import SextonError
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences, Topic
 from logstore.ports.owners import Owners
 from workers.settings import Settings
 from workers.wiring import LogStore
-
-_WORKER_ID = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
-
-
-def checked_worker_id(worker_id: str) -> str:
-    """The worker id, if it can name a queue of Temporal and a node of ZooKeeper.
-
-    Raises:
-        InvalidInput: It cannot.
-    """
-    if not _WORKER_ID.fullmatch(worker_id):
-        raise InvalidInput(
-            "worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=worker_id
-        )
-    return worker_id
 
 
 class Ownership(Owners, Protocol):

@@ -9,10 +9,8 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.settings import Settings
 from workflows import search_attributes
+from workflows.limits import MOST_IDS
 from workflows.values import DeletionPolicy
-
-MOST_IDS = 10_000
-"""Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
 
 
 def deletion_policy(settings: Settings) -> DeletionPolicy:
@@ -23,11 +21,6 @@ def deletion_policy(settings: Settings) -> DeletionPolicy:
         max_attempts=settings.deletion_max_attempts,
         retry_interval_s=settings.deletion_retry_interval,
     )
-
-
-def uploads_queue(task_queue: str) -> str:
-    """The queue beside a task queue where its uploads run."""
-    return f"{task_queue}-uploads"
 
 
 def checked_ids(ledger_ids: Sequence[LedgerId], *, most: int = MOST_IDS) -> list[int]:

@@ -23,7 +23,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlrea
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
     from logstore.deletion import Outcome
-    from workflows import limits, search_attributes
+    from workflows import search_attributes
     from workflows.routing import Route
     from workflows.values import DeleteLedgerInput, DeleteLedgerProgress
 
@@ -72,7 +72,6 @@ class DeleteLedger:
     @workflow.run
     async def run(self, request: DeleteLedgerInput) -> OneResult:
         """Do the numbered steps."""
-        limits.check("request", request, limits.ALONE)
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
         try:

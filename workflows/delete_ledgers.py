@@ -39,14 +39,13 @@ with workflow.unsafe.imports_passed_through():
         RangesInput,
         RangesPage,
     )
-    from workflows import delete_ledger, limits, search_attributes
+    from workflows import delete_ledger, search_attributes
     from workflows.routing import Route
     from workflows.values import (
         MOST_OBJECTS_PER_S,
         DeleteLedgerInput,
         DeleteLedgersInput,
         DeleteLedgersProgress,
-        DeletionPolicy,
         ExplicitDetach,
         SetRate,
     )
@@ -80,15 +79,6 @@ _KEPT_PAUSE = "a pause is kept in the catalog"  # patch
 _HELD_AGAIN = timedelta(minutes=10)  # while paused: two thirds of the claim
 
 
-def check_policy(policy: DeletionPolicy) -> None:
-    """Refuse what could only hang: any SDK may have written it.
-
-    Raises:
-        ApplicationError: Of type `InvalidInput`, final.
-    """
-    limits.check("policy", policy, limits.DELETION)
-
-
 def workflow_id(batch_id: str) -> str:
     """`delete-ledgers/{batch}`."""
     return f"delete-ledgers/{batch_id}"
@@ -116,7 +106,6 @@ class DeleteLedgers:
     @workflow.run
     async def run(self, request: DeleteLedgersInput) -> Certificate:
         """Do the numbered steps."""
-        check_policy(request.policy)
         search_attributes.ensure_topic(request.topic)
         if request.detach:
             await self._detach(request.detach)

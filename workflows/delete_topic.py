@@ -51,7 +51,6 @@ class DeleteTopic:
     @workflow.run
     async def run(self, request: DeleteTopicInput) -> DeleteTopicResult:
         """Do the numbered steps until nothing is attached to the topic."""
-        delete_ledgers.check_policy(request.policy)
         search_attributes.ensure_topic(request.topic)
         begun: Begun = await workflow.execute_activity_method(TopicDeletion.set_deleting, self._order(), **_SQL)
         order = replace(self._order(), catalog_epoch=begun.catalog_epoch)

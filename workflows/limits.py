@@ -1,34 +1,169 @@
-"""Bounds of what a job may be told, whoever wrote it: beyond them it could only hang."""
+"""What a job may be told, whoever wrote it: beyond these bounds it could only hang, or do what nobody meant.
 
-from collections.abc import Mapping
-from typing import Final
+Bounds of policies hold for every run. The rest holds for what comes from outside: a run that a job of ours started or
+continued may be of another build, and has been checked where it came from.
+"""
 
-from temporalio.exceptions import ApplicationError
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+from logstore.errors import InvalidInput
+from logstore.ledgers import CopyKind
+from logstore.names import TopicName
+from logstore.ownership import checked_worker_id
+from workflows.values import (
+    MOST_OBJECTS_PER_S,
+    DeleteLedgerInput,
+    DeleteLedgersInput,
+    DeletionPolicy,
+    ExplicitDetach,
+    OffloadAsk,
+    OffloadPolicy,
+    TrimTopicsInput,
+)
+
+MOST_IDS: Final = 10_000
+"""Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
+
+MOST_OFFLOADED: Final = 4_000
+"""Ledgers in one ask, inclusive: it waits in a payload with others, of which the workflow takes 100 KB together."""
 
 _MONTH_S = 30 * 86_400
+_MOST_INT = 2**63 - 1  # what the catalog's columns hold
+_MOST_ACTOR = 200
+_MOST_REASON = 2_000
+_MOST_BATCH_ID = 200  # with the workflow's name in front, within the 255 of an id in Temporal
 
-ALONE: Final = {
-    "max_attempts": (1, 1_000_000),
-    "retry_interval_s": (0, _MONTH_S),
-    "owner_patience_s": (1, _MONTH_S),
+Rule = Callable[[Any], str | None]
+"""What was expected, or None where the value is as it should be."""
+
+
+def _within(least: int, most: float, *, optional: bool = False) -> Rule:
+    bounds = f"{least:,} or more" if most in {math.inf, _MOST_INT} else f"{least:,} to {most:,}"
+    return lambda found: None if (optional and found is None) or least <= found <= most else bounds
+
+
+def _text(least: int, most: int) -> Rule:
+    phrase = f"{f'{least} to' if least else 'at most'} {most:,} printable characters"
+    return lambda found: None if least <= len(found) <= most and found.isprintable() else phrase
+
+
+def _as(check: Callable[[str], object]) -> Rule:
+    """What a function that refuses by `InvalidInput` takes."""
+
+    def rule(found: str) -> str | None:
+        try:
+            check(found)
+        except InvalidInput as error:
+            return error.expected
+        return None
+
+    return rule
+
+
+def _or_empty(rule: Rule) -> Rule:
+    return lambda found: rule(found) if found else None
+
+
+def _ids(most: int) -> Rule:
+    def rule(found: list[int] | None) -> str | None:
+        if found is None or (0 < len(found) <= most and all(0 <= one <= _MOST_INT for one in found)):
+            return None
+        return f"1 to {most:,} ids, each 0 or more"
+
+    return rule
+
+
+def _copy(found: str) -> str | None:
+    kinds = [kind.value for kind in CopyKind]
+    return None if found in kinds else f"one of {', '.join(kinds)}"
+
+
+_ALONE: Final[Mapping[str, Rule]] = {
+    "max_attempts": _within(1, 1_000_000),
+    "retry_interval_s": _within(0, _MONTH_S),
+    "owner_patience_s": _within(1, _MONTH_S),
 }
-"""Of `DeleteLedgerInput`, both ends inclusive."""
+_BOUNDS: Final[Mapping[type, Mapping[str, Rule]]] = {
+    DeleteLedgerInput: _ALONE,
+    DeletionPolicy: {
+        **_ALONE,
+        "parallelism": _within(1, 256),
+        "chunk": _within(1, 1_000_000),  # cut to what fits an answer anyway
+        "alone": _within(1, 1_500),
+    },
+    OffloadPolicy: {
+        "timeout_s": _within(1, _MONTH_S),
+        "attempts": _within(1, 1_000_000),
+        "parallelism": _within(1, 64),
+    },
+}
+_ANYWHERE: Final[Mapping[str, Rule]] = {
+    "topic": _as(TopicName.from_encoded),
+    "topic_id": _within(0, _MOST_INT),
+    "ledger_id": _within(0, _MOST_INT),
+    "generation": _within(0, _MOST_INT),
+    "catalog_epoch": _within(0, _MOST_INT, optional=True),
+    "after": _within(-1, _MOST_INT),
+    "removed_after": _within(-1, _MOST_INT),
+    "copy": _copy,
+    "actor": _text(0, _MOST_ACTOR),
+    "reason": _text(0, _MOST_REASON),
+    "batch_id": _text(1, _MOST_BATCH_ID),
+    "owner": _or_empty(_as(checked_worker_id)),
+    "patience_s": _within(0, _MONTH_S),
+    "page": _within(1, 1_000),
+    "rate": _within(0, MOST_OBJECTS_PER_S),
+}
+_OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
+    DeleteLedgersInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a batch of several
+    DeleteLedgerInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a row whose topic was damaged by hand
+    TrimTopicsInput: {"batch_id": _or_empty(_ANYWHERE["batch_id"])},
+    ExplicitDetach: {"ledger_ids": _ids(MOST_IDS)},
+    OffloadAsk: {"ledger_ids": _ids(MOST_OFFLOADED)},
+}
 
-DELETION: Final = {**ALONE, "parallelism": (1, 256), "chunk": (1, 1_000_000), "alone": (1, 1_500)}
-"""Of `DeletionPolicy`; a chunk is cut to what fits an answer anyway."""
 
-OFFLOAD: Final = {"timeout_s": (1, _MONTH_S), "attempts": (1, 1_000_000), "parallelism": (1, 64)}
-"""Of `OffloadPolicy`."""
+def check(request: object, *, queue: str, outside: bool = True) -> None:
+    """Refuse what a job is told, where a field of it is beyond its bounds.
 
-
-def check(what: str, value: object, bounds: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse a value with a field beyond its bounds.
+    Args:
+        request: Its input, or what a signal or an update brings.
+        queue: The task queue of the job, on whose workers its uploads run.
+        outside: Whether it comes from outside, and not from a job of ours.
 
     Raises:
-        ApplicationError: Of type `InvalidInput`, final; names the field, the bounds and what was found.
+        InvalidInput: Names the field, the bounds and what was found.
     """
-    for name, (least, most) in bounds.items():
-        found = getattr(value, name)
-        if not least <= found <= most:
-            message = f"{what}.{name}: expected {least:,} to {most:,}, found {found:,}"
-            raise ApplicationError(message, type="InvalidInput", non_retryable=True)
+    for path, value, name, found in _fields(request, ""):
+        rules = [_BOUNDS.get(type(value), {}).get(name)]
+        if outside:
+            rules.append(_OUTSIDE.get(type(value), {}).get(name, _ANYWHERE.get(name)))
+            rules.append(_queue(queue) if isinstance(value, OffloadPolicy) and name == "queue" else None)
+        expected = next((phrase for rule in rules if rule and (phrase := rule(found))), None)
+        if expected:
+            raise InvalidInput(path, expected=expected, found=found)
+
+
+def uploads_queue(task_queue: str) -> str:
+    """The queue beside a task queue where its uploads run, on the same workers."""
+    return f"{task_queue}-uploads"
+
+
+def _queue(task_queue: str) -> Rule:
+    served = uploads_queue(task_queue)
+    return lambda found: None if found in {"", served} else f"{served}, or nothing: workers serve no other for uploads"
+
+
+def _fields(value: object, above: str) -> Iterator[tuple[str, object, str, Any]]:
+    """Every field of a value and of the values in it: its path, whose it is, its name, and what it holds."""
+    if not is_dataclass(value):
+        return
+    for field in fields(value):
+        found, path = getattr(value, field.name), f"{above}{field.name}"
+        yield path, value, field.name, found
+        yield from _fields(found, f"{path}.")
+        for number, item in enumerate(found if isinstance(found, list) else ()):
+            yield from _fields(item, f"{path}.{number}.")

@@ -21,7 +21,7 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from activities.offload import LedgerOffload, PublishInput, UploadInput, UploadResult
     from logstore.ports.catalog import OffloadAnswer
-    from workflows import limits, search_attributes
+    from workflows import search_attributes
     from workflows.values import (
         OffloadLedgerInput,
         OffloadLedgerProgress,
@@ -36,15 +36,6 @@ _PUBLISH = workflow.ActivityConfig(
     heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
-
-
-def check_policy(policy: OffloadPolicy) -> None:
-    """Refuse what could only hang: any SDK may have written it.
-
-    Raises:
-        ApplicationError: Of type `InvalidInput`, final.
-    """
-    limits.check("policy", policy, limits.OFFLOAD)
 
 
 def workflow_id(ledger_id: int) -> str:
@@ -72,7 +63,6 @@ class OffloadLedger:
     @workflow.run
     async def run(self, request: OffloadLedgerInput) -> OffloadLedgerResult:
         """Do the numbered steps."""
-        check_policy(request.policy)
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Offloading ledger **{request.ledger_id}**")
         for turn in range(1, _TURNS + 1):

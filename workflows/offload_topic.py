@@ -84,8 +84,6 @@ class OffloadTopic:
     @workflow.run
     async def run(self, request: OffloadTopicInput) -> OffloadTopicResult:
         """Do the numbered steps for everything that was asked."""
-        offload_ledger.check_policy(request.policy)
-        delete_ledgers.check_policy(request.deletion)
         search_attributes.ensure_topic(request.topic)
         while self._asks:
             try:

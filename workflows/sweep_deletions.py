@@ -60,9 +60,8 @@ class SweepDeletions:
         self._result = request.carried
 
     @workflow.run
-    async def run(self, request: SweepDeletionsInput) -> SweepDeletionsResult:
+    async def run(self, request: SweepDeletionsInput) -> SweepDeletionsResult:  # noqa: ARG002 - taken by `__init__`
         """Do the numbered steps."""
-        delete_ledgers.check_policy(request.policy)
         while await self._adopt():
             self._continue_if_long()
         while await self._forget():

@@ -57,7 +57,6 @@ class TrimTopic:
     @workflow.run
     async def run(self, request: TrimTopicInput) -> TrimTopicResult:
         """Do the numbered steps until there is nothing left to do."""
-        delete_ledgers.check_policy(request.policy)
         search_attributes.ensure_topic(request.topic)
         while True:
             self._asked_again = False

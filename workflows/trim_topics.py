@@ -58,7 +58,6 @@ class TrimTopics:
     @workflow.run
     async def run(self, request: TrimTopicsInput) -> TrimTopicsResult:
         """Do the numbered steps."""
-        delete_ledgers.check_policy(request.policy)
         after = request.after
         while pages := await self._next_pages(after):
             for page in pages:

@@ -2,7 +2,7 @@
 
 from logstore.ownership.assignment import OwnershipView, WorkerLoad, ranking, to_shed, to_take
 from logstore.ownership.bundles import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundles, parse_bundle
-from logstore.ownership.leases import Lease
+from logstore.ownership.leases import Lease, checked_worker_id
 from logstore.ownership.reown import Attempts, HeldClaim, OwnerNode, Verdict, decide
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "bundle_name",
     "bundle_of",
     "check_bundles",
+    "checked_worker_id",
     "decide",
     "parse_bundle",
     "ranking",

@@ -6,9 +6,26 @@ whoever raised it later has fenced whoever came before.
 Source: fencing tokens (M. Kleppmann, "How to do distributed locking"); PIP-57 has none.
 """
 
+import re
 from dataclasses import dataclass
 
+from logstore.errors import InvalidInput
 from logstore.ownership.bundles import BundleId
+
+_WORKER_ID = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
+
+
+def checked_worker_id(worker_id: str) -> str:
+    """The worker id, if it can name a queue of Temporal and a node of ZooKeeper.
+
+    Raises:
+        InvalidInput: It cannot.
+    """
+    if not _WORKER_ID.fullmatch(worker_id):
+        raise InvalidInput(
+            "worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=worker_id
+        )
+    return worker_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

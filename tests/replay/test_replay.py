@@ -20,6 +20,7 @@ from temporalio.workflow import NondeterminismError
 from activities.deletion import LedgerDeletion, RangesInput
 from tests.replay.record import HISTORIES, scrubbed
 from workers.fleet import WORKFLOWS
+from workers.inputs import CheckedRunner
 from workflows.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
 COUNTS = {
@@ -74,7 +75,7 @@ def test_histories_of_each_type_cover_how_a_run_can_stand(type_: str) -> None:
 @pytest.mark.parametrize("path", RECORDED, ids=name_of)
 def test_history_replays_against_the_workflows_of_today(path: Path) -> None:
     """A run that began before an upgrade goes on after it."""
-    replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter)
+    replayer = Replayer(workflows=WORKFLOWS, workflow_runner=CheckedRunner(), data_converter=pydantic_data_converter)
     asyncio.run(replayer.replay_workflow(history_at(path)))
 
 

@@ -13,6 +13,7 @@ from temporalio.worker import Replayer
 
 from tests.workflows.house import House
 from workers.fleet import WORKFLOWS
+from workers.inputs import CheckedRunner
 
 
 @pytest.fixture
@@ -43,6 +44,8 @@ async def test_traced_run_replayed_at_every_task_has_each_span_once(house: House
     assert (names["RunWorkflow:trim-topic"], names["RunWorkflow:delete-ledgers"]) == (1, 1)
     assert len({span.context.trace_id for span in spans.get_finished_spans() if span.context}) == 1
     before = len(spans.get_finished_spans())
-    replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter, plugins=[plugin])
+    replayer = Replayer(
+        workflows=WORKFLOWS, workflow_runner=CheckedRunner(), data_converter=pydantic_data_converter, plugins=[plugin]
+    )
     await replayer.replay_workflow(await handle.fetch_history())
     assert len(spans.get_finished_spans()) == before

@@ -11,8 +11,8 @@ from logstore.positions import LedgerId, TopicId
 from logstore.retention import RetentionPolicy
 from workers.client import Sexton
 from workers.connections import connect_client
-from workers.requests import MOST_IDS
 from workers.settings import Settings
+from workflows.limits import MOST_IDS
 
 _TOPIC = Topic(
     topic_id=TopicId(1), name="persistent://a/b/c", state=TopicState.ACTIVE, policy=RetentionPolicy(), created_us=0

@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import InvalidInput
-from workers.owning import checked_worker_id
+from logstore.ownership import checked_worker_id
 
 
 @pytest.mark.parametrize("worker_id", ["", "a/b", ".", "..", "a b", "x" * 129])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.owning import checked_worker_id
+from logstore.ownership import checked_worker_id
 from workers.stack import _identity
 
 

@@ -28,6 +28,7 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
 from workers.fleet import FAILURES, WORKFLOWS
+from workers.inputs import CheckedRunner
 from workers.interceptors import ActivityEdge
 from workflows import delete_ledger, delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
 from workflows.delete_ledger import DeleteLedger
@@ -175,6 +176,7 @@ class House:
             workflows=WORKFLOWS,
             activities=self._activities(instead),
             activity_executor=self._threads,
+            workflow_runner=CheckedRunner(),
             workflow_failure_exception_types=FAILURES,
             max_cached_workflows=cache,
             max_heartbeat_throttle_interval=timedelta(milliseconds=50),

@@ -341,7 +341,7 @@ async def test_offload_topic_refuses_asks_that_it_could_not_carry(house: House) 
     ledgers = house.world.fill_readable(1)
     many = OffloadAsk(actor="somebody", reason="", ledger_ids=[ledgers[0], *range(10**18, 10**18 + 3_999)])
     handle = await offload_all(house, many)
-    for ask in (many, OffloadAsk(actor="a", reason="x" * 100_000), many):
+    for ask in (many, OffloadAsk(actor="a", reason="", ledger_ids=many.ledger_ids), many):
         await handle.signal(OffloadTopic.ask, ask)
     async with house.worker():
         progress = await handle.query(OffloadTopic.progress)

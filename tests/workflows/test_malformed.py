@@ -1,0 +1,216 @@
+"""What no workflow can read, of every type and in every shape: it fails by name, or is ignored, and nothing loops."""
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from temporalio import activity, workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.client import WorkflowFailureError, WorkflowHandle, WorkflowHistory, WorkflowUpdateFailedError
+from temporalio.common import RawValue
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Replayer
+
+from activities.deletion import RangesInput, RangesPage
+from activities.offload import Candidates, CandidatesInput
+from tests.workflows.house import Gate, House, failure
+from tests.workflows.offloading import offload_all
+from workers.fleet import WORKFLOWS
+from workers.inputs import CheckedRunner
+from workflows.values import OffloadAsk
+
+_NAME = "persistent://tenant/namespace/orders"
+_WHY = {"actor": "me", "reason": "a test"}
+_TOPIC = {"topic_id": 1, "topic": _NAME}
+_ASK = OffloadAsk(actor="me", reason="a test")
+_KEY = {"ledger_id": 1, "copy": "LEDGER", "generation": 1}
+GOOD: dict[str, dict[str, Any]] = {
+    "trim-topic": _TOPIC | _WHY,
+    "trim-topics": _WHY,
+    "delete-topic": _TOPIC | _WHY,
+    "delete-ledgers": _TOPIC | _WHY | {"batch_id": "b", "catalog_epoch": 1, "detach": {"ledger_ids": [1]}},
+    "delete-ledger": {"key": _KEY, "topic": _NAME, "catalog_epoch": 1},
+    "sweep-deletions": _WHY,
+    "offload-topic": _TOPIC | {"asks": [_WHY]},
+    "offload-ledger": {"ledger_id": 1, "topic": _NAME},
+}
+_ENDLESS = "x" * 2_100
+
+
+def _raw(data: bytes, encoding: str | None = "json/plain") -> RawValue:
+    return RawValue(Payload(metadata={} if encoding is None else {"encoding": encoding.encode()}, data=data))
+
+
+def _shapes(good: dict[str, Any]) -> dict[str, Sequence[RawValue]]:
+    """The malformed forms of one good value."""
+    text = json.dumps(good).encode()
+    return {
+        "nothing": [],
+        "two values": [_raw(text), _raw(text)],
+        "binary/null": [_raw(b"", "binary/null")],
+        "binary/plain": [_raw(text, "binary/plain")],
+        "json/protobuf": [_raw(text, "json/protobuf")],
+        "unknown encoding": [_raw(text, "cbor/x")],
+        "no encoding": [_raw(text, None)],
+        "null": [_raw(b"null")],
+        "list": [_raw(b"[" + text + b"]")],
+        "text": [_raw(json.dumps(text.decode()).encode())],
+        "cut off": [_raw(text[:-1])],
+        "not UTF-8": [_raw(b"\xff\xfe")],
+        "unknown field": [_raw(json.dumps(good | {"reasn": "a slip"}).encode())],
+    }
+
+
+def _beyond(**changes: Any) -> RawValue:
+    kind = changes.pop("kind")
+    return _raw(json.dumps(GOOD[kind] | changes).encode())
+
+
+BEYOND: dict[str, tuple[str, RawValue]] = {
+    "delete-ledgers owner": ("owner", _beyond(kind="delete-ledgers", owner=_ENDLESS)),
+    "delete-ledgers owner of the server's": ("owner", _beyond(kind="delete-ledgers", owner="/_sys/x")),
+    "delete-ledgers batch": ("batch_id", _beyond(kind="delete-ledgers", batch_id=_ENDLESS)),
+    "delete-ledgers ids": ("detach.ledger_ids", _beyond(kind="delete-ledgers", detach={"ledger_ids": [-1]})),
+    "offload-topic queue": ("policy.queue", _beyond(kind="offload-topic", policy={"queue": _ENDLESS})),
+    "offload-topic queue unserved": ("policy.queue", _beyond(kind="offload-topic", policy={"queue": "nobody"})),
+    "offload-topic ask": ("asks.0.ledger_ids", _beyond(kind="offload-topic", asks=[_WHY | {"ledger_ids": []}])),
+    "offload-ledger queue": ("policy.queue", _beyond(kind="offload-ledger", policy={"queue": "/_sys/x"})),
+    "offload-ledger id": ("ledger_id", _beyond(kind="offload-ledger", ledger_id=2**63)),
+    "delete-ledger copy": ("key.copy", _beyond(kind="delete-ledger", key=_KEY | {"copy": "THIRD"})),
+    "trim-topic topic": ("topic", _beyond(kind="trim-topic", topic="persistent://a/b/" + _ENDLESS)),
+    "trim-topic policy": ("policy.chunks", _beyond(kind="trim-topic", policy={"chunks": 1})),
+    "trim-topics page": ("page", _beyond(kind="trim-topics", page=10**30)),
+    "delete-topic reason": ("reason", _beyond(kind="delete-topic", reason=_ENDLESS)),
+    "delete-topic actor": ("actor", _beyond(kind="delete-topic", actor="a\x00b")),
+    "sweep-deletions patience": ("patience_s", _raw(b'{"patience_s": NaN}')),
+}
+
+
+async def _refused(house: House, case: str, kind: str, given: Sequence[RawValue]) -> tuple[str, str]:
+    handle: WorkflowHandle[Any, Any] = await house.client.start_workflow(
+        kind, args=given, id=f"{house.queue}/{kind}/{case}", task_queue=house.queue
+    )
+    with pytest.raises(WorkflowFailureError) as failed:
+        await handle.result()
+    return failure(failed.value)
+
+
+async def test_start_that_cannot_be_read_fails_as_invalid_input_whatever_its_type_and_shape(house: House) -> None:
+    """None of them is tried again for ever, and the id is free again."""
+    assert set(GOOD) == {workflow._Definition.must_from_class(one).name for one in WORKFLOWS}
+    starts = [(shape, kind, given) for kind, good in GOOD.items() for shape, given in _shapes(good).items()]
+    async with house.worker(), asyncio.timeout(60):
+        failures = await asyncio.gather(*(_refused(house, *start) for start in starts))
+    assert [
+        (*start[:2], found) for start, found in zip(starts, failures, strict=True) if found[0] != "InvalidInput"
+    ] == []
+    assert all(": expected " in message and ", found " in message for _, message in failures)
+
+
+async def test_start_beyond_its_bounds_fails_as_invalid_input_and_names_the_field(house: House) -> None:
+    """Names that no queue can have, queues that nobody serves, numbers that no catalog holds, texts without end."""
+    async with house.worker(), asyncio.timeout(60):
+        cases = [(case, case.partition(" ")[0], [given]) for case, (_, given) in BEYOND.items()]
+        failures = await asyncio.gather(*(_refused(house, *case) for case in cases))
+    found = {
+        case: (kind, told.partition(": expected ")[0]) for case, (kind, told) in zip(BEYOND, failures, strict=True)
+    }
+    assert found == {case: ("InvalidInput", field) for case, (field, _) in BEYOND.items()}
+
+
+async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without input, with two, with a slip in a field: the asks around it are served, and a line is logged."""
+    gate = Gate()
+    asked: list[int] = []
+    real = house.world.offload.candidates
+
+    @activity.defn(name="offload.candidates")
+    def candidates(request: CandidatesInput) -> Candidates:
+        asked.append(request.topic_id)
+        gate.wait()
+        return real(request)
+
+    shapes = _shapes(_WHY) | {"no ids": [_raw(json.dumps(_WHY | {"ledger_ids": []}).encode())]}
+    with caplog.at_level(logging.WARNING, "workers.inputs"):
+        async with house.worker(instead=[candidates]), asyncio.timeout(60):
+            handle = await offload_all(house, _ASK)
+            for given in shapes.values():
+                await handle.signal("ask", args=given)
+            await handle.signal("ask", _ASK)
+            gate.open()
+            result = await handle.result()
+    assert result.refused == 0
+    assert len(asked) == 2
+    assert sum("ignored: " in record.message for record in caplog.records) == len(shapes)
+    await _replayed(await handle.fetch_history())
+
+
+async def test_signal_without_input_that_brings_some_is_ignored(house: House) -> None:
+    """`again` takes nothing."""
+    async with house.worker(), asyncio.timeout(60):
+        handle = await house.trim()
+        await handle.signal("again", "now")
+        assert (await handle.result()).passes >= 1
+
+
+async def test_update_that_cannot_be_read_is_refused_and_the_batch_goes_on(house: House) -> None:
+    """The caller is told by name; nothing of it is in the history."""
+    gate = Gate()
+    real = house.world.deletion.next_ranges
+
+    @activity.defn(name="deletion.next_ranges")
+    def next_ranges(request: RangesInput) -> RangesPage:
+        gate.wait()
+        return real(request)
+
+    (ledger,) = house.world.fill(1)
+    async with house.worker(instead=[next_ranges]), asyncio.timeout(60):
+        handle = await house.delete([ledger])
+        told: list[tuple[str, list[Any]]] = [("pause", ["now"]), ("resume", [None]), ("set_rate", [])]
+        for update, given in [*told, ("set_rate", [{"per_s": 1}])]:
+            with pytest.raises(WorkflowUpdateFailedError) as refused:
+                await handle.execute_update(update, args=given)
+            assert isinstance(refused.value.cause, ApplicationError)
+            assert refused.value.cause.type == "InvalidInput"
+        gate.open()
+        assert (await handle.result()).outcomes == {"DELETED": 1}
+
+
+async def test_refusal_of_a_start_replays_as_it_was(house: House) -> None:
+    """Also one that an earlier build would have taken, whose refusal is recorded."""
+    async with house.worker():
+        for case, given in _shapes(GOOD["trim-topic"]).items():
+            await _refused(house, f"replayed {case}", "trim-topic", given)
+    ids = [f"{house.queue}/trim-topic/replayed {case}" for case in _shapes(GOOD["trim-topic"])]
+    await _replayed(*[await house.client.get_workflow_handle(one).fetch_history() for one in ids])
+
+
+async def test_run_that_an_earlier_build_began_with_an_unknown_field_goes_on(house: House) -> None:
+    """Its history has no refusal: it is read as it was read then."""
+    async with house.worker():
+        handle = await house.trim()
+        await handle.result()
+    history = json.loads((await handle.fetch_history()).to_json())
+    started = history["events"][0]["workflowExecutionStartedEventAttributes"]
+    (payload,) = started["input"]["payloads"]
+    given = json.dumps(GOOD["trim-topic"] | {"reasn": "a slip"}).encode()
+    payload["data"] = base64.b64encode(given).decode()
+    await _replayed(WorkflowHistory.from_json("earlier", history))
+
+
+async def _replayed(*histories: WorkflowHistory) -> None:
+    replayer = Replayer(workflows=WORKFLOWS, workflow_runner=CheckedRunner(), data_converter=pydantic_data_converter)
+    async with replayer.workflow_replay_iterator(_each(histories)) as results:
+        assert [found.replay_failure async for found in results] == [None] * len(histories)
+
+
+async def _each(histories: Sequence[WorkflowHistory]) -> AsyncIterator[WorkflowHistory]:
+    for history in histories:
+        yield history

@@ -1,0 +1,244 @@
+"""What workflows are told is read and checked before their own code sees it.
+
+Any SDK, and any hand at `temporal workflow start`, may tell a workflow anything. Where that meets code that cannot read
+it, the workflow's task fails and is tried again for ever, and the workflow's id is lost to all others. So a run whose
+input is not one JSON object of its type, within its limits, fails at once as `InvalidInput`; a signal like that is
+ignored with a log line, and an update is refused.
+
+What earlier builds took, they go on with: where a run is replayed that took what is refused now, it is taken again. A
+refusal of what could be read is recorded, as `workflow.patched` records, so that its replay refuses too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from pydantic import TypeAdapter, ValidationError
+from temporalio import workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.bridge.proto.workflow_activation import (
+    DoUpdate,
+    InitializeWorkflow,
+    SignalWorkflow,
+    WorkflowActivation,
+    WorkflowActivationJob,
+)
+from temporalio.bridge.proto.workflow_commands import WorkflowCommand
+from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import UnsandboxedWorkflowRunner, WorkflowInstance, WorkflowInstanceDetails
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+
+from logstore.errors import InvalidInput
+from workflows import limits
+
+_JSON: Final = "json/plain"
+_REFUSED: Final = "input-refused"
+_IGNORED: Final = "signal-ignored"
+_KIND: Final = InvalidInput.__name__
+_TELLING: Final = {"initialize_workflow", "signal_workflow", "do_update"}
+_PARENTS: Final = ("trim-topic", "delete-topic", "delete-ledgers", "sweep-deletions", "offload-topic")
+"""How ids of our jobs begin that start others: an id is all that a child knows of its parent."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a run ends before it begins."""
+
+    sentence: str
+    recorded: bool  # whether an earlier build would have gone on with it
+
+
+@workflow.defn(name=_REFUSED, sandboxed=False)
+class Refused:
+    """Stands for a workflow whose input is refused."""
+
+    @workflow.run
+    async def run(self, refusal: Refusal) -> None:
+        """Fail with the sentence."""
+        if refusal.recorded:
+            workflow.patched(_REFUSED)
+        workflow.set_current_details(f"**Refused** — {refusal.sentence}")
+        raise ApplicationError(refusal.sentence, type=_KIND, non_retryable=True)
+
+
+class CheckedRunner(SandboxedWorkflowRunner):
+    """Runs workflows in the sandbox, once it has been seen that they can read what they are told."""
+
+    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
+        """See `WorkflowRunner`."""
+        return _Checked(super().create_instance(det), det)
+
+
+class _Checked(WorkflowInstance):
+    """A run in the sandbox, or `Refused` in its place."""
+
+    def __init__(self, inner: WorkflowInstance, det: WorkflowInstanceDetails) -> None:
+        self._inner = inner
+        self._det = det
+        self._queue = det.info.task_queue
+        self._ours = bool(det.info.continued_run_id) or (det.info.parent is not None and _is_ours(det.info.parent))
+
+    def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
+        """See `WorkflowInstance`."""
+        if not any(job.WhichOneof("variant") in _TELLING for job in act.jobs):
+            return self._inner.activate(act)
+        told, answers = WorkflowActivation(), list[WorkflowCommand]()
+        told.CopyFrom(act)
+        del told.jobs[:]
+        told.jobs.extend(job for job in act.jobs if self._takes(job, act, answers))
+        completion = self._inner.activate(told)
+        if answers and completion.HasField("successful"):
+            answers += completion.successful.commands
+            del completion.successful.commands[:]
+            completion.successful.commands.extend(answers)
+        return completion
+
+    def _takes(self, job: WorkflowActivationJob, act: WorkflowActivation, answers: list[WorkflowCommand]) -> bool:
+        """Whether the run is to see the job; what else is to be answered is added."""
+        if job.HasField("initialize_workflow"):
+            self._begin(job.initialize_workflow, act)
+        elif job.HasField("signal_workflow"):
+            return self._takes_signal(job.signal_workflow, act, answers)
+        elif job.HasField("do_update") and job.do_update.run_validator:  # else it was accepted long ago
+            return self._takes_update(job.do_update, answers)
+        return True
+
+    def _begin(self, start: InitializeWorkflow, act: WorkflowActivation) -> None:
+        found = _refusal("input", start.arguments, self._det.defn.arg_types, queue=self._queue, outside=not self._ours)
+        if found is None or (found.recorded and act.is_replaying and _REFUSED not in _recorded(act)):
+            return
+        self._inner = asyncio.run(_refused(self._det))
+        del start.arguments[:]
+        start.arguments.extend(pydantic_data_converter.payload_converter.to_payloads([found]))
+
+    def _takes_signal(self, signal: SignalWorkflow, act: WorkflowActivation, answers: list[WorkflowCommand]) -> bool:
+        known = self._det.defn.signals.get(signal.signal_name)
+        found = known and _refusal(
+            f"signal {signal.signal_name}", signal.input, known.arg_types, queue=self._queue, outside=True
+        )
+        mark = f"{_IGNORED}-{signal.originating_event_id}"
+        if not found or (found.recorded and act.is_replaying and mark not in _recorded(act)):
+            return True
+        if found.recorded:
+            command = WorkflowCommand()
+            command.set_patch_marker.patch_id = mark
+            answers.append(command)
+        if not act.is_replaying:
+            _log.warning("%s: ignored: %s", self._det.info.workflow_id, found.sentence)
+        return False
+
+    def _takes_update(self, update: DoUpdate, answers: list[WorkflowCommand]) -> bool:
+        known = self._det.defn.updates.get(update.name)
+        found = known and _refusal(
+            f"update {update.name}", update.input, known.arg_types, queue=self._queue, outside=True
+        )
+        if not found:
+            return True
+        command = WorkflowCommand()
+        command.update_response.protocol_instance_id = update.protocol_instance_id
+        command.update_response.rejected.message = found.sentence
+        command.update_response.rejected.application_failure_info.type = _KIND
+        command.update_response.rejected.application_failure_info.non_retryable = True
+        answers.append(command)
+        return False
+
+    def get_serialization_context(self, command_info: Any) -> Any:  # noqa: ANN401 - the SDK's own types
+        """See `WorkflowInstance`."""
+        return self._inner.get_serialization_context(command_info)
+
+    def get_external_store_context(self, command_info: Any) -> Any:  # noqa: ANN401 - the SDK's own types
+        """See `WorkflowInstance`."""
+        return self._inner.get_external_store_context(command_info)
+
+    def get_info(self) -> workflow.Info:
+        """See `WorkflowInstance`."""
+        return self._inner.get_info()
+
+    def get_thread_id(self) -> int | None:
+        """See `WorkflowInstance`."""
+        return self._inner.get_thread_id()
+
+
+async def _refused(det: WorkflowInstanceDetails) -> WorkflowInstance:
+    """`Refused` in the place of a run; a coroutine, because instances are made on a running loop."""
+    definition = workflow._Definition.must_from_class(Refused)  # noqa: SLF001 - the SDK has no public way
+    return UnsandboxedWorkflowRunner().create_instance(replace(det, defn=definition))
+
+
+def _recorded(act: WorkflowActivation) -> set[str]:
+    return {job.notify_has_patch.patch_id for job in act.jobs if job.HasField("notify_has_patch")}
+
+
+def _is_ours(parent: workflow.ParentInfo) -> bool:
+    return parent.workflow_id.startswith(_PARENTS)
+
+
+def _refusal(
+    what: str, payloads: Sequence[Payload], types: Sequence[type] | None, *, queue: str, outside: bool
+) -> Refusal | None:
+    """Why it is refused, or None; recorded where earlier builds would have taken it."""
+    try:
+        _check(what, payloads, types or (), queue=queue, outside=False)
+    except InvalidInput as error:
+        return Refusal(sentence=str(error), recorded=False)
+    try:
+        _check(what, payloads, types or (), queue=queue, outside=outside)
+    except InvalidInput as error:
+        return Refusal(sentence=str(error), recorded=True)
+    return None
+
+
+def _check(what: str, payloads: Sequence[Payload], types: Sequence[type], *, queue: str, outside: bool) -> None:
+    """Read it all.
+
+    Raises:
+        InvalidInput: It is too little or too much, cannot be read, or is beyond its limits.
+    """
+    if len(payloads) != len(types):
+        found = f"{len(payloads)} values" if payloads else "nothing"
+        raise InvalidInput(what, expected="one JSON object" if types else "nothing", found=found)
+    for payload, kind in zip(payloads, types, strict=True):
+        value = _read(what, payload, kind, extra="forbid" if outside else None)
+        limits.check(value, queue=queue, outside=outside)
+
+
+def _read(what: str, payload: Payload, kind: type, *, extra: Literal["forbid"] | None) -> Any:  # noqa: ANN401
+    """The value.
+
+    Raises:
+        InvalidInput: It is no JSON object of that kind.
+    """
+    encoding = payload.metadata.get("encoding", b"").decode(errors="replace")
+    if encoding != _JSON:
+        raise InvalidInput(what, expected=f"one JSON object, in the encoding {_JSON}", found=encoding)
+    try:
+        return _adapter(kind).validate_json(payload.data, extra=extra)
+    except ValidationError as error:
+        raise _told(what, error) from error
+
+
+_adapter = lru_cache(maxsize=64)(TypeAdapter)
+
+
+def _told(what: str, error: ValidationError) -> InvalidInput:
+    """The first of what is wrong."""
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"]) or what
+    match first["type"]:
+        case "missing" | "missing_argument" | "missing_keyword_only_argument":
+            return InvalidInput(path, expected="a value", found="nothing")
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            return InvalidInput(path, expected="no field of this name", found=first["input"])
+        case "dataclass_type":
+            return InvalidInput(path, expected="one JSON object", found=first["input"])
+        case "json_invalid":
+            return InvalidInput(path, expected="one JSON object", found=first["msg"])
+    expected = first["msg"].removeprefix("Input should be ").partition(",")[0]
+    return InvalidInput(path, expected=expected, found=first["input"])
