@@ -59,15 +59,6 @@ def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> S
     return settings
 
 
-def environment(settings: Settings) -> dict[str, str]:
-    """The settings as a process finds them in its environment."""
-    values = settings.model_dump(mode="json")
-    values["s3_access_key"] = settings.s3_access_key.get_secret_value()
-    values["s3_secret_key"] = settings.s3_secret_key.get_secret_value()
-    values["zookeeper_auth"] = settings.zookeeper_auth.get_secret_value()
-    return {f"SEXTON_{name.upper()}": str(value) for name, value in values.items() if value != ""}
-
-
 def _create_buckets(settings: Settings) -> None:
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
     client = make_client(settings.s3_endpoint, settings.s3_region, *keys)

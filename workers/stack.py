@@ -132,9 +132,21 @@ async def _register(settings: Settings) -> None:
 
 
 def start_worker(
-    settings: Settings, *, name: str = WORKER, extra: Mapping[str, str] | None = None, on_progress: Say = lambda _: None
+    settings: Settings,
+    *,
+    name: str = WORKER,
+    extra: Mapping[str, str] | None = None,
+    alone: bool = False,
+    on_progress: Say = lambda _: None,
 ) -> int:
     """Start a worker process of the home unless it runs, and wait until it polls; its pid.
+
+    Args:
+        settings: The home's.
+        name: Of its pid file and its log.
+        extra: Variables of its environment.
+        alone: Whether it is told these settings and nothing else, neither this process's environment nor a file.
+        on_progress: Called with a sentence for people.
 
     Raises:
         ServiceFailed: It did not come to poll; says what its log ends with.
@@ -146,7 +158,8 @@ def start_worker(
     on_progress(f"starting {name}")
     identity = _identity(name, settings.home)
     argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "worker", "run", "--worker-id", identity]
-    since = process.start(argv, cwd=Path.cwd(), env={**os.environ, **(extra or {})})
+    env, cwd = (_alone(settings), settings.home) if alone else (dict(os.environ), Path.cwd())
+    since = process.start(argv, cwd=cwd, env={**env, **(extra or {})})
     try:
         asyncio.run(_polling(settings, identity, process))
     except BaseException as fault:
@@ -157,6 +170,11 @@ def start_worker(
         raise ServiceFailed(name, f"{fault.problem} ({said})", advice=f"read {process.log_file}") from fault
     running = process.running()
     return int(running.pid) if running else 0
+
+
+def _alone(settings: Settings) -> dict[str, str]:
+    foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+    return foreign | settings.environment()
 
 
 def _identity(name: str, home: Path) -> str:

@@ -32,7 +32,6 @@ from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.faults.world import Process
-from tests.servers import environment
 from workers.client import Sexton
 from workers.connections import connect_client
 from workers.settings import Settings
@@ -176,7 +175,7 @@ class Worker:
     def __init__(self, world: RealWorld, name: str, *armed: str) -> None:
         """Start it, with failpoints armed, and wait until it polls."""
         self._process = ServiceProcess(name, StackHome.at(world.settings.home))
-        extra = environment(world.settings) | {failpoints.VARIABLE: ",".join(armed)}
+        extra = world.settings.environment() | {failpoints.VARIABLE: ",".join(armed)}
         self.pid = start_worker(world.settings, name=name, extra=extra)
 
     @property
@@ -270,7 +269,7 @@ def write_in_a_process(world: RealWorld, *armed: str) -> int:
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.writer", str(world.settings.home / "writer.pickle")],
-        env={**os.environ, **environment(world.settings), failpoints.VARIABLE: ",".join(armed)},
+        env={**os.environ, **world.settings.environment(), failpoints.VARIABLE: ",".join(armed)},
         capture_output=True,
         text=True,
         timeout=ENDS_WITHIN_S,

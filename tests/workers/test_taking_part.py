@@ -18,7 +18,7 @@ from infra.stack import stack
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper  # noqa: F401 - fixtures
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
-from tests.servers import environment, settings_on
+from tests.servers import settings_on
 from workers import search_attributes
 from workers.connections import connect_client
 from workers.settings import Settings
@@ -49,7 +49,7 @@ def start(settings: Settings) -> Iterator[Start]:
     running: list[tuple[subprocess.Popen[str], IO[str]]] = []
 
     def begin(worker_id: str, **changes: object) -> subprocess.Popen[str]:
-        told = environment(settings.model_copy(update=changes))
+        told = settings.model_copy(update=changes).environment()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
         argv = [sys.executable, "-m", "workers", "worker", "run", "--worker-id", worker_id, "--json"]
         log = (settings.home / f"{len(running)}.log").open("w", encoding="utf-8")

@@ -77,14 +77,13 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
 
 
 def _own(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
-    """Small chunks, so that a worker can die in the middle of any number of ledgers."""
+    """No service of the surroundings; small chunks, so that a worker can die in the middle of any number of ledgers."""
     own = {
         "home": home,
-        "database_url": "",
         "deletion_chunk": max(1, topics * ledgers // 24),
         "deletion_parallelism": 2,
     }
-    return Settings.model_validate(settings.model_dump() | own)
+    return Settings.model_validate(settings.without_services().model_dump(exclude={"database_url"}) | own)
 
 
 def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
@@ -159,7 +158,7 @@ async def _trim_through_a_crash(
         The trims' results, and what there was at the moment of death.
     """
     fatal = {failpoints.VARIABLE: _death(settings, written), **_WORKERS}
-    await asyncio.to_thread(start_worker, settings, name=_FIRST, extra=fatal, on_progress=say)
+    await asyncio.to_thread(start_worker, settings, name=_FIRST, extra=fatal, alone=True, on_progress=say)
     fences = await asyncio.to_thread(owned, auditor, bundles=settings.bundles, by=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
@@ -168,7 +167,7 @@ async def _trim_through_a_crash(
     states = [state for state, _ in auditor.intents().values()]
     death = _Death(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
     say(f"{_FIRST} was killed by SIGKILL with {death.unfinished} deletions unfinished")
-    await asyncio.to_thread(start_worker, settings, name=_SECOND, extra=_WORKERS, on_progress=say)
+    await asyncio.to_thread(start_worker, settings, name=_SECOND, extra=_WORKERS, alone=True, on_progress=say)
     say("waiting for the trims")
     return [await handle.result() for handle in handles], death
 

@@ -1,13 +1,14 @@
 """Settings: one validated, immutable value, and for each field where it came from."""
 
 from workers.settings.durations import format_duration, parse_duration
-from workers.settings.model import OFF, Settings
+from workers.settings.model import OFF, SERVICES, Settings
 from workers.settings.recorded import read_recorded
 from workers.settings.sources import DEFAULT_HOME, Loaded, Recorded, load_settings
 
 __all__ = [
     "DEFAULT_HOME",
     "OFF",
+    "SERVICES",
     "Loaded",
     "Recorded",
     "Settings",

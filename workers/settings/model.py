@@ -114,6 +114,24 @@ Bucket = Annotated[str, AfterValidator(_bucket)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 
+SERVICES = frozenset({
+    "temporal_address",
+    "temporal_namespace",
+    "ui_address",
+    "database_url",
+    "s3_endpoint",
+    "s3_region",
+    "s3_access_key",
+    "s3_secret_key",
+    "primary_bucket",
+    "tiered_bucket",
+    "records_bucket",
+    "zookeeper",
+    "zookeeper_auth",
+})  # fmt: skip
+"""Settings that say where services are, and who we are there: those of one home mean nothing in another."""
+
+
 class Settings(BaseModel):
     """What every part of Sexton is told. Durations are whole seconds, sizes are bytes.
 
@@ -176,6 +194,17 @@ class Settings(BaseModel):
             return values
         path = quote(str(Path(str(values["home"])).absolute() / "catalog.db"))  # `?` and `%` mean something in a URL
         return {**values, "database_url": f"sqlite:///{path}"}
+
+    def environment(self) -> dict[str, str]:
+        """The settings as a process finds them in its environment, secrets and all; what is empty is left out."""
+        values = self.model_dump(mode="json")
+        shown = {name: value for name, value in self if isinstance(value, SecretStr)}
+        values |= {name: secret.get_secret_value() for name, secret in shown.items()}
+        return {f"SEXTON_{name.upper()}": str(value) for name, value in values.items() if value not in {"", None}}
+
+    def without_services(self) -> "Settings":
+        """The same settings with no service known, as of a home in which nothing was started."""
+        return Settings.model_validate({name: value for name, value in self if name not in SERVICES})
 
     def required(self, name: str) -> str:
         """The address of that name, which must be known.

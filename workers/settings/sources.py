@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from logstore.errors import InvalidInput
-from workers.settings.model import Settings
+from workers.settings.model import SERVICES, Settings
 from workers.settings.recorded import read_recorded
 
 DEFAULT_HOME = ".sexton"
@@ -51,16 +51,27 @@ def load_settings(
         InvalidInput: An unknown key, a value of the wrong kind, or a file that cannot be read.
         ServiceFailed: What the home recorded is damaged.
     """
-    file = _file(environ, cwd)
-    chosen = {**file, **_from_environ(environ), **_from_flags(flags)}
+    file, given = _file(environ, cwd), _from_flags(flags)
+    chosen = {**file, **_own(_from_environ(environ), given, cwd), **given}
     home, origin = chosen.get("home", (DEFAULT_HOME, "default"))
     chosen["home"] = (_path(home, origin, cwd), origin)
     found = {**_from_stack(Path(str(chosen["home"][0])), recorded), **chosen}
     return Loaded(_validated(found), _origins(found))
 
 
+def _own(exported: _Source, given: _Source, cwd: Path) -> _Source:
+    """The environment without the services of another home than the one that a flag names.
+
+    `eval "$(sexton env)"` exports one home's services with that home: beside another `--home` they mean nothing.
+    """
+    if "home" not in given or "home" not in exported:
+        return exported
+    asked, other = (_path(*found["home"], cwd).resolve() for found in (given, exported))
+    return exported if asked == other else {name: value for name, value in exported.items() if name not in SERVICES}
+
+
 def _path(home: object, origin: str, cwd: Path) -> Path:
-    if not isinstance(home, str | Path):
+    if not isinstance(home, str | Path) or not str(home):
         raise InvalidInput("home", expected=f"the path of a directory (from {origin})", found=home)
     return (cwd / Path(home).expanduser()).absolute()
 
@@ -92,7 +103,7 @@ def _file(environ: Mapping[str, str], cwd: Path) -> _Source:
     except (OSError, ValueError) as error:
         raise InvalidInput(path.name, expected="a readable TOML file", found=str(error)) from error
     _refuse_unknown(content, path.name)
-    if isinstance(content.get("home"), str):
+    if isinstance(content.get("home"), str) and content["home"]:
         content["home"] = path.parent / Path(content["home"]).expanduser()
     return {name: (value, path.name) for name, value in content.items()}
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
+from workers.settings import SERVICES
 
 
 def test_env_exports_survive_the_shell(run: Run, services: FakeServices) -> None:
@@ -16,6 +17,12 @@ def test_env_exports_survive_the_shell(run: Run, services: FakeServices) -> None
     assert all(word[0] == "export" and len(word) == 2 for word in words)
     assert told["AWS_SECRET_ACCESS_KEY"] == "it's; rm -rf $HOME"
     assert told["SEXTON_PRIMARY_BUCKET"] == "sexton-primary"
+
+
+def test_exports_of_env_are_services_that_another_home_does_not_take(run: Run) -> None:
+    """Whatever `env` exports for Sexton itself says where services are, or is the home."""
+    told = [name for name in document(run("env", "--json")) if name.startswith("SEXTON_")]
+    assert {name.removeprefix("SEXTON_").lower() for name in told} - {"home"} <= SERVICES
 
 
 @pytest.mark.parametrize("command", ["status", "doctor"])

@@ -33,6 +33,43 @@ def test_load_settings_nothing_given_uses_defaults(tmp_path: Path) -> None:
     assert set(loaded.origins) == set(type(settings).model_fields)
 
 
+_EXPORTED = {
+    "SEXTON_DATABASE_URL": "postgresql+psycopg://other/catalog",
+    "SEXTON_ZOOKEEPER": "other:2181",
+    "SEXTON_PRIMARY_BUCKET": "others",
+    "SEXTON_DELETION_CHUNK": "7",
+}
+
+
+def test_load_settings_flag_home_beside_exports_of_another_takes_none_of_its_services(tmp_path: Path) -> None:
+    """With what `eval "$(sexton env)"` exported for one home, a command on another reaches that other's stack."""
+    recorded = {"zookeeper": "127.0.0.1:2181", "temporal_address": "127.0.0.1:7233"}
+    environ = {**_EXPORTED, "SEXTON_HOME": str(tmp_path / "a"), "SEXTON_TEMPORAL_ADDRESS": "other:7233"}
+    there = _load(tmp_path, flags={"home": "b"}, environ=environ, recorded=recorded).settings
+    assert (there.zookeeper, there.temporal_address) == ("127.0.0.1:2181", "127.0.0.1:7233")
+    assert there.database_url == f"sqlite:///{tmp_path}/b/catalog.db"
+    assert (there.primary_bucket, there.deletion_chunk) == ("sexton-primary", 7)
+    for flags in ({"home": "a"}, {"home": f"{tmp_path}/x/../a"}, {}):
+        here = _load(tmp_path, flags=flags, environ=environ, recorded=recorded).settings
+        assert (here.zookeeper, here.primary_bucket) == ("other:2181", "others")
+
+
+@pytest.mark.parametrize("source", ["flag", "file"])
+def test_load_settings_empty_home_is_refused(tmp_path: Path, source: str) -> None:
+    """An empty path is the working directory, and nobody means that."""
+    (tmp_path / "sexton.toml").write_text('home = ""\n' if source == "file" else "")
+    with pytest.raises(InvalidInput, match="home: expected the path of a directory"):
+        _load(tmp_path, flags={"home": ""} if source == "flag" else {})
+
+
+def test_settings_as_an_environment_are_the_same_settings(tmp_path: Path) -> None:
+    """A process that is told them so works with them, secrets and durations and all."""
+    environ = {"SEXTON_S3_SECRET_KEY": "it's", "SEXTON_ZOOKEEPER_AUTH": "digest:a:b", "SEXTON_DRAIN_TIMEOUT": "90s"}
+    first = _load(tmp_path, environ=environ).settings
+    assert _load(tmp_path, environ=first.environment()).settings == first
+    assert first.without_services().zookeeper_auth.get_secret_value() == ""
+
+
 @pytest.mark.parametrize("name", ["q?1", "x%201", "a b"])
 def test_settings_home_with_signs_of_a_url_keeps_its_own_catalog(tmp_path: Path, name: str) -> None:
     """Two homes are two stacks, whatever they are called."""
