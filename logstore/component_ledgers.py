@@ -15,9 +15,10 @@ from typing import Final, TypeVar
 from logstore.entries import NewEntry, ProducedEntries, decode_segment, encode_segment
 from logstore.errors import AlreadyExists, CatalogBusy, CorruptData
 from logstore.failpoints import effect
-from logstore.ledgers import Component, LedgerStatement, meta_key, segment_key
+from logstore.ledgers import Component, LedgerStatement, digest_of, meta_key, segment_key
 from logstore.managed_ledger.clock import Clock
 from logstore.managed_ledger.giving_up import telling
+from logstore.managed_ledger.segment_file import check_whole, vouching
 from logstore.ports.catalog import Components, Ledgers
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
@@ -36,6 +37,7 @@ class Newborn:
 
     ledger_id: LedgerId
     size_bytes: int  # of its segment
+    sha256: str  # of its segment, hexadecimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +98,12 @@ class ComponentLedgers:
         """
         deadline_s = self._clock.monotonic_s() + self._patience_s
         body = self._body(draft)
+        digest = digest_of(body)
         for _ in range(_TRIES):
             statement = self._clock.patiently(lambda: self._create(draft), deadline_s=deadline_s)
             with telling(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
-                if self._put(statement, body, deadline_s):
-                    newborn = Newborn(ledger_id=statement.ledger_id, size_bytes=len(body))
+                if self._put(statement, body, digest, deadline_s):
+                    newborn = Newborn(ledger_id=statement.ledger_id, size_bytes=len(body), sha256=digest)
                     return self._clock.patiently(lambda born=newborn: publish(born), deadline_s=deadline_s)  # type: ignore[misc]
         raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_TRIES} ledger ids in a row")
 
@@ -116,8 +119,7 @@ class ComponentLedgers:
         stored = self._objects.get(key) if rows else None
         if stored is None:
             return None
-        if len(stored.body) != rows[0].size_bytes:
-            raise CorruptData(f"{key}: expected {rows[0].size_bytes} bytes, found {len(stored.body)}")
+        check_whole(rows[0], stored)
         found = decode_segment(io.BytesIO(stored.body), columns=["payload"], name=key).column("payload")
         if len(found) != 1:
             raise CorruptData(f"{key}: expected one entry, found {len(found)}")
@@ -130,7 +132,7 @@ class ComponentLedgers:
     def _create(self, draft: Draft) -> LedgerStatement:
         return self._components.create(draft.topic_id, draft.component, draft.keys, application=self._application)
 
-    def _put(self, statement: LedgerStatement, body: bytes, deadline_s: float) -> bool:
+    def _put(self, statement: LedgerStatement, body: bytes, digest: str, deadline_s: float) -> bool:
         """Whether both objects are stored; not when storage holds another ledger of that id."""
         metadata = statement.to_metadata()
 
@@ -141,7 +143,8 @@ class ComponentLedgers:
 
         def put_segment() -> None:
             with effect("component.put_segment"):
-                self._objects.put_if_absent(segment_key(statement.ledger_id, 0), body, metadata=metadata)
+                key = segment_key(statement.ledger_id, 0)
+                self._objects.put_if_absent(key, body, metadata=metadata | vouching(body, digest))
 
         try:
             for put in (put_meta, put_segment):

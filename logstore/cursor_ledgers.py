@@ -162,7 +162,7 @@ class CursorLedgers:
 
         def publish(born: Newborn) -> bool:
             snapshot = Snapshot(ledger_id=born.ledger_id, acknowledged=unpack_acknowledged(packed))
-            published = self._cursors.publish_snapshot(change, snapshot, size_bytes=born.size_bytes)
+            published = self._cursors.publish_snapshot(change, snapshot, size_bytes=born.size_bytes, sha256=born.sha256)
             if published:
                 self._remember(snapshot, len(packed))
             return published

@@ -7,7 +7,7 @@ segment row's `first_entry` plus its offset, so a segment can be uploaded before
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,6 +37,16 @@ REPEATED = ["producer", "key", "properties.key_value.key", "properties.key_value
 
 COMPARED = ["publish_ms", "deliver_at_ms", "sequence_id", "txn_tc", "txn_seq"]
 """Columns whose least and greatest value the file states; of a payload they would be whole payloads, repeated."""
+
+FORMAT: Final[Mapping[str, Any]] = {
+    "compression": COMPRESSION,
+    "use_dictionary": REPEATED,
+    "write_statistics": COMPARED,
+    "write_page_checksum": True,  # for those who read columns by ranges: no digest of the whole can tell them
+}
+
+UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
+"""What Arrow raises at a damaged file: invalid, not implemented, out of memory, whatever the bit that flipped says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +111,7 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
     }
     arrays = [_column(columns[f.name], f.type) for f in SCHEMA]
     sink = io.BytesIO()
-    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
-    pq.write_table(table, sink, compression=COMPRESSION, use_dictionary=REPEATED, write_statistics=COMPARED)
+    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), sink, **FORMAT)
     return sink.getvalue()
 
 
@@ -110,21 +119,31 @@ def _column(values: object, kind: pa.DataType) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
-def decode_segment(source: BinaryIO, *, columns: Sequence[str], name: str) -> pa.Table:
+def decode_segment(
+    source: BinaryIO,
+    *,
+    columns: Sequence[str],
+    name: str,
+    footer: pq.FileMetaData | None = None,
+    check_pages: bool = True,
+) -> pa.Table:
     """Read the named columns of a segment, in entry order.
 
     Args:
         source: A seekable binary file; only the parts that hold the columns are read.
         columns: Names out of `SCHEMA`.
         name: What to call the object in an error.
+        footer: Where it is known already; else it is read first.
+        check_pages: Whether to compare the checksum of each page; needless where the whole was compared.
 
     Raises:
-        CorruptData: The bytes are no Parquet file, or it lacks a column.
+        CorruptData: The bytes are no Parquet file, it lacks a column, or a page has another checksum than it says.
     """
     try:
-        with pq.ParquetFile(pa.PythonFile(source, mode="r")) as file:
+        opened = pa.PythonFile(source, mode="r")
+        with pq.ParquetFile(opened, metadata=footer, page_checksum_verification=check_pages) as file:
             table = file.read(columns=list(columns))
-    except (pa.ArrowInvalid, OSError) as error:
+    except UNREADABLE as error:
         raise CorruptData(f"{name}: not a segment: {error}") from error
     missing = set(columns) - set(table.column_names)
     if missing:

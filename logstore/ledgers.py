@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, TopicId
@@ -122,6 +123,15 @@ class LedgerStatement:
             )
         except (KeyError, ValueError) as error:
             raise CorruptData(f"ledger statement: {error!r} in {dict(fields)!r}") from error
+
+
+DIGEST: Final = "sha256"
+"""Name under which a segment's own metadata holds the digest that its row has."""
+
+
+def digest_of(content: bytes) -> str:
+    """SHA-256 of an object, hexadecimal, as its segment's row and its own metadata have it."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def stated(content: bytes) -> dict[str, str]:

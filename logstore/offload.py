@@ -22,6 +22,7 @@ import pyarrow as pa
 from logstore.entries import SCHEMA
 from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
 from logstore.failpoints import effect
+from logstore.footers import mark_footer
 from logstore.ledgers import LedgerStatement
 from logstore.managed_ledger.segment_file import SegmentGone, read_columns
 from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
@@ -166,6 +167,7 @@ class Offloader:
             size_bytes=file.seek(0, io.SEEK_END),
             sha256=_digest(file),
             row_groups=groups,
+            footer=str(mark_footer(file)),
         )
 
     def _tables(self, ledger_id: LedgerId, proceed: Callable[[], None]) -> Iterator[pa.Table]:

@@ -94,6 +94,7 @@ class SchemaRegistry:
                 digest=digest,
                 content_bytes=len(content),
                 size_bytes=born.size_bytes,
+                sha256=born.sha256,
             )
 
         return self._contents.write(draft, publish)

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logstore.entries import COMPARED, COMPRESSION, REPEATED, SCHEMA
+from logstore.entries import FORMAT, SCHEMA
 from logstore.errors import CorruptData
 from logstore.ledgers import LedgerStatement
 from logstore.positions import LedgerId
@@ -101,6 +101,7 @@ class TieredIndex:
     size_bytes: int  # of the data object
     sha256: str  # of the data object, hexadecimal
     row_groups: tuple[RowGroup, ...]  # in the order of the file, which is that of the entries
+    footer: str = ""  # mark of the data's footer; empty: written before footers were compared
 
     def to_json(self) -> bytes:
         """One JSON object; the same for the same copy."""
@@ -123,6 +124,7 @@ class TieredIndex:
                 size_bytes=facts["size_bytes"],
                 sha256=facts["sha256"],
                 row_groups=tuple(RowGroup(**group) for group in facts["row_groups"]),
+                footer=facts.get("footer", ""),
             )
         except (ValueError, KeyError, TypeError, CorruptData) as error:
             raise CorruptData(f"{name}: not the index of a tiered copy: {error!r}") from error
@@ -137,8 +139,7 @@ def write_copy(sink: BinaryIO, segments: Iterable[pa.Table]) -> tuple[RowGroup, 
     """
     groups: list[RowGroup] = []
     reached = 0
-    options = {"compression": COMPRESSION, "use_dictionary": REPEATED, "write_statistics": COMPARED}
-    with pq.ParquetWriter(sink, SCHEMA, **options) as writer:
+    with pq.ParquetWriter(sink, SCHEMA, **FORMAT) as writer:
         for table in segments:
             writer.write_table(table.select(SCHEMA.names).cast(SCHEMA), row_group_size=table.num_rows)
             groups.append(RowGroup(first_entry=reached, entries=table.num_rows))

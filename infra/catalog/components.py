@@ -80,12 +80,11 @@ def born(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] 
     return found
 
 
-def publish(connection: Connection, row: Row[Any], *, size_bytes: int, now_us: int) -> None:
+def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
     """List a newborn, CLOSED, with its one segment of one entry, under the lock of its list."""
     ledger_id = row.ledger_id
-    connection.execute(
-        insert(t.segment).values(ledger_id=ledger_id, number=0, first_entry=0, entries=1, size_bytes=size_bytes)
-    )
+    only = {"ledger_id": ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
+    connection.execute(insert(t.segment).values(**only, sha256=sha256))
     closed = update(t.ledger).where(t.ledger.c.ledger_id == ledger_id)
     connection.execute(
         closed.values(

@@ -34,7 +34,14 @@ class SqlSchemas:
         return self._db.read(lambda connection: _newest(connection, topic_id))
 
     def publish(
-        self, topic_id: TopicId, ledger_id: LedgerId, *, digest: str, content_bytes: int, size_bytes: int
+        self,
+        topic_id: TopicId,
+        ledger_id: LedgerId,
+        *,
+        digest: str,
+        content_bytes: int,
+        size_bytes: int,
+        sha256: str | None = None,
     ) -> SchemaVersion | None:
         """See `Schemas.publish`; a refusal is raised behind the commit, which files the newborn's intent."""
 
@@ -52,7 +59,7 @@ class SqlSchemas:
                 file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now)
                 expected = f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}"
                 return newest if known else PreconditionFailed(expected)
-            publish(connection, row, size_bytes=size_bytes, now_us=now)
+            publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
             values = {
                 "topic_id": topic_id,
                 "version": 0 if newest is None else newest.version + 1,

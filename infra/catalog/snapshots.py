@@ -30,12 +30,21 @@ class SqlSnapshots:
         """Work on `database`."""
         self._db = database
 
-    def publish_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int) -> bool:
+    def publish_snapshot(
+        self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int, sha256: str | None = None
+    ) -> bool:
         """See `Cursors.publish_snapshot`."""
         with effect("catalog.publish_snapshot"):
-            return self._db.write(lambda connection: self._publish(connection, change, snapshot, size_bytes))
+            return self._db.write(lambda connection: self._publish(connection, change, snapshot, size_bytes, sha256))
 
-    def _publish(self, connection: Connection, change: SnapshotChange, snapshot: Snapshot, size_bytes: int) -> bool:
+    def _publish(
+        self,
+        connection: Connection,
+        change: SnapshotChange,
+        snapshot: Snapshot,
+        size_bytes: int,
+        sha256: str | None,
+    ) -> bool:
         topic = topic_of_newborn(connection, change.topic_id, snapshot.ledger_id)
         if topic is None:
             return False
@@ -48,7 +57,7 @@ class SqlSnapshots:
             newborn = t.ledger.c.ledger_id == snapshot.ledger_id
             file_intents(connection, newborn, batch_id="", now_us=now)
             return False
-        publish(connection, row, size_bytes=size_bytes, now_us=now)
+        publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
         _retire_snapshot(connection, cursor, topic, f"superseded by ledger {snapshot.ledger_id}", now)
         _store(connection, cursor, columns(since(stored(cursor).state, snapshot)), snapshot.ledger_id)
         return True

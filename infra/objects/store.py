@@ -12,7 +12,7 @@ from infra.objects.keys import check_key, check_metadata, check_written_key
 from infra.objects.listing import Listing, micros
 from infra.objects.parts import PART_BYTES, PartedUploads
 from infra.objects.patience import Pace, Patience
-from logstore.errors import AlreadyExists, InvalidInput, StoreUnavailable
+from logstore.errors import AlreadyExists, CorruptData, InvalidInput, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
 
 if TYPE_CHECKING:
@@ -97,16 +97,17 @@ class S3ObjectStore:
         check_key(key)
         return self._patience.ask(lambda: self._get(key))
 
-    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
         """`length` bytes from `start`, fewer at the end and none behind it; None when there is no object.
 
         Raises:
             InvalidInput: A negative start, or a length below 1.
+            CorruptData: The object's metadata lacks an entry of `stating`.
         """
         check_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
-        return self._patience.ask(lambda: self._get_range(key, start, length))
+        return self._patience.ask(lambda: self._get_range(key, start, length, stating or {}))
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         """The object's facts and its user metadata, or None when the store says NoSuchKey."""
@@ -187,7 +188,7 @@ class S3ObjectStore:
                 _check_absent(error)
                 return None
 
-    def _get_range(self, key: str, start: int, length: int) -> bytes | None:
+    def _get_range(self, key: str, start: int, length: int, stating: Mapping[str, str]) -> bytes | None:
         with translated(self._what("get", key)):
             try:
                 answer = self._client.get_object(
@@ -199,6 +200,9 @@ class S3ObjectStore:
                     return b""
                 _check_absent(error)
                 return None
+        if not stating.items() <= answer["Metadata"].items():
+            found = {name: answer["Metadata"].get(name) for name in stating}
+            raise CorruptData(f"{self.bucket}/{key}: expected an object of {dict(stating)}, found {found}")
         if answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
             return body[start : start + length]  # a store may ignore the range and send everything
         if not answer["ContentRange"].startswith(f"bytes {start}-"):
@@ -223,7 +227,7 @@ class S3ObjectStore:
 
     def _confirm_absent(self, key: str) -> None:
         """A HEAD has no body to say which 404 it means, or why it was refused: a GET of one byte has."""
-        if self._get_range(key, 0, 1) is not None:
+        if self._get_range(key, 0, 1, {}) is not None:
             raise StoreUnavailable(f"{self._what('head', key)}: refused, and yet the object can be read")
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from logstore.entries import ProducedEntries, encode_segment
 from logstore.errors import InvalidInput, ProducerFenced, SextonError
+from logstore.ledgers import digest_of
 from logstore.managed_ledger import duplicates
 from logstore.managed_ledger.attempt import Body, Hints, Placed
 from logstore.managed_ledger.clock import Clock
@@ -106,8 +107,10 @@ class Appender:
         return duplicates.drop(parts, found)
 
     def _encode(self, kept: Sequence[ProducedEntries]) -> Body:
+        content = encode_segment(kept, publish_ms=self._clock.now_us() // 1000)
         return Body(
-            content=encode_segment(kept, publish_ms=self._clock.now_us() // 1000),
+            content=content,
+            sha256=digest_of(content),
             entries=_entries(kept),
             producers=duplicates.advances(kept),
             upload=uuid.uuid4().hex,

@@ -43,6 +43,7 @@ class Body:
 
     content: bytes
     entries: int
+    sha256: str  # of the content, hexadecimal
     producers: tuple[ProducerAdvance, ...]
     upload: str  # unique: tells this upload from any other, even of equal content
 

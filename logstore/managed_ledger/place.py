@@ -14,6 +14,7 @@ from logstore.managed_ledger.clock import Clock
 from logstore.managed_ledger.giving_up import telling
 from logstore.managed_ledger.register import Registrar
 from logstore.managed_ledger.roll import Roller, RollPolicy
+from logstore.managed_ledger.segment_file import vouching
 from logstore.ports.catalog import Ledger, Ledgers, Registered, RegisterSegment, Segment, Topic
 from logstore.ports.objects import ObjectStore
 
@@ -99,7 +100,7 @@ class Placer:
     def _upload(self, topic: Topic, ledger: Ledger, write: RegisterSegment, body: Body, race: Race) -> None:
         key = segment_key(write.ledger_id, write.number)
         statement = self._statement(topic, ledger, write.epoch)
-        metadata = statement.to_metadata() | {"upload": body.upload}
+        metadata = statement.to_metadata() | {"upload": body.upload} | vouching(body.content, body.sha256)
 
         def put() -> None:
             with effect("append.put_segment"):
@@ -135,6 +136,7 @@ def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: B
         number=number,
         entries=body.entries,
         size_bytes=len(body.content),
+        sha256=body.sha256,
         producers=body.producers,
     )
 

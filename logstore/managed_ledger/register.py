@@ -73,5 +73,5 @@ class Registrar:
 
     def _registered(self, write: RegisterSegment) -> Segment | None:
         rows = self._ledgers.segments(write.ledger_id)
-        own = (write.number, write.entries, write.size_bytes)
-        return next((row for row in rows if (row.number, row.entries, row.size_bytes) == own), None)
+        own = (write.number, write.entries, write.size_bytes, write.sha256)
+        return next((row for row in rows if (row.number, row.entries, row.size_bytes, row.sha256) == own), None)

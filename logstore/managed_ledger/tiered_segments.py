@@ -9,7 +9,9 @@ from typing import Final, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from logstore.entries import UNREADABLE
 from logstore.errors import CorruptData
+from logstore.footers import FooterMark
 from logstore.managed_ledger.segment_file import RangeFile, SegmentGone
 from logstore.ports.catalog import Copies, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
@@ -30,6 +32,7 @@ class _Opened:
     key: str
     size_bytes: int
     groups: dict[RowGroup, int]  # to its number in the file
+    stating: dict[str, str]  # what its metadata says
     footer: pq.FileMetaData
 
 
@@ -95,25 +98,35 @@ def _open(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _Opened:
     if stored is None:
         raise SegmentGone(ledger_id, name)
     index = TieredIndex.from_json(stored.body, name=name)
-    start = max(0, index.size_bytes - _FOOTER)
-    end = objects.get_range(key, start, index.size_bytes - start)
-    if end is None:
-        raise SegmentGone(ledger_id, key)
-    file = RangeFile(objects, key, index.size_bytes, ledger_id, held=(start, end))
-    footer = _parquet(key, file, None).metadata
+    footer = _footer(objects, key, index)
     if footer.num_row_groups != len(index.row_groups):
         expected, found = len(index.row_groups), footer.num_row_groups
         raise CorruptData(f"{key}: expected {expected} row groups, found {found}")
+    stating = index.statement.to_metadata()
     groups = {group: number for number, group in enumerate(index.row_groups)}
-    return _Opened(objects=objects, key=key, size_bytes=index.size_bytes, groups=groups, footer=footer)
+    return _Opened(objects=objects, key=key, size_bytes=index.size_bytes, groups=groups, stating=stating, footer=footer)
+
+
+def _footer(objects: ObjectStore, key: str, index: TieredIndex) -> pq.FileMetaData:
+    """By one request: what the index vouches for, or of an index from before that, as much as a footer may take."""
+    mark = FooterMark.parse(index.footer, name=key) if index.footer else None
+    ledger_id, stating = index.statement.ledger_id, index.statement.to_metadata()
+    start = max(0, index.size_bytes - (mark.size_bytes if mark else _FOOTER))
+    end = objects.get_range(key, start, index.size_bytes - start, stating=stating)
+    if end is None:
+        raise SegmentGone(ledger_id, key)
+    if mark:
+        return mark.check(end, name=key)
+    file = RangeFile(objects, key, index.size_bytes, ledger_id, held=(start, end), stating=stating)
+    return _parquet(key, file, None).metadata
 
 
 def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str]) -> pa.Table:
     held = _whole(copy, ledger_id, number) if "payload" in columns else None
-    file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, held=held)
+    file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, held=held, stating=copy.stating)
     try:
         table = _parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
-    except (pa.ArrowInvalid, OSError) as error:
+    except UNREADABLE as error:
         raise CorruptData(f"{copy.key}: row group {number} cannot be read: {error}") from error
     missing = set(columns) - set(table.column_names)
     if missing:
@@ -127,7 +140,7 @@ def _whole(copy: _Opened, ledger_id: LedgerId, number: int) -> tuple[int, bytes]
     chunks = [group.column(at) for at in range(group.num_columns)]
     starts = [each.dictionary_page_offset or each.data_page_offset for each in chunks]
     ends = [start + each.total_compressed_size for start, each in zip(starts, chunks, strict=True)]
-    found = copy.objects.get_range(copy.key, min(starts), max(ends) - min(starts))
+    found = copy.objects.get_range(copy.key, min(starts), max(ends) - min(starts), stating=copy.stating)
     if found is None:
         raise SegmentGone(ledger_id, copy.key)
     return min(starts), found
@@ -135,6 +148,7 @@ def _whole(copy: _Opened, ledger_id: LedgerId, number: int) -> tuple[int, bytes]
 
 def _parquet(key: str, file: RangeFile, footer: pq.FileMetaData | None) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(pa.PythonFile(cast("io.BytesIO", file), mode="r"), metadata=footer)
-    except (pa.ArrowInvalid, OSError) as error:
+        source = pa.PythonFile(cast("io.BytesIO", file), mode="r")
+        return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True)
+    except UNREADABLE as error:
         raise CorruptData(f"{key}: not a tiered copy: {error}") from error

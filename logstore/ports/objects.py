@@ -83,8 +83,13 @@ class ObjectStore(Protocol):
     def get(self, key: str) -> StoredObject | None:
         """The whole object, or None when the store says definitely that there is none."""
 
-    def get_range(self, key: str, start: int, length: int) -> bytes | None:
-        """`length` bytes from `start` (fewer at the end), or None when there is no such object."""
+    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
+        """`length` bytes from `start` (fewer at the end), or None when there is no such object.
+
+        Raises:
+            CorruptData: The metadata of the object that answered lacks one of the entries of `stating`, so these are
+                the bytes of another one; no digest could tell that of a part.
+        """
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         """The object's facts and its user metadata, or None when there is none."""

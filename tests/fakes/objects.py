@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import BinaryIO
 
 from infra.objects.keys import check_key, check_metadata, check_written_key, refusal
-from logstore.errors import AlreadyExists, InvalidInput, StoreUnavailable
+from logstore.errors import AlreadyExists, CorruptData, InvalidInput, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
 
 
@@ -148,13 +148,15 @@ class FakeObjectStore:
         held = self._held.get(key)
         return None if held is None else StoredObject(key=key, body=held.body, metadata=dict(held.metadata))
 
-    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
         """See the port."""
         check_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
         self._meet(Operation.GET_RANGE, key)
         held = self._held.get(key)
+        if held is not None and not (stating or {}).items() <= held.metadata.items():
+            raise CorruptData(f"{key}: expected an object of {stating}, found one of {held.metadata}")
         return None if held is None else held.body[start : start + length]
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:

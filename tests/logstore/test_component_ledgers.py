@@ -36,7 +36,12 @@ def _draft(world: World, content: bytes = b"content") -> Draft:
 
 def _publish(world: World, born: Newborn) -> LedgerId:
     made = world.catalog.schemas.publish(
-        world.topic.topic_id, born.ledger_id, digest=f"{born.ledger_id}", content_bytes=7, size_bytes=born.size_bytes
+        world.topic.topic_id,
+        born.ledger_id,
+        digest=f"{born.ledger_id}",
+        content_bytes=7,
+        size_bytes=born.size_bytes,
+        sha256=born.sha256,
     )
     assert made
     return made.ledger_id
@@ -74,6 +79,18 @@ def test_component_ledger_of_another_size_is_corrupt(world: World) -> None:
     key = segment_key(ledger_id, 0)
     world.objects._held[key] = world.objects._held[segment_key(other, 0)]
     with pytest.raises(CorruptData, match=f"{key}: expected [0-9]+ bytes, found"):
+        world.contents().read(ledger_id)
+
+
+def test_component_ledger_with_a_flipped_bit_is_corrupt(world: World) -> None:
+    """Its row has the digest, as that of a ledger of messages."""
+    ledger_id = _write(world)
+    key = segment_key(ledger_id, 0)
+    held = world.objects._held[key]
+    (row,) = world.catalog.segment_rows[ledger_id]
+    assert row.sha256 == held.metadata["sha256"]
+    world.objects._held[key] = replace(held, body=held.body[:40] + bytes([held.body[40] ^ 1]) + held.body[41:])
+    with pytest.raises(CorruptData, match="digest"):
         world.contents().read(ledger_id)
 
 

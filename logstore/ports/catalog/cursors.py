@@ -66,7 +66,9 @@ class Cursors(Protocol):
             PreconditionFailed: The topic is not ACTIVE.
         """
 
-    def publish_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int) -> bool:
+    def publish_snapshot(
+        self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int, sha256: str | None = None
+    ) -> bool:
         """Let a newborn cursor ledger hold the cursor's state: listed, CLOSED, its one segment registered.
 
         The row keeps what was acknowledged meanwhile and is not in the snapshot; the predecessor's ledger is
@@ -80,6 +82,7 @@ class Cursors(Protocol):
             change: What the snapshot was made from.
             snapshot: The newborn and what it holds: no more than was acknowledged at some moment since `change`.
             size_bytes: Of its segment's object.
+            sha256: Of its segment's object, hexadecimal; None: not known.
         """
 
     def fold_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, limit_bytes: int) -> bool:

@@ -27,7 +27,14 @@ class Schemas(Protocol):
         """The highest version, or None when the topic has no schema."""
 
     def publish(
-        self, topic_id: TopicId, ledger_id: LedgerId, *, digest: str, content_bytes: int, size_bytes: int
+        self,
+        topic_id: TopicId,
+        ledger_id: LedgerId,
+        *,
+        digest: str,
+        content_bytes: int,
+        size_bytes: int,
+        sha256: str | None = None,
     ) -> SchemaVersion | None:
         """Make a newborn schema ledger the next version: listed, CLOSED, its one segment registered.
 
@@ -40,6 +47,7 @@ class Schemas(Protocol):
             digest: SHA-256 of the content, hexadecimal.
             content_bytes: Size of the content.
             size_bytes: Of the segment's object.
+            sha256: Of the segment's object, hexadecimal; None: not known.
 
         Returns:
             None when the newborn was taken for abandoned meanwhile, or with its topic: write another one.

@@ -12,7 +12,7 @@ import pytest
 
 from infra.objects.client import ensure_bucket
 from infra.objects.store import S3ObjectStore
-from logstore.errors import AlreadyExists, InvalidInput, OutcomeUnknown, ServiceRefused
+from logstore.errors import AlreadyExists, CorruptData, InvalidInput, OutcomeUnknown, ServiceRefused
 from logstore.failpoints import SimulatedCrash
 from logstore.ports.objects import ObjectStore, keys_of
 from tests.contracts.objects.conftest import PART_BYTES
@@ -225,6 +225,16 @@ def test_list_returns_the_prefix_alone_in_key_order(store: ObjectStore) -> None:
     assert keys_of(found) == ["b/1", "b/10", "b/2", "b/é", "b/\uffee", "b/😀"]
     assert [each.size_bytes for each in found] == [len(each.key.encode()) for each in found]
     assert list(store.list("nothing/")) == []
+
+
+def test_get_range_of_an_object_that_states_something_else_is_corrupt(store: ObjectStore) -> None:
+    """A part has no digest: that it is of the right object, only the object's own metadata can say."""
+    store.put_if_absent("key", b"content", metadata={"sha256": "abc", "topic": "t"})
+    assert store.get_range("key", 1, 3, stating={"sha256": "abc"}) == b"ont"
+    for other in ({"sha256": "abd"}, {"sha256": "abc", "absent": "x"}):
+        with pytest.raises(CorruptData, match="key: expected an object of"):
+            store.get_range("key", 1, 3, stating=other)
+    assert store.get_range("absent", 1, 3, stating={"sha256": "abc"}) is None
 
 
 def test_list_where_names_go_on_below_the_slash_is_in_key_order(store: ObjectStore) -> None:

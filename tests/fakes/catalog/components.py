@@ -46,7 +46,7 @@ class FakeComponents:
             self._catalog.reopen_intent(ledger_id)
         return row
 
-    def _publish(self, row: Ledger, size_bytes: int) -> None:
+    def _publish(self, row: Ledger, size_bytes: int, sha256: str | None) -> None:
         rows = self._catalog.ledger_rows
         rows[row.ledger_id] = replace(
             row,
@@ -56,7 +56,9 @@ class FakeComponents:
             last_segment=0,
             closed_us=self._catalog.now_us,
         )
-        only = Segment(ledger_id=row.ledger_id, number=0, first_entry=0, entries=1, size_bytes=size_bytes)
+        only = Segment(
+            ledger_id=row.ledger_id, number=0, first_entry=0, entries=1, size_bytes=size_bytes, sha256=sha256
+        )
         self._catalog.segment_rows[row.ledger_id] = [only]
         self._catalog.confirm_copy(row.ledger_id, CopyKind.LEDGER)
 

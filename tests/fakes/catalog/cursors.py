@@ -63,7 +63,9 @@ class FakeCursors:
             self._catalog.versions[topic_id] += 1
             return self._put(topic_id, replace(row, state=state, snapshot_ledger=None, seeks=row.seeks + 1))
 
-    def publish_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int) -> bool:
+    def publish_snapshot(
+        self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int, sha256: str | None = None
+    ) -> bool:
         """See the port."""
         with effect("catalog.publish_snapshot"), self._catalog.lock:
             newborn = self._catalog.components._born(snapshot.ledger_id)
@@ -73,7 +75,7 @@ class FakeCursors:
             if row is None:
                 self._catalog.file_intents(snapshot.ledger_id, "")
                 return False
-            self._catalog.components._publish(newborn, size_bytes)
+            self._catalog.components._publish(newborn, size_bytes, sha256)
             if row.snapshot_ledger is not None:
                 self._catalog.components._retire(row.snapshot_ledger, f"superseded by ledger {snapshot.ledger_id}")
             rest = since(row.state, snapshot)

@@ -28,7 +28,14 @@ class FakeSchemas:
         return next(reversed(self.all(topic_id)), None)
 
     def publish(
-        self, topic_id: TopicId, ledger_id: LedgerId, *, digest: str, content_bytes: int, size_bytes: int
+        self,
+        topic_id: TopicId,
+        ledger_id: LedgerId,
+        *,
+        digest: str,
+        content_bytes: int,
+        size_bytes: int,
+        sha256: str | None = None,
     ) -> SchemaVersion | None:
         """See the port."""
         with effect("catalog.publish_schema"), self._catalog.lock:
@@ -42,7 +49,7 @@ class FakeSchemas:
             if topic.state is not TopicState.ACTIVE:
                 self._catalog.file_intents(ledger_id, "")
                 raise PreconditionFailed(f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}")
-            self._catalog.components._publish(row, size_bytes)
+            self._catalog.components._publish(row, size_bytes, sha256)
             made = SchemaVersion(
                 version=newest.version + 1 if newest else 0,
                 ledger_id=ledger_id,

@@ -4,6 +4,7 @@ import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,9 +92,9 @@ def test_read_of_few_columns_fetches_few_bytes(scene: Offloading, monkeypatch: p
     fetched: list[int] = []
     real = scene.tiered.get_range
 
-    def counting(key: str, start: int, length: int) -> bytes | None:
+    def counting(key: str, start: int, length: int, **asked: Any) -> bytes | None:
         fetched.append(length)
-        return real(key, start, length)
+        return real(key, start, length, **asked)
 
     monkeypatch.setattr(scene.tiered, "get_range", counting)
     found = list(process.scan(scene.world.topic, from_position=Position(ledger, 0), columns=["publish_ms"]))
