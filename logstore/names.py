@@ -1,4 +1,6 @@
-"""Topic names, validated once at the edge and encoded for ids, keywords, object keys and metadata.
+"""Names, validated once at the edge; those of topics encoded for ids, keywords, object keys and metadata.
+
+No new name steers a terminal, reads another way than it is written, or means a folder and its parent.
 
 Source: Pulsar's naming, `persistent://tenant/namespace/topic[-partition-N]`.
 """
@@ -11,14 +13,19 @@ from logstore.errors import InvalidInput
 
 _PREFIX = "persistent://"
 _SAFE = "._~=:-"  # with letters and digits: everything else is percent-encoded
+_STEERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, line and paragraph separators, and what overrides the direction of text."""
+_FOLDERS = frozenset({".", ".."})
 _PARTITION = re.compile(r"-partition-(?P<number>[0-9]+)$")
 MAX_ENCODED = 200
 """Longest encoded name, characters, inclusive: Temporal on SQL keeps ids and keywords in 255."""
 
+_MOST_NAME = 200
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """A valid topic name. Build it with `parse` or `from_encoded`, never by hand."""
+    """A valid topic name. Build it with `parse`, `known` or `from_encoded`, never by hand."""
 
     encoded: str
     """ASCII, at most `MAX_ENCODED` characters; what ids, search attributes and metadata carry."""
@@ -36,7 +43,22 @@ class TopicName:
 
     @staticmethod
     def parse(text: str) -> "TopicName":
-        """Validate what a user wrote, unencoded.
+        """Validate the name of a topic to be, as a user wrote it, unencoded.
+
+        Raises:
+            InvalidInput: As `known`, or it holds control characters or signs that override the direction of text,
+                or a part of it is `.` or `..`.
+        """
+        name = TopicName.known(text)
+        if _STEERS.search(text):
+            raise InvalidInput("topic", expected="a name without control and direction characters", found=text)
+        if _FOLDERS & set(text.removeprefix(_PREFIX).split("/")):
+            raise InvalidInput("topic", expected="parts other than . and ..", found=text)
+        return name
+
+    @staticmethod
+    def known(text: str) -> "TopicName":
+        """Validate what a user wrote of a topic that there may be: earlier builds took more names than `parse`.
 
         Raises:
             InvalidInput: Wrong scheme, not three parts, an empty part, a partition number that is not
@@ -57,12 +79,12 @@ class TopicName:
 
     @staticmethod
     def from_encoded(encoded: str) -> "TopicName":
-        """Take back a name that `parse` once encoded.
+        """Take back a name that was once encoded.
 
         Raises:
             InvalidInput: The text is not the encoded form of any name.
         """
-        name = TopicName.parse(unquote(encoded))
+        name = TopicName.known(unquote(encoded))
         if name.encoded != encoded:
             raise InvalidInput("topic", expected="a name in canonical encoded form", found=encoded)
         return name
@@ -81,8 +103,20 @@ def check_subscription(name: str) -> str:
     """Validate a subscription's name and return it.
 
     Raises:
-        InvalidInput: Empty, longer than 120 characters, or with a character outside printable ASCII.
+        InvalidInput: Empty, longer than 120 characters, with a character outside printable ASCII, or `.` or `..`.
     """
-    if not 0 < len(name) <= 120 or not all(" " < char <= "~" for char in name):
-        raise InvalidInput("subscription", expected="1 to 120 printable ASCII characters", found=name)
+    if not 0 < len(name) <= 120 or not all(" " < char <= "~" for char in name) or name in _FOLDERS:
+        expected = "1 to 120 printable ASCII characters, no space, not . or .."
+        raise InvalidInput("subscription", expected=expected, found=name)
+    return name
+
+
+def check_name(field: str, name: str) -> str:
+    """Validate the name of a producer, or of who acts, and return it.
+
+    Raises:
+        InvalidInput: Empty, longer than 200 characters, with one that cannot be printed, or `.` or `..`.
+    """
+    if not 0 < len(name) <= _MOST_NAME or not name.isprintable() or name.isspace() or name in _FOLDERS:
+        raise InvalidInput(field, expected=f"1 to {_MOST_NAME} printable characters, not . or ..", found=name)
     return name

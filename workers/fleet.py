@@ -24,7 +24,7 @@ from infra.telemetry.logs import start_logs
 from infra.telemetry.metrics import Metrics, start_metrics
 from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
-from logstore.errors import SextonError
+from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import checked_worker_id
 from logstore.ports.owners import Owners
 from workers import search_attributes
@@ -114,14 +114,17 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     """Serve `queues` until SIGTERM or SIGINT, then drain: work in hand ends, none is taken.
 
     Raises:
-        InvalidInput: A worker id that cannot be one, or nothing can listen at the address for metrics.
+        InvalidInput: A worker id that cannot be one, no queue, a queue without a name, or nothing can listen at the
+            address for metrics.
         ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
         PreconditionFailed: The namespace lacks our search attributes.
         WorkerIdTaken: Another process lives under this worker id.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     start_logs(level=settings.log_level)
-    name = checked_worker_id(worker_id or f"{socket.gethostname()}-{os.getpid()}")
+    name = checked_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
+    if not queues or not all(queues):
+        raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
     metrics = start_metrics(settings.metrics_address) if settings.metrics_address != OFF else None
     tracing = start_tracing("sexton-worker", traces_dir=settings.home / "traces")
     try:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
-from logstore.names import MAX_ENCODED, TopicName, check_subscription
+from logstore.names import MAX_ENCODED, TopicName, check_name, check_subscription
 
 _PART = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=4)
 
@@ -14,12 +14,29 @@ _PART = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"])
 def test_topic_name_any_text_round_trips_through_its_encoded_form(tenant: str, namespace: str, local: str) -> None:
     """What a person wrote comes back, and ids and metadata carry ASCII only (delta-rs#4646)."""
     text = f"persistent://{tenant}/{namespace}/{local}"
-    name = TopicName.parse(text)
+    name = TopicName.known(text)
     assert name.display == text
     assert name.encoded.isascii()
     assert " " not in name.encoded
     assert TopicName.from_encoded(name.encoded) == name
-    assert TopicName.parse(name.display) == name
+    assert TopicName.known(name.display) == name
+
+
+@pytest.mark.parametrize(
+    "part", ["\x1b[2J", "a\nb", "a\x7f", "\x9b31m", "a\u202eb", "\u2066a", "\u200f", "\u2028", ".", ".."]
+)
+def test_topic_name_that_steers_a_terminal_or_means_a_folder_is_no_name_of_a_new_topic(part: str) -> None:
+    """Such a name reads another way than it is written; one from before is still found, trimmed and deleted."""
+    for text in (f"persistent://{part}/b/c", f"persistent://a/b/{part}"):
+        with pytest.raises(InvalidInput, match=r"^topic: expected "):
+            TopicName.parse(text)
+        assert TopicName.from_encoded(TopicName.known(text).encoded).display == text
+
+
+@pytest.mark.parametrize("part", ["a b", "...", "a.", "é", "日本語", "👩\u200d🚀", "क्\u200dष"])
+def test_topic_name_in_any_script_is_taken(part: str) -> None:
+    """What joins letters steers nothing."""
+    assert TopicName.parse(f"persistent://a/b/{part}").display.endswith(part)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +85,19 @@ def test_topic_name_encoded_in_another_way_is_refused(encoded: str) -> None:
         TopicName.from_encoded(encoded)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "é", "a\n", "a" * 121])
+@pytest.mark.parametrize("name", ["", "a b", "é", "a\n", "a" * 121, ".", ".."])
 def test_subscription_name_outside_printable_ascii_is_refused(name: str) -> None:
     """Subscription names travel in metadata and search attributes."""
     with pytest.raises(InvalidInput, match=r"^subscription: "):
         check_subscription(name)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\x1b", "a\u202e", ".", "..", "x" * 201])
+def test_name_of_a_producer_or_an_actor_that_cannot_be_printed_is_refused(name: str) -> None:
+    """It is stored, and shown in tables and audit rows."""
+    with pytest.raises(InvalidInput, match=r"^producer: expected 1 to 200 printable"):
+        check_name("producer", name)
+    assert check_name("actor", "uid 7") == "uid 7"
 
 
 def test_subscription_name_of_120_characters_is_taken() -> None:

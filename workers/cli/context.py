@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from logstore.names import TopicName
+from logstore.names import TopicName, check_name
 
 if TYPE_CHECKING:
     from infra.coordination.directory import Directory
@@ -179,13 +179,18 @@ class Session:
 
     @property
     def actor(self) -> str:
-        """Who acts, for the audit log."""
+        """Who acts, for the audit log.
+
+        Raises:
+            InvalidInput: The environment names somebody whose name cannot be printed.
+        """
         import getpass  # noqa: PLC0415 - start-up time
 
         try:
-            return getpass.getuser()
+            name = getpass.getuser()
         except (OSError, KeyError):  # a user id without a name, as in many containers
-            return f"uid {os.getuid()}"
+            name = f"uid {os.getuid()}"
+        return check_name("actor", name)
 
     def topic(self, name: str) -> "Topic":
         """The topic a user named.
@@ -193,7 +198,7 @@ class Session:
         Raises:
             UnknownObject: There is none of that name.
         """
-        return self.log.catalog.topics.get(TopicName.parse(name).encoded)
+        return self.log.catalog.topics.get(TopicName.known(name).encoded)
 
     def with_client(self, work: Callable[["Sexton"], Awaitable[_T]]) -> _T:
         """Connect to Temporal and do some work there.

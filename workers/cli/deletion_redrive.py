@@ -11,13 +11,15 @@ from workers.cli.context import Session
 from workers.cli.deletions import deletion
 from workers.cli.errors import code_of_outcomes
 from workers.cli.jobs import counted, finished, started
-from workers.cli.options import DryRun, Reason, Wait
+from workers.cli.options import DryRun, Reason, Wait, known_number
 from workers.cli.output import Answer
 
 if TYPE_CHECKING:
     from workers.client import Sexton
 
-Ids = Annotated[list[int] | None, typer.Argument(metavar="ID...", help="Ids as `deletion list` shows them.")]
+Ids = Annotated[
+    list[int] | None, typer.Argument(metavar="ID...", callback=known_number, help="Ids as `deletion list` shows them.")
+]
 All = Annotated[bool, typer.Option("--all", help="Every dead letter there is.")]
 
 

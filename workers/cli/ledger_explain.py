@@ -15,6 +15,7 @@ from workers.cli.command import command
 from workers.cli.context import Session
 from workers.cli.ledger_sections import in_sections
 from workers.cli.ledgers import ledger
+from workers.cli.options import known_number
 from workers.cli.output import Answer, topic_shown
 from workers.cli.times import shown_us
 from workers.cli.verdicts import Seen, verdict
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 _DECISIONS = 20
 
-Id = Annotated[int, typer.Argument(metavar="ID", help="A ledger's id, whether it is still there or not.")]
+Id = Annotated[
+    int, typer.Argument(metavar="ID", callback=known_number, help="A ledger's id, whether it is still there or not.")
+]
 
 
 @command(ledger, "explain", examples=["sexton ledger explain 12", "sexton ledger explain 12 --json"])

@@ -18,6 +18,7 @@ from workers.cli.options import (
     Reason,
     TopicArgument,
     Wait,
+    known_number,
     refuse_durable,
 )
 from workers.cli.output import Answer
@@ -32,7 +33,7 @@ OfComponent = Annotated[
     Component | None, typer.Option("--component", case_sensitive=False, help="Only ledgers of this component.")
 ]
 Tombstones = Annotated[bool, typer.Option("--tombstones", help="Tombstones come with a later release: refused.")]
-Ids = Annotated[list[int], typer.Argument(metavar="ID...", min=0, help="Ledger ids.")]
+Ids = Annotated[list[int], typer.Argument(metavar="ID...", callback=known_number, help="Ledger ids.")]
 Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions still need; they move over the hole.")]
 
 

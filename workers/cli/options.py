@@ -1,12 +1,16 @@
 """Options that several commands share, and refusals of what this build lacks."""
 
+import re
 from typing import Annotated
 
 import typer
 
 from logstore.errors import InvalidInput, Unsupported
+from workers.cli.usage import field_of, whole_number
 
 _MOST_REASON = 2_000
+_QUEUE = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,200}")
+_MOST_INT = 2**63 - 1
 
 TopicArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, as a person writes it.")
@@ -14,11 +18,36 @@ TopicArgument = Annotated[
 SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUB", help="The subscription's name.")]
 
 
-def _storable(reason: str) -> str:
-    """What every database holds and every payload carries."""
-    if len(reason) > _MOST_REASON or not all(char.isprintable() for char in reason):
-        raise InvalidInput("reason", expected=f"at most {_MOST_REASON} printable characters", found=reason)
+def _storable(ctx: typer.Context, param: typer.CallbackParam, reason: str) -> str:
+    """What every database holds and every payload carries; none at all is fine, an empty one is a slip."""
+    source = ctx.get_parameter_source(str(param.name))
+    said = source is not None and source.name == "COMMANDLINE"
+    if len(reason) > _MOST_REASON or not reason.isprintable() or (said and not reason.strip()):
+        raise InvalidInput("reason", expected=f"1 to {_MOST_REASON:,} printable characters", found=reason)
     return reason
+
+
+def known_number(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
+    """A number that every database holds; ids and sizes are taken up to there."""
+    for one in value if isinstance(value, list) else (value,):
+        if one is not None and not 0 <= one <= _MOST_INT:
+            raise InvalidInput(field_of(param), expected=whole_number(0, _MOST_INT), found=one)
+    return value
+
+
+def known_worker(worker_id: str | None) -> str | None:
+    """A worker's id, if it can be one."""
+    from logstore.ownership import checked_worker_id  # noqa: PLC0415 - start-up time
+
+    return None if worker_id is None else checked_worker_id(worker_id)
+
+
+def known_queues(queues: list[str] | None) -> list[str] | None:
+    """Names of task queues, of which those of owners have the worker's id in them."""
+    for one in queues or ():
+        if not _QUEUE.fullmatch(one):
+            raise InvalidInput("queue", expected="1 to 200 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=one)
+    return queues
 
 
 Reason = Annotated[

@@ -11,6 +11,7 @@ from logstore.names import TopicName
 from logstore.ownership import BundleId, bundle_of
 from workers.cli.command import command, group
 from workers.cli.context import Session
+from workers.cli.options import known_worker
 from workers.cli.output import Answer
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 owners = group("owners", "Which worker does the background work of which topics.")
 
-OfWorker = Annotated[str | None, typer.Option("--worker", metavar="ID", help="Only this worker and its bundles.")]
+OfWorker = Annotated[
+    str | None,
+    typer.Option("--worker", metavar="ID", callback=known_worker, help="Only this worker and its bundles."),
+]
 Unowned = Annotated[bool, typer.Option("--unowned", help="Only bundles that nobody owns.")]
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only the bundle that the topic is in.")]
 
@@ -147,7 +151,7 @@ def _summary(session: Session, found: "Overview") -> str:
 
 def _bundle_of(session: Session, topic: str) -> BundleId:
     session.topic(topic)  # a name with a slip of the pen is in some bundle, too
-    return bundle_of(TopicName.parse(topic), bundles=session.log.catalog.fences.bundles())
+    return bundle_of(TopicName.known(topic), bundles=session.log.catalog.fences.bundles())
 
 
 @contextmanager

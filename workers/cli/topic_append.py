@@ -7,7 +7,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.errors import InvalidInput, SextonError
+from logstore.errors import SextonError
+from logstore.names import check_name
 from workers.cli.command import command
 from workers.cli.context import Session
 from workers.cli.errors import ExitCode, failure_of
@@ -66,17 +67,13 @@ def append(
     from workers.cli.json_lines import parse_lines, rereadable  # noqa: PLC0415 - start-up time
 
     refuse_transaction(txn)
-    _check_producer(producer)
+    if producer is not None:
+        check_name("producer", producer)
     with rereadable(file) as source, watching("checking lines") as bar:
         lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None))
         target = session.topic(name)
         source.seek(0)
         return _append_all(session, target, _Lines(source, producer, lines, batch), bar)
-
-
-def _check_producer(producer: str | None) -> None:
-    if producer is not None and not (0 < len(producer) <= 200 and producer.isprintable()):
-        raise InvalidInput("producer", expected="1 to 200 printable characters", found=producer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from workers.cli.command import command
 from workers.cli.context import Session
 from workers.cli.errors import ExitCode, code_of_outcomes
 from workers.cli.jobs import counted, finished, started
-from workers.cli.options import DryRun, Reason, TopicArgument, Wait
+from workers.cli.options import DryRun, Reason, TopicArgument, Wait, known_number
 from workers.cli.output import Answer
 from workers.cli.topics import topic
 
@@ -21,7 +21,8 @@ _BEFORE_ANY = LedgerId(-1)
 _PREVIEW = 10_000  # ledgers that a dry run names
 
 Ledgers = Annotated[
-    list[int] | None, typer.Option("--ledger", metavar="ID", help="Only this ledger; may be given several times.")
+    list[int] | None,
+    typer.Option("--ledger", metavar="ID", callback=known_number, help="Only this ledger; may be given several times."),
 ]
 DeletePrimary = Annotated[
     bool, typer.Option("--delete-primary", help="Then delete primary copies; ledgers are read from their tiered ones.")

@@ -10,7 +10,7 @@ import typer
 from logstore.errors import InvalidInput
 from workers.cli.command import command, group
 from workers.cli.context import Session
-from workers.cli.options import TopicArgument
+from workers.cli.options import TopicArgument, known_number
 from workers.cli.output import Answer, note
 from workers.cli.times import shown_us
 from workers.cli.topics import topic
@@ -24,7 +24,9 @@ topic.add_typer(schema)
 _ORDERS = "persistent://public/default/orders"
 
 File = Annotated[str, typer.Option("--file", metavar="F", help="The schema, at most 1 MiB; - is stdin.")]
-Version = Annotated[int | None, typer.Option("--version", metavar="N", min=0, help="Which; the newest by default.")]
+Version = Annotated[
+    int | None, typer.Option("--version", metavar="N", callback=known_number, help="Which; the newest by default.")
+]
 
 
 @command(schema, "set", examples=[f"sexton topic schema set {_ORDERS} --file orders.avsc"])

@@ -9,7 +9,7 @@ from logstore.names import TopicName, check_subscription
 from workers.cli.command import command, group
 from workers.cli.context import Session
 from workers.cli.documents import subscription_document, topic_document, topic_shown_in_list
-from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, refuse_durable
+from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, known_number, refuse_durable
 from workers.cli.output import Answer
 
 topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
@@ -17,7 +17,8 @@ topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
 _ORDERS = "persistent://public/default/orders"
 Retention = Annotated[str, typer.Option("--retention", metavar="D", help="Keep consumed ledgers so long: 15m, 3d.")]
 RetentionBytes = Annotated[
-    int | None, typer.Option("--retention-bytes", metavar="N", min=0, help="Keep the newest N bytes of them.")
+    int | None,
+    typer.Option("--retention-bytes", metavar="N", callback=known_number, help="Keep the newest N bytes of them."),
 ]
 
 

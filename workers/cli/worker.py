@@ -8,13 +8,17 @@ import typer
 from logstore.errors import Unsupported
 from workers.cli.command import command, group
 from workers.cli.context import Session
+from workers.cli.options import known_queues, known_worker
 from workers.cli.output import Answer
 
 worker = group("worker", "Worker processes.")
 
-Queues = Annotated[list[str] | None, typer.Option("--queue", metavar="NAME", help="A task queue; may be repeated.")]
+Queues = Annotated[
+    list[str] | None,
+    typer.Option("--queue", metavar="NAME", callback=known_queues, help="A task queue; may be repeated."),
+]
 _ID_HELP = "The worker's name in Temporal, its identity as an owner and its queue sexton-owner-ID; unique."
-WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", help=_ID_HELP)]
+WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callback=known_worker, help=_ID_HELP)]
 BuildId = Annotated[str, typer.Option("--build-id", metavar="ID", help="The build to make current.")]
 
 

@@ -30,7 +30,20 @@ class Status(StrEnum):
     TIMED_OUT = "TimedOut"
 
 
-Type = Annotated[str | None, typer.Option("--type", metavar="T", help="Workflow type, e.g. trim-topic.")]
+class Kind(StrEnum):
+    """Types of jobs, by the names that Temporal knows."""
+
+    TRIM_TOPIC = "trim-topic"
+    TRIM_TOPICS = "trim-topics"
+    DELETE_TOPIC = "delete-topic"
+    DELETE_LEDGERS = "delete-ledgers"
+    DELETE_LEDGER = "delete-ledger"
+    OFFLOAD_TOPIC = "offload-topic"
+    OFFLOAD_LEDGER = "offload-ledger"
+    SWEEP_DELETIONS = "sweep-deletions"
+
+
+Type = Annotated[Kind | None, typer.Option("--type", help="Workflow type.")]
 InStatus = Annotated[Status | None, typer.Option("--status", case_sensitive=False, help="Execution status.")]
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="N", help="Only jobs of this topic.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, newest first.")]
@@ -50,10 +63,12 @@ def list_(
     limit: Limit = 100,
 ) -> Answer:
     """List jobs, newest first."""
-    encoded = TopicName.parse(topic).encoded if topic is not None else None
+    encoded = TopicName.known(topic).encoded if topic is not None else None
 
     async def ask(client: "Sexton") -> list[Any]:
-        return list(await client.list_workflows(type, status.value if status else None, encoded, limit))
+        return list(
+            await client.list_workflows(type.value if type else None, status.value if status else None, encoded, limit)
+        )
 
     rows = [_row(found) for found in session.with_client(ask)]
     shown = [row | {"topic": topic_shown(str(row["topic"]))} if row.get("topic") else row for row in rows]

@@ -18,6 +18,7 @@ from workers.settings.recorded import read_recorded
 
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth"})
+_MOST_PATH = 1_024  # of a home; names of files come behind it
 _Source = Mapping[str, tuple[object, str]]  # field -> value, origin
 
 Recorded = Callable[[Path], Mapping[str, object]]
@@ -71,9 +72,15 @@ def _own(exported: _Source, given: _Source, cwd: Path) -> _Source:
 
 
 def _path(home: object, origin: str, cwd: Path) -> Path:
-    if not isinstance(home, str | Path) or not str(home):
-        raise InvalidInput("home", expected=f"the path of a directory (from {origin})", found=home)
-    return (cwd / Path(home).expanduser()).absolute()
+    return (cwd / Path(_checked_home(home, origin)).expanduser()).absolute()
+
+
+def _checked_home(home: object, origin: str) -> str:
+    text = str(home) if isinstance(home, str | Path) else ""
+    if not (0 < len(text) <= _MOST_PATH and text.isprintable()):
+        rule = f"the path of a directory, 1 to {_MOST_PATH:,} printable characters"
+        raise InvalidInput("home", expected=f"{rule} (from {origin})", found=home)
+    return text
 
 
 def _from_flags(flags: Mapping[str, object]) -> _Source:
@@ -103,8 +110,8 @@ def _file(environ: Mapping[str, str], cwd: Path) -> _Source:
     except (OSError, ValueError) as error:
         raise InvalidInput(path.name, expected="a readable TOML file", found=str(error)) from error
     _refuse_unknown(content, path.name)
-    if isinstance(content.get("home"), str) and content["home"]:
-        content["home"] = path.parent / Path(content["home"]).expanduser()
+    if "home" in content:
+        content["home"] = path.parent / Path(_checked_home(content["home"], path.name)).expanduser()
     return {name: (value, path.name) for name, value in content.items()}
 
 

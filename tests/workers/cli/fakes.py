@@ -74,6 +74,7 @@ class FakeLog:
             topic_deletions=SimpleNamespace(contents=self._contents),
             redrives=SimpleNamespace(preview=self._preview_redrive),
             sweeps=SimpleNamespace(due=self._due),
+            fences=SimpleNamespace(bundles=lambda: 64),
             deletions=SimpleNamespace(
                 preview=self._preview, inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1), list=self._list
             ),
@@ -342,6 +343,12 @@ class FakeServices(Services):
     def load(self, flags: Mapping[str, object]) -> Loaded:
         """Settings from this object's own surroundings."""
         return load_settings(flags, self.environ, self.cwd)
+
+    def memory(self) -> str:
+        """Everything that a command may have changed or asked for, but for what was looked at."""
+        log, acts = self.log, [call for call in self.calls if call[0] != "traced"]
+        kept = (log.found, log.entries, log.written, log.subscribed, log.contents, log.previews)
+        return repr((kept, acts, self.client.asked, self.client.batches.known))
 
     @contextmanager
     def open_log(self, settings: Any) -> Iterator[Any]:
