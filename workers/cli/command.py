@@ -69,8 +69,6 @@ def _asks_for_json(args: Sequence[str]) -> bool:
 
 def _report(error: Exception, *, as_json: bool) -> ExitCode:
     if isinstance(error, typer.TyperException):
-        if not str(error):  # a group without a command: Typer has printed its help
-            return ExitCode.USAGE
         error = refusal(error)
     failure = failure_of(error)
     if not failure.expected:

@@ -58,8 +58,11 @@ class PlainGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         """Read what stands before the command's name; without one, the help is shown, but not in the place of JSON."""
-        if not args and getattr(ctx.find_root().obj, "as_json", False):
-            raise UsageError("command", expected=_one_of(ctx), found=NOTHING, ctx=ctx)
+        if not args and not ctx.resilient_parsing:
+            if getattr(ctx.find_root().obj, "as_json", False):
+                raise UsageError("command", expected=_one_of(ctx), found=NOTHING, ctx=ctx)
+            typer.echo(ctx.get_help(), nl=False)  # Rich has printed it, and leaves nothing to print
+            raise typer.Exit(2)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401

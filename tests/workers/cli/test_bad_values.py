@@ -55,7 +55,8 @@ def _name(parameter: Any) -> str:
 
 
 def _commands(command: Any, path: tuple[str, ...] = (), parent: Any = None) -> Iterator[Command]:
-    context = typer.Context(command, info_name=path[-1] if path else "sexton", parent=parent)
+    settings = command.context_settings  # a command remembers how the first one who asked calls for help
+    context = typer.Context(command, info_name=path[-1] if path else "sexton", parent=parent, **settings)
     if not hasattr(command, "list_commands"):
         yield Command(path, tuple(command.get_params(context)))
         return

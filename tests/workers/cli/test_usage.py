@@ -40,11 +40,12 @@ def test_usage_error_of_any_kind_says_field_expected_and_found(run: Run, args: t
     assert (error["type"], error["field"]) == ("UsageError", message.partition(":")[0])
 
 
-def test_group_without_a_command_shows_its_help(run: Run) -> None:
+@pytest.mark.parametrize(("path", "command"), [((), "deletion"), (("topic",), "subscribe")])
+def test_group_without_a_command_shows_its_help(run: Run, path: tuple[str, ...], command: str) -> None:
     """Nothing was asked for: exit code 2, and no error."""
-    told = run("topic")
+    told = run(*path)
     assert (told.exit_code, "error:" in told.output) == (2, False)
-    assert "subscribe" in told.output
+    assert command in told.stdout
 
 
 @pytest.mark.parametrize("path", [(), ("topic",), ("topic", "create"), ("topic", "schema", "set")])
