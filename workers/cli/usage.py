@@ -61,7 +61,8 @@ class PlainGroup(TyperGroup):
         if not args and not ctx.resilient_parsing:
             if getattr(ctx.find_root().obj, "as_json", False):
                 raise UsageError("command", expected=_one_of(ctx), found=NOTHING, ctx=ctx)
-            typer.echo(ctx.get_help(), nl=False)  # Rich has printed it, and leaves nothing to print
+            if text := ctx.get_help():  # Rich has printed it, and leaves nothing to print
+                typer.echo(text)
             raise typer.Exit(2)
         return super().parse_args(ctx, args)
 
