@@ -148,7 +148,7 @@ class Crew:
         """Whether each bundle has an owner, who writes under the last fence."""
         return len(self.holders()) == self.fences.bundles()
 
-    def rest(self, *, within_s: float = 30.0) -> Mapping[int, str]:
+    def rest(self, *, within_s: float = 60.0) -> Mapping[int, str]:
         """Wait until each bundle has an owner and nothing moves any more; who has which."""
         assert_eventually(self._rests, within_s=within_s)
         return self.holders()
@@ -208,7 +208,7 @@ class Crew:
             worker.signal(signal.SIGCONT)
             return False
 
-        assert_eventually(frozen, within_s=30)
+        assert_eventually(frozen)
 
     def _unlocked(self) -> bool:
         database = Database(self.database_url, patience_s=0.2)

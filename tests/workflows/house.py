@@ -316,7 +316,7 @@ def _name(one: Activity) -> str:
     return definition.name
 
 
-async def assert_eventually(condition: Callable[[], bool | Awaitable[bool]], *, within_s: float = 20) -> None:
+async def assert_eventually(condition: Callable[[], bool | Awaitable[bool]], *, within_s: float = 60) -> None:
     """Look again until the condition holds; fail when it does not in time."""
     deadline = time.monotonic() + within_s
     while True:

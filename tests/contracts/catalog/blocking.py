@@ -26,7 +26,7 @@ def behind(
             finally:
                 for statement in then:
                     connection.execute(text(statement))
-        wait([future], timeout=20)
+        wait([future], timeout=60)
         return future.exception(timeout=0) or future.result(timeout=0)
 
 
@@ -35,7 +35,7 @@ def await_blocked(world: SqlWorld, future: "Future[Any]", *, waiting: int = 1) -
     if world.database.is_sqlite:
         assert not wait([future], timeout=0.05).done
         return
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with world.database.engine.connect() as connection:
             if connection.execute(_WAITING).scalar_one() >= waiting:

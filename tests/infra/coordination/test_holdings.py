@@ -75,17 +75,17 @@ def test_worker_without_a_catalog_stands_aside_and_takes_part_once_it_is_back(cr
     assert_eventually(lambda: _held(crew, "b") == BUNDLES and crew.rests())
     assert len(crew.watchers["b"].unloaded_) <= 2, "bundles were let go for a worker that cannot take them"
     shaky.away.clear()
-    assert_eventually(lambda: crew.settled() and _held(crew, "a") >= BUNDLES // 4, within_s=20)
+    assert_eventually(lambda: crew.settled() and _held(crew, "a") >= BUNDLES // 4)
 
 
 def test_bundles_of_a_worker_that_lost_its_catalog_find_another(zookeeper: ZooKeeper, crew: Crew, shaky: Shaky) -> None:
     """It lives in ZooKeeper, and could keep nodes for ever without a lease of any."""
     crew.hire("a", fences=shaky)
     crew.hire("b")
-    assert_eventually(lambda: crew.settled() and _held(crew, "a") >= BUNDLES // 4, within_s=20)
+    assert_eventually(lambda: crew.settled() and _held(crew, "a") >= BUNDLES // 4)
     shaky.away.set()
     zookeeper.expire(crew.sessions["a"])
-    assert_eventually(lambda: _held(crew, "b") == BUNDLES, within_s=20)
+    assert_eventually(lambda: _held(crew, "b") == BUNDLES)
     assert crew.owners["a"].failure is None
 
 
@@ -178,7 +178,7 @@ def test_node_of_no_bundle_is_left_alone_with_one_warning(
         owner = crew.hire("a")
         assert_eventually(crew.settled)
         crew.hire("b")
-        assert_eventually(lambda: crew.settled() and _held(crew, "b") >= BUNDLES // 4, within_s=20)
+        assert_eventually(lambda: crew.settled() and _held(crew, "b") >= BUNDLES // 4)
     assert owner.failure is None
     said = [record.getMessage() for record in caplog.records if "left alone" in record.getMessage()]
     assert len(said) == 2 * 2, said  # by each of two workers

@@ -38,10 +38,10 @@ def test_owner_that_a_late_raise_overtook_acquires_again(zookeeper: ZooKeeper, c
     assert late.asked.wait(20)
     zookeeper.expire(crew.sessions["a"])
     crew.hire("b")
-    assert_eventually(lambda: len(crew.owners["b"].leases()) == BUNDLES and crew.settled("b"), within_s=20)
+    assert_eventually(lambda: len(crew.owners["b"].leases()) == BUNDLES and crew.settled("b"))
     late.go.set()
     assert late.done.wait(20)
-    assert_eventually(lambda: bool(crew.owners["a"].leases()) and crew.settled(), within_s=20)
+    assert_eventually(lambda: bool(crew.owners["a"].leases()) and crew.settled())
 
 
 def test_owners_that_one_without_zookeeper_overtook_acquire_again(crew: Crew) -> None:
@@ -50,4 +50,4 @@ def test_owners_that_one_without_zookeeper_overtook_acquire_again(crew: Crew) ->
     assert_eventually(crew.settled)
     crew.fences.raise_fences([BundleId(one) for one in range(BUNDLES)], "single")
     assert not crew.settled()
-    assert_eventually(crew.settled, within_s=5)
+    assert_eventually(crew.settled)

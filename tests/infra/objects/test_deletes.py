@@ -266,10 +266,8 @@ def test_deletes_of_eight_threads_on_a_throttling_store_finish_without_a_storm()
     patience = Patience(attempts=12, first_wait_s=0.02, longest_wait_s=0.3)
     with scripted(budget) as peer:
         store = store_at(peer, patience)
-        started = time.monotonic()
         with ThreadPoolExecutor(8) as threads:
             reports = list(threads.map(store.delete, [[f"{t}/{n}" for n in range(1000)] for t in range(8)]))
-        elapsed = time.monotonic() - started
     assert sum(len(r.deleted) for r in reports) == 8000
     assert budget.refused <= budget.served
-    assert 8000 / elapsed >= 0.4 * 4000
+    assert budget.served <= 160, "pages became small, and stayed so"

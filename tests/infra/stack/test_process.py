@@ -20,9 +20,9 @@ _SLEEP = ("sleep", "60")
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in 5 s"
+        assert time.monotonic() < deadline, "the condition did not come true in 60 s"
         time.sleep(0.02)
 
 
