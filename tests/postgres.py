@@ -52,7 +52,8 @@ class Postgres:
     def database(self, *, template: str = "template1") -> Iterator[str]:
         """A database that lives as long as the block; yields its name."""
         name = f"t{secrets.token_hex(6)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        # file by file: half the work of the default, which logs every page, where nothing waits for the disk
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
         try:
             yield name
         finally:

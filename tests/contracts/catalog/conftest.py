@@ -1,4 +1,16 @@
-"""The catalogs that the suite holds to the port: the fake, SQLite and a real PostgreSQL, each fresh for every test."""
+"""The catalogs that the suite holds to the port: the fake, SQLite and a real PostgreSQL, each fresh for every test.
+
+Every test runs on the fake and on SQLite. On PostgreSQL it runs where that may answer otherwise, and then bears the
+mark `postgres`, on the function or on the module:
+
+- locks, races and isolation, for SQLite knows one writer at a time: what waits behind a lock, what is done by many at
+  once, what dies between two statements of a transaction;
+- types and their limits, order, and whatever else a dialect says in its own way;
+- a statement that no marked test sends yet. PostgreSQL refuses statements that SQLite takes (`FOR UPDATE` with an
+  aggregate, a parameter whose type it cannot know), so each is sent at least once.
+
+With `--all-faults` (`make faults`) every test runs on PostgreSQL as well.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -15,6 +27,16 @@ from tests.postgres import Postgres, postgres
 __all__ = ["postgres"]
 
 _POSTGRES = pytest.param("postgres", marks=pytest.mark.external_service)
+
+
+@pytest.hookimpl(tryfirst=True)  # before what is left out goes
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave what bears no mark to the long run."""
+    for item in items:
+        kinds = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        is_postgres = "postgres" in {kinds.get("world"), kinds.get("sql_world")}
+        if is_postgres and not item.get_closest_marker("postgres"):
+            item.add_marker("all_faults")
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,13 @@
 """The audit log of acts outside the catalog."""
 
+import pytest
+
 from tests.contracts.catalog.sql_world import SqlWorld
 from tests.contracts.catalog.steps import new_topic
 from tests.contracts.catalog.worlds import CAUSE, World
 
 
+@pytest.mark.postgres
 def test_record_leaves_a_row_for_each_call(world: World) -> None:
     """What is meant and what came of it are two rows; one that is told twice is there twice, and none is lost."""
     detail = {"bundle": "0x00000000_0x04000000", "fence": 3, "session": None}

@@ -15,6 +15,7 @@ _HIGHEST = 2**63 - 1  # what the counter itself may reach
 _EVERYTHING = RowRange(first=0, last=_HIGHEST, rows=0)
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("first", [0, _HIGHEST - 3])
 def test_ledger_of_a_boundary_id_lives_and_goes_as_any_other(world: World, first: int) -> None:
     """The lowest and highest ids are listed, read, acknowledged, detached, claimed, ended (apache/bookkeeper#950)."""

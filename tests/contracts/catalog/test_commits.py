@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import pytest
+
 from logstore.errors import (
     AlreadyExists,
     InvalidInput,
@@ -38,6 +40,7 @@ def test_commit_segments_answers_where_entries_went(world: World) -> None:
     assert (found.entries, found.size_bytes, found.last_segment) == (8, 205, 18)
 
 
+@pytest.mark.postgres
 def test_commit_one_of_every_refusal_does_not_disturb_the_others(world: World) -> None:
     """Each refused write is answered with its own error; good ones before, between and after are done."""
     topic, going = new_topic(world), new_topic(world, f"{NAME}-going")
@@ -88,6 +91,7 @@ def test_commit_segment_of_closed_or_detached_ledger_is_fenced(world: World) -> 
     assert [type(answer) for answer in world.catalog.commits.commit(writes)] == [LedgerFenced, LedgerFenced]
 
 
+@pytest.mark.postgres
 def test_commit_same_write_again_is_refused(world: World) -> None:
     """Repeating a registration changes nothing: the number is taken, the sequence is behind."""
     topic = new_topic(world)
@@ -101,6 +105,7 @@ def test_commit_same_write_again_is_refused(world: World) -> None:
     assert world.catalog.ledgers.producer_sequences(topic.topic_id, ["p"]) == {"p": 9}
 
 
+@pytest.mark.postgres
 def test_commit_thirty_two_appenders_leave_no_gap_and_no_overlap(world: World) -> None:
     """However appends race, entries of a ledger are contiguous: every first entry is the sum of those before."""
     topic = new_topic(world)
@@ -147,6 +152,7 @@ def test_commit_thirty_two_of_one_producer_exactly_one_registers_each_sequence(w
     assert len(world.catalog.ledgers.segments(ledger)) == 1
 
 
+@pytest.mark.postgres
 def test_commit_racing_a_roll_never_registers_in_a_closed_ledger(world: World) -> None:
     """Success is reported only for what the close counted (apache/bookkeeper#4812)."""
     topic = new_topic(world)
@@ -183,6 +189,7 @@ def test_commit_acknowledge_to_never_moves_back(world: World) -> None:
     assert acknowledge(world, topic.topic_id, "billing", up_to=(ledger, 3)) == Acknowledged(mark_delete=at(ledger, 7))
 
 
+@pytest.mark.postgres
 def test_commit_thousands_of_writes_over_many_topics_is_one_batch(world: World) -> None:
     """No limit of parameters is met by the largest group that a writer makes."""
     topics = [new_topic(world, f"{NAME}-{number}") for number in range(20)]

@@ -10,6 +10,8 @@ from tests.contracts.catalog.component_steps import CURSOR, change_of, cursor_ne
 from tests.contracts.catalog.steps import acknowledge, filled, new_topic
 from tests.contracts.catalog.worlds import SqlWorld
 
+pytestmark = pytest.mark.postgres
+
 _CURSOR_LIST = "UPDATE ledger_list SET version = version + 1 WHERE component = 'MANAGED_CURSOR'"
 
 

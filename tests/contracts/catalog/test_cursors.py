@@ -23,6 +23,7 @@ def test_subscribe_earliest_stands_before_the_first_listed_entry(world: World) -
     assert world.catalog.cursors.get(topic.topic_id, "billing") == made
 
 
+@pytest.mark.postgres
 def test_subscribe_latest_stands_behind_the_last_entry(world: World) -> None:
     """Latest covers everything that is there now and nothing that comes."""
     topic = new_topic(world)
@@ -54,6 +55,7 @@ def test_subscribe_existing_is_returned_as_it_is(world: World) -> None:
     assert again.created_us == made.created_us
 
 
+@pytest.mark.postgres
 def test_subscribe_thirty_two_at_once_make_one_cursor(world: World) -> None:
     """All of them are told the same."""
     topic = new_topic(world)
@@ -143,6 +145,7 @@ def test_acknowledge_single_entries_survive_as_bitmaps_until_contiguous(world: W
     assert acknowledge(world, topic.topic_id, "billing", (second, 0)) == Acknowledged(mark_delete=at(second, 1))
 
 
+@pytest.mark.postgres
 def test_acknowledge_thirty_two_at_once_lose_nothing(world: World) -> None:
     """Thirty-two clients acknowledge one entry each on one cursor: none overwrites another."""
     topic = new_topic(world)

@@ -33,6 +33,7 @@ def _spoil(world: SqlWorld, row: int, column: str, value: str) -> None:
     world.sql(f"UPDATE pending_deletion SET {column} = {cast} WHERE row_id = :row", value=value, row=row)
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize(("column", "value", "named"), _BROKEN)
 def test_damaged_row_is_read_as_invalid_beside_its_neighbours(
     sql_world: SqlWorld, column: str, value: str, named: str
@@ -159,6 +160,7 @@ def test_row_in_an_unknown_state_is_a_dead_letter_that_says_so(sql_world: SqlWor
     assert taken.outcome is Outcome.INVALID
 
 
+@pytest.mark.postgres
 def test_row_with_an_unknown_outcome_is_what_its_state_says(sql_world: SqlWorld) -> None:
     """What ended stays ended."""
     gone, dead, _ = _three(sql_world)

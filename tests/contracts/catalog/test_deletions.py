@@ -23,6 +23,7 @@ def _batch(world: World, count: int, *, ttl_s: float = 60.0, name: str = "b") ->
     return world.catalog.deletions.intents(name, _ALL)
 
 
+@pytest.mark.postgres
 def test_ranges_hold_no_more_segments_than_can_be_listed_at_once(world: World) -> None:
     """Ledgers of very many segments are a range of their own: memory stays flat (apache/iceberg#14278)."""
     rows = [intent.row_id for intent in _batch(world, 4)]
@@ -103,6 +104,7 @@ def test_finish_row_that_ended_keeps_its_first_outcome(world: World) -> None:
     deletions.finish([], holder="b")
 
 
+@pytest.mark.postgres
 def test_finish_thirty_two_at_once_one_outcome_stands(world: World) -> None:
     """Whoever is first decides, whatever order each names the rows in; nobody deadlocks for good."""
     intents = _batch(world, 8)
@@ -208,6 +210,7 @@ def test_take_dead_claim_is_taken_over(world: World) -> None:
         world.catalog.deletions.take(*key, claim("first"))
 
 
+@pytest.mark.postgres
 def test_take_thirty_two_at_once_exactly_one_holds(world: World) -> None:
     """A stalled row is claimed by one workflow; the others are told, and none counted an attempt."""
     intent = _batch(world, 1, ttl_s=-1)[0]
@@ -257,6 +260,7 @@ def test_hold_keeps_the_error_and_the_claim_of_its_holder_only(world: World) -> 
         deletions.take(*key, claim("zombie"))
 
 
+@pytest.mark.postgres
 def test_hold_counts_attempts_in_a_row_that_left_as_many_keys(world: World) -> None:
     """Another number begins anew; an attempt that storage did not answer neither counts nor interrupts."""
     intent = _batch(world, 1, ttl_s=-1)[0]
@@ -292,6 +296,7 @@ def test_renew_by_the_same_run_never_shortens_its_claim(world: World) -> None:
     deletions.renew("b", claim("other"))
 
 
+@pytest.mark.postgres
 def test_renew_thirty_two_at_once_exactly_one_takes_a_dead_batch(world: World) -> None:
     """The update's own condition decides, looked at again by whoever waited."""
     _batch(world, 1, ttl_s=-1)
@@ -340,6 +345,7 @@ def test_finish_and_hand_over_say_which_rows_this_call_changed(world: World) -> 
     assert deletions.finish([], holder="b") == deletions.hand_over({}, batch_id="b", errors={}, ttl_s=60) == frozenset()
 
 
+@pytest.mark.postgres
 def test_finish_at_once_tells_each_row_to_one_caller(world: World) -> None:
     """Of eight who end the same rows, each row is one's: a counter over all of them adds up."""
     intents = _batch(world, 5)
@@ -430,6 +436,7 @@ def test_list_is_newest_first_by_state_and_limited(world: World) -> None:
     assert deletions.list(DeletionState.DEAD_LETTERED, limit=9) == []
 
 
+@pytest.mark.postgres
 def test_referenced_is_per_copy(world: World) -> None:
     """Phase two asks for this copy, by kind and by uuid, not for the ledger (PIP-186, second phase)."""
     _, primary, tiered, older = (intent.row_id for intent in _batch(world, 4))

@@ -109,6 +109,7 @@ def test_detach_of_ids_that_another_batch_works_on_tells_so(world: World) -> Non
     assert {intent.batch_id for intent in world.catalog.deletions.list(None, limit=10)} == {"first"}
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("mark", [(0, -1), (0, 4), (1, 9), (2, 3), (2, 9), (3, 9)])
 def test_detach_by_retention_is_the_prefix_behind_every_cursor(world: World, mark: tuple[int, int]) -> None:
     """What goes is a prefix, up to the slowest cursor (apache/pulsar#20898)."""
@@ -125,6 +126,7 @@ def test_detach_by_retention_is_the_prefix_behind_every_cursor(world: World, mar
     assert listed(world, topic.topic_id) == ledgers[consumed:]
 
 
+@pytest.mark.postgres
 def test_detach_by_retention_waits_for_age_or_size(world: World) -> None:
     """Either limit lets go: too old, or enough newer bytes behind it; in between nothing does."""
     topic = new_topic(world, retention_s=3600, retention_bytes=250)
@@ -171,6 +173,7 @@ def test_detach_repeated_with_its_batch_id_answers_the_same(world: World) -> Non
     assert len(world.audited("detach")) == 1
 
 
+@pytest.mark.postgres
 def test_detach_thirty_two_at_once_take_each_ledger_once(world: World) -> None:
     """Racing trims file one intent a copy between them; racing repeats of one batch all get one answer."""
     topic = new_topic(world)
@@ -206,6 +209,7 @@ def test_detach_explicit_ids_need_no_prefix_and_no_limit(world: World) -> None:
     assert listed(world, topic.topic_id) == [ledgers[0], ledgers[2], ledgers[4]]
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("force", [False, True])
 def test_detach_last_ledger_never_goes(world: World, force: bool) -> None:
     """The open last ledger stays whatever force says, and so does a last one that was closed."""
@@ -249,6 +253,7 @@ def test_detach_ids_that_ended_before_answers_their_outcomes(world: World) -> No
     assert world.phase_one(topic.topic_id, ledgers[:3], batch_id="again") == again
 
 
+@pytest.mark.postgres
 def test_detach_forced_moves_cursors_over_the_hole(world: World) -> None:
     """Nobody waits for what is gone: frontier and bitmaps pass the hole (apache/pulsar#18620), audited."""
     topic = new_topic(world)
@@ -330,6 +335,7 @@ def test_detach_explicit_ids_adopt_their_own_stalled_intents_only(world: World) 
     assert {i.ledger_id: i.batch_id for i in world.catalog.deletions.list(None, limit=9)} == {a: "dead", b: "b"}
 
 
+@pytest.mark.postgres
 def test_detach_losers_intent_is_stalled_at_once_and_adopted(world: World) -> None:
     """The newborn that lost the race has an intent that nobody holds: the next trim takes it up."""
     topic = new_topic(world)
@@ -342,6 +348,7 @@ def test_detach_losers_intent_is_stalled_at_once_and_adopted(world: World) -> No
     assert {one.batch_id for one in world.catalog.deletions.list(None, limit=9)} == {"trim"}
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
 @pytest.mark.parametrize("act", ["detach", "attach"])
 def test_ledgers_at_every_crash_point_are_listed_or_intended(world: World, act: str, point: str) -> None:
@@ -371,6 +378,7 @@ def _assert_nothing_forgotten(world: World, topic_id: TopicId, ledgers: list[Led
     assert rows.copies == rows.ledgers
 
 
+@pytest.mark.postgres
 @pytest.mark.filterwarnings("ignore:.*ServerCursor:pytest.PytestUnraisableExceptionWarning")  # made, then never run
 def test_detach_dying_at_any_statement_changes_nothing(sql_world: SqlWorld) -> None:
     """Phase one is one transaction: whichever statement is its last, ledgers, cursors and intents are as before."""

@@ -15,6 +15,8 @@ from tests.contracts.catalog.steps import CROWD, race
 from tests.contracts.catalog.test_fences import ONE, WRITES, Write, batch, detach, renew
 from tests.contracts.catalog.worlds import SqlWorld
 
+pytestmark = pytest.mark.postgres
+
 _RAISED: Final = "UPDATE bundle_fence SET counter = counter + 1, worker_id = 'b'"
 _CHANGES: Final = ("INSERT", "UPDATE", "DELETE")
 _UNDONE: Final = "UPDATE bundle_fence SET counter = counter - 1, worker_id = 'a'"

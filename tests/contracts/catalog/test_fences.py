@@ -88,6 +88,7 @@ def test_raise_counts_each_bundle_for_itself(world: World) -> None:
     assert found[0].raised_us >= found[1].raised_us > 0
 
 
+@pytest.mark.postgres
 def test_raise_of_many_is_one_transaction_and_answers_ascending(world: World) -> None:
     """An owner that begins takes hundreds; a bundle named twice is raised once, and a wrong one stops all."""
     fences = world.catalog.fences
@@ -125,6 +126,7 @@ def test_raise_of_what_is_no_bundle_is_refused(world: World) -> None:
         assert fences.raise_fences([BundleId(bundle)], "a")[0].fence == 1
 
 
+@pytest.mark.postgres
 def test_raise_thirty_two_at_once_gives_each_a_number_of_its_own(world: World) -> None:
     """From the first row on: no number twice, none left out, and only the last lease holds."""
     fences = world.catalog.fences
@@ -139,6 +141,7 @@ def test_raise_thirty_two_at_once_gives_each_a_number_of_its_own(world: World) -
             fences.verify(lease)
 
 
+@pytest.mark.postgres
 def test_verify_overtaken_lease_names_bundle_and_both_workers(world: World) -> None:
     """An operator reads who has it now."""
     lease = world.catalog.fences.raise_fences([ONE], "a")[0]

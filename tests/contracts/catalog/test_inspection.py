@@ -54,6 +54,7 @@ def test_ledger_that_is_listed_is_shown_with_what_names_it(sql_world: SqlWorld) 
     )
 
 
+@pytest.mark.postgres
 def test_ledger_that_holds_a_snapshot_a_schema_or_is_offloaded_says_so(sql_world: SqlWorld) -> None:
     """What keeps a ledger of a component, and an upload that is going on."""
     topic = new_topic(sql_world)
@@ -130,6 +131,7 @@ def test_ledger_that_was_detached_is_shown_with_its_intents_and_decisions(sql_wo
     assert _ledger(sql_world, a).decisions[1].reason == "a test"
 
 
+@pytest.mark.postgres
 def test_ledger_whose_deletion_was_forgotten_is_known_by_its_decisions(sql_world: SqlWorld) -> None:
     """Finished rows go after a month; the audit log still tells who removed it, and why."""
     topic = new_topic(sql_world)
@@ -155,6 +157,7 @@ def test_ledger_that_stands_within_a_range_that_went_is_not_said_to_have_gone(sq
     assert _acts(list(_ledger(sql_world, ledgers[42]).decisions)) == [("detach", "even")]
 
 
+@pytest.mark.postgres
 def test_decision_on_rows_of_several_topics_is_found_by_its_sample(sql_world: SqlWorld) -> None:
     """A redrive names ledgers of any topic: of those that it samples it is told, of others only by their batch."""
     topic = new_topic(sql_world)
@@ -194,6 +197,7 @@ def test_ledger_that_never_was_is_unknown(sql_world: SqlWorld, ledger_id: int) -
         _ledger(sql_world, LedgerId(ledger_id))
 
 
+@pytest.mark.postgres
 def test_decisions_are_newest_first_and_of_whom_was_asked(sql_world: SqlWorld) -> None:
     """All of them, those of a topic, those of a ledger; limited."""
     first, second = new_topic(sql_world), new_topic(sql_world, "persistent://a/b/other")

@@ -22,6 +22,7 @@ def test_detach_after_subscribe_keeps_what_the_cursor_needs(world: World) -> Non
     assert world.phase_one(topic.topic_id).ledgers == 1
 
 
+@pytest.mark.postgres
 def test_subscribe_after_detach_begins_behind_it(world: World) -> None:
     """Detach first: the cursor begins at what is left, and a seek to what is gone waits for nothing."""
     topic = new_topic(world)
@@ -33,6 +34,7 @@ def test_subscribe_after_detach_begins_behind_it(world: World) -> None:
     assert acknowledge(world, topic.topic_id, "new", (ledgers[2], 0)) == Acknowledged(mark_delete=at(ledgers[2], 0))
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("turn", range(3))
 def test_subscribe_and_seek_racing_detach_lose_no_entry(world: World, turn: int) -> None:
     """However they race, every ledger from a cursor's next entry on that was listed when it moved still is."""

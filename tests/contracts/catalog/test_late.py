@@ -167,6 +167,7 @@ def test_late_upload_to_a_ledger_whose_primary_copy_alone_was_removed_is_looked_
     assert remove(world, topic, batch_id="next").intents == 1
 
 
+@pytest.mark.postgres
 def test_give_up_racing_with_phase_two_never_leaves_the_row_ended(world: World) -> None:
     """Whichever comes first, the row is open in the end: who looked before may not end it."""
     topic = new_topic(world)

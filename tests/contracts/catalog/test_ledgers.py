@@ -24,6 +24,7 @@ def test_create_ledger_in_new_catalog_has_id_zero_and_is_ordinary(world: World) 
     assert listed(world, topic.topic_id) == [0, 1]
 
 
+@pytest.mark.postgres
 def test_create_ledger_thirty_two_at_once_no_id_twice(world: World) -> None:
     """Ids are never given twice."""
     topic = new_topic(world)
@@ -69,6 +70,7 @@ def test_attach_repeated_is_true_again_and_changes_nothing(world: World) -> None
     assert world.intents() == []
 
 
+@pytest.mark.postgres
 def test_attach_behind_another_than_the_last_files_the_newborns_intent(world: World) -> None:
     """A newborn whose registration lost is filed for deletion, not forgotten (apache/pulsar#350)."""
     topic = new_topic(world)
@@ -83,6 +85,7 @@ def test_attach_behind_another_than_the_last_files_the_newborns_intent(world: Wo
     assert world.intents() == [late, later]
 
 
+@pytest.mark.postgres
 def test_attach_older_newborn_behind_newer_last_is_refused(world: World) -> None:
     """A list ascends by id: an older newborn never stands behind a newer ledger, even if it names the last one."""
     topic = new_topic(world)
@@ -94,6 +97,7 @@ def test_attach_older_newborn_behind_newer_last_is_refused(world: World) -> None
     assert world.intents() == [older]
 
 
+@pytest.mark.postgres
 def test_attach_thirty_two_at_once_exactly_one_wins(world: World) -> None:
     """Exactly one newborn follows; every other one has its intent (apache/pulsar#350)."""
     topic = new_topic(world)

@@ -41,6 +41,8 @@ from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.steps import acknowledge, at, filled, listed, new_topic, newborn, roll
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
 
+pytestmark = pytest.mark.postgres
+
 _LIST = "UPDATE ledger_list SET version = version + 1"
 
 

@@ -139,6 +139,7 @@ def test_publish_makes_the_copy_live_once_and_for_all(world: World) -> None:
     assert world.intents() == []
 
 
+@pytest.mark.postgres
 def test_publish_of_a_replaced_attempt_leaves_its_objects_to_deletion_at_once(world: World) -> None:
     """The loser ends cleanly: its upload is over, so its intent need not wait (apache/pulsar#13219)."""
     ledger = filled(world, new_topic(world).topic_id, 2)[0]
@@ -181,6 +182,7 @@ def test_publish_after_the_intent_ended_files_one_more(world: World) -> None:
     assert world.phase_one(topic.topic_id).intents == 1  # nobody works on it: the next trim does
 
 
+@pytest.mark.postgres
 def test_publish_too_late_of_a_listed_ledger_leaves_room_for_its_later_intents(world: World) -> None:
     """The one that is filed again has a generation that no later detach of the ledger will take."""
     topic = new_topic(world)
@@ -262,6 +264,7 @@ def test_upload_whose_end_cannot_be_read_is_at_work(world: World, until: str) ->
     assert world.catalog.offloads.publish(ledgers[1], "u-2")
 
 
+@pytest.mark.postgres
 def test_abandon_of_an_upload_whose_end_cannot_be_read_sets_one(world: World) -> None:
     """The attempt itself knows best."""
     ledger = filled(world, new_topic(world).topic_id, 2)[0]
@@ -284,6 +287,7 @@ def test_trim_takes_a_dead_copy_away_from_a_ledger_that_stays(world: World) -> N
     assert begin(world, ledger, "u-2").answer is OffloadAnswer.BEGUN
 
 
+@pytest.mark.postgres
 def test_candidates_are_closed_and_have_no_live_tiered_copy(world: World) -> None:
     """In pages, ascending; a copy that is only being written does not count; empty ledgers are left."""
     topic = new_topic(world)
@@ -300,6 +304,7 @@ def test_candidates_are_closed_and_have_no_live_tiered_copy(world: World) -> Non
     assert find(other.topic_id, ledgers, after=before, limit=10) == []
 
 
+@pytest.mark.postgres
 def test_check_refuses_what_cannot_be_offloaded(world: World) -> None:
     """An id of another topic, and an open ledger; before anything changes."""
     topic, other = new_topic(world), new_topic(world, "persistent://a/b/other")
@@ -339,6 +344,7 @@ def test_remove_primaries_leaves_the_ledgers_listed(world: World) -> None:
     assert world.catalog.offloads.copies(ledgers[0]) == Copies(primary=False, tiered={**PLACE, "uuid": "u-0"})
 
 
+@pytest.mark.postgres
 def test_remove_primaries_never_takes_the_only_copy(world: World) -> None:
     """A ledger without a LIVE tiered copy keeps its primary, whoever asks (promise 1)."""
     topic = new_topic(world)
@@ -380,6 +386,7 @@ def test_remove_primaries_takes_only_what_was_proved(world: World) -> None:
     assert world.intents() == [ledgers[2]]
 
 
+@pytest.mark.postgres
 def test_remove_primaries_takes_up_what_an_earlier_batch_left(world: World) -> None:
     """Stalled intents of primary copies join; those of dead uploads may wait long, and are left to trims."""
     topic = new_topic(world)
@@ -437,6 +444,7 @@ def test_removed_primary_is_not_in_use_and_the_tiered_copy_is(world: World) -> N
     assert taken.referenced
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("turn", range(3))
 def test_offloads_trims_and_deletes_racing_lose_nothing(world: World, turn: int) -> None:
     """However they race, each uploaded pair has a row or an intent, and each ledger goes whole or stays whole."""

@@ -73,6 +73,7 @@ def test_redrive_all_takes_every_dead_letter_and_nothing_else(world: World) -> N
     assert {one.state for one in found} == {DeletionState.PENDING}
 
 
+@pytest.mark.postgres
 def test_redrive_mends_what_an_earlier_hand_left(sql_world: SqlWorld) -> None:
     """A state that nobody knows is mended where it is named, not by the way; nothing of the earlier end is left."""
     (dead, *_) = _dead(sql_world, 1)
@@ -96,6 +97,7 @@ def test_redrive_all_of_none_leaves_no_trace(world: World) -> None:
     assert world.everything() == before
 
 
+@pytest.mark.postgres
 def test_redrive_of_rows_that_are_no_dead_letters_names_each_and_changes_nothing(world: World) -> None:
     """All or nothing: the operator learns what each id is (promise 2)."""
     dead, gone, pending = (one.row_id for one in _dead(world, 1))
@@ -129,6 +131,7 @@ def test_redrive_repeated_with_its_batch_id_answers_the_same(world: World) -> No
         _redrive(world, [rows[1].row_id])
 
 
+@pytest.mark.postgres
 def test_redrive_whose_workflow_was_never_started_is_found_by_a_sweep(world: World) -> None:
     """A crash in between leaves stalled rows, and no dead letter (promise 8)."""
     _dead(world, 2)
@@ -138,6 +141,7 @@ def test_redrive_whose_workflow_was_never_started_is_found_by_a_sweep(world: Wor
     assert world.catalog.sweeps.adopt(batch_id="sweep", claim=owner, limit=9).intents == 3
 
 
+@pytest.mark.postgres
 def test_redrive_at_once_starts_each_row_once(world: World) -> None:
     """Two operators with the same idea."""
     _dead(world, 6)
@@ -146,6 +150,7 @@ def test_redrive_at_once_starts_each_row_once(world: World) -> None:
     assert sum(one.detail["rows"] for one in world.audited("redrive")) == 6
 
 
+@pytest.mark.postgres
 def test_redrive_of_the_same_rows_at_once_is_refused_but_to_one(world: World) -> None:
     """Who comes second is told that the row is pending."""
     (dead, *_) = _dead(world, 1)

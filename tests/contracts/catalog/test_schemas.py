@@ -98,6 +98,7 @@ def test_schema_newborn_taken_for_abandoned_is_told_so(world: World) -> None:
     assert world.catalog.schemas.all(topic.topic_id) == []
 
 
+@pytest.mark.postgres
 def test_schema_sixteen_at_once_have_no_gap_and_no_twin(world: World) -> None:
     """Versions are numbered under the lock of their list."""
     topic = new_topic(world)

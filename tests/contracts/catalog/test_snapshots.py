@@ -52,6 +52,7 @@ def test_component_ledger_newborn_is_in_no_list_and_says_whose_it_is(world: Worl
     assert listed(world, topic_id) == ledgers
 
 
+@pytest.mark.postgres
 def test_snapshot_published_is_listed_closed_behind_the_data_ledgers(world: World) -> None:
     """One segment of one entry, its own list, its own keys; the data list is what it was."""
     topic_id, ledgers = _topic(world)
@@ -144,6 +145,7 @@ def test_snapshot_of_a_row_that_changed_is_filed_as_an_intent(world: World, what
     assert world.intents() == [loser.ledger_id]
 
 
+@pytest.mark.postgres
 def test_snapshot_thirty_two_at_once_leave_one_ledger(world: World) -> None:
     """Of racing snapshots one is the cursor's, and every other newborn has an intent."""
     topic_id, (ledger,) = _topic(world)
@@ -175,6 +177,7 @@ def test_acknowledge_without_the_snapshot_is_refused_and_names_it(world: World) 
     assert world.catalog.cursors.get(topic_id, CURSOR) == before
 
 
+@pytest.mark.postgres
 def test_acknowledge_with_the_snapshot_moves_over_both_parts(world: World) -> None:
     """Mark-delete advances over what the snapshot holds; the row takes no more than the rest."""
     topic_id, (ledger,) = _topic(world)

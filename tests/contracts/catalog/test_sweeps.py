@@ -29,6 +29,7 @@ def _ids(world: World, batch_id: str) -> list[LedgerId]:
     return [one.ledger_id for one in world.catalog.deletions.intents(batch_id, _ALL)]
 
 
+@pytest.mark.postgres
 def test_adopt_takes_stalled_rows_of_every_topic_and_of_none(world: World) -> None:
     """A batch that died, and one whose topic is gone: each row is some batch's again (promise 2; PIP-186, back-off)."""
     a, b = _batch(world, 2, ttl_s=-1, name="a"), _batch(world, 1, ttl_s=-1, name="c")
@@ -124,6 +125,7 @@ def test_adopt_takes_a_row_whose_own_workflow_was_terminated(world: World) -> No
     assert (found.row_id, found.handed_to, found.attempts, found.last_error) == (alone.row_id, None, 1, "503")
 
 
+@pytest.mark.postgres
 def test_adopt_with_nothing_to_do_leaves_no_trace(world: World) -> None:
     """Asked every minute for a year, it writes nothing."""
     _batch(world, 2)
@@ -153,6 +155,7 @@ def test_adopt_goes_page_by_page(world: World) -> None:
     assert _ids(world, "s0") == [one.ledger_id for one in rows[:2]]
 
 
+@pytest.mark.postgres
 def test_adopt_sixteen_at_once_gives_each_row_to_one(world: World) -> None:
     """Overlapping sweeps neither lose a row nor count it twice."""
     _batch(world, 30, ttl_s=-1)
@@ -197,6 +200,7 @@ def test_adopt_detaches_newborn_ledgers_of_idle_topics(world: World) -> None:
     assert not world.catalog.ledgers.attach(born[0], after=kept[-1])
 
 
+@pytest.mark.postgres
 def test_adopt_takes_copies_of_dead_uploads_from_idle_topics(world: World) -> None:
     """An uploader that died, on a topic that nobody trims: its objects go, and its ledger stays."""
     topics = [new_topic(world, f"persistent://a/b/{name}") for name in ("x", "y", "z")]
@@ -317,6 +321,7 @@ def test_forget_takes_the_batch_of_a_workflow_that_vanished_once_its_rows_are_an
     assert world.rows().runs == ["sweep"]
 
 
+@pytest.mark.postgres
 def test_forget_at_once_counts_each_row_once(world: World) -> None:
     """Two sweeps that overlap tell the audit log of each row once."""
     rows = _batch(world, 20)
@@ -329,6 +334,7 @@ def test_forget_at_once_counts_each_row_once(world: World) -> None:
     assert told + len(_ids(world, "b")) == 20
 
 
+@pytest.mark.postgres
 def test_forget_row_opened_again_behind_it_stays(world: World) -> None:
     """A newborn's creator that came back: its row is work again, and no longer something to forget."""
     topic = new_topic(world)

@@ -35,6 +35,8 @@ from tests.contracts.catalog.topic_deletion_steps import (
 )
 from tests.contracts.catalog.worlds import SqlWorld, World, claim
 
+pytestmark = pytest.mark.postgres
+
 
 def test_attach_of_a_newborn_during_the_deletion_is_refused(world: World) -> None:
     """Its row stands until phase one takes it; after that its creator is told that it is gone."""

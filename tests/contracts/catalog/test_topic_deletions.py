@@ -55,6 +55,7 @@ def test_delete_topic_leaves_intents_and_audit_only(world: World) -> None:
     assert listed(world, other.topic_id) == theirs
 
 
+@pytest.mark.postgres
 def test_delete_topic_is_audited_once_a_step_with_who_and_why(sql_world: SqlWorld) -> None:
     """A resumed deletion writes no second row of the same act."""
     topic = new_topic(sql_world)
@@ -123,6 +124,7 @@ def test_detach_all_takes_up_stalled_intents_and_leaves_live_ones(world: World) 
     assert batches == {ledgers[0]: "all", ledgers[1]: "live", ledgers[2]: "all", ledgers[3]: "all"}
 
 
+@pytest.mark.postgres
 def test_detach_all_gives_a_ledger_without_copies_its_primary_one(sql_world: SqlWorld) -> None:
     """A row that lost its copies' rows does not stay for ever: storage is asked for what may be there."""
     topic = new_topic(sql_world)
@@ -197,6 +199,7 @@ def test_work_on_a_deleting_or_deleted_topic_is_refused(world: World) -> None:
     assert left_of(world, topic.topic_id) == {}
 
 
+@pytest.mark.postgres
 def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -> None:
     """They stay listed with their own copy of name and keys, and the tally tells of them (PIP-186)."""
     topic = new_topic(sql_world)
@@ -235,6 +238,7 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
     assert sql_world.catalog.deletions.inflight().estimated_inflight == 1
 
 
+@pytest.mark.postgres
 def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None:
     """By component and by kind of copy."""
     topic = new_topic(world)
@@ -255,6 +259,7 @@ def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None
         world.catalog.topic_deletions.contents(TopicId(topic.topic_id + 9))
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
 @pytest.mark.parametrize("step", ["begin_topic_deletion", "detach_topic", "remove_topic"])
 def test_delete_topic_interrupted_at_a_step_ends_the_same(world: World, step: str, point: str) -> None:
@@ -273,6 +278,7 @@ def test_delete_topic_interrupted_at_a_step_ends_the_same(world: World, step: st
     assert left_of(world, topic.topic_id) == {}
 
 
+@pytest.mark.postgres
 def test_delete_topic_dying_at_any_statement_changes_nothing_or_all(sql_world: SqlWorld) -> None:
     """Each step is one transaction, whichever statement is its last."""
     topic = new_topic(sql_world)

@@ -31,6 +31,7 @@ def batches(world: SqlWorld) -> dict[LedgerId, str]:
     return {one.ledger_id: one.batch_id for one in world.catalog.deletions.list(None, limit=100)}
 
 
+@pytest.mark.postgres
 def test_topics_share_a_batch_that_is_one_run(sql_world: SqlWorld) -> None:
     """Each topic's ledgers leave in a transaction of their own, with an audit row of their own."""
     topics = three(sql_world)
@@ -57,6 +58,7 @@ def test_topic_trimmed_again_into_its_batch_is_counted_and_left_alone(sql_world:
     assert listed(sql_world, topic.topic_id) == more[1:]
 
 
+@pytest.mark.postgres
 def test_topic_with_nothing_to_give_leaves_no_trace(sql_world: SqlWorld) -> None:
     """No run, no audit row; asked again later it may find something."""
     topic = new_topic(sql_world)
@@ -111,6 +113,7 @@ def test_trim_of_an_unknown_topic_is_refused(sql_world: SqlWorld) -> None:
     assert sql_world.catalog.topic_trims.detached_into(BATCH).intents == 2
 
 
+@pytest.mark.postgres
 def test_trim_that_meets_a_damaged_cursor_changes_nothing(sql_world: SqlWorld) -> None:
     """One topic's row that cannot be read is that topic's trouble (YahooArchive/bookkeeper#17)."""
     topic = new_topic(sql_world)
@@ -140,6 +143,7 @@ def test_batch_counts_exclude_what_another_took_up(sql_world: SqlWorld) -> None:
     assert sql_world.catalog.topic_trims.detached_into(BATCH) == Detached(batch_id=BATCH, ledgers=2, intents=2)
 
 
+@pytest.mark.postgres
 def test_promising_topics_are_those_in_which_something_may_be_found(sql_world: SqlWorld) -> None:
     """Closed ledgers, stalled intents, abandoned newborns; not a topic with its open ledger alone."""
     names = ["idle", "empty", "closed", "stalled", "live", "newborn", "young"]
@@ -158,6 +162,7 @@ def test_promising_topics_are_those_in_which_something_may_be_found(sql_world: S
     assert sql_world.catalog.topic_trims.promising([]) == frozenset()
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
 def test_trim_interrupted_loses_no_ledger(sql_world: SqlWorld, point: str) -> None:
     """A ledger is listed or has its intent (apache/pulsar#13526); a repeat ends it."""
@@ -170,6 +175,7 @@ def test_trim_interrupted_loses_no_ledger(sql_world: SqlWorld, point: str) -> No
     assert trim(sql_world, topic) == Detached(batch_id=BATCH, ledgers=2, intents=2)
 
 
+@pytest.mark.postgres
 def test_trims_thirty_two_at_once_take_each_ledger_once(sql_world: SqlWorld) -> None:
     """Several topics, several batches, several attempts of each."""
     topics = three(sql_world)
@@ -191,6 +197,7 @@ def test_row_of_the_batch_that_ended_is_not_taken_out_again(sql_world: SqlWorld)
     assert sql_world.catalog.deletions.tally(BATCH).outcomes == {"DELETED": 2}
 
 
+@pytest.mark.postgres
 def test_topic_that_waited_for_the_batch_to_be_opened_counts_its_ledgers(sql_world: SqlWorld) -> None:
     """It filed its intents before the run says that the batch began: they are its own, and not taken up."""
     (topic, _), (other, _), _ = three(sql_world)

@@ -30,6 +30,7 @@ def test_create_topic_name_taken_is_refused(world: World) -> None:
     assert world.catalog.topics.all() == [first]
 
 
+@pytest.mark.postgres
 def test_create_topic_thirty_two_at_once_exactly_one_wins(world: World) -> None:
     """The name's key decides, not the look before the insert."""
     answers = race(lambda _: new_topic(world))
@@ -39,6 +40,7 @@ def test_create_topic_thirty_two_at_once_exactly_one_wins(world: World) -> None:
     assert world.catalog.topics.all() == winners
 
 
+@pytest.mark.postgres
 def test_create_topic_thirty_two_names_at_once_all_succeed(world: World) -> None:
     """Creators of different topics do not disturb each other, and no id is given twice."""
     answers = race(lambda number: new_topic(world, f"{NAME}-{number}"))
@@ -68,6 +70,7 @@ def test_get_topic_unknown_name_or_id_is_refused(world: World) -> None:
         world.catalog.topics.by_id(TopicId(topic.topic_id + 1))
 
 
+@pytest.mark.postgres
 def test_create_topic_name_created_again_has_another_id(sql_world: SqlWorld) -> None:
     """Markers, intents and workflow ids carry the id, so it is never given again."""
     first = new_topic(sql_world)
@@ -76,6 +79,7 @@ def test_create_topic_name_created_again_has_another_id(sql_world: SqlWorld) -> 
     assert new_topic(sql_world).topic_id > first.topic_id
 
 
+@pytest.mark.postgres
 def test_active_topics_come_in_pages_by_id(world: World) -> None:
     """A topic that is there all the time is in one page once, whatever is created or deleted meanwhile."""
     topics = [new_topic(world, f"{NAME}-{number}") for number in (3, 1, 2)]
