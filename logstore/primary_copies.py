@@ -4,7 +4,10 @@ Between any two calls here the process may die. Data goes first and `meta.json` 
 half-deleted ledger still says whose it is; deleting an absent key counts as done, so all of it may repeat.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from itertools import chain, islice
 
 from logstore.confirmed_deletes import Kept, delete, kept, removal
 from logstore.deletion import DeletionIntent, Finding, StoredCopy, disowned
@@ -24,6 +27,10 @@ from logstore.positions import LedgerId
 
 _MOST_STATED = 65_536
 """Bytes of a `meta.json` that are read; ours has less than 4 KiB."""
+_ASKING = 8
+"""Keys asked for at a time, where a listing does not show them."""
+
+_Seen = tuple[ObjectInfo, Mapping[str, str]]
 
 
 class PrimaryCopies:
@@ -36,9 +43,10 @@ class PrimaryCopies:
     def inspect(self, intent: DeletionIntent) -> StoredCopy:
         """List the ledger's prefix and judge whose it is.
 
-        One LIST verifies the owner, whose digest is in the name of `meta.json`. Absence is proved by two
-        independent reads: an empty listing and a HEAD that finds no `meta.json` (apache/bookkeeper#870). A second
-        listing stands in for that where there is none to be found: beside a segment that came after a deletion.
+        One LIST verifies the owner, whose digest is in the name of `meta.json`. Absence is proved by independent
+        reads: an empty listing and a HEAD that finds no `meta.json` (apache/bookkeeper#870), a second listing for
+        what is known to nobody, and a HEAD of each segment that the catalog may have registered. Such segments
+        that a listing lacks are asked for by name as well, and deleted where they stand.
 
         Raises:
             StoreUnavailable: Storage did not answer, or its answers contradict each other.
@@ -49,14 +57,15 @@ class PrimaryCopies:
         direct = [item.key for item in found if _is_direct(item.key, intent.ledger_id)]
         metas = tuple(key for key in direct if meta_digest(key))
         data = tuple(key for key in direct if segment_number(key) is not None)
-        foreign = self._contradiction(intent, found, metas, data)
+        unlisted = self._unlisted(intent, frozenset(data))
+        foreign = self._contradiction(intent, found, metas, data) or _disowned(intent, unlisted)
         expected = _expected(intent)
         return StoredCopy(
             finding=Finding.FOREIGN if foreign else Finding.OWN,
-            data_keys=data,
+            data_keys=tuple(sorted({*data, *unlisted})),
             meta_keys=metas or (meta_key(intent.ledger_id, intent.owner),),  # a listing cut short ends before it
-            size_bytes=sum(item.size_bytes for item in found),
-            objects=len(found),
+            size_bytes=sum(item.size_bytes for item in (*found, *(info for info, _ in unlisted.values()))),
+            objects=len(found) + len(unlisted),
             short=not metas or not expected or not expected.issubset(data),
             detail=foreign or "",
         )
@@ -68,7 +77,18 @@ class PrimaryCopies:
         again = next(iter(self._objects.list(ledger_prefix(intent.ledger_id))), None)
         if again:
             raise StoreUnavailable(f"{again.key}: a second LIST finds it, the first one does not")
+        for key in self._unlisted(intent, frozenset()):
+            raise StoreUnavailable(f"{key}: HEAD finds it, two LISTs do not; deleting nothing on such listings")
         return StoredCopy(finding=Finding.ABSENT)
+
+    def _unlisted(self, intent: DeletionIntent, listed: frozenset[str]) -> dict[str, _Seen]:
+        """Segments that the catalog may have registered, and that stand although the listing lacks them.
+
+        Where lost races left gaps, every number up to the highest may be a registered one.
+        """
+        numbers = range(intent.last_segment + 1) if intent.segments else ()
+        names = (segment_key(intent.ledger_id, number) for number in numbers)
+        return _asked(self._objects, (key for key in names if key not in listed))
 
     def _contradiction(
         self, intent: DeletionIntent, found: list[ObjectInfo], metas: tuple[str, ...], data: tuple[str, ...]
@@ -130,6 +150,24 @@ class PrimaryCopies:
         prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
         again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
         return Kept(len(again), f"{again[0]} appeared in a second listing") if again else None
+
+
+def _asked(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Seen]:
+    """Those of the keys that HEAD finds; a few are asked for at a time."""
+    found: dict[str, _Seen] = {}
+    first = list(islice(keys, 1))
+    if not first:
+        return found
+    with ThreadPoolExecutor(_ASKING, thread_name_prefix="head") as threads:
+        rest = chain(first, keys)
+        while batch := list(islice(rest, _ASKING * 32)):
+            heads = [threads.submit(copy_context().run, objects.head, key) for key in batch]
+            found |= {key: seen for key, head in zip(batch, heads, strict=True) if (seen := head.result())}
+    return found
+
+
+def _disowned(intent: DeletionIntent, seen: Mapping[str, _Seen]) -> str | None:
+    return next((reason for key, found in seen.items() if (reason := disowned(intent, key, found[1]))), None)
 
 
 def _is_direct(key: str, ledger_id: LedgerId) -> bool:

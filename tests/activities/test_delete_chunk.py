@@ -349,16 +349,23 @@ def test_chunk_listing_that_is_wrongly_empty_keeps_the_ledger(world: World) -> N
 
 @pytest.mark.parametrize("listings", [1, 2])
 def test_chunk_listing_that_lacks_a_segment_never_ends_as_success_with_it_left(world: World, listings: int) -> None:
-    """A listing shorter than the registered segments is looked at again before `meta.json` goes."""
+    """A segment that the catalog registered is asked for by name where listings do not show it, and goes so."""
     (ledger,) = world.fill(1)
     world.detach()
     world.objects.blind(lambda key: key.endswith("00000001.parquet"), listings=listings)
     delete(world)
-    left = world.left_of(ledger)
-    if listings == 1:  # the second look shows what the first one lacked
-        assert world.outcomes() == {"RETRYING": 1}
-        assert len(left) == 2
-    assert len(left) < 3
+    assert world.left_of(ledger) == []
+    assert world.outcomes() == {"DELETED": 1}
+
+
+def test_chunk_two_listings_without_any_segment_leave_nothing_behind(world: World) -> None:
+    """Seen: two listings that showed `meta.json` alone gave DELETED, with every segment left and nobody's."""
+    (ledger,) = world.fill(1)
+    world.detach()
+    world.objects.blind(lambda key: key.endswith(".parquet"), listings=2)
+    assert delete(world).objects == 3
+    assert world.left_of(ledger) == []
+    assert world.outcomes() == {"DELETED": 1}
 
 
 def test_chunk_listing_that_lacks_the_meta_never_ends_as_success_with_it_left(world: World) -> None:

@@ -97,7 +97,41 @@ def test_primary_copy_absent_is_proved_by_independent_reads() -> None:
     """An empty listing alone proves nothing (apache/bookkeeper#870)."""
     objects = FakeObjectStore()
     assert _inspect(objects) == StoredCopy(finding=Finding.ABSENT)
-    assert [operation for operation, _ in objects.calls] == [Operation.LIST, Operation.HEAD, Operation.LIST]
+    assert [operation for operation, _ in objects.calls[:3]] == [Operation.LIST, Operation.HEAD, Operation.LIST]
+    asked = {key for operation, key in objects.calls[3:] if operation is Operation.HEAD}
+    assert asked == {segment_key(_L, number) for number in range(3)}
+    assert len(objects.calls) == 6
+
+
+def test_primary_copy_that_no_listing_shows_is_not_absent_while_a_registered_segment_stands() -> None:
+    """Its `meta.json` went in an earlier attempt: no listing's word is taken for what the catalog registered."""
+    objects = _Blind({segment_key(_L, 2)}, listings=99)
+    _store(into=objects, meta=False)
+    objects.delete([segment_key(_L, 0), segment_key(_L, 1)])
+    with pytest.raises(StoreUnavailable, match="two LISTs do not"):
+        _inspect(objects)
+    objects.delete([segment_key(_L, 2)])
+    assert _inspect(objects).finding is Finding.ABSENT
+
+
+def test_primary_copy_with_gaps_is_asked_for_every_number_that_may_be_registered() -> None:
+    """Lost races leave gaps, so a count of segments tells nothing of which they are."""
+    objects = _Blind({segment_key(_L, 1_900)}, listings=99)
+    metadata = statement(_L).to_metadata()
+    for key in (_META, segment_key(_L, 0), segment_key(_L, 1_900), segment_key(_L, 2_000)):
+        objects.put_if_absent(key, b"01234", metadata=metadata)
+    copy = PrimaryCopies(objects).inspect(replace(intent(_L, segments=3), last_segment=2_000))
+    assert copy.data_keys == tuple(segment_key(_L, number) for number in (0, 1_900, 2_000))
+    assert _remove(objects, copy)[0] == Removal(objects=4, size_bytes=20)
+    assert objects.keys == []
+
+
+def test_primary_copy_unlisted_segment_of_somebody_else_is_foreign() -> None:
+    """What is asked for by name is judged by its own metadata, as what a listing shows (promise 3)."""
+    objects = _Blind({segment_key(_L, 2)}, listings=99)
+    _store(into=objects, segments=2)
+    objects.put_if_absent(segment_key(_L, 2), b"theirs", metadata=statement(_L, _STRANGER).to_metadata())
+    assert _inspect(objects).finding is Finding.FOREIGN
 
 
 def test_primary_copy_of_a_late_segment_alone_is_not_absent_for_one_empty_listing() -> None:
@@ -261,10 +295,19 @@ def test_primary_copy_one_ledgers_trouble_leaves_its_neighbours_alone() -> None:
     assert not [key for key in objects.keys if key.startswith(ledger_prefix(other))]
 
 
+@pytest.mark.parametrize("listings", [1, 2, 99])
+def test_primary_copy_goes_whole_though_listings_lack_registered_segments(listings: int) -> None:
+    """A listing that left out segments never turns them into orphans (ClickHouse#114194)."""
+    objects = _store(into=_Blind({segment_key(_L, number) for number in range(3)}, listings))
+    removal, _ = _remove(objects, _inspect(objects))
+    assert removal == Removal(objects=4, size_bytes=25)
+    assert objects.keys == []
+
+
 def test_primary_copy_of_a_short_listing_is_looked_at_again_before_meta_goes() -> None:
-    """A listing that left out a segment never turns it into an orphan (ClickHouse#114194)."""
-    late = segment_key(_L, 2)
-    objects = _store(into=_Blind({late}))
+    """What nobody registered can be found by a listing alone: so there is a second one (ClickHouse#114194)."""
+    late = segment_key(_L, 3)
+    objects = _store(into=_Blind({late, segment_key(_L, 2)}), segments=4)
     copy = _inspect(objects)
     assert copy.short
     removal, _ = _remove(objects, copy)
@@ -340,9 +383,9 @@ def test_inspect_short_listing_is_noticed_whatever_fills_the_count(extra: str) -
     _store(into=objects, segments=3 if extra == "duplicate" else 4)
     found = _inspect(objects, segments=3)
     assert found.short
-    removal, _ = _remove(objects, found)
-    assert removal.error
-    assert objects.head(_META)
+    assert segment_key(_L, 1) in found.data_keys
+    assert _remove(objects, found)[0].error is None
+    assert objects.keys == []
 
 
 class _Doubled(_Blind):
