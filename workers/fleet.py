@@ -35,6 +35,7 @@ from workers.interceptors import ActivityEdge, InHand
 from workers.ownership_telemetry import OwnershipTelemetry
 from workers.owning import Ownership, new_ownership
 from workers.settings import OFF, Settings
+from workers.traced_runs import WorkflowEdge
 from workers.wiring import LogStore, all_activities, open_log, owner_activities, upload_activities
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
@@ -105,7 +106,7 @@ class Crew:
             activity_executor=threads,
             max_concurrent_activities=at_once,
             graceful_shutdown_timeout=timedelta(seconds=self.settings.drain_timeout),
-            interceptors=[ActivityEdge(), self.in_hand],
+            interceptors=[WorkflowEdge(), ActivityEdge(), self.in_hand],
             **rest,
         )
 
@@ -126,7 +127,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     if not queues or not all(queues):
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
     metrics = start_metrics(settings.metrics_address) if settings.metrics_address != OFF else None
-    tracing = start_tracing("sexton-worker", traces_dir=settings.home / "traces")
+    tracing = start_tracing("sexton-worker", traces_dir=settings.home / "traces", workflows=True)
     try:
         client = await connect_client(settings, identity=name, runtime=metrics.runtime if metrics else None)
         await search_attributes.require(client)

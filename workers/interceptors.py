@@ -1,14 +1,19 @@
-"""At the edge to Temporal: our errors become its errors, and logs know which activity they speak of."""
+"""At the edge to Temporal: our errors become its errors, and logs, spans and failures know whose they are."""
 
 import logging
 from typing import Any, Final
 
+from opentelemetry import trace
+from opentelemetry.trace import Span
 from temporalio import activity
-from temporalio.exceptions import ApplicationError, FailureError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, FailureError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
+from infra.telemetry.current import current_trace_id
 from infra.telemetry.logs import bind
-from logstore.errors import SextonError, TerminalError
+from logstore.errors import NotOwner, SextonError, TerminalError
+from workers.span_facts import ATTEMPT, ERROR_TYPE, facts_of
+from workers.traced_runs import naming_trace
 
 UNKNOWN_FAULT: Final = "UnknownFault"
 """The type that Temporal knows such a fault by."""
@@ -54,17 +59,29 @@ class _Counted(ActivityInboundInterceptor):
 
 class _Edge(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
-        info = activity.info()
+        info, span = activity.info(), trace.get_current_span()  # the span that the tracing interceptor has begun
         names = {"workflow_id": info.workflow_id, "run_id": info.workflow_run_id, "activity": info.activity_type}
+        span.set_attribute(ATTEMPT, info.attempt)
+        for value in input.args:
+            span.set_attributes(facts_of(value))
         with bind(**{name: value for name, value in names.items() if value}):
             try:
-                return await self.next.execute_activity(input)
+                result = await self.next.execute_activity(input)
             except SextonError as error:
-                raise to_application_error(error) from error
+                raise _named(to_application_error(error), span) from error
+            except ApplicationError as error:  # one that says itself when to retry
+                raise _named(error, span) from error.__cause__
             except FailureError:
-                raise  # Temporal's own: a cancellation, or an error that already says whether to retry
+                raise  # Temporal's own, such as a cancellation
             except Exception as error:
-                raise _unknown(error, info) from error
+                raise _named(_unknown(error, info), span) from error
+        span.set_attributes(facts_of(result))
+        return result
+
+
+def _named(error: ApplicationError, span: Span) -> ApplicationError:
+    span.set_attribute(ERROR_TYPE, error.type or "")
+    return naming_trace(error, current_trace_id())
 
 
 def _unknown(error: Exception, info: activity.Info) -> ApplicationError:
@@ -86,5 +103,14 @@ def unknown_fault(error: Exception, *, attempt: int) -> ApplicationError:
 
 
 def to_application_error(error: SextonError) -> ApplicationError:
-    """Carry the class name as the type, for Temporal matches that exact name and never a base class."""
-    return ApplicationError(str(error), type=type(error).__name__, non_retryable=isinstance(error, TerminalError))
+    """Carry the class name as the type, for Temporal matches that exact name and never a base class.
+
+    That another owns the topic is an answer that a router waits for: no error of a span, and no alarm.
+    """
+    benign = isinstance(error, NotOwner)
+    return ApplicationError(
+        str(error),
+        type=type(error).__name__,
+        non_retryable=isinstance(error, TerminalError),
+        category=ApplicationErrorCategory.BENIGN if benign else ApplicationErrorCategory.UNSPECIFIED,
+    )

@@ -1,12 +1,15 @@
 """The edge to Temporal: every error of ours arrives under its own name, and says whether to retry."""
 
 import inspect
+from datetime import timedelta
 
 import pytest
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from logstore import errors
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError, TerminalError
 from workers.interceptors import to_application_error
+from workers.traced_runs import naming_trace
 
 CLASSES = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, SextonError)]
 
@@ -32,3 +35,21 @@ def test_error_tree_has_no_class_on_both_sides() -> None:
     """An error is retryable, terminal or of unknown outcome, never two of them."""
     for kind in CLASSES:
         assert sum(issubclass(kind, side) for side in (RetryableError, TerminalError, OutcomeUnknown)) <= 1
+
+
+def test_not_owner_is_no_alarm_and_no_error_of_a_span() -> None:
+    """The router waits for that answer; each other error is one (PostHog #97438)."""
+    for kind in CLASSES:
+        benign = to_application_error(made(kind)).category is ApplicationErrorCategory.BENIGN
+        assert benign is (kind is errors.NotOwner)
+
+
+def test_naming_the_trace_changes_nothing_else_of_a_failure() -> None:
+    """The message is matched and compared; details that are there already stay, and the first trace that is named."""
+    delay = timedelta(seconds=600)
+    given = ApplicationError("503", {"row": 4}, type="StoreUnavailable", non_retryable=True, next_retry_delay=delay)
+    named = naming_trace(naming_trace(given, "a" * 32), "b" * 32)
+    assert (named.message, named.type, str(named)) == ("503", "StoreUnavailable", str(given))
+    assert (named.non_retryable, named.next_retry_delay, named.category) == (True, delay, given.category)
+    assert list(named.details) == [{"row": 4}, {"trace_id": "a" * 32}]
+    assert naming_trace(given, None) is given

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from temporalio import activity
@@ -36,7 +36,7 @@ def _met(error: Exception, *, attempt: int, meter: FakeMeter) -> BaseException:
 
     @activity.defn
     async def work() -> None:
-        await edge.execute_activity(cast("ExecuteActivityInput", None))
+        await edge.execute_activity(ExecuteActivityInput(fn=work, args=(), executor=None, headers={}))
 
     with pytest.raises(Exception) as caught:  # noqa: PT011 - looked at by the tests
         asyncio.run(env.run(work))

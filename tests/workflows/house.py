@@ -30,6 +30,7 @@ from tests.activities.world import World
 from workers.fleet import FAILURES, WORKFLOWS
 from workers.inputs import CheckedRunner
 from workers.interceptors import ActivityEdge
+from workers.traced_runs import WorkflowEdge
 from workflows import delete_ledger, delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
@@ -181,7 +182,7 @@ class House:
             max_cached_workflows=cache,
             max_heartbeat_throttle_interval=timedelta(milliseconds=50),
             graceful_shutdown_timeout=timedelta(0),
-            interceptors=[self.notebook, ActivityEdge()],
+            interceptors=[self.notebook, WorkflowEdge(), ActivityEdge()],
         )
 
     def _activities(self, instead: Sequence[Activity]) -> list[Activity]:

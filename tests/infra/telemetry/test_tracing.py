@@ -20,10 +20,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
-from temporalio.contrib.opentelemetry import ReplaySafeTracerProvider
+from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from infra.telemetry import s3_spans, sql_spans
-from infra.telemetry.provider import make_provider
+from infra.telemetry.provider import Provider, make_provider
 from infra.telemetry.span_files import SpanFileExporter
 from logstore.errors import AlreadyExists, StoreUnavailable
 from tests.infra.objects.peer import Answer, deleted, fault, listing, scripted
@@ -35,7 +35,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def provider(tmp_path: Path) -> Iterator[ReplaySafeTracerProvider]:
+def provider(tmp_path: Path) -> Iterator[Provider]:
     """A provider of the test's own, writing under `tmp_path`."""
     made = make_provider("sexton-test", traces_dir=tmp_path / "traces")
     yield made
@@ -43,7 +43,7 @@ def provider(tmp_path: Path) -> Iterator[ReplaySafeTracerProvider]:
 
 
 @pytest.fixture
-def spans(provider: ReplaySafeTracerProvider, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+def spans(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """What S3 clients and SQL engines report, at once."""
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -66,7 +66,7 @@ def engine(spans: InMemorySpanExporter) -> Iterator[Engine]:
     made.dispose()
 
 
-def test_nested_spans_are_written_once_each_in_one_trace(provider: ReplaySafeTracerProvider, tmp_path: Path) -> None:
+def test_nested_spans_are_written_once_each_in_one_trace(provider: Provider, tmp_path: Path) -> None:
     """The file holds every span once, a child names its parent, and other threads join with their context."""
     tracer = provider.get_tracer("test")
     with tracer.start_as_current_span("outer", attributes={"ledger": 7}) as outer:
@@ -101,7 +101,7 @@ def test_span_file_is_the_owners_alone_and_appended_to(tmp_path: Path) -> None:
     assert len(rows(path)) == 2
 
 
-def test_a_failed_span_tells_its_error(provider: ReplaySafeTracerProvider, tmp_path: Path) -> None:
+def test_a_failed_span_tells_its_error(provider: Provider, tmp_path: Path) -> None:
     """Status and exception are in the row."""
     with (
         pytest.raises(StoreUnavailable),
@@ -112,6 +112,21 @@ def test_a_failed_span_tells_its_error(provider: ReplaySafeTracerProvider, tmp_p
     (row,) = rows(next((tmp_path / "traces").iterdir()))
     assert row["status"]["code"] == "error"
     assert row["events"][0]["attributes"]["exception.type"] == "logstore.errors.StoreUnavailable"
+
+
+def test_an_expected_already_started_is_no_error_span(provider: Provider, tmp_path: Path) -> None:
+    """Field case 118: whoever starts a job that runs already joins it; a real error beside it stays one."""
+    tracer = provider.get_tracer("test")
+    for error in (WorkflowAlreadyStartedError("trim-topic/7", "trim-topic"), StoreUnavailable("down")):
+        # As the SDK's interceptor does it.
+        with tracer.start_as_current_span("StartChildWorkflow:x", set_status_on_exception=False) as started:
+            started.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+    provider.shutdown()
+    told = [row["status"] for row in rows(next((tmp_path / "traces").iterdir()))]
+    assert told == [
+        {"code": "unset", "description": None},
+        {"code": "error", "description": "StoreUnavailable: down"},
+    ]
 
 
 def test_a_traces_dir_that_cannot_be_written_does_not_disturb_the_work(

@@ -1,0 +1,140 @@
+"""What spans say of jobs, and how a failure and the *Current Details* lead to them."""
+
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+from temporalio.client import WorkflowFailureError
+from temporalio.contrib.opentelemetry import OpenTelemetryPlugin, create_tracer_provider
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from infra.telemetry.expected import ExpectedIsNoError
+from logstore.ledgers import ledger_prefix
+from tests.activities.world import NAME
+from tests.workflows.house import House, details_of
+from tests.workflows.test_delete_ledger import handed_over
+from workers.traced_runs import trace_of
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """Spans of this process, while the test runs."""
+    provider, exporter = create_tracer_provider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(ExpectedIsNoError(exporter)))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    yield exporter
+    provider.shutdown()
+
+
+async def trace_all(house: House) -> House:
+    """The house, every step of which has a span from now on."""
+    plugin = OpenTelemetryPlugin(add_temporal_spans=True)
+    house.client = await house.temporal.connect_client(data_converter=pydantic_data_converter, plugins=[plugin])
+    return house
+
+
+def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
+    """The last span of that name."""
+    return [one for one in spans.get_finished_spans() if one.name == name][-1]
+
+
+def trace_id_of(span: ReadableSpan) -> str:
+    """Its trace's id, as people have it."""
+    context = span.get_span_context()
+    assert context is not None
+    return trace.format_trace_id(context.trace_id)
+
+
+async def test_spans_of_a_batch_say_topic_rows_and_outcome(house: House, spans: InMemorySpanExporter) -> None:
+    """Whoever reads the tree knows what each step was about, without another look at the catalog."""
+    traced = await trace_all(house)
+    ledgers = traced.world.fill(3)
+    async with traced.worker():
+        await (await traced.delete(ledgers)).result()
+    batch = dict(named(spans, "RunWorkflow:delete-ledgers").attributes or {})
+    assert (batch["sexton.topic"], batch["sexton.outcome"]) == (NAME, "DELETED 3")
+    assert batch["sexton.ledgers"] == tuple(ledgers)
+    chunk = dict(named(spans, "RunActivity:deletion.delete_chunk").attributes or {})
+    assert chunk["sexton.batch"] == batch["sexton.batch"]
+    assert (chunk["sexton.attempt"], chunk["sexton.topic"]) == (1, NAME)
+    first, last = map(int, str(chunk["sexton.row_range"]).split("-"))
+    assert last - first in {0, 1}, "chunks of two rows"
+    assert str(chunk["sexton.outcome"]).startswith("DELETED ")
+
+
+async def test_a_failure_names_its_trace_and_its_span_says_why(house: House, spans: InMemorySpanExporter) -> None:
+    """In the details: the message is that of every attempt, and what matches it still does."""
+    traced = await trace_all(house)
+    ledgers = traced.world.fill(2, acknowledged=False)
+    traced.world.acknowledge(ledgers[0])
+    async with traced.worker():
+        handle = await traced.delete(ledgers)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert isinstance(caught.value.cause, ActivityError)
+    cause = caught.value.cause.cause
+    assert isinstance(cause, ApplicationError)
+    failed = named(spans, "RunActivity:deletion.detach")
+    assert (cause.type, trace_of(cause)) == ("LedgerStillNeeded", trace_id_of(failed))
+    assert trace_id_of(failed) not in cause.message
+    assert (failed.status.status_code, (failed.attributes or {})["error.type"]) == (
+        StatusCode.ERROR,
+        "LedgerStillNeeded",
+    )
+    assert failed.status.description is not None
+    assert cause.message in failed.status.description
+
+
+async def test_a_dead_letter_names_its_trace(house: House, spans: InMemorySpanExporter) -> None:
+    """What the workflow itself fails with has the same details; its row names the trace as well."""
+    traced = await trace_all(house)
+    ledger, key = handed_over(traced)
+    traced.world.objects.put_if_absent(f"{ledger_prefix(ledger)}another-application.parquet", b"x", metadata={})
+    async with traced.worker():
+        handle = await traced.delete_one(key)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    run, cause = named(spans, "RunWorkflow:delete-ledger"), caught.value.cause
+    assert isinstance(cause, ApplicationError)
+    assert (cause.type, trace_of(cause)) == ("METADATA_MISMATCH", trace_id_of(run))
+    assert (run.attributes or {})["sexton.ledger"] == ledger
+    assert run.status.status_code is StatusCode.ERROR
+    attempt = dict(named(spans, "RunActivity:deletion.delete_one").attributes or {})
+    assert (attempt["sexton.ledger"], attempt["sexton.outcome"]) == (ledger, "METADATA_MISMATCH")
+    (row,) = traced.world.intents()
+    assert row.trace_id == trace_id_of(run)
+
+
+@pytest.mark.parametrize("cache", [0, 100])
+async def test_current_details_end_with_the_trace(house: House, spans: InMemorySpanExporter, cache: int) -> None:
+    """The same from a run in the cache and from one that is replayed for the question."""
+    traced = await trace_all(house)
+    traced.world.fill(2)
+    async with traced.worker(cache=cache):
+        handle = await traced.trim()
+        await handle.result()
+        told = await details_of(handle)
+    run = trace_id_of(named(spans, "RunWorkflow:trim-topic"))
+    assert told.endswith(f"\n\nTrace: `sexton trace {run}`")
+    assert len(told.splitlines()) > 2, "what the workflow itself says comes first"
+
+
+async def test_a_job_of_no_traced_caller_has_a_trace_that_replay_does_not_change(
+    house: House, spans: InMemorySpanExporter
+) -> None:
+    """A schedule starts jobs without a trace: the run's own is drawn from its own random, again and again the same."""
+    traced = await trace_all(house)
+    traced.world.fill(2)
+    plain = await traced.temporal.connect_client(data_converter=pydantic_data_converter)
+    async with traced.worker(cache=0):
+        traced.client = plain
+        handle = await traced.trim()
+        await handle.result()
+        told = {await details_of(handle) for _ in range(2)}
+    (one,) = told
+    assert one.endswith(f"`sexton trace {trace_id_of(named(spans, 'RunWorkflow:trim-topic'))}`")
