@@ -6,7 +6,8 @@ from logstore.errors import InvalidInput
 
 _FORM = re.compile(r"(?P<count>[0-9]{1,12})(?P<unit>[smhd])")
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}  # largest first: `format_duration` takes the first that fits
-_LONGEST_S = 36_500 * 86_400
+LONGEST_S = 36_500 * 86_400
+"""Longest duration, seconds, inclusive."""
 _EXPECTED = "a duration such as 90s, 15m, 24h or 3d, at most 36500d"
 
 
@@ -22,7 +23,7 @@ def parse_duration(text: str, field: str) -> int:
     """
     found = _FORM.fullmatch(text.strip()) if text.isascii() else None
     seconds = int(found["count"]) * _SECONDS[found["unit"]] if found else -1
-    if not 0 <= seconds <= _LONGEST_S:
+    if not 0 <= seconds <= LONGEST_S:
         raise InvalidInput(field, expected=_EXPECTED, found=text)
     return seconds
 

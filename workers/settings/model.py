@@ -19,11 +19,12 @@ from pydantic import (
 
 from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ownership import MAX_BUNDLES
-from workers.settings.durations import format_duration, parse_duration
+from workers.settings.durations import LONGEST_S, format_duration, parse_duration
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
 _PATH = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._-]+)+")
 _IDENTITY = re.compile(r"(?!sasl:)[a-z0-9]+:.+")
+_WORD = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -45,7 +46,7 @@ def _no_truth_value(value: object) -> object:
 def _addresses(value: str) -> str:
     for part in filter(None, value.split(",")):
         found = _ADDRESS.fullmatch(part)
-        if not found or int(found["port"]) > 65_535:
+        if not found or int(found["port"]) > 65_535 or not part.isprintable():
             raise ValueError("host:port")
     return value
 
@@ -81,7 +82,7 @@ def _listening(value: str) -> str:
 
 def _web_address(value: str) -> str:
     parts = urlsplit(value)
-    if value and not (parts.scheme in {"http", "https"} and parts.netloc):
+    if value and not (parts.scheme in {"http", "https"} and parts.netloc and value.isprintable()):
         raise ValueError("an address that begins with http:// or https://")
     return value
 
@@ -89,6 +90,12 @@ def _web_address(value: str) -> str:
 def _bucket(value: str) -> str:
     if not _BUCKET.fullmatch(value):
         raise ValueError("a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen")
+    return value
+
+
+def _word(value: str) -> str:
+    if not _WORD.fullmatch(value):
+        raise ValueError("1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen, not . or ..")
     return value
 
 
@@ -101,9 +108,10 @@ Seconds = Annotated[
     BeforeValidator(_duration),
     BeforeValidator(_no_truth_value),
     PlainSerializer(format_duration, return_type=str, when_used="json"),
+    Field(le=LONGEST_S),
 ]
 Interval = Annotated[Seconds, Field(ge=0, le=30 * 86_400)]  # of a recurring job; 0: it does not recur
-Count = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1)]
+Count = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1, le=2**63 - 1)]
 Port = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=65_535)]  # 0: any free one
 Addresses = Annotated[str, AfterValidator(_addresses)]
 Ensemble = Annotated[str, AfterValidator(_ensemble)]
@@ -111,7 +119,7 @@ Identity = Annotated[SecretStr, AfterValidator(_identity)]
 Listening = Annotated[str, AfterValidator(_listening)]  # port 0: any free one
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Bucket = Annotated[str, AfterValidator(_bucket)]
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Word = Annotated[str, AfterValidator(_word)]
 
 
 SERVICES = frozenset({
@@ -164,7 +172,7 @@ class Settings(BaseModel):
     bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # of a catalog that is created; it never changes
     application: Word = "sexton"
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4
-    deletion_max_attempts: Count = 10
+    deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = 10
     deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600
     deletion_chunk: Annotated[Count, Field(le=1_000)] = 100
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = 30 * 86_400  # of finished rows; dead letters stay

@@ -9,15 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import PlainSerializer, ValidationError
 
 from logstore.errors import InvalidInput
+from workers.settings.durations import format_duration
 from workers.settings.model import SERVICES, Settings
 from workers.settings.recorded import read_recorded
 
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth"})
+_PREFIX = "SEXTON_"
+_OF_OTHERS = frozenset({"SEXTON_CONFIG", "SEXTON_FAILPOINTS", "SEXTON_PROCESS"})
+"""Variables that are no settings: where the file is, what tests arm, and the mark that `up` gives its processes."""
+
 _MOST_PATH = 1_024  # of a home; names of files come behind it
 _Source = Mapping[str, tuple[object, str]]  # field -> value, origin
 
@@ -49,7 +55,7 @@ def load_settings(
         recorded: How to read what `up` left in the home.
 
     Raises:
-        InvalidInput: An unknown key, a value of the wrong kind, or a file that cannot be read.
+        InvalidInput: An unknown key or variable, a value of the wrong kind, or a file that cannot be read.
         ServiceFailed: What the home recorded is damaged.
     """
     file, given = _file(environ, cwd), _from_flags(flags)
@@ -90,7 +96,12 @@ def _from_flags(flags: Mapping[str, object]) -> _Source:
 
 
 def _from_environ(environ: Mapping[str, str]) -> _Source:
-    names = {name: f"SEXTON_{name.upper()}" for name in Settings.model_fields}
+    names = {name: f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    known = _OF_OTHERS | set(names.values())
+    for key in environ:
+        if key.startswith(_PREFIX) and key not in known and environ[key]:
+            nearest = get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise InvalidInput("environment", expected=f"a variable of a setting (nearest: {nearest})", found=key)
     return {name: (environ[key], f"environment {key}") for name, key in names.items() if environ.get(key)}
 
 
@@ -129,9 +140,26 @@ def _validated(found: Mapping[str, tuple[object, str]]) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
         origin = found.get(name, (None, "default"))[1]
-        rule = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
         shown = "(hidden)" if name in _SECRETS else first["input"]
-        raise InvalidInput(name, expected=f"{rule} (from {origin})", found=shown) from None
+        raise InvalidInput(name, expected=f"{_rule(name, first)} (from {origin})", found=shown) from None
+
+
+def _rule(name: str, told: Mapping[str, Any]) -> str:
+    """What a setting takes, as a phrase; pydantic's own speak of inputs and parsers."""
+    match told["type"]:
+        case "value_error":
+            return str(told["ctx"]["error"])
+        case "literal_error":
+            return str(told["ctx"]["expected"])
+        case "string_type":
+            return "text"
+    rules = Settings.model_fields[name].metadata
+    is_duration = any(isinstance(one, PlainSerializer) for one in rules)
+    least = max((one.ge for one in rules if hasattr(one, "ge")), default=0)
+    most = min((one.le for one in rules if hasattr(one, "le")), default=None)
+    ends = [format_duration(end) if is_duration else f"{end:,}" for end in (least, most) if end is not None]
+    kind = "a duration such as 90s, 15m, 24h or 3d" if is_duration else "a whole number"
+    return f"{kind}, from {' to '.join(ends)}" if most is not None else f"{kind}, {ends[0]} or more"
 
 
 def _origins(found: Mapping[str, tuple[object, str]]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Which source of a setting wins, where it came from, and what is refused."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 
 from infra.catalog import Database, upgrade
 from logstore.errors import InvalidInput, ServiceFailed
-from workers.settings import Loaded, load_settings
+from workers.settings import Loaded, Settings, load_settings
 
 
 def _load(
@@ -110,6 +111,73 @@ def test_load_settings_unknown_key_names_it_and_the_nearest(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("SEXTON_DELETION_CHUNCK", "SEXTON_DELETION_CHUNK"),
+        ("SEXTON_TASKQUEUE", "SEXTON_TASK_QUEUE"),
+        ("SEXTON_FAILPOINT", "SEXTON_FAILPOINTS"),
+    ],
+)
+def test_load_settings_unknown_variable_names_it_and_the_nearest(tmp_path: Path, name: str, nearest: str) -> None:
+    """A typing error in the environment is no silent default either; an empty variable counts as absent."""
+    with pytest.raises(InvalidInput, match=rf"nearest: {nearest}\).*'{name}'") as refused:
+        _load(tmp_path, environ={name: "5"})
+    assert refused.value.field == "environment"
+    assert _load(tmp_path, environ={name: ""}).settings.deletion_chunk == 100
+
+
+def test_load_settings_variables_of_others_are_left_alone(tmp_path: Path) -> None:
+    """What `up` marks its processes with, what tests arm, and what says where the file is."""
+    (tmp_path / "s.toml").write_text("")
+    environ = {"SEXTON_CONFIG": "s.toml", "SEXTON_FAILPOINTS": "x", "SEXTON_PROCESS": "y", "SEXTONX": "z"}
+    assert set(_load(tmp_path, environ=environ).origins.values()) == {"default"}
+
+
+_FREE = {"database_url", "s3_access_key", "s3_secret_key"}  # any text, as far as settings go
+_TEXTS = ["\x1b[2J", "a\u202eb", "x" * 5_000]
+_OF_TOML = ["true", "1.5", "[1]", "{a = 1}", "2026-11-20", "-1", str(2**63 - 1) + "0"]
+
+
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_load_settings_every_setting_says_what_it_takes_in_words(tmp_path: Path, name: str) -> None:
+    """Field, expected, found; no word of the library that checks."""
+    for text in () if name in _FREE else [*_TEXTS, *([] if name == "home" else ["no such value!", ".."])]:
+        with pytest.raises(InvalidInput) as refused:
+            _load(tmp_path, environ={f"SEXTON_{name.upper()}": text})
+        _is_in_words(refused.value, name)
+    for value in _OF_TOML:
+        (tmp_path / "sexton.toml").write_text(f"{name} = {value}\n")
+        with pytest.raises(InvalidInput) as refused:
+            _load(tmp_path)
+        _is_in_words(refused.value, name)
+
+
+def _is_in_words(refused: InvalidInput, name: str) -> None:
+    told = str(refused)
+    assert refused.field == name
+    assert re.match(rf"{name}: expected .+ \(from .+\), found ", told), told
+    rule = told.partition("expected ")[2].partition(" (from ")[0]
+    assert not re.search(r"Input|Value error|valid|parse|pattern|greater|less than|unable", rule), told
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("deletion_chunk = 0", "a whole number, from 1 to 1,000"),
+        ("session_timeout = '6m'", "a duration such as 90s, 15m, 24h or 3d, from 1s to 5m"),
+        ("task_queue = '..'", "1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen, not . or .."),
+        ("ownership = 'all'", "'zookeeper' or 'single'"),
+        ("s3_region = 5", "text"),
+    ],
+)
+def test_load_settings_refusal_states_the_whole_rule(tmp_path: Path, line: str, rule: str) -> None:
+    """Both bounds, with units, whichever of them was broken."""
+    (tmp_path / "sexton.toml").write_text(line)
+    with pytest.raises(InvalidInput, match=rf"expected {re.escape(rule)} \(from sexton\.toml\)"):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("deletion_parallelism", "0"),
@@ -118,6 +186,8 @@ def test_load_settings_unknown_key_names_it_and_the_nearest(tmp_path: Path) -> N
         ("drain_timeout", "30"),
         ("temporal_port", "65536"),
         ("temporal_address", "localhost"),
+        ("temporal_address", "a\u202eb:7233"),
+        ("s3_endpoint", "http://a\u202eb"),
         ("s3_endpoint", "ftp://host"),
         ("primary_bucket", "Upper_Case"),
         ("log_level", "LOUD"),
@@ -141,7 +211,7 @@ def test_load_settings_bad_value_names_field_and_origin(tmp_path: Path, name: st
     key = f"SEXTON_{name.upper()}"
     with pytest.raises(InvalidInput, match=rf"^{name}: .*environment {key}") as refused:
         _load(tmp_path, environ={key: value})
-    assert value in str(refused.value)
+    assert repr(value)[1:-1] in str(refused.value)
     assert refused.value.field == name
 
 
