@@ -12,7 +12,7 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
@@ -28,6 +28,7 @@ from workers.offload_jobs import OffloadJobs
 from workers.requests import checked_ids, deletion_policy, of_topic
 from workers.settings import Settings
 from workers.visibility import WorkflowRow, visible_workflows
+from workers.waiting import Say, result_of
 from workflows import (
     delete_ledgers,
     delete_topic,
@@ -55,6 +56,8 @@ from workflows.values import (
     TrimTopicsInput,
     TrimTopicsResult,
 )
+
+R = TypeVar("R")
 
 _LET_GO_S = 0.2  # for a thread to get a processor; 6 of 40 programs aborted without, none of 120 with it
 _STARTED_WITHIN_S = 120.0  # after that a redriven batch that nobody started is found by a sweep
@@ -97,6 +100,16 @@ class Sexton(OffloadJobs):
         aborts the process ("PyGILState_Release", exit code 134), after all work is done.
         """
         await asyncio.sleep(_LET_GO_S)
+
+    async def result_of(self, handle: WorkflowHandle[Any, R], say: Say) -> R:
+        """The job's result; `say` is told what is waited for and, where nothing moves for 10 s, why and what to do.
+
+        Raises:
+            JobStopped: It was terminated or cancelled, or a job that it waited for was.
+            WorkflowFailureError: It failed.
+        """
+        result: R = await result_of(self.client, handle, say)
+        return result
 
     async def trim_topic(
         self, topic: Topic, reason: str = "", actor: str = ""

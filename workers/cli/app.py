@@ -53,10 +53,17 @@ def _root(
 
 def main() -> None:
     """Run the command line; the process exits with its code."""
+    _keep_stdout_for_answers()
     try:
         app()
     except SystemExit as end:
         _leave(end.code)
+
+
+def _keep_stdout_for_answers() -> None:
+    """Send to stderr what does not pass `sys.stdout`: Temporal's core writes its log to the descriptor itself."""
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    os.dup2(2, 1)
 
 
 def _leave(code: str | int | None) -> NoReturn:

@@ -53,7 +53,7 @@ def redrive(
             return Answer(document={"started": 0, "outcomes": {}} if wait else {"started": 0})
         if not wait:
             return Answer(document={"started": found.started, **started(found.handle)})
-        result = await finished(found.handle, "trying again")
+        result = await finished(client, found.handle, "trying again")
         return _answer({"started": found.started, "workflow_id": found.handle.id}, result)
 
     return session.with_client(work)
@@ -76,7 +76,7 @@ def sweep(session: Session, *, reason: Reason = "", dry_run: DryRun = False, wai
         handle = await client.sweep_deletions(reason, session.actor)
         if not wait:
             return Answer(document=started(handle))
-        result = await finished(handle, "sweeping")
+        result = await finished(client, handle, "sweeping")
         names = ("batches", "intents", "newborn", "uncertified", "forgotten")
         return _answer({"workflow_id": handle.id} | {name: getattr(result, name) for name in names}, result)
 

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workers.cli.output import note
 from workers.cli.progress import watching
+
+if TYPE_CHECKING:
+    from workers.client import Sexton
 
 
 def started(handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, whatever the result's type
@@ -14,11 +17,11 @@ def started(handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's hand
     return {"workflow_id": handle.id, "run_id": run_id}
 
 
-async def finished(handle: Any, doing: str) -> Any:  # noqa: ANN401
-    """The workflow's result; whoever stops waiting is told that the work goes on."""
+async def finished(client: "Sexton", handle: Any, doing: str) -> Any:  # noqa: ANN401
+    """The workflow's result; whoever waits is told what for and why it takes long, and who stops, that it goes on."""
     try:
         with watching(f"{doing} ({handle.id})"):
-            return await handle.result()
+            return await client.result_of(handle, note)
     except asyncio.CancelledError:
         note(f"no longer waiting; the workflow {handle.id} goes on")
         raise

@@ -102,7 +102,7 @@ def delete(
         handle = await client.delete_ledgers(topic, wanted, force, reason, session.actor)
         if not wait:
             return Answer(document=started(handle))
-        return _answer(handle.id, await finished(handle, "deleting ledgers"))
+        return _answer(handle.id, await finished(client, handle, "deleting ledgers"))
 
     return session.with_client(work)
 

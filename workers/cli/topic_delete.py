@@ -38,7 +38,7 @@ def delete(
         handle = await client.delete_topic(found, reason, session.actor)
         if not wait:
             return Answer(document=started(handle))
-        return _answer(handle.id, await finished(handle, "deleting the topic"))
+        return _answer(handle.id, await finished(client, handle, "deleting the topic"))
 
     return session.with_client(work)
 

@@ -59,7 +59,7 @@ def offload(
         handle = await client.offload_topic(found, wanted, delete_primary, reason, session.actor)
         if not wait:
             return Answer(document=started(handle))
-        return _answer(handle.id, await finished(handle, "offloading"), delete_primary=delete_primary)
+        return _answer(handle.id, await finished(client, handle, "offloading"), delete_primary=delete_primary)
 
     return session.with_client(work)
 

@@ -35,7 +35,7 @@ def trim(
         handle = await client.trim_topic(found, reason, session.actor)
         if not wait:
             return Answer(document=started(handle))
-        return _answer(handle.id, await finished(handle, "trimming"))
+        return _answer(handle.id, await finished(client, handle, "trimming"))
 
     return session.with_client(work)
 

@@ -264,6 +264,11 @@ class FakeClient:
     dead: int = 3  # dead letters
     batches: FakeBatches = field(default_factory=FakeBatches)
 
+    async def result_of(self, handle: FakeHandle, say: Say) -> FakeResult:
+        """What it ends with."""
+        say(f"started {handle.id}")
+        return await handle.result()
+
     async def trim_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
         """Remember the call."""
         self.asked.append((topic.name, reason))

@@ -1,0 +1,149 @@
+"""Whoever waits for a job is told what it is, why it does not move, and what to do."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio import activity, workflow
+from temporalio.client import WorkflowHandle
+from temporalio.worker import Worker
+
+from activities.deletion import RangesInput, RangesPage
+from logstore.errors import StoreUnavailable
+from tests.workflows.house import House, assert_eventually
+from tests.workflows.offloading import offload_all
+from workers.client import Sexton
+from workers.settings import Settings
+from workers.waiting import JobStopped, result_of
+from workflows.delete_ledgers import DeleteLedgers
+from workflows.values import OffloadAsk
+
+
+@workflow.defn(name="trim-topic", sandboxed=False)
+class Broken:
+    """Fails each of its tasks."""
+
+    @workflow.run
+    async def run(self, request: Any) -> None:
+        """Not a failure of the workflow."""
+        raise RuntimeError("a fault in the code")
+
+
+class Waiting:
+    """Somebody who waits, with what was said."""
+
+    def __init__(self, task: asyncio.Task[Any], said: list[str]) -> None:
+        self.task = task
+        self.said = said
+
+    async def hears(self, *parts: str) -> None:
+        """Until one sentence has all these parts."""
+        await assert_eventually(lambda: any(all(part in one for part in parts) for one in self.said))
+
+
+@asynccontextmanager
+async def waiting(house: House, handle: WorkflowHandle[Any, Any]) -> AsyncIterator[Waiting]:
+    """Wait impatiently while the block runs."""
+    said: list[str] = []
+    task = asyncio.create_task(result_of(house.client, handle, said.append, patience_s=0.2, look_every_s=0.05))
+    yield Waiting(task, said)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_waiting_without_a_worker_names_the_queue_that_nobody_polls(house: House) -> None:
+    """And how to start one."""
+    async with waiting(house, await house.trim()) as waits:
+        await waits.hears(f"started {house.trim_id}")
+        await waits.hears("no worker polls the task queue", house.queue, "sexton worker run")
+
+
+async def test_waiting_for_what_another_started_says_since_when(house: House) -> None:
+    """A start that joined is told from one that began something."""
+    handle = await house.trim()
+    other = await house.temporal.connect_client(identity="somebody else")
+    said: list[str] = []
+    task = asyncio.create_task(result_of(other, handle, said.append))
+    await assert_eventually(lambda: bool(said))
+    task.cancel()
+    assert said[0].startswith(f"joined {house.trim_id}, which has been running since 20")
+
+
+async def test_waiting_for_a_task_that_fails_again_and_again_says_with_what(house: House) -> None:
+    """As a build with a fault in it does."""
+    broken = Worker(house.client, task_queue=house.queue, workflows=[Broken])
+    async with broken, waiting(house, await house.trim()) as waits:
+        await waits.hears("the workflow task of", "fails again and again", "a fault in the code", "terminate")
+
+
+async def test_waiting_for_an_activity_that_is_retried_says_its_last_error(house: House) -> None:
+    """One sentence down, in the batch that the command's job waits for."""
+
+    @activity.defn(name="deletion.next_ranges")
+    def next_ranges(request: RangesInput) -> RangesPage:
+        raise StoreUnavailable("planned: the catalog is away")
+
+    house.world.fill(3)
+    async with house.worker(instead=[next_ranges]), waiting(house, await house.trim()) as waits:
+        await waits.hears("activity deletion.next_ranges of delete-ledgers/", "StoreUnavailable: planned")
+
+
+async def test_waiting_for_a_paused_batch_says_how_to_resume_it(house: House) -> None:
+    """Paused before its first chunk, so that nothing of it moves."""
+    ledgers = house.world.fill(1)
+    handle = await house.delete(ledgers)
+    pausing = asyncio.create_task(handle.execute_update(DeleteLedgers.pause))
+    async with house.worker(), waiting(house, handle) as waits:
+        await pausing
+        await waits.hears(f"{handle.id} is paused", f"sexton deletion resume {handle.id}")
+        await handle.execute_update(DeleteLedgers.resume)
+        assert (await waits.task).outcomes == {"DELETED": 1}
+
+
+@pytest.mark.parametrize("done", ["terminated", "cancelled"])
+async def test_waiting_for_a_job_that_is_stopped_says_so_and_what_becomes_of_the_rest(house: House, done: str) -> None:
+    """One sentence, whatever the SDK's error looks like."""
+    handle = await house.trim()
+    async with waiting(house, handle) as waits:
+        if done == "terminated":
+            await handle.terminate(reason="by hand")
+        else:
+            async with house.worker():
+                await handle.cancel()
+                with pytest.raises(JobStopped):
+                    await waits.task
+        with pytest.raises(JobStopped) as stopped:
+            await waits.task
+    why = " (by hand)" if done == "terminated" else ""
+    assert str(stopped.value).startswith(f"{handle.id} was {done}{why}; ")
+    assert "sexton deletion sweep" in str(stopped.value)
+
+
+async def test_waiting_for_a_batch_that_is_terminated_below_names_it(house: House) -> None:
+    """Not the job that waited for it."""
+
+    @activity.defn(name="deletion.next_ranges")
+    def next_ranges(request: RangesInput) -> RangesPage:
+        raise StoreUnavailable("planned: the catalog is away")
+
+    house.world.fill(1)
+    async with house.worker(instead=[next_ranges]), waiting(house, await house.trim()) as waits:
+        await waits.hears("activity deletion.next_ranges of delete-ledgers/")
+        children = (await house.client.get_workflow_handle(house.trim_id).describe()).raw_description.pending_children
+        await house.client.get_workflow_handle(children[0].workflow_id).terminate()
+        with pytest.raises(JobStopped, match=f"^{children[0].workflow_id}, for which {house.trim_id} waited, was term"):
+            await waits.task
+
+
+async def test_client_waits_as_commands_do(house: House) -> None:
+    """The typed client has the same wait; an offload's rest is asked for again, not swept."""
+    handle = await offload_all(house, OffloadAsk(actor="tests", reason=""))
+    said: list[str] = []
+    waits = asyncio.create_task(Sexton(house.client, Settings(home=Path("unused"))).result_of(handle, said.append))
+    await assert_eventually(lambda: said == [f"started {handle.id}"])
+    await handle.terminate()
+    with pytest.raises(JobStopped, match="ask for the rest again"):
+        await waits
