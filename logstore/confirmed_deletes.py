@@ -1,10 +1,11 @@
 """Removing copies of ledgers together, so that small ones share pages, and counting only what the store confirmed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from logstore.deletion import StoredCopy
-from logstore.ports.objects import UNANSWERED, DeleteReport, ObjectStore
+from logstore.deletion import DeletionIntent, StoredCopy
+from logstore.errors import SextonError
+from logstore.ports.objects import UNANSWERED, DeleteReport, ObjectStore, OwnedStore
 from logstore.ports.storage import Removal
 
 
@@ -39,6 +40,16 @@ def kept(keys: Iterable[str], report: DeleteReport) -> Kept | None:
     reasons = [report.failed.get(key, "unconfirmed") for key in failed]
     answered = not any(reason.startswith(UNANSWERED) for reason in reasons)
     return Kept(len(failed), f"{failed[0]}: {reasons[0]}", answered)
+
+
+def unconfirmed(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+    """By row, why a bucket's empty answers do not count: it is not the catalog's, or did not say that it is."""
+    try:
+        if absent:
+            objects.confirm()
+    except SextonError as error:
+        return {one.row_id: error for one in absent}
+    return {}
 
 
 def removal(copy: StoredCopy, left: Kept | None) -> Removal:

@@ -16,6 +16,7 @@ SextonError
 │   │   └── UnknownObject          a topic, ledger, subscription or batch that does not exist
 │   ├── PreconditionFailed         a guard refused; nothing changed
 │   │   ├── AlreadyExists          the name or key is taken
+│   │   ├── CatalogMismatch        a bucket, a path or a namespace of another catalog, or of none
 │   │   ├── ClaimHeld              another workflow is at work on it
 │   │   ├── LedgerFenced           the ledger takes no more segments: roll and append again
 │   │   ├── LedgerStillNeeded      a ledger that something refers to
@@ -119,6 +120,14 @@ class PreconditionFailed(TerminalError):
 
 class AlreadyExists(PreconditionFailed):
     """The name or the key is taken."""
+
+
+class CatalogMismatch(PreconditionFailed):
+    """A bucket, a path of ZooKeeper or a namespace of Temporal is not this catalog's: nothing is done upon it."""
+
+    def __init__(self, place: str, *, expected: str, found: str, advice: str) -> None:
+        """Name the place with its address, what should be there and what is, and what to try."""
+        super().__init__(f"{place}: expected {expected}, found {found}; {advice}")
 
 
 class ClaimHeld(PreconditionFailed):

@@ -4,14 +4,14 @@ Between any two calls here the process may die. Data goes first and `meta.json` 
 half-deleted ledger still says whose it is; deleting an absent key counts as done, so all of it may repeat.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import chain, islice
 
-from logstore.confirmed_deletes import Kept, delete, kept, removal
+from logstore.confirmed_deletes import Kept, delete, kept, removal, unconfirmed
 from logstore.deletion import DeletionIntent, Finding, StoredCopy, disowned
-from logstore.errors import StoreUnavailable
+from logstore.errors import SextonError, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ledgers import (
     ledger_prefix,
@@ -21,7 +21,7 @@ from logstore.ledgers import (
     segment_number,
     stated,
 )
-from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId
 
@@ -36,7 +36,7 @@ _Seen = tuple[ObjectInfo, Mapping[str, str]]
 class PrimaryCopies:
     """`CopyStorage` over the primary bucket."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: OwnedStore) -> None:
         """Work on the bucket that `objects` is."""
         self._objects = objects
 
@@ -116,6 +116,10 @@ class PrimaryCopies:
         if seen is None:
             return None  # it went away since the listing; nothing of it can be harmed
         return disowned(intent, key, seen[1])
+
+    def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
+        """See `CopyStorage`; they all stand in one bucket."""
+        return unconfirmed(self._objects, absent)
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """The content of `meta.json`, ours before another's; where none stands, what the first object says of itself.

@@ -68,6 +68,11 @@ def upload_ends_us(context: Mapping[str, str]) -> int | None:
     return int(until) + UPLOAD_GRACE_S * 1_000_000
 
 
+def was_published(context: Mapping[str, str]) -> bool:
+    """Whether the copy was LIVE once; of one that was not, nobody knows whether anything of it was stored."""
+    return _UNTIL not in context
+
+
 def upload_ended(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
     """The context once the upload sends nothing more; it never ends later than was said before, if that can be read.
 

@@ -4,11 +4,11 @@ Between any two calls here the process may die. The index goes last, so what is 
 says whose it is; deleting an absent key counts as done, so all of it may repeat.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from logstore.confirmed_deletes import delete, kept, removal
+from logstore.confirmed_deletes import delete, kept, removal, unconfirmed
 from logstore.deletion import DeletionIntent, Finding, StoredCopy, disowned
-from logstore.errors import StoreUnavailable, UploadOpen
+from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.ledgers import stated
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore
@@ -54,6 +54,14 @@ class TieredCopies:
         uploads = _uploads(objects, intent, keys)
         foreign = next((reason for key, found in seen.items() if (reason := disowned(intent, key, found[1]))), None)
         return _stored(keys, seen, uploads, foreign, bucket)
+
+    def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
+        """See `CopyStorage`; each bucket is asked once."""
+        doubted: dict[int, SextonError] = {}
+        for bucket in sorted({one.context["bucket"] for one in absent}):
+            here = [one for one in absent if one.context["bucket"] == bucket]
+            doubted |= unconfirmed(self._buckets(bucket), here)
+        return doubted
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """What the index says of whose the copy is; where none stands, what the data says of itself.

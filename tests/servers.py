@@ -6,14 +6,21 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+from sqlalchemy import text
 
 from infra.catalog import Database, upgrade
 from infra.objects import ensure_bucket, make_client
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
 from workers.settings import Settings
+from workers.wiring import open_log
 
 _numbers = itertools.count()
+
+CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c0de"
+"""Of every catalog that `settings_on` makes: a namespace of Temporal serves one, and here many share one."""
 
 
 @contextmanager
@@ -55,8 +62,17 @@ def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> S
     _create_buckets(settings)
     database = Database(settings.database_url)
     upgrade(database)
+    database.write(lambda found: found.execute(text("UPDATE catalog SET catalog_id = :id"), {"id": CATALOG_ID}))
     database.close()
+    mark_buckets(settings)
     return settings
+
+
+def mark_buckets(settings: Settings) -> None:
+    """Let the buckets be the catalog's, before a test puts something of others there."""
+    with open_log(settings) as log:
+        log.objects.require()
+        log.buckets(settings.tiered_bucket).require()
 
 
 def _create_buckets(settings: Settings) -> None:

@@ -76,9 +76,8 @@ class Sexton(OffloadJobs):
 
     def __init__(self, client: Client, settings: Settings) -> None:
         """Use a client that was made with `connect_client`, or one with the pydantic data converter."""
-        self.client = client
+        super().__init__(client, settings)
         self.batches = Batches(client, self._release)
-        self._settings = settings
 
     @staticmethod
     async def connect(settings: Settings) -> "Sexton":
@@ -118,7 +117,7 @@ class Sexton(OffloadJobs):
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._policy
         )
-        return await self.client.start_workflow(
+        return await (await self.ours()).start_workflow(
             TrimTopic.run,
             request,
             id=trim_topic.workflow_id(topic.topic_id),
@@ -130,7 +129,7 @@ class Sexton(OffloadJobs):
 
     async def trim_topics(self, reason: str = "", actor: str = "") -> WorkflowHandle[TrimTopics, TrimTopicsResult]:
         """Delete what retention lets go of all topics, in one batch; joins a trim of all topics that runs already."""
-        return await self.client.start_workflow(
+        return await (await self.ours()).start_workflow(
             TrimTopics.run,
             TrimTopicsInput(actor=actor, reason=reason, policy=self._policy),
             id=trim_topics.workflow_id(),
@@ -147,7 +146,7 @@ class Sexton(OffloadJobs):
         request = DeleteTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, catalog_epoch=epoch, policy=policy
         )
-        return await self.client.start_workflow(
+        return await (await self.ours()).start_workflow(
             DeleteTopic.run,
             request,
             id=delete_topic.workflow_id(topic.topic_id),
@@ -182,7 +181,7 @@ class Sexton(OffloadJobs):
             policy=self._policy,
             detach=ExplicitDetach(ledger_ids=ids, force=force),
         )
-        return await self.client.start_workflow(
+        return await (await self.ours()).start_workflow(
             DeleteLedgers.run,
             request,
             id=delete_ledgers.workflow_id(batch_id),
@@ -196,7 +195,7 @@ class Sexton(OffloadJobs):
         self, reason: str = "", actor: str = ""
     ) -> WorkflowHandle[SweepDeletions, SweepDeletionsResult]:
         """Take up deletions that nobody works on, and forget old ones; joins a sweep that runs already."""
-        return await self.client.start_workflow(
+        return await (await self.ours()).start_workflow(
             SweepDeletions.run,
             SweepDeletionsInput(actor=actor, reason=reason, policy=self._policy),
             id=sweep_deletions.workflow_id(),
@@ -209,6 +208,7 @@ class Sexton(OffloadJobs):
         """Try dead letters again, None: all there are; see `Redrives.redrive` for what is refused."""
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
         asked = Cause(actor=actor, reason=reason, workflow_id=delete_ledgers.workflow_id(batch_id))
+        await self.ours()  # before rows change
         count, epoch = await asyncio.to_thread(self._redrive, row_ids, batch_id, asked)
         if not count:
             return Redriven(started=0)
@@ -222,7 +222,7 @@ class Sexton(OffloadJobs):
             policy=self._policy,
             carried=DeleteLedgersProgress(intents=count),
         )
-        handle = await self.client.start_workflow(
+        handle = await (await self.ours()).start_workflow(
             DeleteLedgers.run,
             request,
             id=asked.workflow_id,
@@ -267,7 +267,7 @@ class Sexton(OffloadJobs):
 
     async def apply_schedules(self) -> list[schedules.Applied]:
         """Bring the namespace's recurring jobs to what the settings say; see `workers.schedules`."""
-        return await schedules.apply_schedules(self.client, self._settings, self._policy)
+        return await schedules.apply_schedules(await self.ours(), self._settings, self._policy)
 
     async def list_schedules(self) -> list[schedules.ScheduleRow]:
         """Those recurring jobs that are scheduled."""

@@ -10,13 +10,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from temporalio.service import RPCError
 
+from infra.coordination.directory import Directory
 from infra.objects import make_client
 from infra.stack.java import find_java
 from logstore.errors import SextonError
 from logstore.ownership import MAX_BUNDLES
 from workers import search_attributes
 from workers.connections import connect_client, open_catalog
-from workers.owners_view import open_directory, overview
+from workers.owners_view import open_directory, open_session, overview
 from workers.settings import Settings
 from workers.stack import Row, status
 from workers.temporal_faults import temporal_fault
@@ -77,15 +78,15 @@ def _search_attributes(settings: Settings) -> str:
 
 
 def _zookeeper(settings: Settings) -> str:
-    with open_directory(settings, bundles=MAX_BUNDLES) as directory:
-        return f"{len(directory.live_workers())} workers have a session"
+    with open_session(settings) as session:
+        return f"{len(Directory(session, MAX_BUNDLES).live_workers())} workers have a session"
 
 
 def _ownership(settings: Settings) -> str:
     with open_catalog(settings) as catalog:
         if settings.ownership == "single":
             return f"{overview(catalog.fences, None)}; ownership=single"
-        with open_directory(settings, catalog.fences.bundles()) as directory:
+        with open_directory(settings, catalog.fences.bundles(), catalog.identities.catalog_id()) as directory:
             found = overview(catalog.fences, directory)
     if not found.workers:
         raise RuntimeError(f"{found}: no worker has a session; start one, or read a worker's log")

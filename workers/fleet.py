@@ -27,9 +27,10 @@ from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import checked_worker_id
 from logstore.ports.owners import Owners
-from workers import search_attributes
+from workers import namespace, search_attributes
 from workers.connections import connect_client
 from workers.gauges import DeletionGauges
+from workers.identity import compare_buckets
 from workers.inputs import CheckedRunner
 from workers.interceptors import ActivityEdge, InHand
 from workers.ownership_telemetry import OwnershipTelemetry
@@ -120,6 +121,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
         PreconditionFailed: The namespace lacks our search attributes.
         WorkerIdTaken: Another process lives under this worker id.
+        CatalogMismatch: Buckets, namespace or ZooKeeper's path are not this catalog's.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     start_logs(level=settings.log_level)
@@ -150,6 +152,8 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         ThreadPoolExecutor(settings.activity_threads, "owner") as owner_threads,
         ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
     ):
+        await asyncio.to_thread(compare_buckets, log, settings)
+        await namespace.require(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
         owners = new_ownership(
             settings,
             log,

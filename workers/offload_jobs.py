@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import WorkflowHandle
 from temporalio.common import SearchAttributePair, WorkflowIDConflictPolicy
 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
+from workers.own_jobs import OwnJobs
 from workers.requests import checked_ids, deletion_policy, of_topic
-from workers.settings import Settings
 from workflows import offload_ledger, offload_topic, search_attributes
 from workflows.limits import MOST_OFFLOADED, uploads_queue
 from workflows.offload_ledger import OffloadLedger
@@ -23,11 +23,8 @@ from workflows.values import (
 )
 
 
-class OffloadJobs:
+class OffloadJobs(OwnJobs):
     """The offload jobs of a client: under which ids, with which policies."""
-
-    client: Client
-    _settings: Settings
 
     async def offload_topic(
         self,
@@ -53,7 +50,7 @@ class OffloadJobs:
         request = OffloadTopicInput(
             topic_id=topic.topic_id, topic=topic.name, policy=self._offload, deletion=deletion_policy(self._settings)
         )
-        return await self.client.start_workflow(
+        return await (await self.ours()).start_workflow(
             OffloadTopic.run,
             request,
             id=offload_topic.workflow_id(topic.topic_id),
@@ -68,7 +65,7 @@ class OffloadJobs:
         self, topic: Topic, ledger_id: LedgerId
     ) -> WorkflowHandle[OffloadLedger, OffloadLedgerResult]:
         """Copy one closed ledger to the tiered bucket; joins a run that is at work on it."""
-        return await self.client.start_workflow(
+        return await (await self.ours()).start_workflow(
             OffloadLedger.run,
             OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload),
             id=offload_ledger.workflow_id(ledger_id),

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from infra.coordination.directory import Directory, LiveWorker
+from infra.coordination.identity import compare_path
 from infra.coordination.session import Session
 from logstore.ownership import BundleId, OwnerNode, bundle_name
 from logstore.ports.catalog import Fence, Fences
@@ -69,16 +70,29 @@ class Overview:
 
 
 @contextmanager
-def open_directory(settings: Settings, bundles: int) -> Iterator[Directory]:
+def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterator[Directory]:
     """Look into ZooKeeper, without taking part.
 
     Raises:
+        CatalogMismatch: The path is another catalog's.
         ServiceFailed: It is not known, cannot be reached, or refuses us.
+    """
+    with open_session(settings) as session:
+        compare_path(session, catalog_id)
+        yield Directory(session, bundles)
+
+
+@contextmanager
+def open_session(settings: Settings) -> Iterator[Session]:
+    """A session that only looks.
+
+    Raises:
+        ServiceFailed: ZooKeeper is not known, cannot be reached, or refuses us.
     """
     ensemble = ensemble_of(settings)
     session = Session(replace(ensemble, timeout_s=min(ensemble.timeout_s, _PATIENCE_S)), lambda _: None)
     try:
-        yield Directory(session, bundles)
+        yield session
     finally:
         session.close()
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Protocol
 
 from infra.coordination.events import OwnershipEvents
+from infra.coordination.identity import claim_path
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session
 from infra.coordination.sole import SoleOwner
@@ -82,7 +83,13 @@ def new_ownership(
     ensemble = ensemble_of(settings)
 
     def connect(tell: Callable[[Link], None]) -> Session:
-        return Session(ensemble, tell)
+        session = Session(ensemble, tell)
+        try:
+            claim_path(session, log.catalog.identities.catalog_id())
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     policy = OwnerPolicy(
         expired=ExpiredPolicy(settings.session_expired_policy),

@@ -15,16 +15,18 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from infra.catalog import Database, check_version, shown_url, upgrade, version
+from infra.catalog import Database, SqlCatalog, check_version, shown_url, upgrade, version
 from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.ports import LOOPBACK, ZOOKEEPER, WantedPorts, recorded_ports
 from infra.stack.process import ServiceProcess
 from infra.stack.workers import dead_workers, live_workers
 from logstore.errors import ServiceFailed, SextonError
-from workers import search_attributes
+from workers import namespace, search_attributes
 from workers.client import Sexton
-from workers.connections import connect_client
+from workers.connections import connect_client, open_catalog
+from workers.identity import adopt_buckets, knows_a_store
+from workers.identity_row import identity_row
 from workers.settings import OFF, Settings
 from workers.temporal_faults import temporal_fault
 
@@ -46,6 +48,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     Raises:
         ServiceFailed: Something could not be started. What this call started is stopped again, servers and worker.
         CatalogVersionMismatch: The catalog was written by a newer build; the same.
+        CatalogMismatch: Buckets or namespace are not this catalog's; the same.
     """
     where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
     settings = at(settings, where)
@@ -109,16 +112,22 @@ def at(settings: Settings, where: stack.StackAddresses) -> Settings:
 
 
 def upgrade_catalog(settings: Settings) -> dict[str, object]:
-    """Create the catalog's tables, or bring them to this build's version.
+    """Create the catalog's tables, or bring them to this build's version, and mark its buckets.
 
     Raises:
         CatalogVersionMismatch: It was written by a newer build.
+        CatalogMismatch: A bucket is not this catalog's.
         StoreUnavailable: The database does not answer.
     """
     database = Database(settings.database_url)
     try:
         upgrade(database, bundles=settings.bundles)
-        return {"database": shown_url(settings.database_url), "version": version(database)}
+        return {
+            "database": shown_url(settings.database_url),
+            "version": version(database),
+            "catalog_id": SqlCatalog(database).identities.catalog_id(),
+            "buckets": adopt_buckets(settings, database) if knows_a_store(settings) else {},
+        }
     finally:
         database.close()
 
@@ -128,7 +137,14 @@ async def _apply_schedules(settings: Settings) -> None:
 
 
 async def _register(settings: Settings) -> None:
-    await search_attributes.register(await connect_client(settings))
+    client = await connect_client(settings)
+    await search_attributes.register(client)
+    await namespace.require(client, await asyncio.to_thread(_catalog_id, settings))
+
+
+def _catalog_id(settings: Settings) -> str:
+    with open_catalog(settings) as catalog:
+        return catalog.identities.catalog_id()
 
 
 def start_worker(
@@ -215,7 +231,7 @@ def down(settings: Settings) -> list[str]:
 
 def status(settings: Settings) -> list[Row]:
     """Whether each service answers."""
-    return [*_services(settings), _database(settings), _workers(settings)]
+    return [*_services(settings), _database(settings), identity_row(settings), _workers(settings)]
 
 
 def _services(settings: Settings) -> list[Row]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from activities.deletion import DeletionUpkeep, LedgerDeletion
@@ -14,14 +14,16 @@ from activities.topic_deletion import TopicDeletion
 from activities.trimming import Trimming
 from infra.catalog import Database, SqlCatalog, check_version
 from infra.objects import S3ObjectStore, connect
+from infra.objects.patience import Patience
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
 from logstore.group_commit import GroupCommitter
+from logstore.identity import Place, Role
 from logstore.ledgers import CopyKind
 from logstore.managed_ledger import ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.offload import Offloader
-from logstore.ports.objects import Buckets, ObjectStore
+from logstore.own_stores import OwnStore, OwnStores
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
@@ -37,8 +39,8 @@ class LogStore:
     """The log of one process: catalog, buckets, the one writer, and what works over them."""
 
     catalog: SqlCatalog
-    objects: ObjectStore  # the primary bucket
-    buckets: Buckets  # any other, by name
+    objects: OwnStore  # the primary bucket
+    buckets: Callable[[str], OwnStore]  # tiered ones, by name
     offloader: Offloader
     committer: GroupCommitter
     managed: ManagedLedger
@@ -76,8 +78,8 @@ def open_log(settings: Settings) -> Iterator[LogStore]:
 @contextmanager
 def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
     catalog = SqlCatalog(database, registration_timeout_s=settings.registration_timeout)
-    objects = primary_bucket(settings)
-    buckets: Buckets = cache(objects.for_bucket)
+    own = own_buckets(settings, OwnStores(catalog.identities))
+    objects, buckets = own(Role.PRIMARY, settings.primary_bucket), partial(own, Role.TIERED)
     committer = GroupCommitter(catalog.commits)
     managed = ManagedLedger(
         ledgers=catalog.ledgers,
@@ -142,7 +144,20 @@ def _tiered_place(settings: Settings) -> dict[str, str]:
     return {"driver": DRIVER} | {name: value for name, value in known.items() if value}
 
 
-def primary_bucket(settings: Settings) -> S3ObjectStore:
+def own_buckets(
+    settings: Settings, stores: OwnStores, *, patience: Patience | None = None
+) -> Callable[[Role, str], OwnStore]:
+    """Buckets by role and name, of one client: each is compared with the catalog before its first use."""
+    bare = primary_bucket(settings, patience=patience)
+
+    def own(role: Role, bucket: str) -> OwnStore:
+        place = Place(role=role, bucket=bucket, address=settings.s3_endpoint)
+        return stores.own(place, bare if bucket == bare.bucket else bare.for_bucket(bucket))
+
+    return cache(own)
+
+
+def primary_bucket(settings: Settings, *, patience: Patience | None = None) -> S3ObjectStore:
     """The primary bucket; without an endpoint it is AWS's, without keys the host's role is used."""
     return connect(
         settings.s3_endpoint or None,
@@ -151,6 +166,7 @@ def primary_bucket(settings: Settings) -> S3ObjectStore:
         settings.s3_secret_key.get_secret_value() or None,
         settings.primary_bucket,
         pool_size=2 * settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
+        patience=patience,
     )
 
 

@@ -25,25 +25,38 @@ class Examination:
 
 def examine(intents: Sequence[DeletionIntent], storages: Storages, pulse: Pulse) -> Examination:
     """Judge each intent; every error but a definite absence means that nothing is deleted."""
-    found = Examination()
+    found, absent = Examination(), []
     for intent in intents:
         refused = refusal(intent)
         if refused:
             found.ended.append(Ended(row_id=intent.row_id, outcome=refused[0], error=refused[1]))
             continue
         try:
-            _place(found, intent, _storage(storages, intent).inspect(intent))
+            stored = _storage(storages, intent).inspect(intent)
+            if stored.finding is Finding.ABSENT:
+                absent.append(intent)
+            else:
+                _place(found, intent, stored)
         except SextonError as error:
             found.errors[intent.row_id] = error
         pulse.examined()
+    _place_absent(found, absent, storages)
     return found
+
+
+def _place_absent(found: Examination, absent: Sequence[DeletionIntent], storages: Storages) -> None:
+    """Absent from this catalog's own store is gone; what another store lacks says nothing."""
+    for kind in sorted({intent.copy for intent in absent}):
+        here = [intent for intent in absent if intent.copy is kind]
+        doubted = storages[kind.value].check_absence(here)
+        found.errors |= doubted
+        gone = (one.row_id for one in here if one.row_id not in doubted)
+        found.ended += [Ended(row_id=row, outcome=Outcome.ALREADY_GONE) for row in gone]
 
 
 def _place(found: Examination, intent: DeletionIntent, stored: StoredCopy) -> None:
     row = intent.row_id
-    if stored.finding is Finding.ABSENT:
-        found.ended.append(Ended(row_id=row, outcome=Outcome.ALREADY_GONE))
-    elif stored.finding is Finding.FOREIGN:
+    if stored.finding is Finding.FOREIGN:
         found.ended.append(Ended(row_id=row, outcome=Outcome.METADATA_MISMATCH, error=stored.detail))
     else:
         found.copies[row] = (intent, stored)

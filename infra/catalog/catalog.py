@@ -7,6 +7,7 @@ from infra.catalog.cursors import SqlCursors
 from infra.catalog.database import Database
 from infra.catalog.deletions import SqlDeletions
 from infra.catalog.fences import SqlFences
+from infra.catalog.identities import SqlIdentities
 from infra.catalog.inspection import SqlInspection
 from infra.catalog.ledgers import SqlLedgers
 from infra.catalog.offloads import SqlOffloads
@@ -35,6 +36,7 @@ class SqlCatalog:
         self.cursors = SqlCursors(database)
         self.schemas = SqlSchemas(database)
         self.commits = SqlCommits(database)
+        self.identities = SqlIdentities(database)
         self.inspection = SqlInspection(database)
         self.fences = SqlFences(database)
         self.audit_log = SqlAuditLog(database)

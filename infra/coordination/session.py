@@ -87,6 +87,11 @@ class Session:
         """How long the server waits for a word of ours."""
         return self._ensemble.timeout_s
 
+    @property
+    def place(self) -> str:
+        """Hosts and path of everything of ours, for messages."""
+        return f"{self._ensemble.hosts}" if "/" in self._ensemble.hosts else f"{self._ensemble.hosts}/"
+
     def ask(self, doing: str, work: Callable[[KazooClient], T]) -> T:
         """Run calls that may be repeated, again while the connection comes and goes, for one session timeout.
 

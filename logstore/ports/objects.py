@@ -114,5 +114,18 @@ def keys_of(objects: Iterable[ObjectInfo]) -> list[str]:
     return [found.key for found in objects]
 
 
-Buckets = Callable[[str], ObjectStore]
+class OwnedStore(ObjectStore, Protocol):
+    """A bucket of a catalog. Any method may raise `CatalogMismatch`: it is refused where it is not the catalog's."""
+
+    def confirm(self) -> None:
+        """See that the bucket is the catalog's now, whatever was seen before.
+
+        To be asked before anything is judged by what the bucket does not hold.
+
+        Raises:
+            CatalogMismatch: It does not carry this catalog's marker.
+        """
+
+
+Buckets = Callable[[str], OwnedStore]
 """A bucket by its name: an offload context says in which one its copy stands."""

@@ -1,10 +1,11 @@
 """Where the copies of ledgers stand, as two-phase deletion needs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from logstore.deletion import DeletionIntent, StoredCopy
+from logstore.errors import SextonError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,15 @@ class CopyStorage(Protocol):
 
         Raises:
             StoreUnavailable: Storage did not answer, or contradicts itself.
+        """
+
+    def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
+        """Ask each store in which copies were found `ABSENT` whether it is the catalog's, once, and now.
+
+        An empty answer of another store says nothing of the catalog's copies.
+
+        Returns:
+            By `row_id`, why the copy may stand elsewhere all the same; a row that is not named is gone.
         """
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:

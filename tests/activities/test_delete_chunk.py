@@ -11,7 +11,14 @@ from activities.deletion.phase_two import Examination, remove
 from activities.deletion.pulse import Pulse
 from logstore import failpoints
 from logstore.deletion import DeletionIntent, DeletionState, Finding, StoredCopy
-from logstore.errors import AlreadyExists, ClaimHeld, ServiceRefused, SextonError, StoreUnavailable
+from logstore.errors import (
+    AlreadyExists,
+    CatalogMismatch,
+    ClaimHeld,
+    ServiceRefused,
+    SextonError,
+    StoreUnavailable,
+)
 from logstore.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
@@ -65,6 +72,36 @@ def test_chunk_of_a_ledger_gone_already_counts_as_success(world: World) -> None:
     world.detach()
     world.objects.delete([key for key in world.objects.keys if key.startswith(ledger_prefix(ledger))])
     assert delete(world).outcomes == {"ALREADY_GONE": 1}
+
+
+def test_chunk_absent_from_a_store_that_is_not_the_catalogs_is_not_gone(world: World) -> None:
+    """An empty answer of another store certifies nothing: the rows wait, and what is there now is deleted."""
+    gone, there = world.fill(2)
+    world.detach()
+    world.objects.delete([key for key in world.objects.keys if key.startswith(ledger_prefix(gone))])
+    world.objects.refusal = CatalogMismatch("bucket b", expected="ours", found="no marker", advice="look")
+    result = delete(world)
+    assert result.outcomes == {"DELETED": 1, "RETRYING": 1}
+    (row,) = [one for one in world.intents() if one.ledger_id == gone]
+    assert (row.state, row.last_error) == (
+        DeletionState.PENDING,
+        "CatalogMismatch: bucket b: expected ours, found no marker; look",
+    )
+    assert world.left_of(there) == []
+
+
+def test_chunk_asks_whose_store_it_is_once_and_only_where_something_is_absent(world: World) -> None:
+    """One more request for a chunk, however many of its ledgers are gone."""
+    asked: list[int] = []
+    object.__setattr__(world.objects, "confirm", lambda: asked.append(1))
+    ledgers = world.fill(3)
+    world.detach()
+    delete(world)
+    assert asked == []
+    world.sql("UPDATE pending_deletion SET state = 'PENDING', outcome = NULL")
+    assert world.left_of(ledgers[0]) == []
+    assert delete(world).outcomes == {"ALREADY_GONE": 3}
+    assert asked == [1]
 
 
 def test_chunk_run_twice_ends_the_same(world: World) -> None:
@@ -436,6 +473,9 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
 
     class TakenOver:
         def inspect(self, intent: DeletionIntent) -> StoredCopy:
+            raise NotImplementedError
+
+        def check_absence(self, absent: object) -> dict[int, SextonError]:
             raise NotImplementedError
 
         def statement(self, intent: DeletionIntent) -> None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import BinaryIO
 
 from infra.objects.keys import check_key, check_metadata, check_written_key, refusal
-from logstore.errors import AlreadyExists, CorruptData, InvalidInput, StoreUnavailable
+from logstore.errors import AlreadyExists, CorruptData, InvalidInput, SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
 
 
@@ -72,9 +72,15 @@ class FakeObjectStore:
         self.calls: list[tuple[Operation, str]] = []  # one per key; a listing by its prefix
         self.part_bytes = 16 << 20  # a larger file goes in parts
         self.unfinished: set[str] = set()  # keys with parts that nobody finished or aborted
+        self.refusal: SextonError | None = None  # what `confirm` raises: the bucket is not the catalog's
         self._held: dict[str, _Held] = {}
         self._faults: list[Fault] = []
         self._lock = threading.RLock()
+
+    def confirm(self) -> None:
+        """See `OwnedStore`; it is the catalog's unless a test says otherwise."""
+        if self.refusal:
+            raise self.refusal
 
     def plan(self, *faults: Fault) -> None:
         """Add faults; of those that match a call, the earliest planned one happens."""

@@ -27,11 +27,13 @@ from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.deletion import DeletionState
+from logstore.identity import MARKER_KEY, marker_of
 from logstore.ports.catalog import Cause, Claim
 from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.faults.world import Process
+from tests.servers import CATALOG_ID
 from workers.client import Sexton
 from workers.connections import connect_client
 from workers.settings import Settings
@@ -76,6 +78,7 @@ class RealWorld:
             connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('topic', ?)", (first,))
             connection.execute("UPDATE catalog SET next_ledger_id = ?", (first,))
         StackHome.at(self.settings.home).prepare()
+        self.planted[MARKER_KEY] = marker_of(CATALOG_ID)
         for key, body in PLANTED.items():
             self.plant(key, body)
         return self
@@ -88,6 +91,7 @@ class RealWorld:
     def look(self) -> Seen:
         """What the auditor sees; asked while nothing runs, or after it."""
         objects, cold = (self._content(name) for name in (self.settings.primary_bucket, self.settings.tiered_bucket))
+        del cold[MARKER_KEY]
         uploads = self._s3.list_multipart_uploads(Bucket=self.settings.tiered_bucket).get("Uploads", ())
         return look(self._database, objects, self.planted, tiered=cold, parts={each["Key"] for each in uploads})
 

@@ -1,9 +1,11 @@
 """What outlives a crash (SQL and objects), and the processes that come and go over it."""
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from sqlalchemy import Connection, event
@@ -18,10 +20,12 @@ from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
 from logstore.failpoints import SimulatedCrash
 from logstore.group_commit import GroupCommitter
+from logstore.identity import MARKER_KEY, Place, Role, marker_of
 from logstore.ledgers import CopyKind
 from logstore.managed_ledger import ManagedLedger
 from logstore.managed_ledger.clock import Clock
 from logstore.offload import Offloader
+from logstore.own_stores import OwnStore, OwnStores
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
@@ -108,6 +112,7 @@ class World:
         self.fatal: int | None = None  # before which write, counted from 1, its process dies
         self.planted: dict[str, bytes] = {}
         if store is None:
+            self.plant(MARKER_KEY, marker_of(_catalog_id(database)))  # else it would be refused for what is planted
             for key, body in PLANTED.items():
                 self.plant(key, body)
 
@@ -141,13 +146,22 @@ class World:
 
     def look(self) -> Seen:
         """What the auditor sees."""
-        cold = {key: held.body for key, held in self.tiered._held.items()}
+        cold = {key: held.body for key, held in self.tiered._held.items() if key != MARKER_KEY}
         return look(self.database, self.objects, self.planted, tiered=cold, parts=self.tiered.unfinished)
 
     @property
     def objects(self) -> Mapping[str, bytes]:
         """The store's own dict."""
         return {key: held.body for key, held in self.store._held.items()}
+
+    def _buckets(self, catalog: SqlCatalog) -> tuple[OwnStore, Callable[[str], OwnStore]]:
+        """The buckets as a process of the catalog uses them."""
+        stores = OwnStores(catalog.identities)
+        place = Place(role=Role.PRIMARY, bucket="warm", address="")
+        cold = replace(place, role=Role.TIERED)
+        return stores.own(place, self.store), cache(
+            lambda name: stores.own(replace(cold, bucket=name), self.bucket(name))
+        )
 
     @contextmanager
     def process(self, *, registration_timeout_s: float = 600) -> Iterator[Process]:
@@ -156,11 +170,12 @@ class World:
         event.listen(database.engine, "connect", _without_fsync)
         event.listen(database.engine, "commit", self._commit)
         catalog = SqlCatalog(database, registration_timeout_s=registration_timeout_s)
+        primary, cold = self._buckets(catalog)
         committer = GroupCommitter(catalog.commits)
         clock = Clock(sleep=lambda _: None)
         managed = ManagedLedger(
             ledgers=catalog.ledgers,
-            objects=self.store,
+            objects=primary,
             committer=committer,
             application="sexton",
             clock=clock,
@@ -168,7 +183,7 @@ class World:
         contents = ComponentLedgers(
             components=catalog.components,
             ledgers=catalog.ledgers,
-            objects=self.store,
+            objects=primary,
             application="sexton",
             clock=clock,
         )
@@ -181,16 +196,14 @@ class World:
         )
         subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
         storages: Storages = {
-            CopyKind.LEDGER.value: PrimaryCopies(self.store),
-            CopyKind.OFFLOADED_LEDGER.value: TieredCopies(
-                self.bucket, now_us=lambda: catalog.offloads.now_us() + LATER_US
-            ),
+            CopyKind.LEDGER.value: PrimaryCopies(primary),
+            CopyKind.OFFLOADED_LEDGER.value: TieredCopies(cold, now_us=lambda: catalog.offloads.now_us() + LATER_US),
         }
         offloader = Offloader(
             offloads=catalog.offloads,
             ledgers=catalog.ledgers,
-            primary=self.store,
-            buckets=self.bucket,
+            primary=primary,
+            buckets=cold,
             place={"driver": "aws-s3", "bucket": BUCKET},
             folder=self.database.parent / "tmp",
         )
@@ -246,6 +259,11 @@ class World:
                 self.store.short[prefix] = 2
             case Trouble.SILENT:
                 self.store.plan(_fault(Operation.LIST, FaultKind.BEFORE, prefix, 3))
+
+
+def _catalog_id(database: Path) -> str:
+    with closing(sqlite3.connect(database)) as connection:
+        return str(connection.execute("SELECT catalog_id FROM catalog").fetchone()[0])
 
 
 def _fault(operation: Operation, kind: FaultKind, name: str, times: int) -> Fault:

@@ -10,7 +10,6 @@ from logstore.ledgers import CopyKind
 from logstore.managed_ledger import ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.offload import Evidence, Offloader, Uploaded
-from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 from logstore.tiered import data_key, index_key
 from tests.fakes.objects import FakeObjectStore
@@ -29,7 +28,7 @@ class Offloading:
     tiered: FakeObjectStore = field(default_factory=FakeObjectStore)
     now_s: float = 0.0
 
-    def bucket(self, name: str) -> ObjectStore:
+    def bucket(self, name: str) -> FakeObjectStore:
         """See `Buckets`."""
         assert name == "cold"
         return self.tiered

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.deletion import DeletionIntent, Finding, StoredCopy
-from logstore.errors import CorruptData, StoreUnavailable, UploadOpen
+from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Removal
@@ -226,3 +226,14 @@ def test_owner_of_the_intent_is_that_of_the_statement() -> None:
         application="sexton", component=Component.MANAGED_LEDGER, topic_id=TopicId(3), topic=INTENT.topic, keys={}
     )
     assert owner.digest == INTENT.owner.digest
+
+
+def test_absence_is_doubted_in_each_bucket_that_is_not_the_catalogs() -> None:
+    """Each bucket is asked once; a copy in a bucket that is ours is gone."""
+    ours, theirs = FakeObjectStore(), FakeObjectStore()
+    theirs.refusal = CatalogMismatch("bucket theirs", expected="ours", found="no marker", advice="look")
+    storage = TieredCopies({"ours": ours, "theirs": theirs}.__getitem__, now_us=lambda: NOW_US)
+    rows = [(1, "ours"), (2, "theirs"), (3, "theirs")]
+    absent = [replace(INTENT, row_id=row, context={"uuid": UUID, "bucket": bucket}) for row, bucket in rows]
+    assert storage.check_absence(absent) == {2: theirs.refusal, 3: theirs.refusal}
+    assert storage.check_absence([]) == {}

@@ -31,7 +31,7 @@ def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_pat
     """A production set-up is not told that its home never saw a start, and looking creates nothing."""
     settings = Settings(home=tmp_path / "home", temporal_address="127.0.0.1:1", s3_endpoint="http://127.0.0.1:1")
     rows = {str(row["name"]): row for row in status(settings)}
-    assert list(rows) == ["temporal", "object store", "zookeeper", "database", "worker"]
+    assert list(rows) == ["temporal", "object store", "zookeeper", "database", "identity", "worker"]
     assert not any(row["ok"] for row in rows.values())
     assert "127.0.0.1:1" in str(rows["temporal"]["detail"])
     assert "http://127.0.0.1:1" in str(rows["object store"]["detail"])

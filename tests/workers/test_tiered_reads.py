@@ -8,6 +8,7 @@ import pytest
 
 from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import MissingData
+from logstore.identity import MARKER_KEY
 from logstore.ledgers import CopyKind, ledger_prefix, segment_key
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
@@ -107,4 +108,4 @@ def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: T
         cause=Cause(actor="tests", reason="a test", workflow_id="w"),
     )
     assert [entry.payload for entry in log.managed.scan(topic)] == [b"open"]
-    assert [found.key for found in bucket.list("")] == ["another-applications"]
+    assert [found.key for found in bucket.list("")] == ["another-applications", MARKER_KEY]

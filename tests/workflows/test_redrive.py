@@ -18,7 +18,9 @@ from workers.settings import Settings
 def sexton(house: House, home: Path) -> Sexton:
     """The client of a program over the house's catalog and queue."""
     url = house.world.catalog.database.engine.url.render_as_string(hide_password=False)
-    return Sexton(house.client, Settings(home=home, database_url=url, task_queue=house.queue))
+    made = Sexton(house.client, Settings(home=home, database_url=url, task_queue=house.queue))
+    made._compared = True  # the house has no S3, and its namespace serves many catalogs
+    return made
 
 
 async def dead_letters(house: House, count: int) -> list[LedgerId]:

@@ -62,15 +62,18 @@ class Services:
 
         return collector_of(os.environ)
 
-    def open_directory(self, settings: "Settings", bundles: int) -> AbstractContextManager["Directory"]:
+    def open_directory(
+        self, settings: "Settings", bundles: int, catalog_id: str
+    ) -> AbstractContextManager["Directory"]:
         """What stands in ZooKeeper of owners and workers.
 
         Raises:
+            CatalogMismatch: ZooKeeper's path is another catalog's.
             ServiceFailed: It is not known, cannot be reached, or refuses us.
         """
         from workers.owners_view import open_directory  # noqa: PLC0415
 
-        return open_directory(settings, bundles)
+        return open_directory(settings, bundles, catalog_id)
 
     async def connect(self, settings: "Settings") -> "Sexton":
         """The Temporal client.

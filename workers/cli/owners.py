@@ -160,6 +160,7 @@ def directory_of(session: Session) -> "Iterator[Directory | None]":
     if session.settings.ownership == "single":
         yield None
         return
-    bundles = session.log.catalog.fences.bundles()
-    with session.services.open_directory(session.settings, bundles) as directory:
+    catalog = session.log.catalog
+    bundles, catalog_id = catalog.fences.bundles(), catalog.identities.catalog_id()
+    with session.services.open_directory(session.settings, bundles, catalog_id) as directory:
         yield directory

@@ -22,6 +22,7 @@ from logstore.ports.catalog.components import Components
 from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
 from logstore.ports.catalog.deletions import Deletions
 from logstore.ports.catalog.fences import Fence, Fences
+from logstore.ports.catalog.identities import Identities
 from logstore.ports.catalog.inspection import (
     Decision,
     FiledIntent,
@@ -62,6 +63,7 @@ __all__ = [
     "Filed",
     "FiledIntent",
     "Forgotten",
+    "Identities",
     "Inflight",
     "Inspection",
     "KnownCopy",
@@ -130,3 +132,5 @@ class Catalog(Protocol):
     def topic_trims(self) -> TopicTrims: ...  # noqa: D102
     @property
     def audit_log(self) -> AuditLog: ...  # noqa: D102
+    @property
+    def identities(self) -> Identities: ...  # noqa: D102

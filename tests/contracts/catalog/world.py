@@ -16,6 +16,7 @@ from logstore.ports.catalog import (
     Deletions,
     Detached,
     Fences,
+    Identities,
     Ledgers,
     Offloads,
     Redrives,
@@ -56,6 +57,8 @@ class Parts(Protocol):
     def offloads(self) -> Offloads: ...  # noqa: D102
     @property
     def fences(self) -> Fences: ...  # noqa: D102
+    @property
+    def identities(self) -> Identities: ...  # noqa: D102
     @property
     def topic_deletions(self) -> TopicDeletions: ...  # noqa: D102
     @property

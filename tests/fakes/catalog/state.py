@@ -12,6 +12,7 @@ from logstore.errors import (
     PreconditionFailed,
     UnknownObject,
 )
+from logstore.identity import Role
 from logstore.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ownership import BundleId
 from logstore.ports.catalog import (
@@ -31,6 +32,7 @@ from tests.fakes.catalog.components import FakeComponents
 from tests.fakes.catalog.cursors import FakeCursors
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.fences import FakeFences
+from tests.fakes.catalog.identities import FakeIdentities
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.fakes.catalog.offloads import FakeOffloads
 from tests.fakes.catalog.phase_one import Run
@@ -73,6 +75,8 @@ class FakeCatalog:
     ) -> None:
         self.now_us = now_us  # stands still until moved
         self.current_epoch = 1
+        self.catalog_id = "00000000-0000-4000-8000-000000000001"
+        self.markers: dict[tuple[Role, str], int] = {}  # when each bucket was recorded as marked
         self.next_ledger = first_ledger
         self.bundles = 64
         self.fence_rows: dict[BundleId, Fence] = {}
@@ -107,6 +111,7 @@ class FakeCatalog:
         self.schemas = FakeSchemas(self)
         self.commits = FakeCommits(self)
         self.fences = FakeFences(self)
+        self.identities = FakeIdentities(self)
         self.audit_log = FakeAuditLog(self)
         self.deletions = FakeDeletions(self)
         self.offloads = FakeOffloads(self)

@@ -19,7 +19,6 @@ from logstore.ledgers import CopyKind, LedgerStatement
 from logstore.managed_ledger import Clock, ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.offload import Offloader
-from logstore.ports.objects import ObjectStore
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId
 from logstore.primary_copies import PrimaryCopies
@@ -165,7 +164,7 @@ class House:
     def _has_primary(self, ledger_id: int) -> bool:
         return CopyKind.LEDGER in self.catalog.copies.get(LedgerId(ledger_id), {})
 
-    def _bucket(self, name: str) -> ObjectStore:
+    def _bucket(self, name: str) -> Store:
         assert name == _BUCKET, name
         return self.cold
 

@@ -1,0 +1,124 @@
+"""Which catalog a store belongs to: the marker that each bucket of a catalog carries, and the rule upon what is found.
+
+An empty listing of a store that is not the catalog's says nothing of the catalog's ledgers. So nothing is judged by
+what a bucket does not hold before its marker was seen to name this catalog.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from logstore.errors import CatalogMismatch
+
+MARKER_KEY: Final = "sexton-catalog.json"
+"""Key of the marker, in every bucket of a catalog; no ledger and no record block is ever named so."""
+
+_CATALOG: Final = "catalog_id"
+
+
+class Role(StrEnum):
+    """What a bucket is for. Stored by name."""
+
+    PRIMARY = "primary"
+    TIERED = "tiered"
+    RECORDS = "records"
+
+    @property
+    def single(self) -> bool:
+        """Whether a catalog has one bucket of this role, for ever; tiered copies may stand in several."""
+        return self is not Role.TIERED
+
+    def holds(self, key: str) -> bool:
+        """Whether a key is one that a catalog writes into its bucket of this role."""
+        return bool(_KEYS[self].match(key))
+
+    @property
+    def prefix(self) -> str:
+        """Where to list for such keys."""
+        return _PREFIXES[self]
+
+
+_PREFIXES: Final = {Role.PRIMARY: "ledgers/", Role.TIERED: "", Role.RECORDS: "records/"}
+_KEYS: Final = {
+    Role.PRIMARY: re.compile("ledgers/"),
+    Role.TIERED: re.compile(r"[^/]+-ledger-[0-9]+(-index)?\Z"),
+    Role.RECORDS: re.compile("records/"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A bucket as the settings, or an offload context, name it."""
+
+    role: Role
+    bucket: str
+    address: str  # of the store, for messages; empty: AWS
+
+    def __str__(self) -> str:
+        return f"{self.role.value} bucket {self.bucket} at {self.address or 'AWS'}"
+
+
+class Standing(StrEnum):
+    """What a bucket is to a catalog."""
+
+    OURS = "OURS"  # its marker names this catalog
+    FOREIGN = "FOREIGN"  # its marker names another one
+    LOST = "LOST"  # this catalog has marked it, and the marker is not there
+    ELSEWHERE = "ELSEWHERE"  # it has no marker, and this catalog has marked another bucket of its role
+    UNMARKED = "UNMARKED"  # it has no marker, and this catalog has marked none of its role
+
+
+def judge(found: str | None, *, catalog_id: str, place: Place, marked: Collection[tuple[Role, str]]) -> Standing:
+    """Say what a bucket is to the catalog.
+
+    Args:
+        found: The catalog that its marker names, or None where it has no marker.
+        catalog_id: This catalog's.
+        place: Which bucket.
+        marked: Role and name of every bucket that this catalog has marked.
+    """
+    if found is not None:
+        return Standing.OURS if found == catalog_id else Standing.FOREIGN
+    if (place.role, place.bucket) in marked:
+        return Standing.LOST
+    if place.role.single and any(role is place.role for role, _ in marked):
+        return Standing.ELSEWHERE
+    return Standing.UNMARKED
+
+
+def refusal(
+    standing: Standing, found: str | None, *, catalog_id: str, place: Place, marked: Collection[tuple[Role, str]]
+) -> CatalogMismatch | None:
+    """Why a bucket of that standing is not used; None where it may be, or may become the catalog's."""
+    expected = f"the marker of catalog {catalog_id}"
+    match standing:
+        case Standing.FOREIGN:
+            advice = "check bucket, endpoint and database: they are not of one store"
+            return CatalogMismatch(str(place), expected=expected, found=f"that of catalog {found}", advice=advice)
+        case Standing.LOST:
+            advice = "another store answers at this address, or the bucket was emptied"
+            return CatalogMismatch(str(place), expected=expected, found="no marker", advice=advice)
+        case Standing.ELSEWHERE:
+            names = ", ".join(sorted(bucket for role, bucket in marked if role is place.role))
+            advice = f"this catalog's {place.role.value} bucket is {names}"
+            return CatalogMismatch(str(place), expected=expected, found="no marker", advice=advice)
+        case Standing.OURS | Standing.UNMARKED:
+            return None
+
+
+def marker_of(catalog_id: str) -> bytes:
+    """The marker's content: one JSON object, the same for every bucket and every process of a catalog."""
+    return json.dumps({_CATALOG: catalog_id}).encode()
+
+
+def marked_by(content: bytes) -> str:
+    """The catalog that a marker names; of one that cannot be read, how it begins: it is nobody's we know."""
+    try:
+        told = json.loads(content)
+    except ValueError:
+        told = None
+    named = told.get(_CATALOG) if isinstance(told, dict) else None
+    return named if isinstance(named, str) else f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})"

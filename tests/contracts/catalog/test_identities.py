@@ -1,0 +1,70 @@
+"""The catalog's own id, the buckets that carry it, and what must stand in them."""
+
+from logstore.identity import Role
+from logstore.ledgers import CopyKind, CopyState
+from logstore.positions import LedgerId
+from tests.contracts.catalog.steps import filled, new_topic, newborn
+from tests.contracts.catalog.worlds import World
+
+
+def _ids(world: World, role: Role, bucket: str = "", *, limit: int = 100) -> list[tuple[str, LedgerId]]:
+    return [(one.state, one.intent.ledger_id) for one in world.catalog.identities.evidence(role, bucket, limit=limit)]
+
+
+def test_catalog_has_one_id_for_ever(world: World) -> None:
+    """A UUID, the same at each look."""
+    found = world.catalog.identities.catalog_id()
+    assert len(found) == 36
+    assert world.catalog.identities.catalog_id() == found
+
+
+def test_marker_is_recorded_once_by_role_and_bucket(world: World) -> None:
+    """Repeating it changes nothing."""
+    identities = world.catalog.identities
+    assert identities.marked() == frozenset()
+    for _ in range(2):
+        identities.record(Role.PRIMARY, "logs")
+        identities.record(Role.TIERED, "logs")
+    assert identities.marked() == {(Role.PRIMARY, "logs"), (Role.TIERED, "logs")}
+
+
+def test_evidence_is_live_copies_newest_first_then_those_on_their_way_out(world: World) -> None:
+    """A newborn whose statement nobody confirmed proves nothing; nor does a ledger that is gone."""
+    topic = new_topic(world)
+    a, b, c = filled(world, topic.topic_id, 3)
+    newborn(world, topic.topic_id)
+    world.detach(topic.topic_id, [a])
+    assert _ids(world, Role.PRIMARY) == [("LIVE", c), ("LIVE", b), ("PENDING", a)]
+    assert _ids(world, Role.PRIMARY, limit=1) == [("LIVE", c)]
+    assert _ids(world, Role.TIERED, "cold") == []
+    assert _ids(world, Role.RECORDS) == []
+
+
+def test_evidence_can_be_asked_for_in_storage(world: World) -> None:
+    """It carries all that a statement is compared with, live or not."""
+    topic = new_topic(world)
+    a, _ = filled(world, topic.topic_id, 2)
+    (_, before) = world.catalog.identities.evidence(Role.PRIMARY, "", limit=9)
+    world.detach(topic.topic_id, [a])
+    (_, after) = world.catalog.identities.evidence(Role.PRIMARY, "", limit=9)
+    assert (before.state, after.state) == ("LIVE", "PENDING")
+    assert before.intent.owner == after.intent.owner
+    assert before.intent.owner.topic == topic.name
+    assert before.intent.ledger_created_us == after.intent.ledger_created_us > 0
+    assert before.intent.copy is after.intent.copy is CopyKind.LEDGER
+
+
+def test_evidence_of_a_tiered_bucket_is_what_contexts_say_stands_there(world: World) -> None:
+    """Copies being written prove nothing, and copies in other buckets are theirs."""
+    topic = new_topic(world)
+    a, b, c, d = filled(world, topic.topic_id, 4)
+    world.add_copy(a, CopyState.LIVE, uuid="u-1", bucket="cold")
+    world.add_copy(b, CopyState.WRITING, uuid="u-2", bucket="cold")
+    world.add_copy(c, CopyState.LIVE, uuid="u-3", bucket="colder")
+    world.add_copy(d, CopyState.LIVE, uuid="u-4", bucket="cold")
+    assert _ids(world, Role.TIERED, "cold") == [("LIVE", d), ("LIVE", a)]
+    assert _ids(world, Role.TIERED, "colder") == [("LIVE", c)]
+    world.detach(topic.topic_id, [a])
+    assert _ids(world, Role.TIERED, "cold") == [("LIVE", d), ("PENDING", a)]
+    (found, _) = world.catalog.identities.evidence(Role.TIERED, "cold", limit=9)
+    assert found.intent.context["uuid"] == "u-4"

@@ -1,0 +1,73 @@
+"""The catalog's own id and the buckets that carry it, in memory."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from logstore.deletion import DeletionIntent, DeletionState
+from logstore.identity import Role
+from logstore.ledgers import CopyKind, CopyState
+from logstore.ports.catalog import KnownCopy
+from logstore.positions import LedgerId
+
+if TYPE_CHECKING:
+    from tests.fakes.catalog.state import FakeCatalog
+
+_KINDS = {Role.PRIMARY: CopyKind.LEDGER, Role.TIERED: CopyKind.OFFLOADED_LEDGER}
+
+
+class FakeIdentities:
+    """The `Identities` port."""
+
+    def __init__(self, catalog: "FakeCatalog") -> None:
+        self._catalog = catalog
+
+    def catalog_id(self) -> str:
+        """See the port."""
+        return self._catalog.catalog_id
+
+    def marked(self) -> frozenset[tuple[Role, str]]:
+        """See the port."""
+        with self._catalog.lock:
+            return frozenset(self._catalog.markers)
+
+    def record(self, role: Role, bucket: str) -> None:
+        """See the port."""
+        with self._catalog.lock:
+            self._catalog.markers.setdefault((role, bucket), self._catalog.now_us)
+
+    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
+        """See the port."""
+        kind = _KINDS.get(role)
+        with self._catalog.lock:
+            known = [*self._live(kind), *self._on_their_way_out(kind)] if kind else []
+        here = (one for one in known if role is Role.PRIMARY or one.intent.context.get("bucket") == bucket)
+        return list(islice(here, limit))
+
+    def _live(self, kind: CopyKind) -> Iterator[KnownCopy]:
+        for ledger_id, copies in sorted(self._catalog.copies.items(), reverse=True):
+            if kind in copies and copies[kind].state is CopyState.LIVE:
+                yield KnownCopy(state=CopyState.LIVE.value, intent=self._asked_with(ledger_id, kind))
+
+    def _on_their_way_out(self, kind: CopyKind) -> Iterator[KnownCopy]:
+        for _, intent in sorted(self._catalog.intent_rows.items(), reverse=True):
+            if intent.copy is kind and intent.state is DeletionState.PENDING and not intent.damage:
+                yield KnownCopy(state=intent.state.value, intent=intent)
+
+    def _asked_with(self, ledger_id: LedgerId, kind: CopyKind) -> DeletionIntent:
+        statement = self._catalog.statements[ledger_id]
+        return DeletionIntent(
+            row_id=0,
+            batch_id="",
+            ledger_id=ledger_id,
+            copy=kind,
+            generation=self._catalog.ledger_rows[ledger_id].generation + 1,
+            application=statement.owner.application,
+            component=statement.owner.component.value,
+            topic_id=statement.owner.topic_id,
+            topic=statement.owner.topic,
+            keys=statement.owner.keys,
+            context=self._catalog.copies[ledger_id][kind].context,
+            ledger_created_us=statement.created_us,
+            epoch=statement.epoch,
+        )

@@ -1,0 +1,58 @@
+"""A path of ZooKeeper serves one catalog, whoever comes first."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from kazoo.client import KazooClient
+
+from infra.coordination.identity import CATALOG, claim_path, compare_path
+from infra.coordination.session import Ensemble, Session
+from logstore.errors import CatalogMismatch
+
+pytestmark = pytest.mark.external_service
+
+OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
+
+
+@pytest.fixture
+def session(ensemble: Ensemble) -> Iterator[Session]:
+    """One that is open."""
+    found = Session(replace(ensemble, timeout_s=10.0), lambda _: None)
+    yield found
+    found.close()
+
+
+def test_path_is_the_first_catalogs_for_ever(session: Session, looker: KazooClient, ensemble: Ensemble) -> None:
+    """Its node outlives every session; another catalog is refused by both ids and the path."""
+    claim_path(session, OURS)
+    claim_path(session, OURS)
+    body, stat = looker.get(CATALOG)
+    assert (body, stat.ephemeralOwner) == (OURS.encode(), 0)
+    for compare in (claim_path, compare_path):
+        with pytest.raises(CatalogMismatch, match=f"catalog {THEIRS}, found that of catalog {OURS}") as refused:
+            compare(session, THEIRS)
+        assert ensemble.hosts in str(refused.value)
+    assert compare_path(session, OURS)
+
+
+def test_looking_claims_nothing(session: Session, looker: KazooClient) -> None:
+    """Where no worker ever took part the path is nobody's."""
+    assert not compare_path(session, OURS)
+    assert looker.exists(CATALOG) is None
+
+
+def test_two_catalogs_that_claim_at_once_end_with_one(session: Session, looker: KazooClient) -> None:
+    """A create that finds the node compares it."""
+
+    def claim(catalog_id: str) -> str:
+        try:
+            claim_path(session, catalog_id)
+        except CatalogMismatch:
+            return ""
+        return catalog_id
+
+    with ThreadPoolExecutor(8) as pool:
+        won = set(pool.map(claim, [OURS, THEIRS] * 8)) - {""}
+    assert won == {looker.get(CATALOG)[0].decode()}

@@ -1,0 +1,97 @@
+"""What a bucket is to a catalog, as a table, and what is said where it is refused."""
+
+import pytest
+
+from logstore.errors import CatalogMismatch
+from logstore.identity import MARKER_KEY, Place, Role, Standing, judge, marked_by, marker_of, refusal
+from logstore.ledgers import meta_digest, segment_number
+
+OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
+PRIMARY = Place(role=Role.PRIMARY, bucket="logs", address="http://127.0.0.1:8333")
+TIERED = Place(role=Role.TIERED, bucket="cold", address="")
+RECORDS = Place(role=Role.RECORDS, bucket="records", address="")
+
+_NOTHING: frozenset[tuple[Role, str]] = frozenset()
+_LOGS, _OLD = frozenset({(Role.PRIMARY, "logs")}), frozenset({(Role.PRIMARY, "old-logs")})
+
+
+@pytest.mark.parametrize(
+    ("found", "place", "marked", "standing"),
+    [
+        (OURS, PRIMARY, _NOTHING, Standing.OURS),  # a process died before it recorded the marker
+        (OURS, PRIMARY, _LOGS, Standing.OURS),
+        (OURS, PRIMARY, _OLD, Standing.OURS),  # moved, marker and all
+        (THEIRS, PRIMARY, _NOTHING, Standing.FOREIGN),
+        (THEIRS, PRIMARY, _LOGS, Standing.FOREIGN),
+        (THEIRS, TIERED, _NOTHING, Standing.FOREIGN),
+        (None, PRIMARY, _LOGS, Standing.LOST),
+        (None, PRIMARY, _LOGS | _OLD, Standing.LOST),
+        (None, PRIMARY, _OLD, Standing.ELSEWHERE),
+        (None, PRIMARY, frozenset({(Role.TIERED, "logs")}), Standing.UNMARKED),
+        (None, PRIMARY, _NOTHING, Standing.UNMARKED),
+        (None, TIERED, frozenset({(Role.TIERED, "cold")}), Standing.LOST),
+        (None, TIERED, frozenset({(Role.TIERED, "older")}), Standing.UNMARKED),  # tiered copies stand in several
+        (None, RECORDS, frozenset({(Role.RECORDS, "other")}), Standing.ELSEWHERE),
+    ],
+)
+def test_judge_compares_the_marker_with_what_was_recorded(
+    found: str | None, place: Place, marked: frozenset[tuple[Role, str]], standing: Standing
+) -> None:
+    """The whole rule; only a bucket that carries our id, or of whose role none was ever marked, may be used."""
+    assert judge(found, catalog_id=OURS, place=place, marked=marked) is standing
+    refused = refusal(standing, found, catalog_id=OURS, place=place, marked=marked)
+    assert isinstance(refused, CatalogMismatch) is (standing not in {Standing.OURS, Standing.UNMARKED})
+
+
+@pytest.mark.parametrize(
+    ("standing", "found", "marked", "words"),
+    [
+        (Standing.FOREIGN, THEIRS, _LOGS, ["primary bucket logs at http://127.0.0.1:8333", OURS, THEIRS]),
+        (Standing.LOST, None, _LOGS, ["logs at http://127.0.0.1:8333", OURS, "no marker", "another store answers"]),
+        (Standing.ELSEWHERE, None, _OLD, ["bucket logs", OURS, "this catalog's primary bucket is old-logs"]),
+    ],
+)
+def test_refusal_names_bucket_endpoint_expected_and_found(
+    standing: Standing, found: str | None, marked: frozenset[tuple[Role, str]], words: list[str]
+) -> None:
+    """An operator can tell which setting is wrong."""
+    told = str(refusal(standing, found, catalog_id=OURS, place=PRIMARY, marked=marked))
+    assert [word for word in words if word not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (marker_of(OURS), OURS),
+        (b'{"catalog_id": "x", "more": 1}', "x"),  # later releases may say more
+        (b'{"catalog": "x"}', 'unreadable (\'{"catalog": "x"}\')'),
+        (b"[]", "unreadable ('[]')"),
+        (b"\xff", "unreadable ('\N{REPLACEMENT CHARACTER}')"),
+    ],
+)
+def test_marker_is_read_back_and_a_damaged_one_is_nobodys(content: bytes, found: str) -> None:
+    """What cannot be read is never this catalog's, and never absent."""
+    assert marked_by(content) == found
+
+
+def test_marker_key_is_no_ledgers() -> None:
+    """No listing of ledgers meets it."""
+    assert not [role for role in Role if role.holds(MARKER_KEY)]
+    assert meta_digest(MARKER_KEY) is None
+    assert segment_number(MARKER_KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("role", "key", "holds"),
+    [
+        (Role.PRIMARY, "ledgers/00/0000000000000000/00000000.parquet", True),
+        (Role.PRIMARY, "another-application/ledgers/00/x", False),
+        (Role.TIERED, "01234567-89ab-4cde-8f01-23456789abcd-ledger-7", True),
+        (Role.TIERED, "01234567-89ab-4cde-8f01-23456789abcd-ledger-7-index", True),
+        (Role.TIERED, "readme-ledger-x", False),
+        (Role.RECORDS, "records/blocks/1.parquet", True),
+    ],
+)
+def test_role_knows_the_keys_that_a_catalog_writes(role: Role, key: str, holds: bool) -> None:
+    """These make a bucket without a marker somebody's."""
+    assert role.holds(key) is holds

@@ -1,0 +1,306 @@
+"""Buckets are compared before their first use, adopted once with evidence, and asked again before absence counts."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from logstore import failpoints
+from logstore.errors import CatalogMismatch, StoreUnavailable
+from logstore.failpoints import SimulatedCrash
+from logstore.identity import MARKER_KEY, Place, Role, Standing, marker_of
+from logstore.ledgers import CopyKind, CopyState, meta_key
+from logstore.own_stores import OwnStore, OwnStores
+from logstore.positions import LedgerId, TopicId
+from logstore.retention import RetentionPolicy
+from logstore.tiered import index_key
+from tests.fakes.catalog import Copy, FakeCatalog
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+
+PLACE = Place(role=Role.PRIMARY, bucket="logs", address="http://store")
+COLD = Place(role=Role.TIERED, bucket="cold", address="http://store")
+UUID = "01234567-89ab-4cde-8f01-23456789abcd"
+THEIRS = "ffffffff-0000-4000-8000-00000000000b"
+
+
+@pytest.fixture
+def catalog() -> FakeCatalog:
+    """An empty catalog."""
+    return FakeCatalog()
+
+
+@pytest.fixture
+def bucket() -> FakeObjectStore:
+    """An empty bucket."""
+    return FakeObjectStore()
+
+
+def own(catalog: FakeCatalog, bucket: FakeObjectStore, place: Place = PLACE) -> OwnStore:
+    """The bucket as a process of its own uses it."""
+    return OwnStores(catalog.identities).own(place, bucket)
+
+
+def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | None = None) -> LedgerId:
+    """A live ledger of a topic, with its statement in these buckets."""
+    topics = catalog.topics.all()
+    topic = topics[0] if topics else catalog.topics.create("persistent://a/b/topic", RetentionPolicy())
+    made = catalog.ledgers.create(topic.topic_id, application="sexton")
+    last = catalog.ledgers.last(topic.topic_id)
+    assert catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)
+    facts = made.to_metadata() | ({} if created_us is None else {"created-us": str(created_us)})
+    for store in stores:
+        store.put_if_absent(meta_key(made.ledger_id, made.owner), made.to_json(), metadata=facts)
+    return made.ledger_id
+
+
+def offload(catalog: FakeCatalog, ledger_id: LedgerId, store: FakeObjectStore | None, *, cold: str = "cold") -> None:
+    """A live tiered copy of it."""
+    context = {"uuid": UUID, "bucket": cold}
+    catalog.copies[ledger_id][CopyKind.OFFLOADED_LEDGER] = Copy(state=CopyState.LIVE, context=context)
+    if store:
+        facts = catalog.statements[ledger_id].to_metadata()
+        store.put_if_absent(index_key(UUID, ledger_id), b"index", metadata=facts)
+
+
+def marker(bucket: FakeObjectStore) -> bytes | None:
+    """What the bucket carries."""
+    found = bucket.get(MARKER_KEY)
+    return found.body if found else None
+
+
+def test_new_catalog_marks_its_empty_bucket_once_and_records_it(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """The first use adopts; the next ones send nothing more than they are asked for."""
+    bucket.put_if_absent("readme.txt", b"somebody else's", metadata={})
+    store = own(catalog, bucket)
+    assert list(store.list("ledgers/")) == []
+    assert marker(bucket) == marker_of(catalog.catalog_id)
+    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+    calls = len(bucket.calls)
+    store.head("x")
+    assert bucket.calls[calls:] == [(Operation.HEAD, "x")]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.put_if_absent("k", b"", metadata={}),
+        lambda store: store.put_file_if_absent("k", None, metadata={}, proceed=lambda: None),
+        lambda store: store.open_uploads("k"),
+        lambda store: store.abort_uploads("k"),
+        lambda store: store.get("k"),
+        lambda store: store.get_range("k", 0, 1),
+        lambda store: store.head("k"),
+        lambda store: list(store.list("k")),
+        lambda store: store.delete(["k"]),
+        lambda store: store.require(),
+        lambda store: store.confirm(),
+    ],
+)
+def test_bucket_of_another_catalog_is_refused_at_every_use(
+    use: Callable[[OwnStore], object], catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """No request but that for the marker is sent, however often it is tried."""
+    bucket.put_if_absent(MARKER_KEY, marker_of(THEIRS), metadata={})
+    store, calls = own(catalog, bucket), len(bucket.calls)
+    for _ in range(2):
+        with pytest.raises(CatalogMismatch, match=f"expected the marker of catalog {catalog.catalog_id}.*{THEIRS}"):
+            use(store)
+    assert set(bucket.calls[calls:]) == {(Operation.GET, MARKER_KEY)}
+    assert catalog.identities.marked() == frozenset()
+
+
+def test_another_empty_bucket_is_refused_by_name(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """A worker with a wrong setting, or at a wrong endpoint, never takes a new bucket for its own."""
+    own(catalog, bucket).require()
+    with pytest.raises(
+        CatalogMismatch, match=r"bucket other at .*found no marker; this catalog's primary bucket is logs"
+    ):
+        own(catalog, FakeObjectStore(), Place(role=Role.PRIMARY, bucket="other", address="http://store")).require()
+    with pytest.raises(CatalogMismatch, match=r"bucket logs at http://store.*another store answers at this address"):
+        own(catalog, FakeObjectStore()).require()
+    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+
+
+def test_bucket_that_moved_with_its_marker_is_accepted_and_recorded(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """A copy of the whole bucket is this catalog's wherever it stands."""
+    own(catalog, bucket).require()
+    moved = FakeObjectStore()
+    moved.put_if_absent(MARKER_KEY, marker_of(catalog.catalog_id), metadata={})
+    own(catalog, moved, Place(role=Role.PRIMARY, bucket="new", address="http://new")).require()
+    assert catalog.identities.marked() == {(Role.PRIMARY, "logs"), (Role.PRIMARY, "new")}
+
+
+def test_upgrade_adopts_a_bucket_that_holds_what_the_catalog_wrote(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """One statement that is there is enough: a ledger that lost its objects keeps nobody out."""
+    ledger(catalog, bucket)
+    ledger(catalog)
+    own(catalog, bucket).require()
+    assert marker(bucket) == marker_of(catalog.catalog_id)
+
+
+def test_upgrade_with_everything_on_its_way_out_adopts_by_what_is_left(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """A catalog without a live ledger has its intents for evidence."""
+    gone = ledger(catalog, bucket)
+    catalog.detach(TopicId(1), [gone])
+    ((row_id, row),) = catalog.intent_rows.items()
+    catalog.intent_rows[row_id] = replace(row, segments=2)
+    with pytest.raises(CatalogMismatch, match="expected one of 1 ledgers that this catalog has there, found none"):
+        own(catalog, FakeObjectStore()).require()
+    own(catalog, bucket).require()
+    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+
+
+@pytest.mark.parametrize("context", [{}, {"uuid": UUID, "bucket": "cold", "until_us": "1"}])
+def test_copies_that_may_never_have_been_stored_keep_no_bucket_out(
+    context: dict[str, str], catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """A newborn whose creator died, an upload that died: an empty bucket may be theirs, one with ledgers is not."""
+    place = COLD if context else PLACE
+    catalog.detach(TopicId(1), [ledger(catalog)])
+    ((row_id, row),) = catalog.intent_rows.items()
+    kind = CopyKind.OFFLOADED_LEDGER if context else CopyKind.LEDGER
+    catalog.intent_rows[row_id] = replace(row, copy=kind, context=context, segments=2 if context else 0)
+    strange = FakeObjectStore()
+    strange.put_if_absent("x-ledger-9" if context else "ledgers/00/x", b"", metadata={})
+    with pytest.raises(CatalogMismatch, match="expected nothing yet"):
+        own(catalog, strange, place).require()
+    own(catalog, bucket, place).require()
+
+
+def test_upgrade_refuses_a_bucket_that_lacks_all_live_ledgers(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """An empty bucket is the worst one to be taken for ours: everything would seem to be gone."""
+    ledger(catalog)
+    with pytest.raises(CatalogMismatch, match="expected one of 1 ledgers that this catalog has there, found none"):
+        own(catalog, bucket).require()
+    assert (marker(bucket), catalog.identities.marked()) == (None, frozenset())
+
+
+def test_upgrade_refuses_a_bucket_whose_statement_contradicts_a_live_ledger(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """Ids and names may be equal in another catalog; times of birth are not."""
+    ledger(catalog, bucket)
+    ledger(catalog, bucket, created_us=1)
+    with pytest.raises(CatalogMismatch, match=r"expected what this catalog wrote, found that .* of another ledger"):
+        own(catalog, bucket).require()
+    assert marker(bucket) is None
+
+
+def test_new_catalog_refuses_a_bucket_with_ledgers_of_others(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """A database that was lost and made anew does not take the old one's store."""
+    bucket.put_if_absent("ledgers/00/0000000000000000/00000000.parquet", b"", metadata={})
+    with pytest.raises(CatalogMismatch, match=r"expected nothing yet.*found 'ledgers/00/"):
+        own(catalog, bucket).require()
+    assert marker(bucket) is None
+
+
+def test_tiered_bucket_is_adopted_by_the_copies_whose_context_names_it(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """Copies of another bucket are no evidence; a bucket with pairs of others is refused."""
+    one = ledger(catalog)
+    offload(catalog, one, bucket)
+    own(catalog, bucket, COLD).require()
+    new = Place(role=Role.TIERED, bucket="newer", address="http://store")
+    own(catalog, FakeObjectStore(), new).require()
+    assert catalog.identities.marked() == {(Role.TIERED, "cold"), (Role.TIERED, "newer")}
+    strange = FakeObjectStore()
+    strange.put_if_absent(index_key(UUID, LedgerId(9)), b"", metadata={})
+    with pytest.raises(CatalogMismatch, match="expected nothing yet"):
+        own(catalog, strange, Place(role=Role.TIERED, bucket="strange", address="")).require()
+
+
+def test_tiered_bucket_that_lacks_its_live_copies_is_refused(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """As the primary one."""
+    offload(catalog, ledger(catalog), None)
+    with pytest.raises(CatalogMismatch, match="tiered bucket cold"):
+        own(catalog, bucket, COLD).require()
+
+
+def test_process_that_dies_between_marker_and_row_leaves_a_bucket_that_names_its_catalog(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """The next one records it; another catalog is refused meanwhile."""
+    for point in ("identity.put_marker.after", "identity.record_marker.before"):
+        failpoints.arm(point, "crash")
+        with pytest.raises(SimulatedCrash):
+            own(catalog, bucket).require()
+        failpoints.disarm()
+        assert (marker(bucket), catalog.identities.marked()) == (marker_of(catalog.catalog_id), frozenset())
+    other = FakeCatalog()
+    other.catalog_id = THEIRS
+    with pytest.raises(CatalogMismatch):
+        own(other, bucket).require()
+    own(catalog, bucket).require()
+    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+
+
+@pytest.mark.parametrize("point", ["identity.put_marker.reported_failed", "identity.record_marker.reported_failed"])
+def test_effect_that_is_reported_as_failed_is_found_done(
+    point: str, catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """The comparison is made again at the next use, by the same process."""
+    store = own(catalog, bucket)
+    failpoints.arm(point, "fail")
+    with pytest.raises(StoreUnavailable):
+        store.head("x")
+    assert store.head("x") is None
+    assert marker(bucket) == marker_of(catalog.catalog_id)
+    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+
+
+def test_two_catalogs_that_adopt_at_once_end_with_one(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """The marker is put with If-None-Match: the loser is refused by the winner's name."""
+    other = FakeCatalog()
+    other.catalog_id = THEIRS
+
+    def first() -> None:
+        own(other, bucket).require()
+
+    race = Fault(operation=Operation.PUT, kind=FaultKind.CALL, matches=lambda key: key == MARKER_KEY, action=first)
+    bucket.plan(race)
+    with pytest.raises(CatalogMismatch, match=THEIRS):
+        own(catalog, bucket).require()
+    assert not catalog.identities.marked()
+    assert other.identities.marked() == {(Role.PRIMARY, "logs")}
+
+
+def test_processes_of_one_catalog_that_adopt_at_once_all_may_go_on(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """The marker's content is the same for all of them."""
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda _: own(catalog, bucket).head("x"), range(32)))
+    assert done == [None] * 32
+    assert marker(bucket) == marker_of(catalog.catalog_id)
+
+
+def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """What was seen at the start says nothing of a store that answers at the address now."""
+    store = own(catalog, bucket)
+    store.require()
+    store.confirm()
+    bucket.delete([MARKER_KEY])
+    with pytest.raises(CatalogMismatch, match="found no marker; another store answers"):
+        store.confirm()
+    bucket.put_if_absent(MARKER_KEY, marker_of(THEIRS), metadata={})
+    with pytest.raises(CatalogMismatch, match=THEIRS):
+        store.confirm()
+
+
+def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """For `status` and `doctor`."""
+    stores = OwnStores(catalog.identities)
+    assert stores.look(PLACE, bucket) is Standing.UNMARKED
+    assert (marker(bucket), catalog.identities.marked()) == (None, frozenset())
+    stores.require(PLACE, bucket)
+    assert stores.look(PLACE, bucket) is Standing.OURS
+    with pytest.raises(CatalogMismatch):
+        stores.look(PLACE, FakeObjectStore())

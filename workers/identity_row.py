@@ -1,0 +1,78 @@
+"""`status`: which catalog this is, and which of the services are another's."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Final
+
+from temporalio.service import RPCError
+
+from infra.coordination.identity import compare_path
+from infra.objects.patience import Patience
+from logstore.errors import CatalogMismatch, SextonError
+from logstore.identity import Standing
+from logstore.own_stores import OwnStore, OwnStores
+from logstore.ports.catalog import Identities
+from workers import namespace
+from workers.connections import connect_client, open_catalog
+from workers.identity import buckets_of, knows_a_store
+from workers.owners_view import open_session
+from workers.settings import Settings
+from workers.temporal_faults import temporal_fault
+from workers.wiring import own_buckets
+
+IDENTITY: Final = "identity"
+_ONCE: Final = Patience(attempts=1)  # a person waits, and can ask again
+
+
+def identity_row(settings: Settings) -> Mapping[str, object]:
+    """The catalog's id, and each service that is not its own, with what was expected and found; changes nothing."""
+    try:
+        with open_catalog(settings) as catalog:
+            identities, catalog_id = catalog.identities, catalog.identities.catalog_id()
+            seen = [_seen(name, look) for name, look in _looks(settings, identities)]
+    except SextonError as error:
+        return {"name": IDENTITY, "ok": False, "detail": f"cannot be told: {error}"}
+    wrong = [why for _, why in seen if why]
+    detail = "; ".join(wrong) or ", ".join(told for told, _ in seen)
+    return {"name": IDENTITY, "ok": not wrong, "detail": f"catalog {catalog_id}: {detail or 'no service is known'}"}
+
+
+def _seen(name: str, look: Callable[[], bool]) -> tuple[str, str]:
+    """What to say of a service: that it is ours or nobody's yet, and why it is not."""
+    try:
+        return (name if look() else f"{name} (nobody's yet)"), ""
+    except CatalogMismatch as error:
+        return name, str(error)
+    except RPCError as error:
+        return name, f"{name} cannot be told: {temporal_fault(error) or error.message}"
+    except SextonError as error:
+        return name, f"{name} cannot be told: {error}"
+
+
+def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Each service that is known, and how to ask whether it is the catalog's."""
+    if knows_a_store(settings):
+        own = own_buckets(settings, OwnStores(identities), patience=_ONCE)
+        for role, bucket in buckets_of(settings):
+            yield f"{role.value} bucket {bucket}", partial(_is_ours, own(role, bucket))
+    if settings.ownership == "zookeeper" and settings.zookeeper:
+        yield "zookeeper", lambda: _path(settings, identities.catalog_id())
+    if settings.temporal_address:
+        yield f"namespace {settings.temporal_namespace}", lambda: _namespace(settings, identities.catalog_id())
+
+
+def _is_ours(store: OwnStore) -> bool:
+    return store.look() is Standing.OURS
+
+
+def _path(settings: Settings, catalog_id: str) -> bool:
+    with open_session(settings) as session:
+        return compare_path(session, catalog_id)
+
+
+def _namespace(settings: Settings, catalog_id: str) -> bool:
+    async def ask() -> bool:
+        return await namespace.compare(await connect_client(settings), catalog_id)
+
+    return asyncio.run(ask())
