@@ -1,8 +1,9 @@
 """The nodes of this worker's session: that it is alive, how loaded it is, and which bundles it owns."""
 
 import json
+import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError
@@ -13,6 +14,11 @@ from logstore.errors import WorkerIdTaken
 from logstore.ownership import BundleId, WorkerLoad
 
 __all__ = ["OWNERS", "SESSIONS", "WORKERS", "Nodes", "worker_id_taken"]
+
+
+_PARENTS: Final = (SESSIONS, WORKERS, OWNERS)
+
+_log = logging.getLogger(__name__)
 
 
 class Nodes(Directory):
@@ -30,9 +36,24 @@ class Nodes(Directory):
         session.ask("preparing", self._prepare)
 
     def _prepare(self, client: KazooClient) -> None:
-        for path in (SESSIONS, WORKERS, OWNERS):
+        for path in _PARENTS:
             client.ensure_path(path)
         _create_own(client, session_path(self._session.id), b"", self._session.id)
+
+    def stand(self) -> None:
+        """Make again what a hand has removed of what everybody needs: the parents, and our session's own node.
+
+        Without its parent no owner node can be made, and a session without its own node is taken for one that is gone,
+        though it lives: nobody would own anything until every worker was started again.
+        """
+
+        def work(client: KazooClient) -> None:
+            asked = [client.exists_async(path) for path in (*_PARENTS, session_path(self._session.id))]
+            if any(one.get() is None for one in asked):
+                _log.warning("zookeeper: nodes of this ensemble were removed while sessions live: making them again")
+                self._prepare(client)
+
+        self._session.ask("looking for what everybody needs", work)
 
     def enlist(self, load: WorkerLoad) -> bool:
         """Claim the worker id; False while another session, of an earlier process perhaps, has it."""

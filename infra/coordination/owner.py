@@ -235,6 +235,7 @@ class BundleOwner:
         if not self._connected or self._nodes is None or self.stopping.is_set():
             return
         try:
+            self._nodes.stand()
             self._nodes.watch(self._changed)
             self._holdings.look(self._nodes, self._load())
         except RetryableError as error:

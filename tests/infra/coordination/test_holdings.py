@@ -28,7 +28,7 @@ class Shaky:
         self.refusals = threading.Semaphore(0)
         self.lost_answers = 0
         self.meanwhile: list[Callable[[], object]] = []  # what happens between a raise and what follows, once each
-        self.fences, self.verify = fences.fences, fences.verify
+        self.fence, self.fences, self.verify = fences.fence, fences.fences, fences.verify
 
     def bundles(self) -> int:
         """See `Fences`."""

@@ -20,7 +20,7 @@ class Late:
     def __init__(self, fences: SqlFences) -> None:
         self._fences = fences
         self.asked, self.go, self.done = threading.Event(), threading.Event(), threading.Event()
-        self.fences, self.verify, self.bundles = fences.fences, fences.verify, fences.bundles
+        self.fence, self.fences, self.verify, self.bundles = fences.fence, fences.fences, fences.verify, fences.bundles
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         """See `Fences`."""

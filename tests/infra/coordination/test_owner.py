@@ -3,11 +3,14 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError, NotEmptyError
 
+from infra.coordination.directory import SESSIONS, session_path
 from infra.coordination.nodes import OWNERS, WORKERS, Nodes
 from infra.coordination.owner import BundleOwner, ExpiredPolicy
 from infra.coordination.session import Ensemble, Link, Session
@@ -105,6 +108,37 @@ def test_owner_node_deleted_by_an_operator_moves_the_bundle(crew: Crew, looker: 
     assert_eventually(lambda: bundle not in [lease.bundle for lease in crew.owners[owner].leases()])
     assert_eventually(crew.rests)
     assert bundle in crew.watchers[owner].unloaded_
+
+
+@pytest.mark.parametrize("removed", [[OWNERS], [WORKERS], [SESSIONS], [OWNERS, WORKERS, SESSIONS]], ids=str)
+def test_nodes_removed_by_hand_are_made_again_while_sessions_live(
+    crew: Crew, looker: KazooClient, removed: list[str]
+) -> None:
+    """Nobody starts a worker again for that: every bundle has its owner, and each session is known to stand."""
+    crew.ensemble = Ensemble(hosts=crew.ensemble.hosts, timeout_s=20.0)
+    for name in ("a", "b"):
+        crew.hire(name)
+    assert_eventually(crew.settled)
+    sessions = {name: session.id for name, session in crew.sessions.items()}
+    for path in removed:
+        assert_eventually(partial(_removed, looker, path))
+    assert_eventually(lambda: crew.settled() and _stands(looker, sessions), within_s=30)
+    assert {name: session.id for name, session in crew.sessions.items()} == sessions
+
+
+def _removed(looker: KazooClient, path: str) -> bool:
+    """Remove a node with all below it; False where a worker was faster."""
+    try:
+        looker.delete(path, recursive=True)
+    except (NotEmptyError, NoNodeError):
+        return False
+    return True
+
+
+def _stands(looker: KazooClient, sessions: dict[str, int]) -> bool:
+    own = [*(f"{WORKERS}/{name}" for name in sessions), *map(session_path, sessions.values())]
+    owners = looker.get_children(OWNERS) if looker.exists(OWNERS) else []
+    return len(owners) == BUNDLES and all(looker.exists(path) for path in own)
 
 
 def test_bundle_taken_from_an_underloaded_worker_is_not_thrown_back_while_it_rests(
