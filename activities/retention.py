@@ -1,7 +1,7 @@
 """Retention: what must happen to an idle topic, so that what was consumed can become deletable."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,12 +18,18 @@ _LOG = logging.getLogger(__name__)
 class IdleRoller(Protocol):
     """Rolls the last ledger of a topic if it is past its age."""
 
+    def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """Those of the topics that it would roll now."""
+
     def roll_if_due(self, topic: Topic) -> bool:
         """Whether it rolled; an empty ledger is never rolled."""
 
 
 class Settler(Protocol):
     """Moves cursors over what is contiguous in their whole state."""
+
+    def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """Those of the topics in which there is something to settle."""
 
     def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
         """Settle every cursor of the topic; what went wrong with which."""
@@ -59,6 +65,12 @@ class Retention:
         Raises: UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self.prepare(self._topics.by_id(TopicId(request.topic_id)))
+
+    def due(self, topics: Sequence[Topic]) -> list[Topic]:
+        """Those of the topics for which `prepare` has something to do: most have nothing, and are asked all at once."""
+        ids = [topic.topic_id for topic in topics]
+        wanted = self._roller.due(ids) | self._settler.outgrown(ids)
+        return [topic for topic in topics if topic.topic_id in wanted]
 
     def prepare(self, topic: Topic) -> bool:
         """What `roll_idle` does for a topic that was read already."""

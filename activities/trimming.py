@@ -1,6 +1,7 @@
 """Trimming many topics, page by page: what can be deleted of each joins one batch."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +21,9 @@ _LOG = logging.getLogger(__name__)
 
 class IdleTopics(Protocol):
     """Makes deletable what idle topics have consumed."""
+
+    def due(self, topics: Sequence[Topic]) -> list[Topic]:
+        """Those of the topics for which there is something to prepare, in a few reads for all of them."""
 
     def prepare(self, topic: Topic) -> bool:
         """Settle the topic's cursors and roll its last ledger if that is due; whether it rolled."""
@@ -171,7 +175,7 @@ class Trimming:
     def _prepare(self, topics: list[Topic]) -> list[str]:
         """Settle and roll, at its best; once the store gives no answer, the other topics are not made to wait."""
         troubles: list[str] = []
-        for topic in topics:
+        for topic in self._idle.due(topics):
             try:
                 self._idle.prepare(topic)
             except StoreUnavailable as error:

@@ -4,7 +4,7 @@ The catalog's rows hold a cursor's mark-delete position and what was acknowledge
 asks a row alone sees half of the state; whoever asks here sees all of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -128,15 +128,17 @@ class Subscriptions:
             What went wrong, by cursor; the others are settled whatever happens to one.
         """
         troubles = []
-        for row in self._cursors.all(topic_id):
-            if row.snapshot_ledger is None:
-                continue
+        for name in self._cursors.outgrown([topic_id]).get(topic_id, []):
             try:
-                self.acknowledge(topic_id, row.name)
-                self._ledgers.settle(topic_id, row.name)
+                self.acknowledge(topic_id, name)
+                self._ledgers.settle(topic_id, name)
             except SextonError as error:
                 troubles.append(error)
         return troubles
+
+    def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """Those of the topics in which there is something to settle."""
+        return frozenset(self._cursors.outgrown(topic_ids))
 
     def _told(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
         try:

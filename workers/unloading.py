@@ -41,7 +41,7 @@ class Unloading:
             PreconditionFailed: Nobody has.
         """
         name = bundle_name(bundle, bundles=self._fences.bundles())
-        fence = self._fence(bundle)  # before the node: a later raise is then told from this one
+        fence = self._fences.fence(bundle)  # before the node: a later raise is then told from this one
         node = self._directory.owners([bundle]).get(bundle)
         if node is None:
             raise PreconditionFailed(f"bundle {name}: expected an owner, found none; nothing was changed")
@@ -85,11 +85,8 @@ class Unloading:
         """Wait until somebody has acquired it since, the one who had it included; None: nobody did."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            fence, node = self._fence(owned.bundle), self._directory.owners([owned.bundle]).get(owned.bundle)
+            fence, node = self._fences.fence(owned.bundle), self._directory.owners([owned.bundle]).get(owned.bundle)
             if fence and fence.counter > owned.fence and node and node.worker_id == fence.worker_id:
                 return fence
             time.sleep(_LOOK_S)
         return None
-
-    def _fence(self, bundle: BundleId) -> Fence | None:
-        return next((one for one in self._fences.fences() if one.bundle == bundle), None)

@@ -1,5 +1,6 @@
 """Subscriptions in SQL."""
 
+from collections.abc import Collection
 from operator import attrgetter
 from typing import Any
 
@@ -9,6 +10,7 @@ from infra.catalog import tables as t
 from infra.catalog.cursor_rows import columns, one_cursor, spans, store, stored
 from infra.catalog.database import Database
 from infra.catalog.ledgers import data_list, raise_version
+from infra.catalog.many import any_of
 from infra.catalog.snapshots import SqlSnapshots, cursor_list, forget_snapshot
 from infra.catalog.topics import active_topic
 from logstore.cursors import CursorState, LedgerSpan, advance, seek
@@ -52,6 +54,15 @@ class SqlCursors(SqlSnapshots):
         query = select(t.cursor).where(t.cursor.c.topic_id == topic_id)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return sorted(map(stored, rows), key=attrgetter("name"))  # here, for a database sorts by its own locale
+
+    def outgrown(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
+        """See `Cursors.outgrown`."""
+        c, asked = t.cursor.c, any_of(self._db.engine.dialect.name, topic_ids)
+        query = select(c.topic_id, c.name).where(c.topic_id.in_(asked), c.snapshot_ledger.is_not(None))
+        found: dict[TopicId, list[str]] = {}
+        for row in sorted(self._db.read(lambda connection: connection.execute(query).all())):
+            found.setdefault(TopicId(row.topic_id), []).append(row.name)
+        return found
 
     def seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """See `Cursors.seek`."""

@@ -85,7 +85,8 @@ class PhaseOne:
     def _view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
         topic = topic_row(connection, topic_id, share=lock)
         list_id = data_list(connection, topic_id, lock=lock)
-        cursors = connection.execute(select(t.cursor).where(t.cursor.c.topic_id == topic_id)).all()
+        c = t.cursor.c
+        cursors = connection.execute(select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == topic_id)).all()
         last = last_id(connection, list_id)
         return ListView(
             topic_id=topic_id,

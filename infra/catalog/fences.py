@@ -82,6 +82,12 @@ class SqlFences:
             counters |= {row.bundle: row.counter for row in connection.execute(raised.returning(_F.bundle, _F.counter))}
         return [Lease(bundle=bundle, fence=int(counters[bundle]), worker_id=worker_id) for bundle in bundles]
 
+    def fence(self, bundle: BundleId) -> Fence | None:
+        """See `Fences.fence`."""
+        query = _SELECT.where(_F.bundle == bundle)
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return None if row is None else Fence(**row._mapping)  # noqa: SLF001 - public by SQLAlchemy's documentation
+
     def fences(self) -> list[Fence]:
         """See `Fences.fences`."""
         rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(_F.bundle)).all())

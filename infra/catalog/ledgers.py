@@ -1,20 +1,23 @@
 """Data ledgers in SQL: created, attached, closed; their segments."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.database import Database
 from infra.catalog.intents import file_intents
 from infra.catalog.late import reopen_intent, reopen_late
+from infra.catalog.many import any_of
 from infra.catalog.newborns import newborn
+from infra.catalog.sums import backlog_of, totals_of
 from infra.catalog.topics import active_topic
+from logstore.cursors import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
-from logstore.ports.catalog import Ledger, Segment, Topic
+from logstore.ports.catalog import Ledger, Segment, Topic, Totals
 from logstore.positions import LedgerId, TopicId
 
 
@@ -29,15 +32,41 @@ class SqlLedgers:
         """See `Ledgers.epoch`."""
         return self._db.read(epoch)
 
-    def listed(self, topic_id: TopicId) -> list[Ledger]:
+    def listed(
+        self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
+    ) -> list[Ledger]:
         """See `Ledgers.listed`."""
-        return self._db.read(lambda connection: _listed(connection, topic_id))
+        page = _listed_query(topic_id).where(t.ledger.c.ledger_id >= (0 if from_ledger is None else from_ledger))
+        page = page.order_by(t.ledger.c.ledger_id).limit(limit)
+        return self._db.read(lambda connection: _listed(connection, topic_id, page))
+
+    def totals(self, topic_id: TopicId) -> Totals:
+        """See `Ledgers.totals`."""
+        return self._db.read(lambda connection: totals_of(connection, _listed_query(topic_id)))
+
+    def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
+        """See `Ledgers.backlogs`."""
+        listed = _listed_query(topic_id)
+        return self._db.read(lambda connection: [backlog_of(connection, listed, state) for state in states])
 
     def last(self, topic_id: TopicId) -> Ledger | None:
         """See `Ledgers.last`."""
         query = _listed_query(topic_id).order_by(t.ledger.c.ledger_id.desc()).limit(1)
         row = self._db.read(lambda connection: connection.execute(query).first())
         return _ledger(row, topic_id) if row else None
+
+    def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
+        """See `Ledgers.lasts`."""
+        lists, other = t.ledger_list.c, t.ledger.alias()
+        newest = select(func.max(other.c.place)).where(other.c.list_id == lists.list_id).scalar_subquery()
+        query = (
+            select(t.ledger, lists.topic_id)
+            .select_from(t.ledger_list.join(t.ledger, t.ledger.c.ledger_id == newest))  # places are ids
+            .where(lists.component == Component.MANAGED_LEDGER.value)
+            .where(lists.topic_id.in_(any_of(self._db.engine.dialect.name, topic_ids)))
+        )
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return [_ledger(row, TopicId(row.topic_id)) for row in rows]
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         """See `Ledgers.create`."""
@@ -197,10 +226,10 @@ def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's sele
     )
 
 
-def _listed(connection: Connection, topic_id: TopicId) -> list[Ledger]:
-    rows = connection.execute(_listed_query(topic_id).order_by(t.ledger.c.ledger_id)).all()
+def _listed(connection: Connection, topic_id: TopicId, page: Select[Any]) -> list[Ledger]:
+    rows = connection.execute(page).all()
     kinds: dict[int, list[CopyKind]] = {}
-    inner = _listed_query(topic_id).with_only_columns(t.ledger.c.ledger_id)
+    inner = any_of(connection.dialect.name, [row.ledger_id for row in rows])
     copies = select(t.ledger_copy.c.ledger_id, t.ledger_copy.c.kind).where(
         t.ledger_copy.c.ledger_id.in_(inner), t.ledger_copy.c.state == CopyState.LIVE.value
     )

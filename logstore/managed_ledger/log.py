@@ -1,7 +1,7 @@
 """`ManagedLedger`: the log of every topic, as a process uses it."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -141,6 +141,15 @@ class ManagedLedger:
             return False
         return self._roll(topic).closed is not None
 
+    def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """Those of the topics whose last ledger `roll_if_due` would roll now, found in one read.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: The catalog did not answer.
+        """
+        now_us = self._clock.now_us()
+        return frozenset(one.topic_id for one in self._ledgers.lasts(topic_ids) if self._policy.due(one, now_us=now_us))
+
     def scan(
         self,
         topic: Topic,
@@ -212,16 +221,14 @@ class ManagedLedger:
 
     def first_position(self, topic: Topic) -> Position | None:
         """The first entry of any listed ledger, or None when there is no entry."""
-        listed = self._ledgers.listed(topic.topic_id)
-        return next((Position(ledger.ledger_id, 0) for ledger in listed if ledger.entries), None)
+        return self._ledgers.totals(topic.topic_id).first
 
     def last_position(self, topic: Topic) -> Position | None:
         """The last registered entry, or None when there is none."""
         last = self._ledgers.last(topic.topic_id)
         if last is None or last.entries:
             return last.span.last if last else None
-        listed = reversed(self._ledgers.listed(topic.topic_id))
-        return next((ledger.span.last for ledger in listed if ledger.entries), None)
+        return self._ledgers.totals(topic.topic_id).last
 
     def close(self) -> None:
         """End the threads that read ahead; appends under way go on."""

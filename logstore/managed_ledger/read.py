@@ -35,6 +35,10 @@ READABLE: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_id", "ke
 _ROWS: Final = 1024
 """Entries made at a time: a reader that stops early pays for no more of a large segment."""
 
+_FIRST_PAGE: Final = 8
+"""Ledgers looked up at first: a reader that wants one entry pays for few; each further page is twice as long."""
+_MOST_OF_A_PAGE: Final = 1024
+
 _BEGINNING: Final = Position(LedgerId(-1), -1)
 
 
@@ -104,17 +108,37 @@ class Reader:
 
     def _segments(self, topic: Topic, view: _View, at: Position) -> Iterator[tuple[Ledger, Segment]]:
         """Registered segments at or after `at`, in order, looked up ledger by ledger as they are drawn."""
-        for ledger in self._ledgers.listed(topic.topic_id):
+        for ledger in self._listed(topic, _beginning(view, at)):
             start = max(0, at.entry_id) if ledger.ledger_id == at.ledger_id else 0
             if view.upto and Position(ledger.ledger_id, start) > view.upto:
                 return
-            if ledger.ledger_id < at.ledger_id or _is_covered(ledger, view.state):
+            if _is_covered(ledger, view.state):
                 continue
             rows = self._ledgers.segments(ledger.ledger_id, from_entry=start)
             if start < ledger.entries and not rows:
                 raise SegmentGone(ledger.ledger_id, f"the segments of ledger {ledger.ledger_id}")
             _check_whole(ledger, rows, start)
             yield from ((ledger, row) for row in rows)
+
+    def _listed(self, topic: Topic, first: LedgerId) -> Iterator[Ledger]:
+        """Ledgers from that id on, page by page, up to the one that was the last when they were first asked for.
+
+        Raises:
+            SegmentGone: The last one of a page was trimmed meanwhile, and perhaps others behind it.
+        """
+        last = self._ledgers.last(topic.topic_id)
+        if last is None:
+            return
+        reached, limit = LedgerId(-1), _FIRST_PAGE
+        page = self._ledgers.listed(topic.topic_id, from_ledger=first, limit=limit)
+        while page:
+            yield from (ledger for ledger in page if reached < ledger.ledger_id <= last.ledger_id)
+            if len(page) < limit or page[-1].ledger_id >= last.ledger_id:
+                return
+            reached, limit = page[-1].ledger_id, min(2 * limit, _MOST_OF_A_PAGE)
+            page = self._ledgers.listed(topic.topic_id, from_ledger=reached, limit=limit)
+            if not page or page[0].ledger_id != reached:
+                raise SegmentGone(reached, f"ledger {reached}")
 
     def _visible(self, segment: Segment, ids: BitMap, table: pa.Table, view: _View) -> Iterator[Entry]:
         """Entries of one segment, by id, without those that a subscription may not see yet."""
@@ -136,7 +160,8 @@ class Reader:
         Raises:
             MissingData: The ledger is still listed.
         """
-        listed = [ledger.ledger_id for ledger in self._ledgers.listed(topic.topic_id)]
+        found = self._ledgers.listed(topic.topic_id, from_ledger=gone.ledger_id, limit=2)
+        listed = [ledger.ledger_id for ledger in found]
         if gone.ledger_id in listed:
             raise MissingData(f"topic {topic.name}: {gone} is listed and no copy holds it")
         beyond = next((ledger_id for ledger_id in listed if ledger_id > gone.ledger_id), None)
@@ -146,6 +171,11 @@ class Reader:
             gone.ledger_id,
             "the end" if beyond is None else Position(beyond, 0),
         )
+
+
+def _beginning(view: _View, at: Position) -> LedgerId:
+    """The first ledger of which anything can be wanted: all before a cursor's mark are acknowledged."""
+    return at.ledger_id if view.state is None else max(at.ledger_id, view.state.mark_delete.ledger_id)
 
 
 def _is_covered(ledger: Ledger, state: CursorState | None) -> bool:

@@ -1,6 +1,6 @@
 """`retention.roll_idle`: an idle last ledger is closed, so that it can become deletable."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -19,6 +19,10 @@ class CountingRoller:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
+    def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """See `IdleRoller`."""
+        return frozenset(topic_ids)
+
     def roll_if_due(self, topic: Topic) -> bool:
         """Always due."""
         self.asked.append(topic.name)
@@ -31,6 +35,10 @@ class CountingSettler:
     def __init__(self, *troubles: SextonError) -> None:
         self.asked: list[TopicId] = []
         self.troubles = troubles
+
+    def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """See `Settler`."""
+        return frozenset()
 
     def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
         """See `Settler`."""

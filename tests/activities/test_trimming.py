@@ -1,5 +1,6 @@
 """Trimming a page of topics: each alone, into one batch that stays held."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,11 @@ class Idle:
     def __init__(self, *errors: SextonError) -> None:
         self.errors = list(errors)
         self.asked: list[TopicId] = []
+        self.nothing: set[int] = set()  # to prepare in these
+
+    def due(self, topics: Sequence[Topic]) -> list[Topic]:
+        """See `IdleTopics`."""
+        return [topic for topic in topics if topic.topic_id not in self.nothing]
 
     def prepare(self, topic: Topic) -> bool:
         """See `IdleTopics`."""
@@ -105,6 +111,15 @@ def test_trim_page_holds_the_batch_of_pages_before_it(world: World) -> None:
     assert world.detach(batch_id="another").intents == 0
 
 
+def test_trim_page_prepares_only_what_there_is_something_to_prepare_for(world: World) -> None:
+    """All are trimmed; most are asked nothing before."""
+    filled(world, 3)
+    activities, idle = trimming(world)
+    idle.nothing = {1, 3}
+    assert run(activities.trim_page, request(1, 3)).ledgers == 3
+    assert idle.asked == [2]
+
+
 def test_trim_page_goes_on_without_rolls_once_the_store_is_away(world: World) -> None:
     """One that cannot be prepared is told; after a store that gives no answer, no other is made to wait for it."""
     filled(world, 3)
@@ -129,6 +144,12 @@ def test_trim_page_prepares_as_a_single_trim_does(world: World) -> None:
 
     class Roller:
         rolled = 0
+
+        def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+            return frozenset(topic_ids)
+
+        def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+            return frozenset()
 
         def roll_if_due(self, topic: Topic) -> bool:
             self.rolled += 1

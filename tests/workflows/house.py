@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -81,6 +81,14 @@ class Roller:
         self.failures = 0
         self.calls = 0
         self.action: Callable[[], None] = lambda: None
+
+    def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """See `IdleRoller`."""
+        return frozenset(topic_ids)
+
+    def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """See `Settler`."""
+        return frozenset()
 
     def roll_if_due(self, topic: Topic) -> bool:
         """See `IdleRoller`."""

@@ -8,18 +8,16 @@ from workers.cli.output import plain, topic_shown
 from workers.cli.times import shown_us
 
 if TYPE_CHECKING:
-    from logstore.cursors import CursorState, LedgerSpan
     from logstore.entries import Entry
     from logstore.ports.catalog import Topic
+    from logstore.positions import TopicId
     from logstore.subscriptions import Subscription
     from workers.wiring import LogStore
 
 
 def topic_document(log: "LogStore", topic: "Topic") -> dict[str, object]:
     """Everything that `topic show` tells."""
-    ledgers = log.catalog.ledgers.listed(topic.topic_id)
-    spans = [ledger.span for ledger in ledgers]
-    last = log.managed.last_position(topic)
+    known = log.catalog.ledgers.totals(topic.topic_id)
     return {
         "topic_id": topic.topic_id,
         "name": topic_shown(topic.name),
@@ -27,11 +25,11 @@ def topic_document(log: "LogStore", topic: "Topic") -> dict[str, object]:
         "retention_s": topic.policy.retention_s,
         "retention_bytes": topic.policy.retention_bytes,
         "created": shown_us(topic.created_us),
-        "ledgers": len(ledgers),
-        "entries": sum(ledger.entries for ledger in ledgers),
-        "size_bytes": sum(ledger.size_bytes for ledger in ledgers),
-        "subscriptions": [subscription_document(one, spans) for one in log.subscriptions.all(topic.topic_id)],
-        "max_read_position": None if last is None else str(last),
+        "ledgers": known.ledgers,
+        "entries": known.entries,
+        "size_bytes": known.size_bytes,
+        "subscriptions": subscription_documents(log, topic.topic_id, log.subscriptions.all(topic.topic_id)),
+        "max_read_position": None if known.last is None else str(known.last),
     }
 
 
@@ -52,32 +50,23 @@ def _subscription_shown(one: Mapping[str, object]) -> str:
     return f"{one['name']} is {'an unknown number' if one['backlog'] is None else plain(one['backlog'])} behind"
 
 
-def subscription_document(found: "Subscription", spans: "Sequence[LedgerSpan]") -> dict[str, object]:
-    """A subscription with its backlog; without that where part of its state is lost, which is then named."""
+def subscription_documents(
+    log: "LogStore", topic_id: "TopicId", found: "Sequence[Subscription]"
+) -> list[dict[str, object]]:
+    """Subscriptions with their backlogs; without that where part of a state is lost, which is then named."""
+    backlogs = log.catalog.ledgers.backlogs(topic_id, [one.state for one in found])
+    return [_subscription(one, behind) for one, behind in zip(found, backlogs, strict=True)]
+
+
+def _subscription(found: "Subscription", backlog: int) -> dict[str, object]:
     lost = found.lost_snapshot
     return {
         "name": found.name,
         "mark_delete": str(found.state.mark_delete),
-        "backlog": backlog(found.state, spans) if lost is None else None,
+        "backlog": backlog if lost is None else None,
         "created": shown_us(found.created_us),
         **({} if lost is None else {"lost_ledger": lost}),
     }
-
-
-def backlog(state: "CursorState", spans: "Sequence[LedgerSpan]") -> int:
-    """Listed entries that the subscription has not acknowledged.
-
-    Args:
-        state: Its cursor.
-        spans: The topic's ledgers, ascending by id.
-    """
-    left = 0
-    for span in spans:
-        if span.ledger_id < state.mark_delete.ledger_id:
-            continue
-        marked = state.mark_delete.entry_id + 1 if span.ledger_id == state.mark_delete.ledger_id else 0
-        left += max(0, span.entries - marked - len(state.acknowledged.get(span.ledger_id, ())))
-    return left
 
 
 def entry_document(entry: "Entry") -> dict[str, object]:

@@ -78,7 +78,7 @@ def _bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
         return None
     count = fences.bundles()
     bundle = bundle_of(topic, bundles=count)
-    last = next((one for one in fences.fences() if one.bundle == bundle), None)
+    last = fences.fence(bundle)
     return {
         "bundle": bundle_name(bundle, bundles=count),
         "number": int(bundle),

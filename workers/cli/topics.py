@@ -8,7 +8,7 @@ import typer
 from logstore.names import TopicName, check_subscription
 from workers.cli.command import command, group
 from workers.cli.context import Session
-from workers.cli.documents import subscription_document, topic_document, topic_shown_in_list
+from workers.cli.documents import subscription_documents, topic_document, topic_shown_in_list
 from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, known_number, refuse_durable
 from workers.cli.output import Answer
 
@@ -80,5 +80,4 @@ def subscribe(
     check_subscription(sub)
     found = session.topic(name)
     subscription = session.log.subscriptions.subscribe(found.topic_id, sub, latest=start is Start.LATEST)
-    spans = [ledger.span for ledger in session.log.catalog.ledgers.listed(found.topic_id)]
-    return Answer(document=subscription_document(subscription, spans))
+    return Answer(document=subscription_documents(session.log, found.topic_id, [subscription])[0])

@@ -33,7 +33,7 @@ from logstore.ports.catalog.inspection import (
     Reference,
     ReferenceKind,
 )
-from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment
+from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment, Totals
 from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.catalog.redrives import Redrives
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
@@ -96,6 +96,7 @@ __all__ = [
     "TopicState",
     "TopicTrims",
     "Topics",
+    "Totals",
     "Write",
     "WriteResult",
 ]

@@ -1,5 +1,6 @@
 """Subscriptions and their port."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +55,12 @@ class Cursors(Protocol):
 
     def all(self, topic_id: TopicId) -> list[StoredCursor]:
         """The topic's subscriptions, ascending by name."""
+
+    def outgrown(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
+        """Subscriptions whose state outgrew their row, and is in a ledger: names, ascending; other topics are absent.
+
+        What they have acknowledged is not read.
+        """
 
     def seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """Set the cursor so that `position` is its next entry; locks the list like `subscribe`.

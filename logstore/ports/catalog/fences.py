@@ -43,6 +43,9 @@ class Fences(Protocol):
             InvalidInput: Not a bundle of this catalog, or a worker without a name.
         """
 
+    def fence(self, bundle: BundleId) -> Fence | None:
+        """The bundle's last fence, or None if it was never acquired."""
+
     def fences(self) -> list[Fence]:
         """Bundles that were ever acquired, ascending."""
 

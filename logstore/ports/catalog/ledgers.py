@@ -1,12 +1,12 @@
 """Ledgers, their segments, and their port."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from logstore.cursors import LedgerSpan
+from logstore.cursors import CursorState, LedgerSpan
 from logstore.ledgers import Component, CopyKind, LedgerState, LedgerStatement
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import LedgerId, Position, TopicId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +44,45 @@ class Segment:
     sha256: str | None = None  # of the object, hexadecimal; None: registered before digests were kept
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a topic's data ledgers come to."""
+
+    ledgers: int
+    entries: int
+    size_bytes: int
+    first: Position | None  # the first entry of any; None: there is none
+    last: Position | None
+
+
 class Ledgers(Protocol):
     """Ledgers of a topic's data list and their segments."""
 
     def epoch(self) -> int:
         """The catalog's epoch; a rebuilt catalog has another."""
 
-    def listed(self, topic_id: TopicId) -> list[Ledger]:
-        """The topic's data ledgers, in list order, which is ascending by id."""
+    def listed(
+        self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
+    ) -> list[Ledger]:
+        """The topic's data ledgers, in list order, which is ascending by id.
+
+        Args:
+            topic_id: The topic.
+            from_ledger: The first id wanted, inclusive, listed or not; None: from the first one.
+            limit: At most so many; None: all.
+        """
+
+    def totals(self, topic_id: TopicId) -> Totals:
+        """What the topic's data ledgers come to, read as one row however many they are."""
+
+    def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
+        """How many listed entries each cursor has not acknowledged; reads a row or two for each."""
 
     def last(self, topic_id: TopicId) -> Ledger | None:
         """The list's last ledger, or None when the list is empty."""
+
+    def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
+        """The last ledger of each of the topics that has one, as `last`, in one read."""
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         """Take the next ledger id and insert the row, CREATING and in no list yet.

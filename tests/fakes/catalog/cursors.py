@@ -1,5 +1,6 @@
 """Cursors in memory."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,15 @@ class FakeCursors:
         """See the port."""
         with self._catalog.lock:
             return [row for key, row in sorted(self._catalog.cursor_rows.items()) if key[0] == topic_id]
+
+    def outgrown(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
+        """See the port."""
+        found: dict[TopicId, list[str]] = {}
+        with self._catalog.lock:
+            for (topic_id, name), row in sorted(self._catalog.cursor_rows.items()):
+                if topic_id in topic_ids and row.snapshot_ledger is not None:
+                    found.setdefault(topic_id, []).append(name)
+        return found
 
     def seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """See the port."""

@@ -41,6 +41,11 @@ class FakeFences:
         self._catalog.fence_rows[bundle] = fence
         return Lease(bundle=bundle, fence=counter, worker_id=worker_id)
 
+    def fence(self, bundle: BundleId) -> Fence | None:
+        """See the port."""
+        with self._catalog.lock:
+            return self._catalog.fence_rows.get(bundle)
+
     def fences(self) -> list[Fence]:
         """See the port."""
         with self._catalog.lock:

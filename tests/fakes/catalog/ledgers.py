@@ -1,19 +1,25 @@
 """Ledgers in memory."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from logstore.cursors import CursorState, LedgerSpan
 from logstore.failpoints import effect
 from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import (
     Ledger,
     Segment,
+    Totals,
 )
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:
     from tests.fakes.catalog.state import FakeCatalog
+
+
+def _entries(span: LedgerSpan) -> Iterator[tuple[LedgerId, int]]:
+    return ((span.ledger_id, entry_id) for entry_id in range(span.entries))
 
 
 class FakeLedgers:
@@ -26,11 +32,33 @@ class FakeLedgers:
         """See the port."""
         return self._catalog.current_epoch
 
-    def listed(self, topic_id: TopicId) -> list[Ledger]:
+    def listed(
+        self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
+    ) -> list[Ledger]:
         """See the port."""
         with self._catalog.lock:
-            rows = [self._catalog.ledger_rows[ledger_id] for ledger_id in self._catalog.lists.get(topic_id, [])]
+            ids = [one for one in self._catalog.lists.get(topic_id, []) if from_ledger is None or one >= from_ledger][
+                :limit
+            ]
+            rows = [self._catalog.ledger_rows[ledger_id] for ledger_id in ids]
             return [replace(row, copies=self._live(row.ledger_id)) for row in rows]
+
+    def totals(self, topic_id: TopicId) -> Totals:
+        """See the port."""
+        rows = self.listed(topic_id)
+        filled = [row for row in rows if row.entries]
+        return Totals(
+            ledgers=len(rows),
+            entries=sum(row.entries for row in rows),
+            size_bytes=sum(row.size_bytes for row in rows),
+            first=Position(filled[0].ledger_id, 0) if filled else None,
+            last=filled[-1].span.last if filled else None,
+        )
+
+    def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
+        """See the port."""
+        spans = [row.span for row in self.listed(topic_id)]
+        return [sum(not state.covers(Position(*at)) for span in spans for at in _entries(span)) for state in states]
 
     def _live(self, ledger_id: LedgerId) -> tuple[CopyKind, ...]:
         copies = self._catalog.copies[ledger_id]
@@ -39,6 +67,10 @@ class FakeLedgers:
     def last(self, topic_id: TopicId) -> Ledger | None:
         """See the port."""
         return next(reversed(self.listed(topic_id)), None)
+
+    def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
+        """See the port."""
+        return [last for topic_id in sorted(topic_ids) if (last := self.last(topic_id)) is not None]
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         """See the port."""

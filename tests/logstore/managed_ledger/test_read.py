@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -182,8 +183,8 @@ def test_read_sees_what_an_open_ledger_gained_since_it_was_listed(world: World) 
     process.append(world.topic, plain(b"0:2"))
     real = world.catalog.ledgers.listed
 
-    def listed(topic_id: TopicId) -> list[Ledger]:
-        found = real(topic_id)
+    def listed(topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None) -> list[Ledger]:
+        found = real(topic_id, from_ledger=from_ledger, limit=limit)
         world.catalog.ledgers.listed = real  # type: ignore[method-assign]
         process.append(world.topic, plain(b"new"))
         return found
@@ -191,6 +192,44 @@ def test_read_sees_what_an_open_ledger_gained_since_it_was_listed(world: World) 
     world.catalog.ledgers.listed = listed  # type: ignore[method-assign]
     state = CursorState(world.catalog.spans(world.topic.topic_id)[-1].last)
     assert [entry.payload for entry in process.scan(world.topic, cursor_state=state)] == [b"new"]
+
+
+def _at_second_page(world: World, meanwhile: Callable[[], object]) -> None:
+    """Let something happen just before the list is asked for its second page."""
+    real, left = world.catalog.ledgers.listed, [meanwhile]
+
+    def listed(topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None) -> list[Ledger]:
+        if left and from_ledger is not None and from_ledger >= 0:
+            left.pop()()
+        return real(topic_id, from_ledger=from_ledger, limit=limit)
+
+    world.catalog.ledgers.listed = listed  # type: ignore[method-assign]
+
+
+def test_read_page_behind_which_the_list_was_trimmed_is_no_silent_skip(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ledgers that went between two pages are told of as those that went within one (apache/pulsar#18620)."""
+    process = _filled(world, ledgers=20, segments=1)
+    ids = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id)]
+    _at_second_page(world, lambda: world.catalog.detach(world.topic.topic_id, ids[:12]))
+    seen = list(dict.fromkeys(entry.position.ledger_id for entry in process.scan(world.topic)))
+    assert seen[-8:] == ids[12:]
+    assert "PositionTrimmed" in caplog.text
+
+
+def test_read_page_after_page_ends_where_the_list_ended_when_it_began(world: World) -> None:
+    """Writers that are faster than the reader do not keep it for ever."""
+    process = _filled(world, ledgers=20, segments=1)
+    ids = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id)]
+
+    def write() -> None:
+        process.roll(world.topic)
+        process.append(world.topic, plain(b"later"))
+
+    _at_second_page(world, write)
+    seen = list(dict.fromkeys(entry.position.ledger_id for entry in process.scan(world.topic)))
+    assert seen == ids
 
 
 def test_read_for_a_subscription_leaves_out_what_is_not_due(world: World) -> None:

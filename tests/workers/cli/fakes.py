@@ -25,6 +25,7 @@ from logstore.ports.catalog import (
     Topic,
     TopicContents,
     TopicState,
+    Totals,
 )
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.retention import RetentionPolicy
@@ -69,7 +70,7 @@ class FakeLog:
         )
         self.catalog = SimpleNamespace(
             topics=SimpleNamespace(create=self._create, get=self._get, all=lambda: list(self.found.values())),
-            ledgers=SimpleNamespace(listed=self._listed),
+            ledgers=SimpleNamespace(listed=self._listed, totals=self._totals, backlogs=self._backlogs),
             components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
             topic_deletions=SimpleNamespace(contents=self._contents),
             redrives=SimpleNamespace(preview=self._preview_redrive),
@@ -106,6 +107,15 @@ class FakeLog:
         facts = {"topic_id": topic_id, "component": Component.MANAGED_LEDGER, "state": LedgerState.OPEN}
         sizes = {"entries": count, "size_bytes": 10 * count, "last_segment": 0, "generation": 1}
         return [Ledger(ledger_id=LedgerId(4), **facts, **sizes, created_us=0, closed_us=None)]  # type: ignore[arg-type]
+
+    def _totals(self, topic_id: TopicId) -> Totals:
+        count, ledger_id = len(self.entries), LedgerId(4)
+        first, last = (Position(ledger_id, 0), Position(ledger_id, count - 1)) if count else (None, None)
+        return Totals(ledgers=1, entries=count, size_bytes=10 * count, first=first, last=last)
+
+    def _backlogs(self, topic_id: TopicId, states: list[CursorState]) -> list[int]:
+        every = [Position(LedgerId(4), at) for at in range(len(self.entries))]
+        return [sum(not state.covers(one) for one in every) for state in states]
 
     def _append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
         if self.fail_append_at and self.fail_append_at[0] == len(self.appends):

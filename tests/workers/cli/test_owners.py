@@ -298,7 +298,7 @@ def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
     fences = iter([3, 3, 3, 4, 4])
     catalog = SimpleNamespace(
         bundles=lambda: _N,
-        fences=lambda: [Fence(bundle=BundleId(1), counter=next(fences), worker_id="a", raised_us=0)],
+        fence=lambda bundle: Fence(bundle=bundle, counter=next(fences), worker_id="a", raised_us=0),
     )
     directory = SimpleNamespace(owners=lambda _: {BundleId(1): node})
     unloading = Unloading(catalog, SimpleNamespace(), directory)  # type: ignore[arg-type]
