@@ -64,3 +64,21 @@ def counted(outcomes: Mapping[str, int]) -> str:
 def sentence(kind: str, message: str) -> str:
     """An error as a span's status has it: its type, and what it says."""
     return f"{kind}: {message}"[:_MOST_ERROR]
+
+
+def command_facts(command: str, arguments: Mapping[str, object]) -> dict[str, Fact]:
+    """Topic, ledgers, workflow and bundle, as far as the arguments of a command name them."""
+    facts: dict[str, Fact] = {}
+    for name, value in arguments.items():
+        if isinstance(value, str) and value.startswith("persistent://"):
+            facts[TOPIC] = value
+        elif name in {"ledger_id", "ledger"} or (name == "ids" and command.startswith("sexton ledger ")):
+            ledgers = [value] if isinstance(value, int) else value
+            if isinstance(ledgers, list) and ledgers:
+                facts[LEDGERS] = [int(one) for one in ledgers[:_MOST_LEDGERS]]
+        elif name in _NAMED and isinstance(value, str):
+            facts[_NAMED[name]] = value
+    return facts
+
+
+_NAMED: Final = {"workflow_id": "temporalWorkflowID", "bundle": "sexton.bundle"}

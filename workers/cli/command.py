@@ -11,8 +11,8 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TextIO
 import typer
 
 from workers.cli.context import Services, Session
-from workers.cli.errors import ExitCode, failure_of, traceback_of
-from workers.cli.output import Answer, emit, error_line
+from workers.cli.errors import ExitCode, failure_of, name_trace, traceback_of
+from workers.cli.output import Answer, emit, error_line, trace_line
 from workers.cli.usage import PlainCommand, PlainGroup, UsageError, refusal
 
 _P = ParamSpec("_P")
@@ -76,6 +76,7 @@ def _report(error: Exception, *, as_json: bool) -> ExitCode:
     if as_json:
         emit(Answer(document=failure.document()), as_json=True, stdout=sys.stdout)
     error_line(failure.message)
+    trace_line(failure.trace_id)
     if isinstance(error, UsageError) and error.ctx is not None:
         sys.stderr.write(f"Try '{error.ctx.command_path} --help'.\n")
     return failure.code
@@ -155,10 +156,19 @@ def _answer(body: Callable[..., Answer], session: Session, arguments: dict[str, 
     with redirect_stdout(sys.stderr):
         try:
             answer = body(session, **arguments)
+            trace_id = session.ended(answer.code, arguments)
+        except KeyboardInterrupt:
+            session.ended(ExitCode.INTERRUPTED, arguments)
+            raise
+        except Exception as error:
+            failure = failure_of(error)
+            name_trace(error, session.ended(failure.code, arguments, failure))
+            raise
         finally:
             session.close()
-    emit(answer, as_json=session.as_json, wide=session.wide, stdout=stdout)
+    emit(answer.naming(trace_id), as_json=session.as_json, wide=session.wide, stdout=stdout)
     if answer.code:
+        trace_line(trace_id)
         raise typer.Exit(int(answer.code))
 
 

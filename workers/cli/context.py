@@ -6,17 +6,22 @@ nowhere else here. Tests pass their own as the root context's object (`CliRunner
 """
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from logstore.errors import SextonError
 from logstore.names import TopicName, check_name
+from workers.span_facts import command_facts
 
 if TYPE_CHECKING:
     from infra.coordination.directory import Directory
     from logstore.ports.catalog import Topic
+    from workers.cli.command_span import CommandSpan
+    from workers.cli.errors import Failure
     from workers.client import Sexton
     from workers.demo import DemoReport
     from workers.settings import Loaded, Settings
@@ -43,16 +48,18 @@ class Services:
         return open_log(settings)
 
     @contextmanager
-    def tracing(self, settings: "Settings", command: str) -> Iterator[None]:
+    def tracing(self, settings: "Settings", command: str, began_ns: int) -> Iterator["CommandSpan"]:
         """One span over the command, under which the client's, the catalog's and the bucket's come."""
         from opentelemetry import trace  # noqa: PLC0415
 
         from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
+        from workers.cli.command_span import CommandSpan  # noqa: PLC0415
 
         tracing = start_tracing("sexton", traces_dir=settings.home / "traces")
+        span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)
         try:
-            with trace.get_tracer("sexton.cli").start_as_current_span(command):
-                yield
+            with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+                yield CommandSpan(span)
         finally:
             tracing.flush(within_s=_FLUSH_S)
 
@@ -141,7 +148,8 @@ class Session:
         self.wide = wide
         self._flags = flags
         self._open = ExitStack()
-        self._traced = False
+        self._began_ns = time.time_ns()
+        self._span: CommandSpan | None = None
 
     @cached_property
     def loaded(self) -> "Loaded":
@@ -161,7 +169,7 @@ class Session:
             ServiceFailed: No stack is known.
         """
         self.require_store()
-        self._trace()
+        self._traced()
         return self._open.enter_context(self.services.open_log(self.settings))
 
     def require_store(self) -> None:
@@ -175,10 +183,29 @@ class Session:
         if self.loaded.origins["database_url"] == "default":
             self.settings.required("s3_endpoint")
 
-    def _trace(self) -> None:
-        if not self._traced:
-            self._traced = True
-            self._open.enter_context(self.services.tracing(self.settings, self._command))
+    def _traced(self) -> "CommandSpan":
+        if self._span is None:
+            tracing = self.services.tracing(self.settings, self._command, self._began_ns)
+            self._span = self._open.enter_context(tracing)
+        return self._span
+
+    def ended(self, code: int, arguments: Mapping[str, object], failure: "Failure | None" = None) -> str | None:
+        """Tell the command's span how it ended; returns the trace's id, None where there is no trace.
+
+        A command that did its work without a trace needs none; one that failed before it had one gets it now, where
+        there is a home to keep it.
+        """
+        if self._span is None and not (code and self._has_home()):
+            return None
+        span = self._traced()
+        span.tell(code, command_facts(self._command, arguments), failure)
+        return span.trace_id
+
+    def _has_home(self) -> bool:
+        try:
+            return self.settings.home.is_dir()
+        except SextonError:  # that is what the command failed with
+            return False
 
     @property
     def actor(self) -> str:
@@ -210,7 +237,7 @@ class Session:
             ServiceFailed: No stack is known, or Temporal did not answer.
         """
         self.settings.required("temporal_address")
-        self._trace()
+        self._traced()
 
         import asyncio  # noqa: PLC0415 - start-up time
 

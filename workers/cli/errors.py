@@ -12,8 +12,8 @@
 
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from logstore.errors import (
@@ -24,6 +24,8 @@ from logstore.errors import (
     SextonError,
     StoreUnavailable,
 )
+
+_TRACE = "sexton_trace_id"  # where an error keeps it on its way to `failure_of`
 
 
 class ExitCode(IntEnum):
@@ -61,11 +63,13 @@ class Failure:
     message: str
     field: str | None = None
     expected: bool = True  # False: a fault of ours, shown with its traceback
+    trace_id: str | None = None  # where its spans are
 
     def document(self) -> dict[str, object]:
-        """`{"error": {"type", "message", "field"?}}`."""
+        """`{"error": {"type", "message", "field"?, "trace_id"?}}`."""
         told: dict[str, object] = {"type": self.type, "message": self.message}
-        return {"error": told if self.field is None else {**told, "field": self.field}}
+        more = {"field": self.field, "trace_id": self.trace_id}
+        return {"error": told | {name: value for name, value in more.items() if value is not None}}
 
 
 def error_named(name: str) -> type[SextonError] | None:
@@ -93,8 +97,16 @@ def code_of_outcomes(outcomes: Mapping[str, int]) -> ExitCode:
 def failure_of(error: BaseException) -> Failure:
     """Classify any error, wherever it was raised: here, in a workflow or in Temporal's client."""
     remote = None if isinstance(error, SextonError) else _remote(error)  # ours says more than what it came from
-    if remote is not None:
-        return remote
+    failure = _own(error) if remote is None else remote
+    return failure if failure.trace_id else replace(failure, trace_id=error.__dict__.get(_TRACE))
+
+
+def name_trace(error: BaseException, trace_id: str | None) -> None:
+    """Let the error say which trace it was met in, for `failure_of`; one that a job has named comes first there."""
+    error.__dict__[_TRACE] = trace_id
+
+
+def _own(error: BaseException) -> Failure:
     known = isinstance(error, SextonError | OSError)
     field = getattr(error, "field", None) if isinstance(error, InvalidInput) else None
     return Failure(code_of(type(error)), type(error).__name__, _told(error), field, expected=known)
@@ -109,11 +121,22 @@ def _remote(error: BaseException) -> Failure | None:
     chain = list(_causes(error))
     for link in chain:  # the outermost: a workflow that gave up knows more than the activity that failed last
         if isinstance(link, ApplicationError) and link.type:
-            return Failure(_code_of_name(link.type), link.type, link.message, _field(link.type, link.message))
+            field = _field(link.type, link.message)
+            return Failure(_code_of_name(link.type), link.type, link.message, field, trace_id=_trace_named(chain))
     for link in chain:
         if isinstance(link, RPCError):
             return _rpc(link)
     return None
+
+
+def _trace_named(chain: Iterable[BaseException]) -> str | None:
+    """The trace that a job's failure names: another one than the command's where it joined a job that ran already."""
+    from temporalio.exceptions import ApplicationError  # noqa: PLC0415 - loaded already
+
+    from workers.traced_runs import trace_of  # noqa: PLC0415
+
+    named = (trace_of(link) for link in chain if isinstance(link, ApplicationError))
+    return next((trace_id for trace_id in named if trace_id is not None), None)
 
 
 def _code_of_name(name: str) -> ExitCode:

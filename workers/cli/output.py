@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 from urllib.parse import unquote
 
@@ -42,6 +42,12 @@ class Answer:
         if self.wide is not None:
             return self.wide
         return self.shown_or_document if isinstance(self.document, Mapping) else self.document
+
+    def naming(self, trace_id: str | None) -> "Answer":
+        """The same answer; one of work that is not all done names the trace in its document."""
+        if not self.code or trace_id is None or not isinstance(self.document, Mapping):
+            return self
+        return replace(self, shown=self.shown_or_document, document={**self.document, "trace_id": trace_id})
 
 
 def topic_shown(encoded: str) -> str:
@@ -96,6 +102,12 @@ def error_line(message: str) -> None:
     from rich.text import Text  # noqa: PLC0415 - start-up time
 
     _console(sys.stderr).print(Text.assemble(("error: ", "bold red"), harmless(message)), soft_wrap=True)
+
+
+def trace_line(trace_id: str | None) -> None:
+    """Tell where the spans of a failure are, on stderr."""
+    if trace_id is not None:
+        note(f"see it: sexton trace {trace_id}")
 
 
 def _console(file: TextIO) -> "Console":

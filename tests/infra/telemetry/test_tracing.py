@@ -199,6 +199,7 @@ with trace.get_tracer("cli").start_as_current_span("command"):
         connection.execute(text("select 1 as one"))
 tracing.shutdown()
 tracing.shutdown()
+assert "temporalio" not in sys.modules, "half a second of a command that asks the catalog alone"
 """
         subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
     (path,) = tmp_path.iterdir()

@@ -36,6 +36,7 @@ from workers.settings import Loaded, load_settings
 from workflows.values import DeleteLedgersProgress
 
 ORDERS = "persistent://public/default/orders"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 class FakeLog:
@@ -347,6 +348,7 @@ class FakeServices(Services):
     raised: BaseException | None = None
     sends_spans_to: str | None = None
     calls: list[tuple[object, ...]] = field(default_factory=list)
+    told: list[tuple[Any, ...]] = field(default_factory=list)  # exit code, facts, failure: of each traced command
     environ: dict[str, str] = field(
         default_factory=lambda: {
             "SEXTON_TEMPORAL_ADDRESS": "127.0.0.1:1",
@@ -376,10 +378,10 @@ class FakeServices(Services):
         return self.sends_spans_to
 
     @contextmanager
-    def tracing(self, settings: Any, command: str) -> Iterator[None]:
-        """Remember which command was traced."""
+    def tracing(self, settings: Any, command: str, began_ns: int) -> Iterator[Any]:
+        """Remember which command was traced, and how it says that it ended."""
         self.calls.append(("traced", command))
-        yield
+        yield SimpleNamespace(trace_id=TRACE, tell=lambda *told: self.told.append(told))
 
     async def connect(self, settings: Any) -> Any:
         """The fake client."""

@@ -309,7 +309,7 @@ def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
     assert taken.counter == 4
 
 
-def test_wrong_address_is_one_line_on_stderr(catalog: SqlCatalog, tmp_path: Path) -> None:
+def test_wrong_address_is_one_line_on_stderr_beside_its_trace(catalog: SqlCatalog, tmp_path: Path) -> None:
     """As a process: without a log of its own, no library writes its troubles between ours."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
     environ |= {"SEXTON_HOME": str(tmp_path / "home"), "SEXTON_DATABASE_URL": f"sqlite:///{tmp_path / 'catalog.db'}"}
@@ -317,8 +317,9 @@ def test_wrong_address_is_one_line_on_stderr(catalog: SqlCatalog, tmp_path: Path
     argv = [sys.executable, "-m", "workers", "owners", "list"]
     result = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (4, "")
-    (line,) = result.stderr.splitlines()
+    line, trace = result.stderr.splitlines()
     assert line.startswith("error: zookeeper: cannot be reached at 127.0.0.1:1; ")
+    assert trace.startswith("see it: sexton trace ")
 
 
 def test_unload_that_nobody_takes_up_is_done_in_part(

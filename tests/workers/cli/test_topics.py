@@ -12,7 +12,7 @@ from logstore.ledgers import Component, LedgerState
 from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeResult, FakeServices
+from tests.workers.cli.fakes import TRACE, FakeResult, FakeServices
 
 
 def _lines(count: int, **more: object) -> str:
@@ -162,7 +162,8 @@ def test_ledger_delete_in_part_exits_5(run: Run, services: FakeServices, orders:
     """Anything but success is told by the exit code, and by the JSON."""
     services.client.result = FakeResult({"DELETED": 1, outcome: 1})
     told = document(run("ledger", "delete", orders, "4", "5", "--json"), 5)
-    assert told == {"workflow_id": "delete-ledgers/1", "outcomes": dict(sorted({"DELETED": 1, outcome: 1}.items()))}
+    outcomes = dict(sorted({"DELETED": 1, outcome: 1}.items()))
+    assert told == {"workflow_id": "delete-ledgers/1", "outcomes": outcomes, "trace_id": TRACE}
 
 
 def test_ledger_delete_ids_once_and_force_travel(run: Run, services: FakeServices, orders: str) -> None:
