@@ -211,9 +211,20 @@ class SqlDeletions(PhaseOne, Pauses):
         pending = counts.pop(_PENDING, 0)
         return Inflight(estimated_inflight=pending, dead_lettered=sum(counts.values()))
 
-    def list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
+    def list(
+        self,
+        state: DeletionState | None,
+        *,
+        topic: str | None = None,
+        ledger_id: LedgerId | None = None,
+        limit: int,
+    ) -> list[DeletionIntent]:
         """See `Deletions.list`."""
         query = select(*INTENT).order_by(_P.row_id.desc()).limit(limit)
+        if topic is not None:
+            query = query.where(_P.topic == topic)
+        if ledger_id is not None:
+            query = query.where(_P.ledger_id == ledger_id)
         if state:
             query = query.where(is_dead_letter() if state is DeletionState.DEAD_LETTERED else _P.state == state.value)
         return self._db.read(lambda c: with_pauses(c, [to_intent(row) for row in c.execute(query)]))

@@ -4,20 +4,14 @@ from typing import Annotated
 
 import typer
 
-from logstore.names import TopicName
-from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import Session
+from workers.cli.filters import OfLedger, OfTopic, encoded_topic, say_why_nothing, wanted_ledger
 from workers.cli.ledger_explain import decision_document
-from workers.cli.options import known_number
 from workers.cli.output import Answer
 
 audit = group("audit", "Who destroyed what, and why.")
 
-OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only what concerned this topic.")]
-OfLedger = Annotated[
-    int | None, typer.Option("--ledger", metavar="ID", callback=known_number, help="Only what concerned this ledger.")
-]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, newest first.")]
 
 
@@ -28,9 +22,10 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most
 )
 def list_(session: Session, *, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100) -> Answer:
     """List destructive acts with who, why, workflow and outcome, newest first."""
-    encoded = None if topic is None else TopicName.known(topic).encoded
-    wanted = None if ledger is None else LedgerId(ledger)
+    encoded, wanted = encoded_topic(topic), wanted_ledger(ledger)
     found = session.log.catalog.inspection.decisions(topic=encoded, ledger_id=wanted, limit=limit)
+    if not found:
+        say_why_nothing(session, "destructive act", topic=topic, ledger=ledger)
     rows = [decision_document(one) for one in found]
     shown = [{name: row[name] for name in ("at", "act", "actor", "topic", "reason")} for row in rows]
     return Answer(document=rows, shown=shown, beneath=("reason",), empty="nothing was destroyed")

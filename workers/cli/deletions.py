@@ -8,6 +8,7 @@ import typer
 from logstore.deletion import DeletionIntent, DeletionState
 from workers.cli.command import command, group
 from workers.cli.context import Session
+from workers.cli.filters import OfLedger, OfTopic, encoded_topic, say_why_nothing, wanted_ledger
 from workers.cli.output import Answer, note, topic_shown
 
 deletion = group("deletion", "Deletions on their way, and those that failed.")
@@ -25,10 +26,23 @@ def inflight(session: Session) -> Answer:
     )
 
 
-@command(deletion, "list", examples=["sexton deletion list --state DEAD_LETTERED", "sexton deletion list --json"])
-def list_(session: Session, *, state: State = None, limit: Limit = 100) -> Answer:
+@command(
+    deletion,
+    "list",
+    examples=[
+        "sexton deletion list --state DEAD_LETTERED",
+        "sexton deletion list --topic persistent://public/default/orders --json",
+        "sexton deletion list --ledger 12",
+    ],
+)
+def list_(
+    session: Session, *, state: State = None, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100
+) -> Answer:
     """List deletions with outcome, attempts and last error, newest first."""
-    found = session.log.catalog.deletions.list(state, limit=limit + 1)
+    encoded, wanted = encoded_topic(topic), wanted_ledger(ledger)
+    found = session.log.catalog.deletions.list(state, topic=encoded, ledger_id=wanted, limit=limit + 1)
+    if not found:
+        say_why_nothing(session, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
     if len(found) > limit:
         note(f"there are more: shown are the newest {limit:,}; --limit shows as many as you say")
     rows = [_row(intent) for intent in found[:limit]]
@@ -37,7 +51,7 @@ def list_(session: Session, *, state: State = None, limit: Limit = 100) -> Answe
 
 def _shown(row: Mapping[str, object]) -> dict[str, object]:
     """A row as people see it: how it ended, and why, stand beneath where that says more than the state."""
-    said = None if row["outcome"] in {None, row["state"]} else row["outcome"]
+    said = "paused" if row["paused"] else None if row["outcome"] in {None, row["state"]} else row["outcome"]
     return {
         "id": row["id"],
         "topic": row["topic"],

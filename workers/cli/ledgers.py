@@ -21,7 +21,7 @@ from workers.cli.options import (
     known_number,
     refuse_durable,
 )
-from workers.cli.output import Answer
+from workers.cli.output import Answer, note
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Ledger, Topic
@@ -47,6 +47,8 @@ def list_(
     topic = session.topic(name)
     found = session.log.catalog.components.listed(topic.topic_id)
     rows = [_row(one) for one in found if component is None or one.component is component]
+    if not rows and component is not None:
+        note(f"no ledger of topic {name} is of component {component.value}")
     return Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("keys",), empty="no ledgers")
 
 

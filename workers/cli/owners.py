@@ -12,7 +12,7 @@ from logstore.ownership import BundleId, bundle_of
 from workers.cli.command import command, group
 from workers.cli.context import Session
 from workers.cli.options import known_worker
-from workers.cli.output import Answer
+from workers.cli.output import Answer, note
 
 if TYPE_CHECKING:
     from infra.coordination.directory import Directory
@@ -56,6 +56,8 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
     with directory_of(session) as directory:
         found = overview(session.log.catalog.fences, directory)
     rows = [row for row in found.bundles if _asked_for(row, wanted, worker, unowned=unowned)]
+    if worker is not None and worker not in {one.worker_id for one in found.workers} and not rows:
+        note(f"no worker {worker}: it has no live session, and owns no bundle")
     workers = [_worker_row(row) for row in found.workers if worker in {None, row.worker_id}]
     return Answer(
         document={

@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
+from logstore.errors import InvalidInput
 from logstore.names import TopicName, check_subscription
+from logstore.ports.catalog import TopicState
 from workers.cli.command import command, group
 from workers.cli.context import Session
 from workers.cli.documents import subscription_documents, topic_document, topic_shown_in_list
+from workers.cli.filters import encoded_topic
 from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, known_number, refuse_durable
-from workers.cli.output import Answer
+from workers.cli.output import Answer, note, topic_shown
 
 topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
 
@@ -20,6 +23,30 @@ RetentionBytes = Annotated[
     int | None,
     typer.Option("--retention-bytes", metavar="N", callback=known_number, help="Keep the newest N bytes of them."),
 ]
+
+
+def _beginning(prefix: str | None) -> str | None:
+    scheme = "persistent://"
+    if prefix is None:
+        return None
+    if (
+        not prefix
+        or not prefix.isprintable()
+        or not (prefix.startswith(scheme) or scheme.startswith(prefix))
+        or len(prefix) > 200
+    ):
+        raise InvalidInput("prefix", expected=f"how a name begins, as {scheme}public/", found=prefix)
+    return prefix
+
+
+Prefix = Annotated[
+    str | None, typer.Option("--prefix", metavar="TEXT", callback=_beginning, help="Only names that begin so.")
+]
+State = Annotated[TopicState | None, typer.Option("--state", case_sensitive=False, help="Only topics in this state.")]
+After = Annotated[
+    str | None, typer.Option("--after", metavar="NAME", help="Only names behind this one: the next page.")
+]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="At most so many.")]
 
 
 @command(topic, "create", examples=[f"sexton topic create {_ORDERS}", f"sexton topic create {_ORDERS} --retention 3d"])
@@ -41,10 +68,23 @@ def create(
     return Answer(document=topic_document(session.log, session.log.catalog.topics.create(encoded, policy)))
 
 
-@command(topic, "list", examples=["sexton topic list --json"])
-def list_(session: Session) -> Answer:
+@command(
+    topic,
+    "list",
+    examples=["sexton topic list --json", "sexton topic list --prefix persistent://public/ --state DELETING"],
+)
+def list_(
+    session: Session, *, prefix: Prefix = None, state: State = None, after: After = None, limit: Limit = 1_000
+) -> Answer:
     """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
-    found = [topic_document(session.log, one) for one in session.log.catalog.topics.all()]
+    behind = encoded_topic(after) or ""
+    named = [one for one in session.log.catalog.topics.all() if topic_shown(one.name).startswith(prefix or "")]
+    rest = [one for one in named if state in {None, one.state} and one.name > behind]
+    if prefix and not named:
+        note(f"no topic's name begins with {prefix}")
+    if len(rest) > limit:
+        note(f"there are {len(rest) - limit:,} more: go on with --after {topic_shown(rest[limit - 1].name)}")
+    found = [topic_document(session.log, one) for one in rest[:limit]]
     shown = [topic_shown_in_list(row) for row in found]
     return Answer(document=found, shown=shown, beneath=("subscriptions",), empty="no topics")
 

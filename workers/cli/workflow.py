@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.names import TopicName
 from workers.cli.command import command, group
 from workers.cli.context import Session
-from workers.cli.output import Answer, topic_shown
+from workers.cli.filters import OfTopic, encoded_topic
+from workers.cli.output import Answer, note, topic_shown
 
 if TYPE_CHECKING:
     from workers.client import Sexton
@@ -45,7 +45,6 @@ class Kind(StrEnum):
 
 Type = Annotated[Kind | None, typer.Option("--type", help="Workflow type.")]
 InStatus = Annotated[Status | None, typer.Option("--status", case_sensitive=False, help="Execution status.")]
-OfTopic = Annotated[str | None, typer.Option("--topic", metavar="N", help="Only jobs of this topic.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, newest first.")]
 
 
@@ -63,7 +62,7 @@ def list_(
     limit: Limit = 100,
 ) -> Answer:
     """List jobs, newest first."""
-    encoded = TopicName.known(topic).encoded if topic is not None else None
+    encoded = encoded_topic(topic)
 
     async def ask(client: "Sexton") -> list[Any]:
         return list(
@@ -71,10 +70,16 @@ def list_(
         )
 
     rows = [_row(found) for found in session.with_client(ask)]
+    if not rows and (type or status or topic):
+        note(f"Temporal knows no{_told(status)} workflow{_told(type, ' of type ')}{_told(topic, ' of topic ')}")
     shown = [row | {"topic": topic_shown(str(row["topic"]))} if row.get("topic") else row for row in rows]
     columns = ("workflow_id", "status", "started", "outcome", "topic")  # the id begins with the type
     narrow = [{name: row.get(name) for name in columns} for row in shown]
     return Answer(document=shown, shown=narrow, beneath=("topic",), empty="no workflows")
+
+
+def _told(value: str | None, before: str = " ") -> str:
+    return f"{before}{value}" if value else ""
 
 
 def _row(found: Any) -> dict[str, object]:  # noqa: ANN401 - a dataclass or a mapping

@@ -198,5 +198,19 @@ class Deletions(Protocol):
     def inflight(self) -> Inflight:
         """Unfinished and dead-lettered intents."""
 
-    def list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
-        """Intents, newest first; says which of them wait for their batch to be resumed."""
+    def list(
+        self,
+        state: DeletionState | None,
+        *,
+        topic: str | None = None,
+        ledger_id: LedgerId | None = None,
+        limit: int,
+    ) -> list[DeletionIntent]:
+        """Intents, newest first; says which of them wait for their batch to be resumed.
+
+        Args:
+            state: Only those in it.
+            topic: Only those of topics of this encoded name, the present one and those that were.
+            ledger_id: Only those of this ledger.
+            limit: How many at most.
+        """

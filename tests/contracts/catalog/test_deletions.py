@@ -496,3 +496,18 @@ def test_newborn_is_not_listed_and_its_intent_is_not_referenced(world: World) ->
     assert intent.ledger_id == born
     assert listed(world, topic.topic_id) == []
     assert not intent.referenced
+
+
+@pytest.mark.postgres
+def test_list_shows_of_a_topic_or_a_ledger_only_what_is_of_it(world: World) -> None:
+    """Newest first, as many as asked for; what is of nobody is an empty list."""
+    first, other = _batch(world, 3), _batch(world, 2, name="other")
+    deletions, topic = world.catalog.deletions, first[0].topic
+    rows = sorted((one.row_id for one in first), reverse=True)
+    assert [one.row_id for one in deletions.list(None, topic=topic, limit=9)] == rows
+    assert [one.row_id for one in deletions.list(DeletionState.PENDING, topic=topic, limit=2)] == rows[:2]
+    assert deletions.list(DeletionState.DELETED, topic=topic, limit=9) == []
+    ledger = other[0].ledger_id
+    assert [one.ledger_id for one in deletions.list(None, ledger_id=ledger, limit=9)] == [ledger]
+    assert deletions.list(None, topic=topic, ledger_id=ledger, limit=9) == []
+    assert deletions.list(None, topic="persistent://a/b/none", limit=9) == []

@@ -214,11 +214,19 @@ class FakeDeletions(FakePhaseOne):
             dead_lettered=len(self.list(DeletionState.DEAD_LETTERED, limit=10**9)),
         )
 
-    def list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
+    def list(
+        self,
+        state: DeletionState | None,
+        *,
+        topic: str | None = None,
+        ledger_id: LedgerId | None = None,
+        limit: int,
+    ) -> list[DeletionIntent]:
         """See the port."""
         with self._catalog.lock:
             rows = sorted(self._catalog.intent_rows.items(), reverse=True)
-            found = [row for _, row in rows if state in {None, row.state}][:limit]
+            wanted = [row for _, row in rows if state in {None, row.state} and topic in {None, row.topic}]
+            found = [row for row in wanted if ledger_id in {None, row.ledger_id}][:limit]
             return [replace(row, paused=self._waits(row)) for row in found]
 
     def _waits(self, row: DeletionIntent) -> bool:

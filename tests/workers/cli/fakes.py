@@ -185,7 +185,9 @@ class FakeLog:
         self.previews.append((ids, force))
         return [LedgerId(1), LedgerId(2)] if ids is None else ids
 
-    def _list(self, state: DeletionState | None, *, limit: int) -> list[DeletionIntent]:
+    def _list(
+        self, state: DeletionState | None, *, topic: str | None, ledger_id: LedgerId | None, limit: int
+    ) -> list[DeletionIntent]:
         intent = DeletionIntent(
             row_id=1,
             batch_id="b",
