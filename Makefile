@@ -61,6 +61,7 @@ faults: setup ## Every failpoint with SIGKILL of real workers, every contract on
 bench: setup ## Measure ours beside the bare thing on real servers; prints ratios as JSON
 	$(BIN)/python -m tests.benchmarks.deletion_speed
 	$(BIN)/python -m tests.benchmarks.ownership_speed
+	$(BIN)/python -m tests.benchmarks.start_up
 
 screenshots: setup ## Take the pictures in docs/images from a real run (needs chromium)
 	$(BIN)/python -m tests.screenshots

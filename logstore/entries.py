@@ -7,29 +7,53 @@ segment row's `first_entry` plus its offset, so a segment can be uploaded before
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from functools import cache
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from logstore.errors import CorruptData
 from logstore.positions import Position
 
-SCHEMA = pa.schema(
-    [
-        pa.field("publish_ms", pa.int64(), nullable=False),
-        pa.field("deliver_at_ms", pa.int64()),
-        pa.field("producer", pa.dictionary(pa.int32(), pa.string())),
-        pa.field("sequence_id", pa.int64()),
-        pa.field("txn_tc", pa.int64()),
-        pa.field("txn_seq", pa.int64()),
-        pa.field("marker", pa.string()),
-        pa.field("key", pa.string()),
-        pa.field("payload", pa.binary()),
-        pa.field("properties", pa.map_(pa.string(), pa.string())),
-    ]
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+
+COLUMNS = (
+    "publish_ms",
+    "deliver_at_ms",
+    "producer",
+    "sequence_id",
+    "txn_tc",
+    "txn_seq",
+    "marker",
+    "key",
+    "payload",
+    "properties",
 )
 """Columns of a segment, in file order. Readers name those they need; payloads are read by choice."""
+
+
+@cache
+def schema() -> "pa.Schema":
+    """The columns with their types. Arrow takes as long to import as a command may run: who only asks SQL is spared."""
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+    integer, text = pa.int64(), pa.string()
+    kinds = (
+        integer,
+        integer,
+        pa.dictionary(pa.int32(), text),
+        integer,
+        integer,
+        integer,
+        text,
+        text,
+        pa.binary(),
+        pa.map_(text, text),
+    )
+    first = pa.field(COLUMNS[0], integer, nullable=False)
+    return pa.schema([first, *(pa.field(name, kind) for name, kind in zip(COLUMNS[1:], kinds[1:], strict=True))])
+
 
 COMPRESSION = "zstd"
 REPEATED = ["producer", "key", "properties.key_value.key", "properties.key_value.value"]
@@ -45,8 +69,12 @@ FORMAT: Final[Mapping[str, Any]] = {
     "write_page_checksum": True,  # for those who read columns by ranges: no digest of the whole can tell them
 }
 
-UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
-"""What Arrow raises at a damaged file: invalid, not implemented, out of memory, whatever the bit that flipped says."""
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """What Arrow raises at a damaged file: invalid, not implemented, out of memory, whatever a flipped bit says."""
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+    return (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +123,9 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
         parts: At least one entry in all; the order is the order of entry ids.
         publish_ms: The appender's clock, stored for every entry.
     """
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
     rows = [(part.producer, entry) for part in parts for entry in part.entries]
     nothing = pa.nulls(len(rows))
     columns: dict[str, object] = {
@@ -109,13 +140,15 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
         "payload": [entry.payload for _, entry in rows],
         "properties": [list(entry.properties.items()) for _, entry in rows],
     }
-    arrays = [_column(columns[f.name], f.type) for f in SCHEMA]
+    arrays = [_column(columns[f.name], f.type) for f in schema()]
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), sink, **FORMAT)
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema()), sink, **FORMAT)
     return sink.getvalue()
 
 
-def _column(values: object, kind: pa.DataType) -> pa.Array:
+def _column(values: object, kind: "pa.DataType") -> "pa.Array":
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
@@ -124,14 +157,14 @@ def decode_segment(
     *,
     columns: Sequence[str],
     name: str,
-    footer: pq.FileMetaData | None = None,
+    footer: "pq.FileMetaData | None" = None,
     check_pages: bool = True,
-) -> pa.Table:
+) -> "pa.Table":
     """Read the named columns of a segment, in entry order.
 
     Args:
         source: A seekable binary file; only the parts that hold the columns are read.
-        columns: Names out of `SCHEMA`.
+        columns: Names out of `COLUMNS`.
         name: What to call the object in an error.
         footer: Where it is known already; else it is read first.
         check_pages: Whether to compare the checksum of each page; needless where the whole was compared.
@@ -139,11 +172,14 @@ def decode_segment(
     Raises:
         CorruptData: The bytes are no Parquet file, it lacks a column, or a page has another checksum than it says.
     """
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
     try:
         opened = pa.PythonFile(source, mode="r")
         with pq.ParquetFile(opened, metadata=footer, page_checksum_verification=check_pages) as file:
             table = file.read(columns=list(columns))
-    except UNREADABLE as error:
+    except unreadable() as error:
         raise CorruptData(f"{name}: not a segment: {error}") from error
     missing = set(columns) - set(table.column_names)
     if missing:

@@ -8,11 +8,13 @@ import hashlib
 import io
 import re
 from dataclasses import dataclass
-from typing import BinaryIO, Final
-
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from logstore.errors import CorruptData
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
 
 FOOTER: Final = "footer"
 """Name under which a segment's own metadata holds the mark of its footer."""
@@ -44,7 +46,7 @@ class FooterMark:
             raise CorruptData(f"{name}: expected length and digest of its footer, found {text!r}")
         return FooterMark(int(found["size"]), found["sha256"])
 
-    def check(self, footer: bytes, *, name: str) -> pq.FileMetaData:
+    def check(self, footer: bytes, *, name: str) -> "pq.FileMetaData":
         """The footer, parsed.
 
         Raises:
@@ -53,6 +55,8 @@ class FooterMark:
         found = hashlib.sha256(footer).hexdigest()
         if found != self.sha256:
             raise CorruptData(f"{name}: expected a footer of digest {self.sha256}, found {found}")
+        import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
         return pq.read_metadata(io.BytesIO(footer))
 
 

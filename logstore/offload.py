@@ -15,11 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-import pyarrow as pa
-
-from logstore.entries import SCHEMA
+from logstore.entries import COLUMNS
 from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
 from logstore.failpoints import effect
 from logstore.footers import mark_footer
@@ -30,6 +28,10 @@ from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
 from logstore.tiered import TieredIndex, data_key, index_key, write_copy
 from logstore.tiered_proof import prove_published
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 _READ_BACK: Final = 8 << 20  # bytes at a time
 _LOG: Final = logging.getLogger(__name__)
@@ -170,14 +172,14 @@ class Offloader:
             footer=str(mark_footer(file)),
         )
 
-    def _tables(self, ledger_id: LedgerId, proceed: Callable[[], None]) -> Iterator[pa.Table]:
+    def _tables(self, ledger_id: LedgerId, proceed: Callable[[], None]) -> "Iterator[pa.Table]":
         reached = 0
         for segment in self._ledgers.segments(ledger_id):
             proceed()
             if segment.first_entry != reached:
                 raise CorruptData(f"ledger {ledger_id}: expected a segment at {reached}, found {segment.first_entry}")
             reached += segment.entries
-            yield read_columns(self._primary, segment, SCHEMA.names)
+            yield read_columns(self._primary, segment, COLUMNS)
 
 
 def _evidence(index: TieredIndex) -> Evidence:

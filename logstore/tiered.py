@@ -11,15 +11,16 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from logstore.entries import FORMAT, SCHEMA
+from logstore.entries import FORMAT, schema
 from logstore.errors import CorruptData
 from logstore.ledgers import LedgerStatement
 from logstore.positions import LedgerId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 DRIVER = "aws-s3"
 UPLOAD_GRACE_S = 120
@@ -135,18 +136,21 @@ class TieredIndex:
             raise CorruptData(f"{name}: not the index of a tiered copy: {error!r}") from error
 
 
-def write_copy(sink: BinaryIO, segments: Iterable[pa.Table]) -> tuple[RowGroup, ...]:
+def write_copy(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroup, ...]:
     """Write segments as one file, one row group each, and say what stands where; one segment is in memory at a time.
 
     Args:
         sink: Written from its present place on.
-        segments: All columns of `SCHEMA`, in entry order, the first with entry 0.
+        segments: All of `COLUMNS`, in entry order, the first with entry 0.
     """
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+    whole = schema()
     groups: list[RowGroup] = []
     reached = 0
-    with pq.ParquetWriter(sink, SCHEMA, **FORMAT) as writer:
+    with pq.ParquetWriter(sink, whole, **FORMAT) as writer:
         for table in segments:
-            writer.write_table(table.select(SCHEMA.names).cast(SCHEMA), row_group_size=table.num_rows)
+            writer.write_table(table.select(whole.names).cast(whole), row_group_size=table.num_rows)
             groups.append(RowGroup(first_entry=reached, entries=table.num_rows))
             reached += table.num_rows
     return tuple(groups)

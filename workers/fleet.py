@@ -30,6 +30,7 @@ from logstore.ports.owners import Owners
 from workers import namespace, search_attributes
 from workers.connections import connect_client
 from workers.gauges import DeletionGauges
+from workers.hosted import all_activities, owner_activities, upload_activities
 from workers.identity import compare_buckets
 from workers.inputs import CheckedRunner
 from workers.interceptors import ActivityEdge, InHand
@@ -37,7 +38,7 @@ from workers.ownership_telemetry import OwnershipTelemetry
 from workers.owning import Ownership, new_ownership
 from workers.settings import OFF, Settings
 from workers.traced_runs import WorkflowEdge
-from workers.wiring import LogStore, all_activities, open_log, owner_activities, upload_activities
+from workers.wiring import LogStore, open_log
 from workflows.delete_ledger import DeleteLedger
 from workflows.delete_ledgers import DeleteLedgers
 from workflows.delete_topic import DeleteTopic

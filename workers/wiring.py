@@ -1,20 +1,12 @@
 """The only place that joins ports and adapters."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
-from activities.deletion import DeletionUpkeep, LedgerDeletion
-from activities.offload import LedgerOffload
-from activities.ownership import Ownership
-from activities.retention import Retention
-from activities.topic_deletion import TopicDeletion
-from activities.trimming import Trimming
 from infra.catalog import Database, SqlCatalog, check_version
-from infra.objects import S3ObjectStore, connect
-from infra.objects.patience import Patience
 from logstore.component_ledgers import ComponentLedgers
 from logstore.cursor_ledgers import CursorLedgers
 from logstore.group_commit import GroupCommitter
@@ -24,7 +16,6 @@ from logstore.managed_ledger import ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.offload import Offloader
 from logstore.own_stores import OwnStore, OwnStores
-from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
 from logstore.schemas import SchemaRegistry
@@ -32,6 +23,10 @@ from logstore.subscriptions import Subscriptions
 from logstore.tiered import DRIVER
 from logstore.tiered_copies import TieredCopies
 from workers.settings import Settings
+
+if TYPE_CHECKING:
+    from infra.objects import S3ObjectStore
+    from infra.objects.patience import Patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,20 +140,32 @@ def _tiered_place(settings: Settings) -> dict[str, str]:
 
 
 def own_buckets(
-    settings: Settings, stores: OwnStores, *, patience: Patience | None = None
+    settings: Settings, stores: OwnStores, *, patience: "Patience | None" = None
 ) -> Callable[[Role, str], OwnStore]:
     """Buckets by role and name, of one client: each is compared with the catalog before its first use."""
-    bare = primary_bucket(settings, patience=patience)
+    bare = cast("S3ObjectStore", _OnFirstUse(partial(primary_bucket, settings, patience=patience)))
 
     def own(role: Role, bucket: str) -> OwnStore:
         place = Place(role=role, bucket=bucket, address=settings.s3_endpoint)
-        return stores.own(place, bare if bucket == bare.bucket else bare.for_bucket(bucket))
+        return stores.own(place, bare if bucket == settings.primary_bucket else bare.for_bucket(bucket))
 
     return cache(own)
 
 
-def primary_bucket(settings: Settings, *, patience: Patience | None = None) -> S3ObjectStore:
+class _OnFirstUse:
+    """The object store, connected when it is first asked: most commands ask it nothing, and boto3 alone takes 0.3 s."""
+
+    def __init__(self, connect: "Callable[[], S3ObjectStore]") -> None:
+        self._connected = cache(connect)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connected(), name)
+
+
+def primary_bucket(settings: Settings, *, patience: "Patience | None" = None) -> "S3ObjectStore":
     """The primary bucket; without an endpoint it is AWS's, without keys the host's role is used."""
+    from infra.objects import connect  # noqa: PLC0415 - start-up time
+
     return connect(
         settings.s3_endpoint or None,
         settings.s3_region,
@@ -168,72 +175,3 @@ def primary_bucket(settings: Settings, *, patience: Patience | None = None) -> S
         pool_size=2 * settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
         patience=patience,
     )
-
-
-def upload_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
-    """What runs on the queue of uploads."""
-    return [_offload(log).upload]
-
-
-def _offload(log: LogStore) -> LedgerOffload:
-    return LedgerOffload(uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers)
-
-
-def owner_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., Any]]:
-    """What runs at a topic's owner."""
-    deletion = _deletion(log, owners)
-    return [
-        deletion.detach,
-        deletion.delete_chunk,
-        deletion.hand_over_chunk,
-        deletion.delete_one,
-        deletion.dead_letter,
-        deletion.certify,
-    ]
-
-
-def _deletion(log: LogStore, owners: Owners) -> LedgerDeletion:
-    return LedgerDeletion(
-        deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages, owners=owners
-    )
-
-
-def all_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., Any]]:
-    """Every activity of this build, over the log's ports."""
-    deletion = _deletion(log, owners)
-    retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
-    topics = TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers)
-    upkeep = DeletionUpkeep(
-        sweeps=log.catalog.sweeps,
-        deletions=log.catalog.deletions,
-        ledgers=log.catalog.ledgers,
-        finished_retention_s=log.finished_retention_s,
-    )
-    offload = _offload(log)
-    trimming = Trimming(
-        topics=log.catalog.topics,
-        trims=log.catalog.topic_trims,
-        deletions=log.catalog.deletions,
-        ledgers=log.catalog.ledgers,
-        idle=retention,
-    )
-    return [
-        *owner_activities(log, owners),
-        deletion.next_ranges,
-        upkeep.adopt,
-        upkeep.forget,
-        upkeep.hold_batch,
-        upkeep.pause_batch,
-        retention.roll_idle,
-        topics.set_deleting,
-        topics.detach_all,
-        topics.remove,
-        offload.upload,
-        offload.publish,
-        offload.candidates,
-        offload.remove_primaries,
-        trimming.next_pages,
-        trimming.trim_page,
-        trimming.count_batch,
-        Ownership(owners=owners).look_up,
-    ]

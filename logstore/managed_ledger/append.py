@@ -8,8 +8,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from logstore.entries import ProducedEntries, encode_segment
 from logstore.errors import InvalidInput, ProducerFenced, SextonError
 from logstore.ledgers import digest_of
@@ -20,7 +18,12 @@ from logstore.managed_ledger.place import Placer
 from logstore.ports.catalog import Ledgers, Topic
 from logstore.positions import Position
 
-_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What Arrow raises of entries that are none."""
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+    return (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class Appender:
                 return _results(parts, kept, None)
             try:
                 body = self._encode(kept)
-            except _UNFIT:
+            except _refusals():
                 return self._append_fit(topic, hints, parts)
             try:
                 placed = self._placer.place(topic, hints, body, deadline_s=deadline_s)
@@ -124,7 +127,7 @@ def _entries(parts: Sequence[ProducedEntries]) -> int:
 def _unfit(part: ProducedEntries) -> InvalidInput | None:
     try:
         encode_segment([part], publish_ms=0)
-    except _UNFIT as error:
+    except _refusals() as error:
         refused = InvalidInput("entries", expected="values that a segment can hold", found=str(error))
         refused.__cause__ = error
         return refused

@@ -9,9 +9,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 from pyroaring import BitMap
 
 from logstore.cursors import CursorState
@@ -26,6 +25,10 @@ from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.ports.catalog import Ledger, Ledgers, Segment, Topic
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -140,7 +143,7 @@ class Reader:
             if not page or page[0].ledger_id != reached:
                 raise SegmentGone(reached, f"ledger {reached}")
 
-    def _visible(self, segment: Segment, ids: BitMap, table: pa.Table, view: _View) -> Iterator[Entry]:
+    def _visible(self, segment: Segment, ids: BitMap, table: "pa.Table", view: _View) -> Iterator[Entry]:
         """Entries of one segment, by id, without those that a subscription may not see yet."""
         remaining = iter(ids)
         while chosen := list(islice(remaining, _ROWS)):

@@ -2,10 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, Final, cast
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from logstore.entries import decode_segment
 from logstore.errors import CorruptData
@@ -14,6 +11,11 @@ from logstore.ledgers import DIGEST, digest_of, segment_key
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore, StoredObject
 from logstore.positions import LedgerId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
 
 _WHOLE_BELOW: Final = 128 << 10
 """Bytes. A range read costs at least two requests, footer and columns: below this one is cheaper."""
@@ -27,7 +29,7 @@ class SegmentGone(Exception):
         self.ledger_id = ledger_id
 
 
-def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> pa.Table:
+def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
     """The named columns of a segment, in entry order.
 
     Raises:
@@ -60,7 +62,7 @@ def _whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
     return io.BytesIO(stored.body)
 
 
-def _footer(objects: ObjectStore, key: str, segment: Segment) -> pq.FileMetaData | None:
+def _footer(objects: ObjectStore, key: str, segment: Segment) -> "pq.FileMetaData | None":
     """What stands where, on the word of an object that is the registered one; None: read it from the file."""
     if segment.sha256 is None:
         return None

@@ -3,9 +3,7 @@
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Final
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Final
 
 from logstore.errors import CorruptData
 from logstore.ledgers import CopyKind
@@ -14,6 +12,10 @@ from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.ports.catalog import Copies, Ledger, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ class Source:
         self._warned: set[LedgerId] = set()
         self._lock = threading.Lock()
 
-    def read(self, ledger: Ledger, segment: Segment, columns: Sequence[str]) -> pa.Table:
+    def read(self, ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
         """The named columns of a segment, in entry order.
 
         Args:
@@ -49,7 +51,7 @@ class Source:
         except (SegmentGone, CorruptData) as missed:
             return self._from_tiered(segment, columns, missed)
 
-    def _from_tiered(self, segment: Segment, columns: Sequence[str], missed: Exception) -> pa.Table:
+    def _from_tiered(self, segment: Segment, columns: Sequence[str], missed: Exception) -> "pa.Table":
         """Ask the catalog anew: the primary copy may have been removed since the ledger was listed."""
         copies = self._tiered.copies(segment.ledger_id) if self._tiered else None
         if self._scan is None or copies is None or copies.tiered is None:

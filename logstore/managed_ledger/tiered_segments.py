@@ -4,12 +4,9 @@ import io
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from logstore.entries import UNREADABLE
+from logstore.entries import unreadable
 from logstore.errors import CorruptData
 from logstore.footers import FooterMark
 from logstore.managed_ledger.segment_file import RangeFile, SegmentGone
@@ -17,6 +14,11 @@ from logstore.ports.catalog import Copies, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
 from logstore.tiered import RowGroup, TieredIndex, data_key, index_key, place_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
 
 _FOOTER: Final = 64 << 10
 """Bytes at the end of the object that are fetched together: the footer of some hundred row groups."""
@@ -33,7 +35,7 @@ class _Opened:
     size_bytes: int
     groups: dict[RowGroup, int]  # to its number in the file
     stating: dict[str, str]  # what its metadata says
-    footer: pq.FileMetaData
+    footer: "pq.FileMetaData"
 
 
 class TieredSegments:
@@ -62,7 +64,7 @@ class TieredScan:
         self._opened: dict[str, _Opened] = {}
         self._lock = threading.Lock()
 
-    def read_columns(self, segment: Segment, copies: Copies, columns: Sequence[str]) -> pa.Table:
+    def read_columns(self, segment: Segment, copies: Copies, columns: Sequence[str]) -> "pa.Table":
         """The named columns of a segment, in entry order.
 
         Raises:
@@ -107,7 +109,7 @@ def _open(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _Opened:
     return _Opened(objects=objects, key=key, size_bytes=index.size_bytes, groups=groups, stating=stating, footer=footer)
 
 
-def _footer(objects: ObjectStore, key: str, index: TieredIndex) -> pq.FileMetaData:
+def _footer(objects: ObjectStore, key: str, index: TieredIndex) -> "pq.FileMetaData":
     """By one request: what the index vouches for, or of an index from before that, as much as a footer may take."""
     mark = FooterMark.parse(index.footer, name=key) if index.footer else None
     ledger_id, stating = index.statement.ledger_id, index.statement.to_metadata()
@@ -121,12 +123,12 @@ def _footer(objects: ObjectStore, key: str, index: TieredIndex) -> pq.FileMetaDa
     return _parquet(key, file, None).metadata
 
 
-def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str]) -> pa.Table:
+def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str]) -> "pa.Table":
     held = _whole(copy, ledger_id, number) if "payload" in columns else None
     file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, held=held, stating=copy.stating)
     try:
         table = _parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
-    except UNREADABLE as error:
+    except unreadable() as error:
         raise CorruptData(f"{copy.key}: row group {number} cannot be read: {error}") from error
     missing = set(columns) - set(table.column_names)
     if missing:
@@ -146,9 +148,12 @@ def _whole(copy: _Opened, ledger_id: LedgerId, number: int) -> tuple[int, bytes]
     return min(starts), found
 
 
-def _parquet(key: str, file: RangeFile, footer: pq.FileMetaData | None) -> pq.ParquetFile:
+def _parquet(key: str, file: RangeFile, footer: "pq.FileMetaData | None") -> "pq.ParquetFile":
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
     try:
         source = pa.PythonFile(cast("io.BytesIO", file), mode="r")
         return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True)
-    except UNREADABLE as error:
+    except unreadable() as error:
         raise CorruptData(f"{key}: not a tiered copy: {error}") from error

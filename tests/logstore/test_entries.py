@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.entries import SCHEMA, NewEntry, ProducedEntries, decode_segment, encode_segment
+from logstore.entries import COLUMNS, NewEntry, ProducedEntries, decode_segment, encode_segment
 from logstore.errors import CorruptData
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -29,7 +29,7 @@ _PART = st.builds(ProducedEntries, entries=st.lists(_ENTRY, max_size=4), produce
 def test_segment_any_entries_come_back_in_order(parts: list[ProducedEntries], publish_ms: int) -> None:
     """Every column of every entry survives, one part behind the other."""
     found = decode_segment(
-        io.BytesIO(encode_segment(parts, publish_ms=publish_ms)), columns=SCHEMA.names, name="x"
+        io.BytesIO(encode_segment(parts, publish_ms=publish_ms)), columns=list(COLUMNS), name="x"
     ).to_pylist()
     wanted = [(part.producer, entry) for part in parts for entry in part.entries]
     assert [(row["producer"], row["payload"], row["key"]) for row in found] == [
@@ -51,7 +51,7 @@ def _segment(rows: int) -> bytes:
 def test_segment_is_zstd_with_the_schema_in_order() -> None:
     """The stored format is what any Parquet reader sees, not only ours."""
     file = pq.ParquetFile(io.BytesIO(_segment(3)))
-    assert file.schema_arrow.names == SCHEMA.names
+    assert file.schema_arrow.names == list(COLUMNS)
     group = file.metadata.row_group(0)
     assert {group.column(at).compression for at in range(group.num_columns)} == {"ZSTD"}
     by_path = {group.column(at).path_in_schema: group.column(at) for at in range(group.num_columns)}

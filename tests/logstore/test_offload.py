@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.deletion import DeletionState
-from logstore.entries import SCHEMA
+from logstore.entries import schema
 from logstore.errors import (
     CorruptData,
     MissingData,
@@ -51,7 +51,7 @@ def test_upload_writes_one_row_group_for_each_segment_in_order(scene: Offloading
     ledger = scene.fill()[0]
     scene.offload(ledger)
     file = pq.ParquetFile(io.BytesIO(scene.body(scene.pair(ledger)[0])))
-    assert file.schema_arrow.equals(SCHEMA, check_metadata=False)
+    assert file.schema_arrow.equals(schema(), check_metadata=False)
     assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [2, 2]
     assert {file.metadata.row_group(0).column(at).compression for at in range(3)} == {"ZSTD"}
     assert file.read(["payload"]).column("payload").to_pylist() == [b"0:0", b"0:1", b"0:2", b"0:3"]

@@ -8,8 +8,9 @@ import pytest
 from activities.ownership import TopicWork
 from infra.catalog import Database, upgrade
 from tests.fakes.owners import NobodyOwns
+from workers.hosted import all_activities, owner_activities
 from workers.settings import Settings
-from workers.wiring import all_activities, open_log, owner_activities
+from workers.wiring import open_log
 
 
 def _names(activities: Any) -> set[str]:

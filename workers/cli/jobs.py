@@ -1,6 +1,5 @@
 """Waiting for the workflow that a command started, or not."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ def started(handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's hand
 
 async def finished(client: "Sexton", handle: Any, doing: str) -> Any:  # noqa: ANN401
     """The workflow's result; whoever waits is told what for and why it takes long, and who stops, that it goes on."""
+    import asyncio  # noqa: PLC0415 - start-up time
+
     try:
         with watching(f"{doing} ({handle.id})"):
             return await client.result_of(handle, note)

@@ -15,6 +15,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from infra.catalog import Database, upgrade
 from logstore import errors
 from logstore.names import TopicName
 from logstore.retention import RetentionPolicy
@@ -287,17 +288,48 @@ def test_version_and_help_import_nothing_but_the_parser(asked: str) -> None:
     assert not _LIGHT & _imported_by(asked)
 
 
-def _imported_by(*args: str, home: str = "/nonexistent") -> set[str]:
+_HEAVY = {"alembic", "boto3", "botocore", "pyarrow", "numpy", "pandas", "psycopg", "kazoo", "pyspark"}
+
+
+@pytest.mark.parametrize("asked", ["topic list", "deletion inflight", "audit list", "config show"])
+def test_command_that_reads_sql_imports_neither_temporal_nor_a_store(tmp_path: Path, asked: str) -> None:
+    """Nearly all that a command costs are its imports."""
+    loaded = _imported_by(*asked.split(), "--json", home=_with_catalog(tmp_path))
+    assert "sqlalchemy" in loaded
+    assert not loaded & {*_HEAVY, "temporalio"}
+
+
+@pytest.mark.parametrize("asked", [f"topic trim {ORDERS}", "deletion sweep", "workflow list"])
+def test_command_that_starts_a_workflow_imports_no_store(tmp_path: Path, asked: str) -> None:
+    """It asks Temporal, and perhaps the catalog; the worker asks the stores."""
+    home = _with_catalog(tmp_path)
+    _imported_by("topic", "create", ORDERS, home=home)
+    loaded = _imported_by(*asked.split(), "--json", home=home, code=4)  # there is no Temporal at that address
+    assert "temporalio" in loaded
+    assert not loaded & _HEAVY
+
+
+def _with_catalog(home: Path) -> str:
+    ports = {"temporal": 1, "s3": 1, "zookeeper": 1}
+    (home / "ports.json").write_text(json.dumps(ports))
+    database = Database(f"sqlite:///{home}/catalog.db")
+    upgrade(database)
+    database.close()
+    return str(home)
+
+
+def _imported_by(*args: str, home: str = "/nonexistent", code: int = 0) -> set[str]:
     """The modules that a process of its own has loaded when the command has ended."""
-    code = (
+    program = (
         "import atexit, json, sys\n"
         "atexit.register(lambda: sys.stderr.write('\\nLOADED ' + json.dumps(sorted(sys.modules))))\n"
         "from workers.cli import app\n"
         "app(sys.argv[1:])"
     )
     environ = {**os.environ, "SEXTON_HOME": home}
-    argv = [sys.executable, "-c", code, *args]
-    ended = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT, env=environ)
+    argv = [sys.executable, "-c", program, *args]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=ROOT, env=environ)
+    assert ended.returncode == code, ended.stderr
     return set(json.loads(ended.stderr.rpartition("LOADED ")[2]))
 
 
