@@ -37,6 +37,7 @@ from workers.interceptors import ActivityEdge, InHand
 from workers.ownership_telemetry import OwnershipTelemetry
 from workers.owning import Ownership, new_ownership
 from workers.settings import OFF, Settings
+from workers.trace_upkeep import traces_pruned
 from workers.traced_runs import WorkflowEdge
 from workers.wiring import LogStore, open_log
 from workflows.delete_ledger import DeleteLedger
@@ -166,7 +167,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         workers = [crew.shared(queue, threads) for queue in queues]
         workers += [crew.uploader(queue, upload_threads) for queue in queues]
         workers.append(crew.owner(name, owner_threads))
-        async with _gauges(log, metrics), _taking_part(owners, stop) as gave_up:
+        async with traces_pruned(settings), _gauges(log, metrics), _taking_part(owners, stop) as gave_up:
             _log.info(
                 "serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address"
             )

@@ -4,14 +4,17 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
+
+ROLL_BYTES: Final = 16 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
 _encode = json.JSONEncoder(default=str, separators=(",", ":")).encode  # made once: json.dumps makes one per call
@@ -20,7 +23,8 @@ _encode = json.JSONEncoder(default=str, separators=(",", ":")).encode  # made on
 class SpanFileExporter(SpanExporter):
     """Appends each batch with one write to `{service}-{pid}.jsonl`, readable by its owner alone.
 
-    A directory that cannot be written costs the spans, never the work; it is logged once.
+    A file of more than `ROLL_BYTES` is put aside as `{service}-{pid}.{nanoseconds}.jsonl`, so that pruning can take it
+    while the process lives. A directory that cannot be written costs the spans, never the work; it is logged once.
     """
 
     def __init__(self, traces_dir: Path, service: str) -> None:
@@ -59,8 +63,11 @@ class SpanFileExporter(SpanExporter):
         try:
             while data:  # one write as a rule; a full disk may take a part
                 data = data[os.write(handle, data) :]
+            full = os.fstat(handle).st_size > ROLL_BYTES
         finally:
             os.close(handle)
+        if full:
+            self.path.rename(self.path.with_suffix(f".{time.time_ns()}.jsonl"))
 
 
 def as_row(span: ReadableSpan) -> dict[str, Any]:

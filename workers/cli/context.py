@@ -52,16 +52,19 @@ class Services:
         """One span over the command, under which the client's, the catalog's and the bucket's come."""
         from opentelemetry import trace  # noqa: PLC0415
 
+        from infra.telemetry.pruning import prune_rarely  # noqa: PLC0415
         from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
         from workers.cli.command_span import CommandSpan  # noqa: PLC0415
 
-        tracing = start_tracing("sexton", traces_dir=settings.home / "traces")
+        traces = settings.home / "traces"
+        tracing = start_tracing("sexton", traces_dir=traces)
         span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)
         try:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
                 yield CommandSpan(span)
         finally:
             tracing.flush(within_s=_FLUSH_S)
+            prune_rarely(traces, older_than_s=settings.trace_retention, most_bytes=settings.trace_max_bytes)
 
     def collector(self) -> str | None:
         """Where spans are sent beside the home's files, if anywhere."""

@@ -192,6 +192,8 @@ class Settings(BaseModel):
     zookeeper_port: Port = 2181
     metrics_address: Listening = "127.0.0.1:9464"  # of each worker; a taken port gives way to a free one
     activity_threads: Annotated[Count, Field(le=1_024)] = 16
+    trace_retention: Annotated[Seconds, Field(ge=3_600)] = 7 * 86_400  # of span files that nobody writes to
+    trace_max_bytes: Annotated[Count, Field(ge=1024 * 1024)] = 256 * 1024 * 1024  # of all span files of the home
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = "INFO"
     drain_timeout: Annotated[Seconds, Field(ge=0)] = 30
 
