@@ -1,6 +1,7 @@
 """Which ledgers retention lets go."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -117,6 +118,20 @@ def test_retention_limits_are_inclusive_and_either_lets_go(policy: RetentionPoli
     """As in Pulsar: whichever limit is passed first lets go."""
     ledgers = [_closed(0), _closed(1), _closed(2)]
     assert len(ledgers) - len(_let_go(ledgers, {}, policy)) == kept
+
+
+def test_retention_stops_at_the_first_ledger_that_stays() -> None:
+    """What lies behind it stays too, however old and acknowledged it is: what goes is a prefix, and nothing else."""
+    needed = replace(_closed(1), offloading=True)
+    gone = detachable_prefix(
+        [_closed(0), needed, _closed(2), _closed(3)],
+        marks={"s": Position(LedgerId(3), 2)},
+        policy=RetentionPolicy(),
+        total_bytes=40,
+        last=LedgerId(3),
+        now_us=_NOW,
+    )
+    assert [ledger.ledger_id for ledger in gone] == [0]
 
 
 def test_retention_draws_no_more_of_the_list_than_it_lets_go() -> None:

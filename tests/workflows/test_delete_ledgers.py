@@ -175,6 +175,7 @@ async def test_delete_ledgers_continued_as_new_carries_totals(house: House, monk
         batch_id=certificate.batch_id, outcomes={"DELETED": 5}, objects=12, size_bytes=certificate.size_bytes
     )
     assert (progress.intents, progress.detached, progress.objects, progress.finished) == (4, 4, 12, {"DELETED": 1})
+    assert len([one for one in house.attempts("deletion.detach") if one.workflow_id == handle.id]) == 1, "detached once"
     first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
     assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
 

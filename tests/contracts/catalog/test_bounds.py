@@ -147,6 +147,7 @@ def test_preparing_a_page_of_topics_asks_for_all_of_them_at_once(sqlite_world: S
     assert asked == [4, 4]
 
 
+@pytest.mark.postgres
 def test_topics_that_are_due_are_those_that_would_roll(world: World) -> None:
     """Past an age, with entries; a topic without ledgers, and an empty ledger, are not."""
     old, empty, bare, young = (new_topic(world, f"persistent://a/b/{name}") for name in ("o", "e", "b", "y"))
@@ -198,6 +199,7 @@ def test_what_a_topic_comes_to_is_read_as_few_rows(sqlite_world: SqlWorld) -> No
     assert read.rows == 3
 
 
+@pytest.mark.postgres
 def test_totals_name_the_first_and_the_last_entry(world: World) -> None:
     """Of ledgers that have any."""
     topic = new_topic(world)
@@ -210,6 +212,7 @@ def test_totals_name_the_first_and_the_last_entry(world: World) -> None:
     assert (found.ledgers, found.entries, found.first, found.last) == (3, 6, first, Position(last, 2))
 
 
+@pytest.mark.postgres
 def test_listed_tells_a_page_from_any_id_on(world: World) -> None:
     """Inclusive, whether that one is listed or not."""
     topic = new_topic(world)
@@ -227,6 +230,7 @@ def test_backlog_in_memory_counts_what_a_cursor_does_not_cover(sizes: list[int],
     _require_backlog(MemoryWorld(), sizes, data.draw(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 5)))))
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("acked", [set(), {(0, 0), (0, 1), (2, 4)}, {(1, 0), (3, 2), (3, 0)}])
 def test_backlog_counts_what_a_cursor_does_not_cover(world: World, acked: set[tuple[int, int]]) -> None:
     """Nothing, a prefix with a hole behind it, and holes alone."""

@@ -372,6 +372,7 @@ def test_finish_of_a_row_alone_leaves_an_audit_row_of_its_own(world: World) -> N
     )
 
 
+@pytest.mark.postgres
 def test_audit_names_who_decided_whatever_batch_has_the_row_in_the_end(world: World) -> None:
     """Another's batch covers the ledger's id with its range and has it not; a sweep's batch names nobody at all."""
     topic = new_topic(world)

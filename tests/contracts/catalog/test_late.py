@@ -43,6 +43,7 @@ def test_give_up_on_a_deleted_ledger_lets_phase_two_look_again(world: World) -> 
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
 
 
+@pytest.mark.postgres
 def test_row_counts_how_often_it_was_opened_after_it_had_ended(world: World) -> None:
     """Told of by its workflow's id; what is still on its way is not opened, however often somebody gives up."""
     topic, gone = _deleted(world)

@@ -43,6 +43,32 @@ from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
 
 pytestmark = pytest.mark.postgres
 
+
+@pytest.mark.external_service
+def test_sweep_asks_again_under_the_rows_locks_whether_they_are_still_stalled(postgres_url: str) -> None:
+    """Its batch was taken up again between the look and the lock, which no lock of a row of it tells: PostgreSQL only.
+
+    On SQLite nobody writes between the two.
+    """
+    world = SqlWorld(postgres_url)
+    topic = new_topic(world)
+    filled(world, topic.topic_id, 3)
+    world.phase_one(topic.topic_id, batch_id="b", ttl_s=-1)
+
+    looks: list[str] = []
+
+    def renewed(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if "SKIP LOCKED" in statement and not looks:
+            looks.append(statement)
+            world.catalog.deletions.renew("b", claim("w"))
+
+    event.listen(world.database.engine, "after_cursor_execute", renewed)
+    adopted = world.catalog.sweeps.adopt(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
+    assert (len(looks), adopted.intents) == (1, 0)
+    assert len(world.catalog.deletions.intents("b", RowRange(first=0, last=2**62, rows=0))) == 2
+    world.database.close()
+
+
 _LIST = "UPDATE ledger_list SET version = version + 1"
 
 

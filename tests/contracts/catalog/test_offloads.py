@@ -183,6 +183,26 @@ def test_publish_after_the_intent_ended_files_one_more(world: World) -> None:
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_upload_past_its_end_whose_intent_is_pending_has_one_more(world: World, gives_up: bool) -> None:
+    """Phase two may be at work on that intent and have looked already: what it says then must not be the last word."""
+    ledger = filled(world, new_topic(world).topic_id, 2)[0]
+    begin(world, ledger, "u-1")
+    begin(world, ledger, "u-2")
+    world.let_upload_end(ledger)
+    (before,) = tiered_intents(world)
+    if gives_up:
+        world.catalog.offloads.abandon(ledger, "u-1")
+    else:
+        assert not world.catalog.offloads.publish(ledger, "u-1")
+    waiting, again = tiered_intents(world)
+    assert (waiting.context, waiting.state) == (before.context, DeletionState.PENDING)
+    assert (again.context["uuid"], again.generation > waiting.generation) == ("u-1", True)
+    end(world, waiting)
+    assert again.state is DeletionState.PENDING
+
+
+@pytest.mark.postgres
 def test_publish_too_late_of_a_listed_ledger_leaves_room_for_its_later_intents(world: World) -> None:
     """The one that is filed again has a generation that no later detach of the ledger will take."""
     topic = new_topic(world)

@@ -55,6 +55,7 @@ def test_adopt_leaves_what_somebody_works_on(world: World) -> None:
     assert _ids(world, "alive") == [alive[0].ledger_id]
 
 
+@pytest.mark.postgres
 def test_paused_batch_is_nobodys_else_however_long_its_workers_are_away(world: World) -> None:
     """Its claim has lapsed: no sweep, no trim and no other workflow takes up what an operator holds back."""
     mine, others = _batch(world, 2, name="mine"), _batch(world, 1, name="others")
@@ -76,6 +77,7 @@ def test_paused_batch_is_nobodys_else_however_long_its_workers_are_away(world: W
     assert _adopt(world, "next").intents == len(mine)
 
 
+@pytest.mark.postgres
 def test_paused_batch_lets_rows_with_a_workflow_of_their_own_go_on(world: World) -> None:
     """What was handed over is not held back, and what is left of it is taken up."""
     alone, other = _batch(world, 2, name="b")
@@ -87,6 +89,7 @@ def test_paused_batch_lets_rows_with_a_workflow_of_their_own_go_on(world: World)
     assert _ids(world, "b") == [other.ledger_id]
 
 
+@pytest.mark.postgres
 def test_released_batch_is_taken_up_by_the_next_sweep(world: World) -> None:
     """Its workflow is gone, its claim was still live; what is not paused, not there or finished is left alone."""
     (row,) = _batch(world, 1, name="b")
@@ -101,6 +104,7 @@ def test_released_batch_is_taken_up_by_the_next_sweep(world: World) -> None:
     assert [deletions.release(name) for name in ("sweep", "nobody's")] == [False, False]
 
 
+@pytest.mark.postgres
 def test_pause_of_what_is_no_batch_or_over_is_refused(world: World) -> None:
     """And changes nothing."""
     _batch(world, 1, name="b")

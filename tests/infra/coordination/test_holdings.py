@@ -2,13 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import pytest
 from kazoo.client import KazooClient
 
 from infra.catalog.fences import SqlFences
-from infra.coordination.nodes import OWNERS, WORKERS
+from infra.coordination.nodes import OWNERS, WORKERS, Nodes
 from logstore.errors import OutcomeUnknown, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from tests.infra.coordination.crew import BUNDLES, Crew
@@ -194,6 +194,28 @@ def test_node_of_ours_that_gave_no_lease_is_acquired(crew: Crew, looker: KazooCl
     body = b'{"worker_id": "a"}'
     crew.sessions["a"].ask("making", lambda client: client.create(path, body, ephemeral=True))
     assert_eventually(crew.settled)
+
+
+def test_shed_bundle_has_no_lease_any_more_when_its_node_goes(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another could take it, and raise its fence, while this worker still gives its lease out (promise 7)."""
+    real = Nodes.give_up
+    shed: set[BundleId] = set()
+    kept: set[BundleId] = set()
+
+    def give_up(nodes: Nodes, bundles: Iterable[BundleId]) -> None:
+        going = set(bundles)
+        if nodes._worker_id == "a":
+            shed.update(going)
+            kept.update(going & {lease.bundle for lease in crew.owners["a"].leases()})
+        real(nodes, going)
+
+    monkeypatch.setattr(Nodes, "give_up", give_up)
+    crew.hire("a")
+    assert_eventually(crew.settled)
+    crew.hire("b")
+    assert_eventually(lambda: crew.settled() and _held(crew, "b") >= BUNDLES // 4, within_s=20)
+    assert len(shed) >= BUNDLES // 4
+    assert not kept
 
 
 def test_worker_whose_own_node_was_removed_tells_of_itself_again(crew: Crew, looker: KazooClient) -> None:
