@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from logstore.errors import CorruptData
 from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.places import TieredPlace, odd_place
 from logstore.positions import LedgerId, TopicId
 
 
@@ -151,7 +152,7 @@ class StoredCopy:
     meta_keys: tuple[str, ...] = ()  # deleted last
     size_bytes: int = 0
     objects: int = 0  # found, whosever they are
-    bucket: str = ""  # where it stands, for a kind of copy that may stand in several
+    place: TieredPlace | None = None  # where it stands, for a kind of copy that may stand in several
     uploads: tuple[str, ...] = ()  # keys with parts of an upload that nobody will finish
     short: bool = False  # fewer segments than were registered: look again before meta goes
     detail: str = ""
@@ -169,4 +170,7 @@ def refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
     missing = missing_property(intent)
     if missing:
         return Outcome.INVALID, f"missing {missing}"
+    odd = odd_place(intent.context) if intent.copy is CopyKind.OFFLOADED_LEDGER else None
+    if odd:
+        return Outcome.INVALID, f"offload context: {odd}"
     return None

@@ -23,6 +23,7 @@ from logstore.failpoints import effect
 from logstore.footers import mark_footer
 from logstore.ledgers import LedgerStatement
 from logstore.managed_ledger.segment_file import SegmentGone, read_columns
+from logstore.places import place_of
 from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
@@ -75,7 +76,7 @@ class Offloader:
             offloads: The catalog's tiered copies.
             ledgers: The catalog's ledgers.
             primary: The primary bucket.
-            buckets: Tiered buckets by name.
+            buckets: Tiered buckets by place.
             place: The driver's own metadata, kept in the offload context: `driver`, `bucket` and what else it knows.
             folder: For one file as large as a ledger at a time; made if need be. Not in memory.
             monotonic_s: For tests.
@@ -140,7 +141,8 @@ class Offloader:
 
     def _write(self, begun: Offload, uuid: str, proceed: Callable[[], None]) -> Evidence:
         assert begun.statement is not None
-        objects, ledger_id = self._buckets(begun.context["bucket"]), begun.statement.ledger_id
+        ledger_id = begun.statement.ledger_id
+        objects = self._buckets(place_of(ledger_id, begun.context)[1])
         metadata = begun.statement.to_metadata()
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder) as file:

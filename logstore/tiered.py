@@ -21,15 +21,13 @@ from logstore.positions import LedgerId
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
-DRIVER = "aws-s3"
 UPLOAD_GRACE_S = 120
 """After the time by which an upload has sent its last request: until then that request may still land.
 
 One request may take 5 s to connect, 60 s to be answered, and what it takes to send one part in between.
 """
 
-_UUID, _BUCKET, _UNTIL = "uuid", "bucket", "until_us"
+_UNTIL = "until_us"
 _TIME = re.compile("[0-9]{1,18}")
 
 
@@ -41,18 +39,6 @@ def data_key(uuid: str, ledger_id: LedgerId) -> str:
 def index_key(uuid: str, ledger_id: LedgerId) -> str:
     """Key of the index: written last, deleted last."""
     return f"{data_key(uuid, ledger_id)}-index"
-
-
-def place_of(ledger_id: LedgerId, context: Mapping[str, str]) -> tuple[str, str]:
-    """Attempt and bucket of a published copy.
-
-    Raises:
-        CorruptData: The context does not say where to look.
-    """
-    uuid, bucket = context.get(_UUID), context.get(_BUCKET)
-    if not uuid or not bucket:
-        raise CorruptData(f"ledger {ledger_id}: expected uuid and bucket in its offload context, found neither or one")
-    return uuid, bucket
 
 
 def upload_ends_us(context: Mapping[str, str]) -> int | None:

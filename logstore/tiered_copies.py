@@ -11,6 +11,7 @@ from logstore.deletion import DeletionIntent, Finding, StoredCopy, disowned
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.ledgers import stated
+from logstore.places import TieredPlace, place_of
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore
 from logstore.ports.storage import Removal
 from logstore.tiered import data_key, index_key, upload_ends_us
@@ -19,10 +20,10 @@ _Seen = tuple[ObjectInfo, Mapping[str, str]]
 
 
 class TieredCopies:
-    """`CopyStorage` over tiered buckets; each intent's offload context says in which one its copy stands."""
+    """`CopyStorage` over tiered buckets; each intent's offload context says where its copy stands."""
 
     def __init__(self, buckets: Buckets, *, now_us: Callable[[], int]) -> None:
-        """Work on buckets by name.
+        """Work on buckets by place.
 
         Args:
             buckets: Where copies stand.
@@ -41,8 +42,8 @@ class TieredCopies:
             StoreUnavailable: Storage did not answer, or LIST and HEAD contradict each other.
         """
         self._check_upload(intent)
-        uuid, bucket = intent.context["uuid"], intent.context["bucket"]
-        objects, keys = self._buckets(bucket), (data_key(uuid, intent.ledger_id), index_key(uuid, intent.ledger_id))
+        uuid, place = place_of(intent.ledger_id, intent.context)
+        objects, keys = self._buckets(place), (data_key(uuid, intent.ledger_id), index_key(uuid, intent.ledger_id))
         listed = {found.key for found in objects.list(keys[0])}
         unknown = sorted(listed.difference(keys))
         if unknown:
@@ -53,14 +54,15 @@ class TieredCopies:
             raise StoreUnavailable(f"{keys[0]}: LIST finds {sorted(listed)}, HEAD {sorted(seen)}; asking again")
         uploads = _uploads(objects, intent, keys)
         foreign = next((reason for key, found in seen.items() if (reason := disowned(intent, key, found[1]))), None)
-        return _stored(keys, seen, uploads, foreign, bucket)
+        return _stored(keys, seen, uploads, foreign, place)
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         """See `CopyStorage`; each bucket is asked once."""
         doubted: dict[int, SextonError] = {}
-        for bucket in sorted({one.context["bucket"] for one in absent}):
-            here = [one for one in absent if one.context["bucket"] == bucket]
-            doubted |= unconfirmed(self._buckets(bucket), here)
+        places = {one.row_id: place_of(one.ledger_id, one.context)[1] for one in absent}
+        for place in sorted(set(places.values())):
+            here = [one for one in absent if places[one.row_id] == place]
+            doubted |= unconfirmed(self._buckets(place), here)
         return doubted
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
@@ -69,7 +71,8 @@ class TieredCopies:
         Raises:
             StoreUnavailable: Storage did not answer.
         """
-        uuid, objects = intent.context["uuid"], self._buckets(intent.context["bucket"])
+        uuid, place = place_of(intent.ledger_id, intent.context)
+        objects = self._buckets(place)
         stored = objects.get(index_key(uuid, intent.ledger_id))
         if stored is not None:
             told = stated(stored.body)
@@ -87,9 +90,9 @@ class TieredCopies:
     def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
         """Free what died in mid-upload, then delete every copy's data, then the index of those that lost it."""
         done: dict[int, Removal] = {}
-        for bucket in sorted({copy.bucket for copy in copies.values()}):
-            here = {row: copy for row, copy in copies.items() if copy.bucket == bucket}
-            done |= _remove(self._buckets(bucket), here, on_progress)
+        for place in sorted({copy.place for copy in copies.values() if copy.place}):
+            here = {row: copy for row, copy in copies.items() if copy.place == place}
+            done |= _remove(self._buckets(place), here, on_progress)
         return done
 
 
@@ -101,7 +104,7 @@ def _uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]
 
 
 def _stored(
-    keys: tuple[str, str], seen: Mapping[str, _Seen], uploads: tuple[str, ...], foreign: str | None, bucket: str
+    keys: tuple[str, str], seen: Mapping[str, _Seen], uploads: tuple[str, ...], foreign: str | None, place: TieredPlace
 ) -> StoredCopy:
     if foreign:
         return StoredCopy(finding=Finding.FOREIGN, objects=len(seen), detail=foreign)
@@ -113,7 +116,7 @@ def _stored(
         meta_keys=tuple(key for key in keys[1:] if key in seen),
         size_bytes=sum(found[0].size_bytes for found in seen.values()),
         objects=len(seen),
-        bucket=bucket,
+        place=place,
         uploads=uploads,
     )
 

@@ -4,9 +4,10 @@ What was true when the copy was published may have been lost since: a bucket's l
 """
 
 from logstore.errors import CorruptData, MissingData
+from logstore.places import place_of
 from logstore.ports.catalog import Published
 from logstore.ports.objects import Buckets
-from logstore.tiered import TieredIndex, data_key, index_key, place_of
+from logstore.tiered import TieredIndex, data_key, index_key
 
 
 def prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
@@ -18,8 +19,8 @@ def prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
         StoreUnavailable: Storage did not answer.
     """
     ledger_id = copy.statement.ledger_id
-    uuid, bucket = place_of(ledger_id, copy.context)
-    objects, key, index_name = buckets(bucket), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
+    uuid, place = place_of(ledger_id, copy.context)
+    objects, key, index_name = buckets(place), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
     stored, data = objects.get(index_name), objects.head(key)
     if stored is None or data is None:
         raise MissingData(f"ledger {ledger_id}: its tiered copy {uuid} is LIVE and not in storage")

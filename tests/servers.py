@@ -14,6 +14,7 @@ from infra.catalog import Database, upgrade
 from infra.objects import ensure_bucket, make_client
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
+from logstore.places import TieredPlace
 from workers.settings import Settings
 from workers.wiring import open_log
 
@@ -72,7 +73,7 @@ def mark_buckets(settings: Settings) -> None:
     """Let the buckets be the catalog's, before a test puts something of others there."""
     with open_log(settings) as log:
         log.objects.require()
-        log.buckets(settings.tiered_bucket).require()
+        log.buckets(TieredPlace(settings.tiered_bucket)).require()
 
 
 def _create_buckets(settings: Settings) -> None:

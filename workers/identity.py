@@ -8,6 +8,7 @@ from infra.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, SextonError
 from logstore.identity import Role
 from logstore.own_stores import OwnStore, OwnStores
+from logstore.places import TieredPlace
 from workers.connections import open_catalog
 from workers.settings import Settings
 from workers.wiring import LogStore, own_buckets
@@ -60,7 +61,7 @@ def compare_buckets(log: LogStore, settings: Settings) -> None:
     Raises:
         CatalogMismatch: A bucket is not the catalog's.
     """
-    for store in (log.objects, log.buckets(settings.tiered_bucket)):
+    for store in (log.objects, log.buckets(TieredPlace(settings.tiered_bucket))):
         try:
             store.require()
         except CatalogMismatch:

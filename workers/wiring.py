@@ -16,16 +16,17 @@ from logstore.managed_ledger import ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.offload import Offloader
 from logstore.own_stores import OwnStore, OwnStores
+from logstore.places import DRIVER, TieredPlace
 from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
 from logstore.schemas import SchemaRegistry
 from logstore.subscriptions import Subscriptions
-from logstore.tiered import DRIVER
 from logstore.tiered_copies import TieredCopies
 from workers.settings import Settings
+from workers.settings.recorded import read_recorded
 
 if TYPE_CHECKING:
-    from infra.objects import S3ObjectStore
+    from infra.objects import Places, S3ObjectStore
     from infra.objects.patience import Patience
 
 
@@ -35,7 +36,7 @@ class LogStore:
 
     catalog: SqlCatalog
     objects: OwnStore  # the primary bucket
-    buckets: Callable[[str], OwnStore]  # tiered ones, by name
+    buckets: Callable[[TieredPlace], OwnStore]  # tiered ones, by their place
     offloader: Offloader
     committer: GroupCommitter
     managed: ManagedLedger
@@ -73,8 +74,8 @@ def open_log(settings: Settings) -> Iterator[LogStore]:
 @contextmanager
 def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
     catalog = SqlCatalog(database, registration_timeout_s=settings.registration_timeout)
-    own = own_buckets(settings, OwnStores(catalog.identities))
-    objects, buckets = own(Role.PRIMARY, settings.primary_bucket), partial(own, Role.TIERED)
+    own = own_places(settings, OwnStores(catalog.identities))
+    objects, buckets = own(Role.PRIMARY, TieredPlace(settings.primary_bucket)), partial(own, Role.TIERED)
     committer = GroupCommitter(catalog.commits)
     managed = ManagedLedger(
         ledgers=catalog.ledgers,
@@ -135,21 +136,49 @@ def _subscriptions(
 
 def _tiered_place(settings: Settings) -> dict[str, str]:
     """The driver's own metadata, as each offload context keeps it: what deletion will need, whoever asks for it."""
-    known = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": settings.s3_endpoint}
+    endpoint = "" if _on_own_stack(settings) else settings.s3_endpoint
+    known = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": endpoint}
     return {"driver": DRIVER} | {name: value for name, value in known.items() if value}
+
+
+def _on_own_stack(settings: Settings) -> bool:
+    """Whether the store is the one that this home starts itself: its port may change, so no context names it."""
+    return bool(settings.s3_endpoint) and read_recorded(settings.home).get("s3_endpoint") == settings.s3_endpoint
+
+
+def own_places(
+    settings: Settings, stores: OwnStores, *, patience: "Patience | None" = None
+) -> Callable[[Role, TieredPlace], OwnStore]:
+    """Buckets by role and place: each is compared with the catalog before its first use."""
+
+    @cache
+    def places() -> "Places":
+        from infra.objects import Places  # noqa: PLC0415 - start-up time
+
+        home = primary_bucket(settings, patience=patience)
+        return Places(home, partial(_store_at, settings, patience), own_stack=_on_own_stack(settings))
+
+    @cache
+    def at_home(role: Role, place: TieredPlace) -> OwnStore:
+        store = cast("S3ObjectStore", _OnFirstUse(lambda: places()(place)))
+        return stores.own(Place(role=role, bucket=place.bucket, address=settings.s3_endpoint), store)
+
+    @cache
+    def stated(role: Role, store: "S3ObjectStore") -> OwnStore:
+        return stores.own(Place(role=role, bucket=store.bucket, address=store.endpoint), store)
+
+    def own(role: Role, place: TieredPlace) -> OwnStore:
+        return at_home(role, place) if place == TieredPlace(place.bucket) else stated(role, places()(place))
+
+    return own
 
 
 def own_buckets(
     settings: Settings, stores: OwnStores, *, patience: "Patience | None" = None
 ) -> Callable[[Role, str], OwnStore]:
-    """Buckets by role and name, of one client: each is compared with the catalog before its first use."""
-    bare = cast("S3ObjectStore", _OnFirstUse(partial(primary_bucket, settings, patience=patience)))
-
-    def own(role: Role, bucket: str) -> OwnStore:
-        place = Place(role=role, bucket=bucket, address=settings.s3_endpoint)
-        return stores.own(place, bare if bucket == settings.primary_bucket else bare.for_bucket(bucket))
-
-    return cache(own)
+    """As `own_places`, by the names of buckets of the configured store."""
+    own = own_places(settings, stores, patience=patience)
+    return lambda role, bucket: own(role, TieredPlace(bucket))
 
 
 class _OnFirstUse:
@@ -164,11 +193,15 @@ class _OnFirstUse:
 
 def primary_bucket(settings: Settings, *, patience: "Patience | None" = None) -> "S3ObjectStore":
     """The primary bucket; without an endpoint it is AWS's, without keys the host's role is used."""
+    return _store_at(settings, patience, settings.s3_endpoint, settings.s3_region)
+
+
+def _store_at(settings: Settings, patience: "Patience | None", endpoint: str, region: str) -> "S3ObjectStore":
     from infra.objects import connect  # noqa: PLC0415 - start-up time
 
     return connect(
-        settings.s3_endpoint or None,
-        settings.s3_region,
+        endpoint or None,
+        region,
         settings.s3_access_key.get_secret_value() or None,
         settings.s3_secret_key.get_secret_value() or None,
         settings.primary_bucket,

@@ -41,6 +41,26 @@ class S3ObjectStore:
         self._parted = PartedUploads(client, bucket, patience=self._patience, part_bytes=part_bytes)
         self._deletes = BulkDelete(client, bucket, patience=self._patience, pace=pace or Pace())
 
+    @property
+    def client(self) -> "S3Client":
+        """The connections, which its other buckets share."""
+        return self._client
+
+    @property
+    def patience(self) -> Patience:
+        """How often and how long it retries."""
+        return self._patience
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the store."""
+        return self._client.meta.endpoint_url
+
+    @property
+    def region(self) -> str:
+        """The region that signatures name."""
+        return self._client.meta.region_name
+
     def for_bucket(self, bucket: str) -> "S3ObjectStore":
         """Another bucket of the same store, over the same connections, with a pace of its own."""
         return S3ObjectStore(self._client, bucket, patience=self._patience)

@@ -10,10 +10,11 @@ from logstore.entries import unreadable
 from logstore.errors import CorruptData
 from logstore.footers import FooterMark
 from logstore.managed_ledger.segment_file import RangeFile, SegmentGone
+from logstore.places import TieredPlace, place_of
 from logstore.ports.catalog import Copies, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
-from logstore.tiered import RowGroup, TieredIndex, data_key, index_key, place_of
+from logstore.tiered import RowGroup, TieredIndex, data_key, index_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +43,7 @@ class TieredSegments:
     """Where tiered copies are found and read."""
 
     def __init__(self, *, offloads: Offloads, buckets: Buckets) -> None:
-        """Ask `offloads` which copy is LIVE, and read it from the bucket that its context names."""
+        """Ask `offloads` which copy is LIVE, and read it where its context says."""
         self._offloads = offloads
         self._buckets = buckets
 
@@ -84,10 +85,10 @@ class TieredScan:
             raise CorruptData(f"{copy.key}: expected {segment.entries} entries, found {table.num_rows}")
         return table
 
-    def _open(self, segment: Segment, uuid: str, bucket: str) -> _Opened:
+    def _open(self, segment: Segment, uuid: str, place: TieredPlace) -> _Opened:
         with self._lock:
             if uuid not in self._opened:
-                self._opened[uuid] = _open(self._buckets(bucket), uuid, segment.ledger_id)
+                self._opened[uuid] = _open(self._buckets(place), uuid, segment.ledger_id)
             opened = self._opened[uuid]
             while len(self._opened) > _KEPT_OPEN:
                 del self._opened[next(iter(self._opened))]

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
+from logstore.places import TieredPlace
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
@@ -127,5 +129,5 @@ class OwnedStore(ObjectStore, Protocol):
         """
 
 
-Buckets = Callable[[str], OwnedStore]
-"""A bucket by its name: an offload context says in which one its copy stands."""
+Buckets = Callable[[TieredPlace], OwnedStore]
+"""A bucket by its place: an offload context says in which one its copy stands, and of which store."""

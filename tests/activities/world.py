@@ -29,6 +29,7 @@ from logstore.deletion import DeletionIntent
 from logstore.entries import NewEntry, ProducedEntries, encode_segment
 from logstore.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload import Offloader
+from logstore.places import TieredPlace
 from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
 from logstore.ports.objects import Buckets, ObjectInfo
 from logstore.ports.owners import Owners
@@ -199,7 +200,7 @@ def open_world(template: Path, folder: Path) -> World:
     shutil.copy(template, folder / "catalog.db")
     catalog = SqlCatalog(Database(f"sqlite:///{folder / 'catalog.db'}"))
     objects, tiered = PartlyBlind(), PartlyBlind()
-    buckets: Buckets = {BUCKET: tiered}.__getitem__
+    buckets: Buckets = {TieredPlace(BUCKET): tiered}.__getitem__
     storages: Storages = {
         CopyKind.LEDGER.value: PrimaryCopies(objects),
         CopyKind.OFFLOADED_LEDGER.value: TieredCopies(buckets, now_us=catalog.offloads.now_us),

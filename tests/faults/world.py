@@ -26,6 +26,7 @@ from logstore.managed_ledger import ManagedLedger
 from logstore.managed_ledger.clock import Clock
 from logstore.offload import Offloader
 from logstore.own_stores import OwnStore, OwnStores
+from logstore.places import TieredPlace
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Storages
 from logstore.primary_copies import PrimaryCopies
@@ -132,9 +133,9 @@ class World:
         if not connection.get_execution_options().get("sexton_reads"):
             self._write()
 
-    def bucket(self, name: str) -> LyingStore:
+    def bucket(self, place: TieredPlace) -> LyingStore:
         """The tiered bucket, which is the only other one."""
-        assert name == BUCKET
+        assert place.bucket == BUCKET
         return self.tiered
 
     def plant(self, key: str, body: bytes) -> None:
@@ -154,13 +155,13 @@ class World:
         """The store's own dict."""
         return {key: held.body for key, held in self.store._held.items()}
 
-    def _buckets(self, catalog: SqlCatalog) -> tuple[OwnStore, Callable[[str], OwnStore]]:
+    def _buckets(self, catalog: SqlCatalog) -> tuple[OwnStore, Callable[[TieredPlace], OwnStore]]:
         """The buckets as a process of the catalog uses them."""
         stores = OwnStores(catalog.identities)
         place = Place(role=Role.PRIMARY, bucket="warm", address="")
         cold = replace(place, role=Role.TIERED)
         return stores.own(place, self.store), cache(
-            lambda name: stores.own(replace(cold, bucket=name), self.bucket(name))
+            lambda at: stores.own(replace(cold, bucket=at.bucket), self.bucket(at))
         )
 
     @contextmanager

@@ -10,6 +10,7 @@ from logstore.ledgers import CopyKind
 from logstore.managed_ledger import ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.offload import Evidence, Offloader, Uploaded
+from logstore.places import TieredPlace
 from logstore.positions import LedgerId
 from logstore.tiered import data_key, index_key
 from tests.fakes.objects import FakeObjectStore
@@ -28,9 +29,9 @@ class Offloading:
     tiered: FakeObjectStore = field(default_factory=FakeObjectStore)
     now_s: float = 0.0
 
-    def bucket(self, name: str) -> FakeObjectStore:
+    def bucket(self, place: TieredPlace) -> FakeObjectStore:
         """See `Buckets`."""
-        assert name == "cold"
+        assert place == TieredPlace("cold")
         return self.tiered
 
     def process(self, *, entries: int = 4) -> ManagedLedger:

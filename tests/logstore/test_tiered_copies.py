@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.deletion import DeletionIntent, Finding, StoredCopy
+from logstore.deletion import DeletionIntent, Finding, Outcome, StoredCopy, refusal
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.places import TieredPlace
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
@@ -64,7 +65,7 @@ def put(objects: FakeObjectStore, *keys: str, metadata: Mapping[str, str] | None
 
 
 def copies(objects: FakeObjectStore, *, now_us: int = NOW_US, bucket: str = "cold") -> TieredCopies:
-    return TieredCopies({bucket: objects}.__getitem__, now_us=lambda: now_us)
+    return TieredCopies({TieredPlace(bucket): objects}.__getitem__, now_us=lambda: now_us)
 
 
 def inspect(objects: FakeObjectStore, intent: DeletionIntent = INTENT) -> StoredCopy:
@@ -200,11 +201,13 @@ def test_key_that_the_store_keeps_is_reported(objects: Blind) -> None:
 
 
 def test_copies_of_several_buckets_are_removed_each_where_it_stands() -> None:
-    """The context of the intent names the bucket, whatever the settings say by now (apache/pulsar#16687)."""
+    """The context of the intent names the place, whatever the settings say by now (apache/pulsar#16687)."""
     old, new = FakeObjectStore(), FakeObjectStore()
-    storage = TieredCopies({"old": old, "new": new}.__getitem__, now_us=lambda: NOW_US)
-    second = replace(INTENT, row_id=2, context={"uuid": UUID, "bucket": "new"})
-    first = replace(INTENT, context={"uuid": UUID, "bucket": "old"})
+    there = TieredPlace("cold", "https://other.example:9000", "eu-1")
+    storage = TieredCopies({TieredPlace("cold"): old, there: new}.__getitem__, now_us=lambda: NOW_US)
+    stated = {"endpoint": "https://other.example:9000/", "region": "eu-1", "driver": "aws-s3"}
+    second = replace(INTENT, row_id=2, context={"uuid": UUID, "bucket": "cold", **stated})
+    first = replace(INTENT, context={"uuid": UUID, "bucket": "cold"})
     for store in (old, new):
         put(store, DATA, INDEX)
     found = {row.row_id: storage.inspect(row) for row in (first, second)}
@@ -232,8 +235,32 @@ def test_absence_is_doubted_in_each_bucket_that_is_not_the_catalogs() -> None:
     """Each bucket is asked once; a copy in a bucket that is ours is gone."""
     ours, theirs = FakeObjectStore(), FakeObjectStore()
     theirs.refusal = CatalogMismatch("bucket theirs", expected="ours", found="no marker", advice="look")
-    storage = TieredCopies({"ours": ours, "theirs": theirs}.__getitem__, now_us=lambda: NOW_US)
+    storage = TieredCopies(
+        {TieredPlace("ours"): ours, TieredPlace("theirs"): theirs}.__getitem__, now_us=lambda: NOW_US
+    )
     rows = [(1, "ours"), (2, "theirs"), (3, "theirs")]
     absent = [replace(INTENT, row_id=row, context={"uuid": UUID, "bucket": bucket}) for row, bucket in rows]
     assert storage.check_absence(absent) == {2: theirs.refusal, 3: theirs.refusal}
     assert storage.check_absence([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"bucket": "Odd Bucket!"}, "bucket"),
+        ({"bucket": "arn:aws:s3:::b"}, "bucket"),
+        ({"uuid": "a/../b"}, "uuid"),
+        ({"uuid": "a\\b"}, "uuid"),
+        ({"endpoint": "file:///etc"}, "endpoint"),
+        ({"endpoint": "http://user:secret@host"}, "endpoint"),
+        ({"region": "no region"}, "region"),
+        ({"driver": "google-cloud-storage"}, "driver"),
+    ],
+)
+def test_intent_whose_context_names_no_place_is_invalid_at_once(change: dict[str, str], told: str) -> None:
+    """It was bad input that nobody retried to an end; storage is not asked, and a person reads which field it is."""
+    outcome, why = refusal(replace(INTENT, context={**INTENT.context, **change})) or (None, "")
+    assert outcome is Outcome.INVALID
+    assert why.startswith(f"offload context: {told}: expected ")
+    with pytest.raises(CorruptData, match=told):
+        copies(FakeObjectStore()).inspect(replace(INTENT, context={**INTENT.context, **change}))

@@ -19,6 +19,7 @@ from logstore.ledgers import CopyKind, LedgerStatement
 from logstore.managed_ledger import Clock, ManagedLedger, RollPolicy
 from logstore.managed_ledger.tiered_segments import TieredSegments
 from logstore.offload import Offloader
+from logstore.places import TieredPlace
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId
 from logstore.primary_copies import PrimaryCopies
@@ -164,8 +165,8 @@ class House:
     def _has_primary(self, ledger_id: int) -> bool:
         return CopyKind.LEDGER in self.catalog.copies.get(LedgerId(ledger_id), {})
 
-    def _bucket(self, name: str) -> Store:
-        assert name == _BUCKET, name
+    def _bucket(self, place: TieredPlace) -> Store:
+        assert place == TieredPlace(_BUCKET), place
         return self.cold
 
     def _begin(self) -> Process:
