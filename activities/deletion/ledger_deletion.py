@@ -36,10 +36,10 @@ from activities.deletion.values import (
     RangesPage,
 )
 from activities.ownership import Elsewhere, owner_of
-from logstore.deletion import DeletionIntent, Outcome
+from logstore.deletion import DeletionIntent, Outcome, refusal
 from logstore.errors import StaleCatalog
 from logstore.ownership import Lease
-from logstore.ports.catalog import Cause, Claim, Deletions, Ledgers, RowRange
+from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
@@ -140,6 +140,8 @@ class LedgerDeletion(CopyDeletion):
     def hand_over_chunk(self, request: ChunkInput) -> ChunkResult:
         """Hand every unfinished row of the range to a workflow of its own, once the chunk as a whole gave up.
 
+        A damaged row has none, for no workflow could do more than say so: it ends here.
+
         Idempotency: a row handed over before keeps its claim and is reported again.
         Raises: StoreUnavailable (retry); NotOwner (terminal).
         """
@@ -150,9 +152,12 @@ class LedgerDeletion(CopyDeletion):
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
         intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
         open_ones = unfinished(intents)
-        errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones}
+        damaged = [(one, refusal(one)) for one in open_ones if one.damage]
+        ended = [Ended(row_id=one.row_id, outcome=why[0], error=why[1]) for one, why in damaged if why]
+        self._finish(open_ones, ended, holder=request.batch_id, lease=lease)
+        errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones if not one.damage}
         self._hand_over(request.batch_id, open_ones, errors, lease)
-        return replace(chunk_result(intents, [], many_topics=request.many_topics), owner=owner_of(lease))
+        return replace(chunk_result(intents, ended, many_topics=request.many_topics), owner=owner_of(lease))
 
     def _hand_over(
         self, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str], lease: Lease | None

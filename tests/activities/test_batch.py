@@ -70,6 +70,18 @@ def test_hand_over_gives_every_unfinished_row_a_workflow(world: World) -> None:
     assert [one.handed_to for one in world.intents()] == [f"delete-ledger/{one}/LEDGER/1" for one in ledgers]
 
 
+@pytest.mark.parametrize("context", ["{not json", '{"uuid": ["one", "two"]}'])
+def test_hand_over_ends_a_damaged_row_alone(world: World, context: str) -> None:
+    """It gets no workflow, so nobody else would ever end it: it would be handed over again and again."""
+    ledgers = world.fill(3)
+    world.detach()
+    world.sql("UPDATE pending_deletion SET context = :context WHERE ledger_id = :id", context=context, id=ledgers[1])
+    result = hand_over(world)
+    assert result.outcomes == {"INVALID": 1, "RETRYING": 2}
+    assert [one.ledger_id for one in result.alone] == [ledgers[0], ledgers[2]]
+    assert world.outcomes() == {"INVALID": 1, "RETRYING": 2}
+
+
 def test_hand_over_run_twice_counts_one_attempt(world: World) -> None:
     """Rows handed over before keep their claim and are reported again (PIP-186)."""
     world.fill(2)

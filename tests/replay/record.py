@@ -210,6 +210,11 @@ async def delete_still_paused(house: House) -> Handle:
     return handle
 
 
+async def delete_paused_in_the_catalog(house: House) -> Handle:
+    """As `delete_paused`, since the catalog is told of it."""
+    return await delete_paused(house)
+
+
 async def one_complete(house: House) -> Handle:
     """Deleted at the first attempt."""
     return await _ended(house, await house.delete_one(_handed_over(house)))
@@ -226,6 +231,18 @@ async def one_dead_lettered(house: House) -> Handle:
     """Attempts exhausted."""
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
     return await _ended(house, await house.delete_one(_handed_over(house)))
+
+
+async def one_taken_over(house: House) -> Handle:
+    """Another workflow has the row: completes."""
+    key = _handed_over(house)
+    house.world.sql("UPDATE pending_deletion SET claim_workflow='delete-ledger/other'")
+    return await _ended(house, await house.delete_one(key))
+
+
+async def one_without_an_attempt_of_its_own(house: House) -> Handle:
+    """A single attempt is allowed, which was its batch's."""
+    return await _ended(house, await house.delete_one(_handed_over(house), max_attempts=1))
 
 
 async def one_running(house: House) -> Handle:
@@ -501,6 +518,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         delete_continued,
         delete_paused,
         delete_still_paused,
+        delete_paused_in_the_catalog,
         routed.delete_at_the_next_owner,
     ),
     "trim-topics": (trims_complete, trims_failed, trims_that_do_not_wait, trims_running, trims_continued),
@@ -510,6 +528,8 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         one_refused,
         one_dead_lettered,
         one_running,
+        one_taken_over,
+        one_without_an_attempt_of_its_own,
         routed.one_looked_up,
         routed.one_let_lie,
         routed.one_refused_by_its_owner,

@@ -25,10 +25,10 @@ from workflows.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInp
 
 COUNTS = {
     "trim-topic/v1": 8,
-    "delete-ledgers/v1": 9,
+    "delete-ledgers/v1": 10,
     "delete-topic/v1": 4,
     "trim-topics/v1": 5,
-    "delete-ledger/v1": 7,
+    "delete-ledger/v1": 9,
     "sweep-deletions/v1": 6,
     "offload-ledger/v1": 5,
     "offload-topic/v1": 4,
