@@ -88,6 +88,13 @@ class RealWorld:
         self._s3.put_object(Bucket=self.settings.primary_bucket, Key=key, Body=body)
         self.planted[key] = body
 
+    def unmark(self) -> None:
+        """Let the store be one from before markers."""
+        for bucket in (self.settings.primary_bucket, self.settings.tiered_bucket):
+            self._s3.delete_object(Bucket=bucket, Key=MARKER_KEY)
+        with closing(sqlite3.connect(self._database, timeout=30)) as connection, connection:
+            connection.execute("DELETE FROM bucket_marker")
+
     def look(self) -> Seen:
         """What the auditor sees; asked while nothing runs, or after it."""
         objects, cold = (self._content(name) for name in (self.settings.primary_bucket, self.settings.tiered_bucket))

@@ -54,6 +54,7 @@ _OF_TIERED_COPIES = (
 )
 
 _AT_THE_START = "catalog.raise_fence."  # a single worker owns everything before it polls
+_AS_IT_MARKS = "identity."  # the buckets of other cases are marked before anything else
 _ONE_PAGE = {"catalog.remove_primaries"}  # of the size that real pages have
 
 Case = Callable[[RealWorld, Interruption], Awaitable[None]]
@@ -97,6 +98,21 @@ async def _worker_dies_before_it_polls(world: RealWorld, one: Interruption) -> N
     with pytest.raises(ServiceFailed, match="ended while starting"):
         await asyncio.to_thread(Worker, world, "worker-1", str(one))
     await asyncio.to_thread(Worker, world, "worker-2")
+    await trim(world)
+    await _at_rest(world, one, REAL, trim)
+
+
+async def _worker_dies_as_it_marks(world: RealWorld, one: Interruption) -> None:
+    """A worker on a store from before markers is killed as it marks a bucket, or told that it failed."""
+    job = Job(world, REAL)
+    await asyncio.to_thread(lambda: job.drive(job.write))
+    await asyncio.to_thread(world.unmark)
+    if one.action == "kill":
+        with pytest.raises(ServiceFailed, match="ended while starting"):
+            await asyncio.to_thread(Worker, world, "worker-1", str(one))
+        await asyncio.to_thread(Worker, world, "worker-2")
+    else:
+        await asyncio.to_thread(Worker, world, "worker-1", str(one))
     await trim(world)
     await _at_rest(world, one, REAL, trim)
 
@@ -183,11 +199,13 @@ def every_case(
     cold = {name: count for name, count in courses["offload"].hits.items() if name.startswith(_OF_TIERED_COPIES)}
     started = {name: 1 for name in trimmed if name.startswith(_AT_THE_START)}
     alone = {name: 1 for name in courses["remove"].hits if name.startswith(_OF_ONE_LEDGER)}
+    marked = {name: 1 for name in courses["offload"].hits if name.startswith(_AS_IT_MARKS)}
     found: list[tuple[Case, Interruption]] = []
     for case, points in (
-        (_writer_dies, written),
+        (_writer_dies, {name: count for name, count in written.items() if name not in marked}),
         (_worker_dies_before_it_polls, started),
-        (_worker_dies_in_a_trim, {name: count for name, count in trimmed.items() if name not in started}),
+        (_worker_dies_as_it_marks, marked),
+        (_worker_dies_in_a_trim, {name: count for name, count in trimmed.items() if name not in {*started, *marked}}),
         (_worker_dies_with_one_ledger, alone),
         (_worker_dies_in_an_offload, cold),
         (_worker_dies_in_a_delete, {name: count for name, count in deleted.items() if "_topic" in name}),
@@ -213,6 +231,7 @@ def test_processes_killed_at_a_sample_of_effects_lose_nothing(
         *dice.sample([case for case in of[_worker_dies_in_a_trim] if case[1].point.startswith("storage.")], 2),
         *dice.sample([case for case in of[_worker_dies_in_a_trim] if "finish" in case[1].point], 1),
         *dice.sample(of[_worker_dies_with_one_ledger], 1),
+        *dice.sample(of[_worker_dies_as_it_marks], 1),
         *dice.sample(of[_worker_dies_in_a_delete], 1),
         *dice.sample([case for case in of[_worker_dies_in_an_offload] if case[1].point.startswith("offload.")], 1),
     ]
