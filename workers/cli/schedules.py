@@ -44,7 +44,9 @@ def _narrow(row: Mapping[str, Any]) -> dict[str, object]:
     from workers.settings import format_duration  # noqa: PLC0415 - start-up time
 
     every = None if row["interval_s"] is None else format_duration(row["interval_s"])
-    return {("every" if name == "interval_s" else name): value for name, value in {**row, "interval_s": every}.items()}
+    paused = "paused" if row["paused"] else None
+    rest = {name: row[name] for name in ("next_run", "last_run")}
+    return {"id": row["id"], "workflow": row["workflow"], "every": paused or every, **rest}
 
 
 def _shown(time: datetime | None) -> str | None:

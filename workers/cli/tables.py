@@ -16,6 +16,7 @@ from workers.cli.output import harmless, plain
 
 _GAP = 2
 _NARROWEST = 8  # a name is not cut further while anything else can be
+_FIRST = 40
 _INDENT = 4
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:\.[0-9]+)?Z")
 _STATES = frozenset({"state", "status", "outcome", "session state"})
@@ -104,8 +105,8 @@ def _cell(value: object, heading: str, width: int | None) -> Text:
         return Text("yes", _GOOD) if value else Text("no", _BAD)
     is_id = heading in _IDS or heading.endswith(" id")  # to be typed again: without commas
     text = harmless(str(value) if is_id and isinstance(value, int) else plain(value)).replace("\n", " ")
-    if width is not None:
-        text = _TIME.sub(r"\1 \2", text)
+    if width is not None and (time := _TIME.fullmatch(text)):
+        text = f"{time[1]} {time[2]}"
     return Text(text, _COLOURS.get(text, "") if heading in _STATES else "")  # `Text`: brackets in a name are no markup
 
 
@@ -116,7 +117,8 @@ def _squeezed(widths: list[int], headings: list[str], rigid: list[bool], room: i
         wide if fixed else min(wide, max(_NARROWEST, cell_len(heading)))
         for wide, heading, fixed in zip(widths, headings, rigid, strict=True)
     ]
-    for least in (floors, [1] * len(widths)):
+    first = min(widths[0], _FIRST)  # what a person types again
+    for least in ([max(floors[0], first), *floors[1:]], floors, [1] * len(widths)):
         while sum(widths) > room:
             giving = [at for at, wide in enumerate(widths) if wide > least[at]]
             if not giving:

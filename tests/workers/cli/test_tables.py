@@ -59,6 +59,16 @@ def test_table_short_of_room_cuts_names_in_their_middle_and_keeps_numbers_states
     assert "".join(beneath).replace(" ", "") == error.replace(" ", "")
 
 
+def test_table_leaves_a_name_with_a_time_in_it_as_it_is_and_cuts_the_first_column_last() -> None:
+    """What stands first is typed again, mostly."""
+    name = "sweep-deletions-2026-11-22T02:47:00Z"
+    row = {"name": name, "value": "v" * 60, "origin": "stack in /tmp"}
+    (told,) = [line.plain for line in table([row], width=80)][2:3]
+    assert told.split()[0] == name
+    assert "…" in told.split()[1]
+    assert table([{"name": name}], width=80)[2].plain == f" {name}"
+
+
 def test_lists_of_every_command_fit_80_columns_and_wide_shows_all(run: Run, services: FakeServices) -> None:
     """Long names and errors, large numbers; `--wide` in any place."""
     assert run("topic", "create", _LONG).exit_code == 0
