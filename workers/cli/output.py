@@ -12,6 +12,8 @@ from workers.cli.errors import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+_NO_WIDTH = 100_000  # what is drawn into a file or a pipe has lines as long as they are
+
 Document = Mapping[str, object] | Sequence[Mapping[str, object]]
 """What `--json` prints."""
 
@@ -73,10 +75,10 @@ def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
 
     from workers.cli.tables import pairs, table  # noqa: PLC0415
 
-    console = _console(stdout)
     if answer.draw is not None:
-        console.print(answer.draw(wide), soft_wrap=wide or not stdout.isatty())
+        _console(stdout, width=_NO_WIDTH if wide or not stdout.isatty() else None).print(answer.draw(wide))
         return
+    console = _console(stdout)
     width = None if wide else console.width
     shown = answer.whole if wide else answer.shown_or_document
     lines = [] if answer.title is None else [Text(answer.title, "italic")]
@@ -110,10 +112,10 @@ def trace_line(trace_id: str | None) -> None:
         note(f"see it: sexton trace {trace_id}")
 
 
-def _console(file: TextIO) -> "Console":
+def _console(file: TextIO, *, width: int | None = None) -> "Console":
     from rich.console import Console  # noqa: PLC0415 - start-up time
 
-    return Console(file=file, highlight=False)
+    return Console(file=file, highlight=False, width=width)
 
 
 def plain(value: object) -> str:

@@ -54,16 +54,22 @@ def _rest(found: "Found") -> Iterator[Text]:
 
 
 def _tree(root: Node, origin_ns: int) -> Tree:
-    top = Tree(line(root, origin_ns, above=None), guide_style="dim")
-    waiting = [(root, top)]
+    top = Tree(line(root, origin_ns, {}), guide_style="dim")
+    waiting: list[tuple[Node, Tree, Mapping[str, Any]]] = [(root, top, {})]
     while waiting:
-        node, branch = waiting.pop()
-        waiting += [(child, branch.add(line(child, origin_ns, above=node))) for child in node.children]
+        node, branch, above = waiting.pop()
+        known = said(node, above)
+        waiting += [(child, branch.add(line(child, origin_ns, known)), known) for child in node.children]
     return top
 
 
-def line(node: Node, origin_ns: int, *, above: Node | None) -> Text:
-    """A span: name, how long, when it began, which service if it is another one, what it was about, its error."""
+def said(node: Node, above: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reader knows below this span: what all spans above have said, and this one."""
+    return {**above, **node.span.attributes, "service": node.span.service}
+
+
+def line(node: Node, origin_ns: int, known: Mapping[str, Any]) -> Text:
+    """A span: name, how long, when it began, its error, and what is not `known` yet: the service, what it was about."""
     span = node.span
     text = Text(harmless(span.name), style="bold red" if span.error else "")
     if span.count > 1:
@@ -71,23 +77,22 @@ def line(node: Node, origin_ns: int, *, above: Node | None) -> Text:
     else:
         text.append(f"  {length(node.length_ns)}", style="cyan")
     text.append(f" +{length(span.start_ns - origin_ns)}", style="dim")
-    if above is None or above.span.service != span.service:
+    if known.get("service") != span.service:
         text.append(f" [{harmless(span.service)}]", style="magenta")
-    for name, value in facts(node, above):
-        text.append(f" {name}=", style="dim").append(harmless(plain(value)))
     if span.error:
         text.append(f"  error: {harmless(span.error[:_MOST_ERROR])}", style="bold red")
+    for name, value in facts(node, known):
+        text.append(f" {name}=", style="dim").append(harmless(plain(value)), "none")
     if node.example:
         text.append("  below: the longest of them", style="dim")
     return text
 
 
-def facts(node: Node, above: Node | None) -> Iterator[tuple[str, Any]]:
-    """What is worth a place in the line; what the span above says already is not said again."""
-    upper = above.span.attributes if above else {}
+def facts(node: Node, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is worth a place in the line; what a span above has said is not said again."""
     for attribute, name in FACTS.items():
         value = node.span.attributes.get(attribute)
-        if value not in (None, "") and upper.get(attribute) != value:
+        if value not in (None, "") and known.get(attribute) != value:
             yield name, value
 
 

@@ -1,12 +1,12 @@
 """A trace as one HTML page with a timeline; it loads nothing and runs no script."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.telemetry.span_tree import Node, folded
 from workers.cli.output import plain
-from workers.cli.trace_lines import facts, length
+from workers.cli.trace_lines import facts, length, said
 
 if TYPE_CHECKING:
     from workers.cli.trace import Found
@@ -35,7 +35,7 @@ def page(found: "Found") -> str:
     about = found.facts()
     title = escape(found.workflow_id or found.trace_id)
     bad = f'<span class="bad">{about["errors"]:,} errors</span>' if about["errors"] else "0 errors"
-    rows = "".join("".join(_rows(folded(root), None, found)) for root in found.roots)
+    rows = "".join("".join(_rows(folded(root), {}, found)) for root in found.roots)
     left = f"<p>{found.left_out:,} more spans are not shown.</p>" if found.left_out else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -47,7 +47,7 @@ def page(found: "Found") -> str:
     )
 
 
-def _rows(node: Node, above: Node | None, found: "Found") -> Iterator[str]:
+def _rows(node: Node, above: Mapping[str, Any], found: "Found") -> Iterator[str]:
     row = _row(node, above, found)
     if not node.children:
         yield f'<div class="leaf">{row}</div>'
@@ -55,23 +55,23 @@ def _rows(node: Node, above: Node | None, found: "Found") -> Iterator[str]:
     failed = any(below.span.error for below in node.walk())
     yield f"<details{' open' if failed or node.depth < _OPEN_DEPTH else ''}><summary>{row}</summary>"
     for child in node.children:
-        yield from _rows(child, node, found)
+        yield from _rows(child, said(node, above), found)
     yield "</details>"
 
 
-def _row(node: Node, above: Node | None, found: "Found") -> str:
+def _row(node: Node, known: Mapping[str, Any], found: "Found") -> str:
     span, whole = node.span, max(1, found.end_ns - found.start_ns)
     left, wide = 100 * (span.start_ns - found.start_ns) / whole, 100 * node.length_ns / whole
     times = f" x {span.count:,}, {length(span.total_ns)} in all" if span.count > 1 else ""
-    told = [f"{name}={plain(value)}" for name, value in facts(node, above)]
-    if above is None or above.span.service != span.service:
+    told = [f"{name}={plain(value)}" for name, value in facts(node, known)]
+    if known.get("service") != span.service:
         told.insert(0, span.service)
     error = f'<span class="fact bad">{escape(span.error)}</span>' if span.error else ""
-    known = "".join(f'<span class="fact">{escape(one)}</span>' for one in told)
+    shown = "".join(f'<span class="fact">{escape(one)}</span>' for one in told)
     took = length(span.most_ns if span.count > 1 else node.length_ns)
     return (
         f'<div class="span{" error" if span.error else ""}" title="+{length(span.start_ns - found.start_ns)}">'
-        f'<div class="text"><span class="name">{escape(span.name)}{times}</span>{known}{error}</div>'
+        f'<div class="text"><span class="name">{escape(span.name)}{times}</span>{shown}{error}</div>'
         f'<div class="took">{took}</div>'
         f'<div class="track"><i style="left:{left:.3f}%;width:{min(wide, 100 - left):.3f}%"></i></div></div>'
     )

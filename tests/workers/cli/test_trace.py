@@ -47,6 +47,21 @@ def test_trace_of_a_workflow_draws_the_whole_tree(run: Run) -> None:
     assert sum("ListObjectsV2" in line for line in run("trace", TRACE.upper(), "--wide").stdout.splitlines()) == 40
 
 
+def test_trace_into_a_pipe_cuts_no_line_and_says_each_thing_once(run: Run, services: FakeServices) -> None:
+    """An error at the end of a long line is what was looked for; a topic is told by the first span that knows it."""
+    topic, why = "persistent://public/default/" + "orders" * 20, "StoreUnavailable: " + "so many words " * 15 + "end"
+    below = span("c", "RunActivity:x", parent="b", at_ms=3, error=why, sexton__topic=topic)
+    write(
+        services.cwd / ".sexton" / "traces" / "sexton-1.jsonl",
+        span("a", "sexton topic trim", took_ms=9, sexton__topic=topic),
+        span("b", "StartActivity:x", parent="a", at_ms=2),
+        below,
+    )
+    lines = run("trace", TRACE).stdout.splitlines()
+    assert lines[4].strip() == f"└── RunActivity:x  1 ms +3 ms  error: {why}"
+    assert sum(topic in line for line in lines) == 1
+
+
 @pytest.mark.usefixtures("traces")
 def test_trace_as_json_is_one_document_with_every_span(run: Run) -> None:
     """Nested, and nothing folded."""
