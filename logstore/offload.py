@@ -13,7 +13,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -28,7 +28,7 @@ from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Pu
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
 from logstore.tiered import TieredIndex, data_key, index_key, write_copy
-from logstore.tiered_proof import prove_published
+from logstore.tiered_proof import prove_published, stored_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,7 +150,8 @@ class Offloader:
             key = data_key(uuid, ledger_id)
             with effect("offload.put_data"):
                 objects.put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
-        _prove(objects, key, metadata, size_bytes=index.size_bytes, sha256=index.sha256)
+        etag = _prove(objects, key, metadata, size_bytes=index.size_bytes, sha256=index.sha256)
+        index = replace(index, etag=etag)
         key, body = index_key(uuid, ledger_id), index.to_json()
         with effect("offload.put_index"):
             objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, proceed=proceed)
@@ -196,8 +197,8 @@ def _digest(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _prove(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str) -> None:
-    """Ask the store what it holds, and read it back.
+def _prove(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str) -> str:
+    """Ask the store what it holds, and read it back; returns its own mark of that content, empty if it has none.
 
     Raises:
         UploadUnproven: Nothing, or something else.
@@ -207,9 +208,7 @@ def _prove(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_
         raise UploadUnproven(f"{key}: the upload was answered and the object is not there")
     if found[0].size_bytes != size_bytes or found[1] != metadata:
         raise UploadUnproven(f"{key}: expected {size_bytes} bytes of {dict(metadata)}, found {found}")
-    digest, at = hashlib.sha256(), 0
-    while at < size_bytes and (part := objects.get_range(key, at, _READ_BACK)):
-        digest.update(part)
-        at += len(part)
-    if digest.hexdigest() != sha256:
-        raise UploadUnproven(f"{key}: expected SHA-256 {sha256}, found {digest.hexdigest()} over {at} bytes")
+    digest = stored_digest(objects, key, size_bytes)
+    if digest != sha256:
+        raise UploadUnproven(f"{key}: expected SHA-256 {sha256}, found {digest}")
+    return found[0].etag or ""

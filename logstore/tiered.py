@@ -93,6 +93,7 @@ class TieredIndex:
     size_bytes: int  # of the data object
     sha256: str  # of the data object, hexadecimal
     row_groups: tuple[RowGroup, ...]  # in the order of the file, which is that of the entries
+    etag: str = ""  # of the data, as the store told it when all of it had been read back; empty: not kept then
     footer: str = ""  # mark of the data's footer; empty: written before footers were compared
 
     def to_json(self) -> bytes:
@@ -116,6 +117,7 @@ class TieredIndex:
                 size_bytes=facts["size_bytes"],
                 sha256=facts["sha256"],
                 row_groups=tuple(RowGroup(**group) for group in facts["row_groups"]),
+                etag=facts.get("etag", ""),
                 footer=facts.get("footer", ""),
             )
         except (ValueError, KeyError, TypeError, CorruptData) as error:

@@ -8,7 +8,15 @@ from temporalio.exceptions import ApplicationError
 
 from activities.deletion.values import ChunkResult, IntentKey, OneResult
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.errors import PreconditionFailed, ServiceRefused, SextonError, StoreUnavailable, UploadOpen
+from logstore.errors import (
+    CorruptData,
+    InvalidInput,
+    PreconditionFailed,
+    ServiceRefused,
+    SextonError,
+    StoreUnavailable,
+    UploadOpen,
+)
 from logstore.ports.catalog import Ended
 
 _OF_THE_STORE = (StoreUnavailable, ServiceRefused, PreconditionFailed)  # not of one ledger: no answer, no permission
@@ -52,8 +60,12 @@ def wait_s(error: SextonError, retry_interval_s: int) -> int:
 
 
 def later(error: SextonError, after_s: int) -> ApplicationError:
-    """The error as one that is retried after `after_s`, whatever its class says."""
-    return ApplicationError(str(error), type=type(error).__name__, next_retry_delay=timedelta(seconds=after_s))
+    """The error as one that is retried after `after_s`, whatever its class says.
+
+    Bad input that storage speaks of is the row's and not the request's: its last attempt leaves a dead letter.
+    """
+    kind = CorruptData if isinstance(error, InvalidInput) else type(error)
+    return ApplicationError(str(error), type=kind.__name__, next_retry_delay=timedelta(seconds=after_s))
 
 
 def raise_if_nothing_answered(ended: list[Ended], errors: dict[int, SextonError]) -> None:

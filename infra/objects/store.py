@@ -239,7 +239,10 @@ class S3ObjectStore:
                     raise
             else:
                 info = ObjectInfo(
-                    key=key, size_bytes=found["ContentLength"], modified_us=micros(found.get("LastModified"))
+                    key=key,
+                    size_bytes=found["ContentLength"],
+                    modified_us=micros(found.get("LastModified")),
+                    etag=found["ETag"],
                 )
                 return info, found["Metadata"]
         self._confirm_absent(key)

@@ -14,6 +14,7 @@ class ObjectInfo:
     key: str
     size_bytes: int
     modified_us: int | None  # microseconds since 1970 by the store's own clock; None when it tells none
+    etag: str | None = None  # the store's own mark of this very content, as HEAD tells it; a listing tells none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from activities.deletion import DeadLetterInput, IntentKey, OneResult
 from logstore import failpoints
 from logstore.deletion import Outcome
-from logstore.errors import ClaimHeld, CorruptData, NoProgress, StoreUnavailable, UnknownObject
+from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, StoreUnavailable, UnknownObject
 from logstore.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.activities.world import World, chunk_input, environment, one_input, run
@@ -101,6 +101,20 @@ def test_one_without_catalog_waits_as_long_as_without_storage(world: World, effe
         delete(world, key)
     assert caught.value.next_retry_delay == timedelta(seconds=600)
     assert (caught.value.type, caught.value.non_retryable) == ("StoreUnavailable", False)
+
+
+@pytest.mark.parametrize("operation", [Operation.LIST, Operation.DELETE])
+def test_one_whose_storage_speaks_of_bad_input_becomes_a_dead_letter_in_the_end(
+    world: World, operation: Operation
+) -> None:
+    """`delete-ledger` leaves alone what its own request got wrong; a store's answer is no such thing."""
+    _, key = alone(world)
+    bad = InvalidInput("put b/k", expected="a key that the store takes", found="KeyTooLongError")
+    world.objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE, error=lambda: bad))
+    with pytest.raises(ApplicationError) as caught:
+        delete(world, key)
+    assert (caught.value.type, caught.value.non_retryable) == ("CorruptData", False)
+    assert (world.intents()[0].last_error or "").startswith("InvalidInput: put b/k: expected a key")
 
 
 @pytest.mark.parametrize("operation", [Operation.LIST, Operation.DELETE])

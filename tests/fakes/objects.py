@@ -1,9 +1,10 @@
 """An object store in memory, with its own clock and faults on demand."""
 
+import hashlib
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import BinaryIO
 
@@ -170,7 +171,9 @@ class FakeObjectStore:
         check_key(key)
         self._meet(Operation.HEAD, key)
         held = self._held.get(key)
-        return None if held is None else (_info(key, held), dict(held.metadata))
+        if held is None:
+            return None
+        return replace(_info(key, held), etag=hashlib.md5(held.body).hexdigest()), dict(held.metadata)  # noqa: S324 - as S3
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """See the port."""

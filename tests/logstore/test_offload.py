@@ -23,7 +23,7 @@ from logstore.errors import (
 )
 from logstore.failpoints import SimulatedCrash
 from logstore.ledgers import segment_key
-from logstore.ports.catalog import Copies, OffloadAnswer
+from logstore.ports.catalog import Copies, OffloadAnswer, Published
 from logstore.positions import LedgerId
 from logstore.tiered import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_key, index_key, upload_ends_us
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -242,3 +242,35 @@ def test_ledger_ids_at_the_edge_have_keys_of_their_own() -> None:
     ids = [LedgerId(0), LedgerId(1), LedgerId(12), LedgerId(2**63 - 1)]
     keys = {key for one in ids for key in (data_key(UUID, one), index_key(UUID, one))}
     assert len(keys) == 2 * len(ids)
+
+
+def published(scene: Offloading) -> Published:
+    """The one copy that could let its primary go."""
+    (copy,) = scene.world.catalog.offloads.removable(scene.world.topic.topic_id, None, after=LedgerId(-1), limit=9)
+    return copy
+
+
+def test_published_copy_of_the_same_size_with_another_content_is_not_proved(scene: Offloading) -> None:
+    """A HEAD of the right length and owner passed, and `--delete-primary` made the damage permanent."""
+    (ledger, _) = scene.fill(2)
+    scene.offload(ledger)
+    data, _ = scene.pair(ledger)
+    copy = published(scene)
+    reads = [name for operation, name in scene.tiered.calls if operation is Operation.GET_RANGE]
+    assert scene.offloader().prove(copy).uuid == copy.context["uuid"]
+    asked = [name for operation, name in scene.tiered.calls if operation is Operation.GET_RANGE]
+    assert asked == reads, "the store's mark of the content is enough: nothing is read again"
+    scene.damage(data, lambda body: body[:50] + bytes([body[50] ^ 1]) + body[51:])
+    with pytest.raises(CorruptData, match="of the same length"):
+        scene.offloader().prove(copy)
+
+
+def test_published_copy_under_another_mark_is_proved_by_its_content(scene: Offloading) -> None:
+    """A copy from before marks were kept, or that was moved to another store, is read as a whole."""
+    (ledger, _) = scene.fill(2)
+    scene.offload(ledger)
+    copy = published(scene)
+    for etag in ("", "another"):
+        index = json.dumps({**json.loads(scene.body(scene.pair(ledger)[1])), "etag": etag}).encode()
+        scene.damage(scene.pair(ledger)[1], lambda _body, changed=index: changed)  # type: ignore[misc]
+        assert scene.offloader().prove(copy).entries == copy.entries
