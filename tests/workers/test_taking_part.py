@@ -18,7 +18,7 @@ from infra.stack import stack
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper  # noqa: F401 - fixtures
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
-from tests.servers import settings_on
+from tests.servers import CATALOG_ID, settings_on
 from workers import search_attributes
 from workers.connections import connect_client
 from workers.settings import Settings
@@ -114,6 +114,18 @@ def test_worker_that_zookeeper_denies_exits_4(
     assert "grant" in said
     one = start("w1", zookeeper_auth=type(settings.zookeeper_auth)("digest:other:secret"))
     assert_eventually(lambda: one.poll() is None and _alive(looker, "w1"), within_s=_ENDS_WITHIN_S)
+
+
+def test_worker_under_the_path_of_another_catalog_exits_3(
+    start: Start,
+    looker: KazooClient,  # noqa: F811
+) -> None:
+    """Both ids and the path are named, and it never takes part."""
+    looker.create("/catalog", b"another")
+    code, said = _ended(start("w1"))
+    assert code == 3
+    assert f"expected that of catalog {CATALOG_ID}, found that of catalog another" in said
+    assert not looker.exists("/workers")
 
 
 def test_worker_id_that_is_taken_is_refused(start: Start, looker: KazooClient) -> None:  # noqa: F811
