@@ -9,9 +9,10 @@ from temporalio import activity
 
 from activities.beating import beating
 from activities.deletion import metrics
+from activities.naming import check_name
 from logstore.errors import SextonError
 from logstore.offload import Evidence, Uploaded
-from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads, Published
+from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads, Published, Topics
 from logstore.positions import LedgerId, TopicId
 
 _SAMPLE = 20  # doubts that are told by name
@@ -64,6 +65,7 @@ class CandidatesInput:
     limit: int
     ledger_ids: list[int] | None = None  # at most `limit`; None: all of the topic
     check: bool = False  # count ids that are gone, refuse those that cannot be offloaded
+    topic: str = ""  # encoded; the topic of that id must bear it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +111,14 @@ class LedgerOffload:
         uploader: Uploader,
         offloads: Offloads,
         ledgers: Ledgers,
+        topics: Topics,
         new_uuid: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
         """Take the ports; `new_uuid` is for tests."""
         self._uploader = uploader
         self._offloads = offloads
         self._ledgers = ledgers
+        self._topics = topics
         self._new_uuid = new_uuid
 
     @activity.defn(name="offload.upload")
@@ -160,8 +164,9 @@ class LedgerOffload:
         """Find which ledgers of a topic are to be offloaded next.
 
         Idempotency: reads only.
-        Raises: UnknownObject, PreconditionFailed when `check` finds a ledger that cannot be (terminal).
+        Raises: InvalidInput, PreconditionFailed when `check` finds a ledger that cannot be (terminal).
         """
+        check_name(self._topics, request.topic_id, request.topic)
         topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
         gone = self._offloads.missing(topic_id, asked) if request.check and asked is not None else []
         after = LedgerId(request.after)

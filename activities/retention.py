@@ -8,6 +8,7 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.beating import beating
+from activities.naming import check_name
 from logstore.errors import SextonError
 from logstore.ports.catalog import Topic, Topics, TopicState
 from logstore.positions import TopicId
@@ -40,6 +41,7 @@ class RollInput:
     """Which topic."""
 
     topic_id: int
+    topic: str = ""  # encoded; the topic of that id must bear it
 
 
 class Retention:
@@ -62,8 +64,9 @@ class Retention:
 
         Idempotency: a cursor that was settled stands where it stands; a ledger that rolled is no longer the last,
         and the new one is empty and is not rolled.
-        Raises: UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
+        Raises: InvalidInput (terminal); StoreUnavailable, CatalogBusy (retry).
         """
+        check_name(self._topics, request.topic_id, request.topic)
         return self.prepare(self._topics.by_id(TopicId(request.topic_id)))
 
     def due(self, topics: Sequence[Topic]) -> list[Topic]:

@@ -72,7 +72,10 @@ class Redriven:
 
 
 class Sexton(OffloadJobs):
-    """Jobs on one Temporal namespace and one catalog."""
+    """Jobs on one Temporal namespace and one catalog.
+
+    What a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.
+    """
 
     def __init__(self, client: Client, settings: Settings) -> None:
         """Use a client that was made with `connect_client`, or one with the pydantic data converter."""
@@ -117,6 +120,7 @@ class Sexton(OffloadJobs):
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._policy
         )
+        self._checked(request)
         return await (await self.ours()).start_workflow(
             TrimTopic.run,
             request,
@@ -129,9 +133,10 @@ class Sexton(OffloadJobs):
 
     async def trim_topics(self, reason: str = "", actor: str = "") -> WorkflowHandle[TrimTopics, TrimTopicsResult]:
         """Delete what retention lets go of all topics, in one batch; joins a trim of all topics that runs already."""
+        request = self._checked(TrimTopicsInput(actor=actor, reason=reason, policy=self._policy))
         return await (await self.ours()).start_workflow(
             TrimTopics.run,
-            TrimTopicsInput(actor=actor, reason=reason, policy=self._policy),
+            request,
             id=trim_topics.workflow_id(),
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
@@ -146,6 +151,7 @@ class Sexton(OffloadJobs):
         request = DeleteTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, catalog_epoch=epoch, policy=policy
         )
+        self._checked(request)
         return await (await self.ours()).start_workflow(
             DeleteTopic.run,
             request,
@@ -181,6 +187,7 @@ class Sexton(OffloadJobs):
             policy=self._policy,
             detach=ExplicitDetach(ledger_ids=ids, force=force),
         )
+        self._checked(request)
         return await (await self.ours()).start_workflow(
             DeleteLedgers.run,
             request,
@@ -195,9 +202,10 @@ class Sexton(OffloadJobs):
         self, reason: str = "", actor: str = ""
     ) -> WorkflowHandle[SweepDeletions, SweepDeletionsResult]:
         """Take up deletions that nobody works on, and forget old ones; joins a sweep that runs already."""
+        request = self._checked(SweepDeletionsInput(actor=actor, reason=reason, policy=self._policy))
         return await (await self.ours()).start_workflow(
             SweepDeletions.run,
-            SweepDeletionsInput(actor=actor, reason=reason, policy=self._policy),
+            request,
             id=sweep_deletions.workflow_id(),
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
@@ -207,7 +215,7 @@ class Sexton(OffloadJobs):
     async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> Redriven:
         """Try dead letters again, None: all there are; see `Redrives.redrive` for what is refused."""
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
-        asked = Cause(actor=actor, reason=reason, workflow_id=delete_ledgers.workflow_id(batch_id))
+        asked = self._checked(Cause(actor=actor, reason=reason, workflow_id=delete_ledgers.workflow_id(batch_id)))
         await self.ours()  # before rows change
         count, epoch = await asyncio.to_thread(self._redrive, row_ids, batch_id, asked)
         if not count:
@@ -222,6 +230,7 @@ class Sexton(OffloadJobs):
             policy=self._policy,
             carried=DeleteLedgersProgress(intents=count),
         )
+        self._checked(request)
         handle = await (await self.ours()).start_workflow(
             DeleteLedgers.run,
             request,

@@ -19,7 +19,9 @@ def upload_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
 
 
 def _offload(log: LogStore) -> LedgerOffload:
-    return LedgerOffload(uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers)
+    return LedgerOffload(
+        uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers, topics=log.catalog.topics
+    )
 
 
 def owner_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., Any]]:
@@ -37,7 +39,11 @@ def owner_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., An
 
 def _deletion(log: LogStore, owners: Owners) -> LedgerDeletion:
     return LedgerDeletion(
-        deletions=log.catalog.deletions, ledgers=log.catalog.ledgers, storages=log.storages, owners=owners
+        deletions=log.catalog.deletions,
+        ledgers=log.catalog.ledgers,
+        topics=log.catalog.topics,
+        storages=log.storages,
+        owners=owners,
     )
 
 

@@ -1,6 +1,7 @@
 """`Sexton`'s offload jobs."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from temporalio.client import WorkflowHandle
 from temporalio.common import SearchAttributePair, WorkflowIDConflictPolicy
@@ -9,7 +10,7 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.own_jobs import OwnJobs
 from workers.requests import checked_ids, deletion_policy, of_topic
-from workflows import offload_ledger, offload_topic, search_attributes
+from workflows import limits, offload_ledger, offload_topic, search_attributes
 from workflows.limits import MOST_OFFLOADED, uploads_queue
 from workflows.offload_ledger import OffloadLedger
 from workflows.offload_topic import OffloadTopic
@@ -21,6 +22,8 @@ from workflows.values import (
     OffloadTopicInput,
     OffloadTopicResult,
 )
+
+R = TypeVar("R")
 
 
 class OffloadJobs(OwnJobs):
@@ -47,16 +50,18 @@ class OffloadJobs(OwnJobs):
             InvalidInput: None, or more than `MOST_OFFLOADED` ids.
         """
         ids = None if ledger_ids is None else checked_ids(ledger_ids, most=MOST_OFFLOADED)
+        ask = self._checked(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
         request = OffloadTopicInput(
             topic_id=topic.topic_id, topic=topic.name, policy=self._offload, deletion=deletion_policy(self._settings)
         )
+        self._checked(request)
         return await (await self.ours()).start_workflow(
             OffloadTopic.run,
             request,
             id=offload_topic.workflow_id(topic.topic_id),
             task_queue=self._settings.task_queue,
             start_signal="ask",
-            start_signal_args=[OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary)],
+            start_signal_args=[ask],
             static_summary=f"offload {topic.name}",
             search_attributes=of_topic(topic),
         )
@@ -65,15 +70,21 @@ class OffloadJobs(OwnJobs):
         self, topic: Topic, ledger_id: LedgerId
     ) -> WorkflowHandle[OffloadLedger, OffloadLedgerResult]:
         """Copy one closed ledger to the tiered bucket; joins a run that is at work on it."""
+        request = self._checked(OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload))
         return await (await self.ours()).start_workflow(
             OffloadLedger.run,
-            OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload),
+            request,
             id=offload_ledger.workflow_id(ledger_id),
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"ledger {ledger_id} of {topic.name}",
             search_attributes=of_topic(topic).updated(SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)),
         )
+
+    def _checked(self, request: R) -> R:
+        """The request, refused here where its job would refuse it."""
+        limits.check(request, queue=self._settings.task_queue)
+        return request
 
     @property
     def _offload(self) -> OffloadPolicy:

@@ -142,6 +142,7 @@ class OffloadTopic:
             limit=_PAGE,
             ledger_ids=ids,
             check=ids is not None,
+            topic=self._request.topic,
         )
         return await workflow.execute_activity_method(LedgerOffload.candidates, page, **_SQL)
 

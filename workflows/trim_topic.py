@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
@@ -101,10 +101,12 @@ class TrimTopic:
     async def _roll_idle(self) -> None:
         """At its best: what cannot be rolled now must not keep what can be deleted (apache/pulsar#26431)."""
         try:
-            roll = RollInput(topic_id=self._request.topic_id)
+            roll = RollInput(topic_id=self._request.topic_id, topic=self._request.topic)
             await workflow.execute_activity_method(Retention.roll_idle, roll, **_ROLL)
         except ActivityError as error:
-            if is_cancelled_exception(error):
+            cause = error.cause
+            misnamed = isinstance(cause, ApplicationError) and cause.type == "InvalidInput"
+            if misnamed or is_cancelled_exception(error):
                 raise
             workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
 

@@ -35,11 +35,12 @@ from activities.deletion.values import (
     RangesInput,
     RangesPage,
 )
+from activities.naming import check_name
 from activities.ownership import Elsewhere, owner_of
 from logstore.deletion import DeletionIntent, Outcome, refusal
 from logstore.errors import StaleCatalog
 from logstore.ownership import Lease
-from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange
+from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange, Topics
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
@@ -50,10 +51,13 @@ _BATCH_CLAIM_S = 120.0  # of a batch: the longest wait of a chunk before its nex
 class LedgerDeletion(CopyDeletion):
     """The activities of two-phase deletion, over ports; those of a single intent are inherited."""
 
-    def __init__(self, *, deletions: Deletions, ledgers: Ledgers, storages: Storages, owners: Owners) -> None:
+    def __init__(
+        self, *, deletions: Deletions, ledgers: Ledgers, topics: Topics, storages: Storages, owners: Owners
+    ) -> None:
         """Take the ports; `storages` by `CopyKind` value."""
         super().__init__(deletions=deletions, storages=storages, owners=owners)
         self._ledgers = ledgers
+        self._topics = topics
 
     @activity.defn(name="deletion.detach")
     @beating()
@@ -62,12 +66,13 @@ class LedgerDeletion(CopyDeletion):
 
         Idempotency: keyed by `batch_id`; a second call returns what the first one did.
         Heartbeat: while the transaction runs.
-        Raises: UnknownObject, LedgerStillNeeded, StaleCatalog, NotOwner (terminal); CatalogBusy, StoreUnavailable
+        Raises: InvalidInput, LedgerStillNeeded, StaleCatalog, NotOwner (terminal); CatalogBusy, StoreUnavailable
             (retry).
         """
         lease = self._leases.of(request)
         if isinstance(lease, Elsewhere):
             return DetachResult(ledgers=0, intents=0, catalog_epoch=0, elsewhere=lease)
+        check_name(self._topics, request.topic_id, request.topic)
         epoch, run_id = self._ledgers.epoch(), activity.info().workflow_run_id or ""
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")

@@ -326,7 +326,11 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
     lease = site.ownership.acquire("a", NAME)
     spied: Any = Spied(site.world.catalog.deletions)
     deletion = LedgerDeletion(
-        deletions=spied, ledgers=site.world.catalog.ledgers, storages=site.world.storages, owners=site.owners
+        deletions=spied,
+        ledgers=site.world.catalog.ledgers,
+        topics=site.world.catalog.topics,
+        storages=site.world.storages,
+        owners=site.owners,
     )
     pause = Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: time.sleep(0.1))
     corrupt = Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("planned: not XML"))

@@ -191,7 +191,9 @@ class World:
 
 
 def _deletion(catalog: SqlCatalog, storages: Storages, owners: Owners) -> LedgerDeletion:
-    return LedgerDeletion(deletions=catalog.deletions, ledgers=catalog.ledgers, storages=storages, owners=owners)
+    return LedgerDeletion(
+        deletions=catalog.deletions, ledgers=catalog.ledgers, topics=catalog.topics, storages=storages, owners=owners
+    )
 
 
 def open_world(template: Path, folder: Path) -> World:
@@ -226,7 +228,9 @@ def open_world(template: Path, folder: Path) -> World:
             finished_retention_s=30 * 86_400,
         ),
         tiered=tiered,
-        offload=LedgerOffload(uploader=offloader, offloads=catalog.offloads, ledgers=catalog.ledgers),
+        offload=LedgerOffload(
+            uploader=offloader, offloads=catalog.offloads, ledgers=catalog.ledgers, topics=catalog.topics
+        ),
     )
 
 

@@ -147,6 +147,7 @@ class RealWorld:
                 deletion=LedgerDeletion(
                     deletions=log.catalog.deletions,
                     ledgers=log.catalog.ledgers,
+                    topics=log.catalog.topics,
                     storages=log.storages,
                     owners=OwnsWhatItMeets(log.catalog.fences),
                 ),
@@ -161,7 +162,10 @@ class RealWorld:
                 schemas=log.schemas,
                 topics=TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers),
                 offload=LedgerOffload(
-                    uploader=log.offloader, offloads=log.catalog.offloads, ledgers=log.catalog.ledgers
+                    uploader=log.offloader,
+                    offloads=log.catalog.offloads,
+                    ledgers=log.catalog.ledgers,
+                    topics=log.catalog.topics,
                 ),
                 trimming=Trimming(
                     topics=log.catalog.topics,

@@ -85,7 +85,11 @@ def _attempt(world: World, request: ChunkInput, calls: _Calls | None = None) -> 
             watched: Any = _Watched(process.catalog.deletions, calls)
             storages = {CopyKind.LEDGER.value: PrimaryCopies(world.store)}
             deletion = LedgerDeletion(
-                deletions=watched, ledgers=process.catalog.ledgers, storages=storages, owners=NobodyOwns()
+                deletions=watched,
+                ledgers=process.catalog.ledgers,
+                topics=process.catalog.topics,
+                storages=storages,
+                owners=NobodyOwns(),
             )
         environment = ActivityEnvironment()
         environment.info = replace(environment.info, workflow_id=f"delete-ledgers/{request.batch_id}")

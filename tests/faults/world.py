@@ -217,6 +217,7 @@ class World:
                 deletion=LedgerDeletion(
                     deletions=catalog.deletions,
                     ledgers=catalog.ledgers,
+                    topics=catalog.topics,
                     storages=storages,
                     owners=OwnsWhatItMeets(catalog.fences),
                 ),
@@ -230,7 +231,9 @@ class World:
                 subscriptions=subscriptions,
                 schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
                 topics=TopicDeletion(topics=catalog.topic_deletions, ledgers=catalog.ledgers),
-                offload=LedgerOffload(uploader=offloader, offloads=catalog.offloads, ledgers=catalog.ledgers),
+                offload=LedgerOffload(
+                    uploader=offloader, offloads=catalog.offloads, ledgers=catalog.ledgers, topics=catalog.topics
+                ),
                 trimming=Trimming(
                     topics=catalog.topics,
                     trims=catalog.topic_trims,

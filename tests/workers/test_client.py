@@ -1,7 +1,10 @@
 """The client: what it refuses before it asks."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from workers.connections import connect_client
 from workers.settings import Settings
 from workflows.limits import MOST_IDS
 
+_NOBODY: Any = SimpleNamespace(start_workflow=None)
 _TOPIC = Topic(
     topic_id=TopicId(1), name="persistent://a/b/c", state=TopicState.ACTIVE, policy=RetentionPolicy(), created_us=0
 )
@@ -22,14 +26,14 @@ _TOPIC = Topic(
 def test_connect_client_where_nobody_listens_names_the_service(tmp_path: Path) -> None:
     """Workers and programs get the same clear sentence as commands do."""
     settings = Settings(home=tmp_path, temporal_address="127.0.0.1:1")
-    with pytest.raises(ServiceFailed, match=r"temporal: no answer at 127\.0\.0\.1:1"):
+    with pytest.raises(ServiceFailed, match=r"temporal: no Temporal server answers at 127\.0\.0\.1:1"):
         asyncio.run(connect_client(settings))
 
 
 @pytest.mark.parametrize("ids", [[], range(MOST_IDS + 1)])
 def test_delete_ledgers_of_none_or_too_many_is_refused(tmp_path: Path, ids: list[int]) -> None:
     """Bad input is refused before anything is started."""
-    sexton = Sexton(None, Settings(home=tmp_path))  # type: ignore[arg-type]  # nothing is asked of it
+    sexton = Sexton(_NOBODY, Settings(home=tmp_path))  # nothing is asked of it
     with pytest.raises(InvalidInput, match="ledger"):
         asyncio.run(sexton.delete_ledgers(_TOPIC, [LedgerId(one) for one in ids]))
 
@@ -50,3 +54,27 @@ def test_close_gives_threads_time_to_let_go(tmp_path: Path, monkeypatch: pytest.
         asyncio.run(fail())
     assert rests
     assert rests[0] >= 0.1
+
+
+@pytest.mark.parametrize(
+    ("told", "field"),
+    [({"reason": "x" * 2_001}, "reason"), ({"reason": "a\x00b"}, "reason"), ({"actor": "y" * 201}, "actor")],
+)
+@pytest.mark.parametrize("job", ["trim_topic", "trim_topics", "offload_topic", "sweep_deletions", "redrive"])
+def test_client_refuses_what_the_job_would_refuse(tmp_path: Path, told: dict[str, str], field: str, job: str) -> None:
+    """Before anything is sent or changed: there is neither a server nor a catalog."""
+    sexton: Any = Sexton(_NOBODY, Settings(home=tmp_path))
+    given: Any = {"trim_topic": [_TOPIC], "offload_topic": [_TOPIC], "redrive": [None]}.get(job, [])
+    with pytest.raises(InvalidInput, match=f"^{field}: expected"):
+        asyncio.run(getattr(sexton, job)(*given, **told))
+
+
+def test_client_refuses_a_topic_whose_name_or_id_is_none(tmp_path: Path) -> None:
+    """As the command line does when it parses them."""
+    sexton: Any = Sexton(_NOBODY, Settings(home=tmp_path))
+    for topic_id, name, field in ((1, "orders", "topic"), (-1, _TOPIC.name, "topic_id")):
+        topic = replace(_TOPIC, topic_id=TopicId(topic_id), name=name)
+        with pytest.raises(InvalidInput, match=f"^{field}: expected"):
+            asyncio.run(sexton.trim_topic(topic))
+    with pytest.raises(InvalidInput, match=r"^ledger_id: expected"):
+        asyncio.run(sexton.offload_ledger(_TOPIC, -1))

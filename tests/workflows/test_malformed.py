@@ -123,6 +123,27 @@ async def test_start_beyond_its_bounds_fails_as_invalid_input_and_names_the_fiel
     assert found == {case: ("InvalidInput", field) for case, (field, _) in BEYOND.items()}
 
 
+@pytest.mark.parametrize("kind", ["trim-topic", "delete-topic", "delete-ledgers", "offload-topic"])
+async def test_start_that_names_another_topic_than_its_id_is_refused_and_changes_nothing(
+    house: House, kind: str
+) -> None:
+    """Who errs in one of the two means another topic."""
+    ledgers = house.world.fill(2)
+    given = GOOD[kind] | {"topic": "persistent://tenant/namespace/another"}
+    given |= {"detach": {"ledger_ids": [int(ledgers[0])]}} if kind == "delete-ledgers" else {}
+    house.roller.action = lambda: pytest.fail("it was rolled")
+    async with house.worker(), asyncio.timeout(60):
+        if kind == "offload-topic":
+            handle = await house.client.start_workflow(kind, given, id=house.queue, task_queue=house.queue)
+            (told,) = (await handle.result())["refusals"]
+        else:
+            _, told = await _refused(house, "misnamed", kind, [_raw(json.dumps(given).encode())])
+    assert "expected the name" in told
+    assert ", found " in told
+    assert {_NAME, "persistent://tenant/namespace/another"} <= {word.strip(",'") for word in told.split()}
+    assert len(house.world.catalog.ledgers.listed(house.world.topic.topic_id)) == 3
+
+
 async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -215,7 +215,9 @@ class House:
             managed=managed,
             subscriptions=subscriptions,
             schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
-            deletion=LedgerDeletion(deletions=deletions, ledgers=ledgers, storages=storages, owners=NobodyOwns()),
+            deletion=LedgerDeletion(
+                deletions=deletions, ledgers=ledgers, topics=catalog.topics, storages=storages, owners=NobodyOwns()
+            ),
             upkeep=DeletionUpkeep(
                 sweeps=catalog.sweeps, deletions=deletions, ledgers=ledgers, finished_retention_s=FORGOTTEN_S
             ),
@@ -223,6 +225,7 @@ class House:
                 uploader=offloader,
                 offloads=catalog.offloads,
                 ledgers=ledgers,
+                topics=catalog.topics,
                 new_uuid=lambda: next(self._uuids),
             ),
             topics=TopicDeletion(topics=catalog.topic_deletions, ledgers=ledgers),
