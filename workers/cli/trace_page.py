@@ -26,7 +26,8 @@ summary .name::before { content: "▸ "; color: var(--dim); } details[open] > su
 .span .track { flex: 0 0 38vw; height: .8rem; position: relative; background: var(--line); }
 .track i { position: absolute; top: 0; bottom: 0; min-width: 2px; background: var(--bar); }
 .error .track i { background: var(--bad); } .error .name { color: var(--bad); font-weight: 600; }
-.fact { color: var(--dim); font-size: .9em; margin-left: .5rem; } .leaf { padding-left: .9rem; }
+.fact { color: var(--dim); font-size: .9em; margin-left: .5rem; }
+.fact.bad { color: var(--bad); } .leaf { padding-left: .9rem; }
 """
 
 
