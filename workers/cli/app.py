@@ -3,13 +3,13 @@
 import gc
 import os
 import sys
-from contextlib import suppress
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from workers import VERSION
 from workers.cli.command import HomeFlag, JsonFlag, WideFlag, options
+from workers.cli.process import end, make_fit
 from workers.cli.registry import RootGroup
 
 _ABOUT = """Keep a segmented log store clean: durable jobs that finish whatever crashes.
@@ -57,30 +57,16 @@ _RARELY = 50_000  # objects made between two looks for garbage; as shipped, thos
 
 def main() -> None:
     """Run the command line; the process exits with its code."""
+    make_fit()
     _keep_stdout_for_answers()
     gc.set_threshold(_RARELY)
     try:
         app()
-    except SystemExit as end:
-        _leave(end.code)
+    except SystemExit as ended:
+        end(ended.code if isinstance(ended.code, int) else 0)
 
 
 def _keep_stdout_for_answers() -> None:
     """Send to stderr what does not pass `sys.stdout`: Temporal's core writes its log to the descriptor itself."""
     sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     os.dup2(2, 1)
-
-
-def _leave(code: str | int | None) -> NoReturn:
-    """End the process, at once where Temporal's SDK was used.
-
-    Its threads let go of Python objects a moment after they answered. An interpreter that is finalizing by then
-    aborts under them ("PyGILState_Release", exit 134), and a command that did its work would look like a crash.
-    By now every answer is printed, every file closed, and spans are flushed.
-    """
-    if "temporalio.bridge" not in sys.modules or not isinstance(code, int | None):
-        raise SystemExit(code)
-    with suppress(BrokenPipeError):  # whoever read has heard enough
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code or 0)

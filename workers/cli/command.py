@@ -11,7 +11,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TextIO
 import typer
 
 from workers.cli.context import Services, Session
-from workers.cli.errors import ExitCode, failure_of, name_trace, traceback_of
+from workers.cli.errors import ExitCode, Interrupted, failure_of, name_trace, traceback_of
 from workers.cli.output import Answer, emit, error_line, trace_line
 from workers.cli.usage import PlainCommand, PlainGroup, UsageError, refusal
 
@@ -56,10 +56,20 @@ class CommandGroup(PlainGroup):
         del standalone_mode
         given = list(sys.argv[1:] if args is None else args)
         try:
+            if args is None:
+                _check_readable(given)
             code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
+            if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):  # the parser's, not a command's answer
+                code = _report(Interrupted(), as_json=_asks_for_json(given))
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes an exit code here
             code = _report(error, as_json=_asks_for_json(given))
         sys.exit(int(code) if isinstance(code, int) else 0)
+
+
+def _check_readable(args: Sequence[str]) -> None:
+    for one in args:
+        if any("\ud800" <= char <= "\udfff" for char in one):
+            raise UsageError("arguments", expected="text in the encoding of the locale", found=one)
 
 
 def _asks_for_json(args: Sequence[str]) -> bool:
@@ -169,7 +179,7 @@ def _answer(body: Callable[..., Answer], session: Session, arguments: dict[str, 
     emit(answer.naming(trace_id), as_json=session.as_json, wide=session.wide, stdout=stdout)
     if answer.code:
         trace_line(trace_id)
-        raise typer.Exit(int(answer.code))
+        raise typer.Exit(answer.code)
 
 
 def _signature(body: Callable[..., Answer]) -> inspect.Signature:

@@ -8,6 +8,7 @@
 | 3 | refused by a guard or precondition | `PreconditionFailed` |
 | 4 | a service cannot be reached | `StoreUnavailable`, `CatalogBusy`, `ServiceFailed`, lost connections |
 | 5 | finished in part | outcomes other than success, dead letters |
+| 130 | interrupted | `Interrupted` |
 """
 
 import sys
@@ -40,7 +41,16 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+class Interrupted(SextonError):
+    """Ctrl-C, or what a program sends in its place."""
+
+    def __init__(self) -> None:
+        """Say what it means for what was begun."""
+        super().__init__("interrupted: what was done stays done, and what was started in Temporal goes on")
+
+
 _BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
+    (Interrupted, ExitCode.INTERRUPTED),
     (InvalidInput, ExitCode.USAGE),
     (PreconditionFailed, ExitCode.REFUSED),
     (StoreUnavailable, ExitCode.UNREACHABLE),

@@ -1,12 +1,15 @@
 """What reaches the terminal: one JSON document on stdout, or Rich tables for people; all else on stderr."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 from urllib.parse import unquote
 
+from logstore.errors import SextonError
 from workers.cli.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -52,6 +55,10 @@ class Answer:
         return replace(self, shown=self.shown_or_document, document={**self.document, "trace_id": trace_id})
 
 
+class AnswerLost(SextonError):
+    """The answer could not be written where it was to go."""
+
+
 def topic_shown(encoded: str) -> str:
     """A topic's name as a person writes it, and as every command takes it."""
     return unquote(encoded)
@@ -59,12 +66,26 @@ def topic_shown(encoded: str) -> str:
 
 def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:
     """Print the answer: for people as wide as their terminal, or whole."""
-    if as_json:
-        stdout.write(json.dumps(answer.document, indent=2, allow_nan=False) + "\n")
-    else:
-        for part in (answer, *answer.more):
-            _show(part, stdout, wide=wide)
-    stdout.flush()
+    try:
+        if as_json:
+            stdout.write(json.dumps(answer.document, indent=2, allow_nan=False) + "\n")
+        else:
+            for part in (answer, *answer.more):
+                _show(part, stdout, wide=wide)
+        stdout.flush()
+    except BrokenPipeError:  # whoever read has heard enough
+        _drop(stdout)
+    except OSError as fault:
+        _drop(stdout)
+        told = f"stdout cannot be written ({fault.strerror}): the command was done, its answer is lost"
+        raise AnswerLost(told) from fault
+
+
+def _drop(stdout: TextIO) -> None:
+    """Let what is left in the buffer go nowhere: else it is tried again, and fails again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stdout.fileno())
+    os.close(nowhere)
 
 
 def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
@@ -96,14 +117,16 @@ def note(message: str) -> None:
     """Tell people something beside the answer, on stderr."""
     from rich.text import Text  # noqa: PLC0415 - start-up time
 
-    _console(sys.stderr).print(Text(harmless(message)), soft_wrap=True)
+    with suppress(OSError):  # it is not the answer
+        _console(sys.stderr).print(Text(harmless(message)), soft_wrap=True)
 
 
 def error_line(message: str) -> None:
     """Tell what went wrong, on stderr."""
     from rich.text import Text  # noqa: PLC0415 - start-up time
 
-    _console(sys.stderr).print(Text.assemble(("error: ", "bold red"), harmless(message)), soft_wrap=True)
+    with suppress(OSError):  # the exit code tells it too
+        _console(sys.stderr).print(Text.assemble(("error: ", "bold red"), harmless(message)), soft_wrap=True)
 
 
 def trace_line(trace_id: str | None) -> None:

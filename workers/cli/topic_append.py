@@ -11,7 +11,7 @@ from logstore.errors import SextonError
 from logstore.names import check_name
 from workers.cli.command import command
 from workers.cli.context import Session
-from workers.cli.errors import ExitCode, failure_of
+from workers.cli.errors import ExitCode, Interrupted, failure_of
 from workers.cli.options import TopicArgument, Transaction, refuse_transaction
 from workers.cli.output import Answer, error_line
 from workers.cli.progress import Bar, watching
@@ -113,15 +113,17 @@ def _append_all(session: Session, target: "Topic", lines: _Lines, bar: Bar) -> A
             done.first, done.last = done.first or result.first, result.last or done.last
             done.lines = number
             bar.advance(done.count, lines.total)
+    except KeyboardInterrupt:
+        return _stopped(done, Interrupted(), ExitCode.INTERRUPTED)
     except SextonError as error:
         if not done.lines:
             raise
-        return _partial(done, error)
+        return _stopped(done, error, ExitCode.PARTIAL)
     return Answer(document=done.document())
 
 
-def _partial(done: _Progress, error: SextonError) -> Answer:
-    """Some batches are written: say which, and what stopped the next one."""
+def _stopped(done: _Progress, error: SextonError, code: ExitCode) -> Answer:
+    """Say which lines are written, and what stopped the next batch: interrupted, that one may be written too."""
     error_line(f"stopped after line {done.lines}: {error}")
     told = {**done.document(), "written_to_line": done.lines, **failure_of(error).document()}
-    return Answer(document=told, code=ExitCode.PARTIAL)
+    return Answer(document=told, code=code)

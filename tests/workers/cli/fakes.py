@@ -11,7 +11,7 @@ from typing import Any
 from logstore.cursors import CursorState, seek
 from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.entries import Entry, NewEntry, ProducedEntries
-from logstore.errors import AlreadyExists, PreconditionFailed, SextonError, UnknownObject
+from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
 from logstore.ledgers import Component, CopyKind, LedgerState
 from logstore.managed_ledger.append import AppendResult
 from logstore.managed_ledger.roll import Rolled
@@ -49,7 +49,7 @@ class FakeLog:
         self.written: list[Acknowledge] = []
         self.subscribed: dict[str, Subscription] = {}
         self.previews: list[tuple[list[LedgerId] | None, bool]] = []
-        self.fail_append_at: tuple[int, SextonError] | None = None
+        self.fail_append_at: tuple[int, BaseException] | None = None
         self.closed = 0
         self.deletions = 1  # rows in the queue of phase two
         self.reads: list[Mapping[str, object]] = []

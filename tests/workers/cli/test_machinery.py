@@ -89,8 +89,11 @@ def test_interrupt_exits_130_without_traceback(run: Run, services: FakeServices)
     """Ctrl-C is no failure of ours."""
     services.raised = KeyboardInterrupt()
     result = run("down", "--json")
-    assert (result.exit_code, result.stdout) == (130, "")
+    told = document(result, 130)["error"]
+    assert (told["type"], told["message"].partition(":")[0]) == ("Interrupted", "interrupted")
+    assert result.stderr.count("interrupted") == 1
     assert "Traceback" not in result.output
+    assert "interrupted" in run("down").stderr
 
 
 @pytest.mark.parametrize(

@@ -252,3 +252,13 @@ def test_trim_reason_that_the_audit_log_cannot_hold_is_bad_input(run: Run, reaso
     """Refused before anything starts, naming the field."""
     result = run("topic", "trim", "persistent://a/b/c", "--reason", reason, "--json")
     assert document(result, 2)["error"]["field"] == "reason"
+
+
+def test_append_interrupted_says_once_what_is_written(run: Run, services: FakeServices, orders: str) -> None:
+    """Ctrl-C in the second batch: one document with count and last position, one sentence, code 130."""
+    services.log.fail_append_at = (1, KeyboardInterrupt())
+    result = run("topic", "append", orders, "--file", "-", "--batch", "2", "--json", text=_lines(4))
+    told = document(result, 130)
+    assert (told["count"], told["last"], told["written_to_line"]) == (2, "4:1", 2)
+    assert told["error"]["type"] == "Interrupted"
+    assert result.stderr.count("interrupted") == 1

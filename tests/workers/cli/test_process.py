@@ -1,0 +1,74 @@
+"""What a shell may do to a process: closed descriptors, a full device, a locale of ASCII, bytes that are no text."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.catalog import Database, upgrade
+
+_SEXTON = Path(sys.executable).with_name("sexton")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a catalog."""
+    (tmp_path / "ports.json").write_text(json.dumps({"temporal": 1, "s3": 1, "zookeeper": 1}))
+    database = Database(f"sqlite:///{tmp_path}/catalog.db")
+    upgrade(database)
+    database.close()
+    return tmp_path
+
+
+def _shell(home: Path, line: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    told = {**os.environ, "SEXTON_HOME": str(home), "SEXTON": str(_SEXTON), **environ}
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=told, check=False)  # noqa: S607
+
+
+@pytest.mark.parametrize("json_flag", ["", "--json"])
+@pytest.mark.parametrize(("where", "why"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")])
+def test_answer_that_cannot_be_written_is_one_sentence_and_a_code(
+    home: Path, where: str, why: str, json_flag: str
+) -> None:
+    """Neither lost without a word, nor a traceback, nor told again by the interpreter."""
+    ended = _shell(home, f'"$SEXTON" config show {json_flag} {where}')
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    assert f"stdout cannot be written ({why}" in ended.stderr
+
+
+def test_closed_stdin_and_stderr_are_no_obstacle(home: Path) -> None:
+    """What is read from a closed stdin is nothing; what goes to a closed stderr goes nowhere."""
+    ended = _shell(home, '"$SEXTON" topic list --json <&- 2>&-')
+    assert (ended.returncode, json.loads(ended.stdout)) == (0, [])
+    assert _shell(home, '"$SEXTON" topic show nonsense 2>/dev/full').returncode == 2
+
+
+def test_locale_of_ascii_takes_and_shows_every_name(home: Path) -> None:
+    """A topic with an umlaut is created, found and shown, whatever the locale can show."""
+    poor = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for number, environ in enumerate((poor, poor | {"PYTHONUTF8": ""}, {"PYTHONIOENCODING": "ascii"})):
+        name = f"persistent://public/default/münze-{number}"
+        created = _shell(home, f'"$SEXTON" topic create {name}', **environ)
+        assert created.returncode == 0, created.stderr
+        shown = _shell(home, f'"$SEXTON" topic show {name} && "$SEXTON" topic list', **environ)
+        assert (shown.returncode, "Traceback" in shown.stderr) == (0, False), shown.stderr
+        assert json.loads(_shell(home, f'"$SEXTON" topic show {name} --json').stdout)["name"] == name
+
+
+def test_argument_that_is_no_text_is_refused_as_such(home: Path) -> None:
+    """A byte outside the encoding is bad input."""
+    ended = _shell(home, '"$SEXTON" topic show "$(printf "persistent://public/default/\\377")" --json')
+    assert ended.returncode == 2, ended.stderr
+    assert json.loads(ended.stdout)["error"]["field"] == "arguments"
+
+
+@pytest.mark.parametrize("queue", ["", " ", "a/b", "x" * 65])
+def test_worker_of_a_queue_without_a_name_is_refused(home: Path, queue: str) -> None:
+    """Temporal would refuse it in words of its own, from deep within."""
+    ended = _shell(home, f'"$SEXTON" worker run --json --queue "{queue}"')
+    assert ended.returncode == 2, ended.stderr
+    assert json.loads(ended.stdout)["error"]["field"] == "queue"
