@@ -40,6 +40,7 @@ def _command(home: StackHome, ports: ChosenPorts) -> Command:
     argv = (
         str(find_java().path),
         "-Xmx256m",
+        "-XX:TieredStopAtLevel=1",  # half the work of a start goes into code that the little it has to do never repays
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.net.preferIPv4Stack=true",
         "-Dzookeeper.jmx.log4j.disable=true",
