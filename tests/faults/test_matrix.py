@@ -16,7 +16,8 @@ from tests.faults.world import World
 
 _SAMPLE = 1  # hits of one point in one course; all of them with --all-faults
 _PARTS = 4  # of long tests, so that each stays short
-_PAIRS = 60  # two interruptions in one run
+_PAIRS = 4  # of interruptions, in each course and part
+_WRITES = 16  # one in so many is the last that a process makes
 
 
 def _survive(course: Course, *armed: Interruption) -> Job[World]:
@@ -74,7 +75,7 @@ def test_main_job_killed_before_any_write_keeps_every_promise(
     part: int, courses: dict[str, Course], pytestconfig: pytest.Config
 ) -> None:
     """Before every commit and every key put or deleted, failpoint or not: no effect hides two (apache/pulsar#13526)."""
-    step = _PARTS * (1 if pytestconfig.getoption("--all-faults") else 9)
+    step = _PARTS * (1 if pytestconfig.getoption("--all-faults") else _WRITES)
     for course in courses.values():
         undisturbed = course.start()
         course.go(undisturbed)
@@ -120,7 +121,7 @@ def test_main_job_interrupted_twice_keeps_every_promise(
             for one in interruptions(course.hits, effect, moment, action, most=1_000)
         ]
         assert len(every) > 100, f"{name}: too few interruptions to choose from"
-        for _ in range(_PAIRS * (20 if pytestconfig.getoption("--all-faults") else 1) // 8):
+        for _ in range(_PAIRS * (40 if pytestconfig.getoption("--all-faults") else 1)):
             first, second = sorted(dice.sample(every, 2))
             if first.point != second.point:  # a point is armed once
                 _survive(course, first, second)

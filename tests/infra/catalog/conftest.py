@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import QueuePool
 
 from infra.catalog import Database
-from tests.postgres import Postgres, postgres
+from tests.postgres import Postgres, own_postgres, postgres
 
-__all__ = ["postgres"]
+__all__ = ["own_postgres", "postgres"]
 
 
 @pytest.fixture

@@ -242,22 +242,20 @@ def test_postgres_connection_lost_while_committing_is_outcome_unknown(
 
 
 @pytest.mark.external_service
-def test_postgres_killed_and_back_serves_what_was_committed(
-    postgres: Postgres, postgres_url: str, connect: Connect
-) -> None:
+def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: Postgres, connect: Connect) -> None:
     """While it is down everything is StoreUnavailable; when it is back the same catalog goes on."""
-    database = connect(postgres_url)
+    database = connect(own_postgres.url("postgres"))
     upgrade(database)
     catalog = SqlCatalog(database)
     topic = catalog.topics.create("persistent://a/b/c", RetentionPolicy())
-    postgres.crash()
+    own_postgres.crash()
     try:
         for ask in (catalog.topics.all, lambda: catalog.ledgers.create(topic.topic_id, application="sexton")):
             with pytest.raises(StoreUnavailable) as caught:
                 ask()
             _sentence(caught.value)
     finally:
-        postgres.start()
+        own_postgres.start()
     assert catalog.topics.all() == [topic]
     assert catalog.ledgers.create(topic.topic_id, application="sexton").ledger_id == 0
 
