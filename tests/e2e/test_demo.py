@@ -45,6 +45,8 @@ def test_demo_keeps_every_promise_and_leaves_nothing_behind(shell: Shell) -> Non
     assert report["ok"]
     assert [one["promise"][0] for one in report["promises"]] == ["1", "2", "3", "7", "8"]
     assert all(one["ok"] for one in report["promises"]), report
+    assert report["flipped_bits"]["ok"], report
+    assert "3 times refused" in report["flipped_bits"]["seen"]
     assert report["topics"] == 3
     assert report["ledgers"] == 12
     assert report["detached"] == report["ledgers"] - report["kept"]

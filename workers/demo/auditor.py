@@ -2,7 +2,8 @@
 
 import io
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -45,6 +46,19 @@ class Auditor:
     def plant(self, key: str, body: bytes) -> None:
         """Put an object that is not Sexton's."""
         self._s3.put_object(Bucket=self._bucket, Key=key, Body=body)
+
+    @contextmanager
+    def flipped(self, key: str, place: float) -> Iterator[None]:
+        """Turn one bit of a stored object around, at a place from 0 to 1 of its length, until the block ends."""
+        found = self._s3.get_object(Bucket=self._bucket, Key=key)
+        body, metadata = found["Body"].read(), found["Metadata"]
+        damaged = bytearray(body)
+        damaged[int(len(body) * place)] ^= 1
+        self._s3.put_object(Bucket=self._bucket, Key=key, Body=bytes(damaged), Metadata=metadata)
+        try:
+            yield
+        finally:
+            self._s3.put_object(Bucket=self._bucket, Key=key, Body=body, Metadata=metadata)
 
     def stored(self) -> Stored:
         """Everything in the bucket."""

@@ -23,6 +23,7 @@ class DemoReport:
     """Everything the demo found."""
 
     shown: Sequence[Shown]
+    damage: Shown  # what became of flipped bits
     counts: dict[str, int]
     ui: str
     home: str
@@ -32,13 +33,14 @@ class DemoReport:
     @property
     def ok(self) -> bool:
         """Whether every promise held."""
-        return all(one.ok for one in self.shown)
+        return all(one.ok for one in (*self.shown, self.damage))
 
     @property
     def rows(self) -> list[dict[str, object]]:
         """A table for people."""
         rows: list[dict[str, object]] = [
-            {"promise": one.promise, "held": "yes" if one.ok else "NO", "seen": one.seen} for one in self.shown
+            {"promise": one.promise, "held": "yes" if one.ok else "NO", "seen": one.seen}
+            for one in (*self.shown, self.damage)
         ]
         rows.append(
             {"promise": "Web UI", "held": "", "seen": self.ui if self.kept else f"{self.ui} (--keep leaves it up)"}
@@ -55,6 +57,7 @@ class DemoReport:
             "ok": self.ok,
             **self.counts,
             "promises": promises,
+            "flipped_bits": {"ok": self.damage.ok, "seen": self.damage.seen},
             "ui": self.ui,
             "home": self.home,
             "running": self.kept,

@@ -18,6 +18,7 @@ from workers import search_attributes
 from workers.client import Sexton
 from workers.connections import connect_client
 from workers.demo.auditor import Auditor, Stored
+from workers.demo.damage import check_damage
 from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
 from workers.demo.scenario import Written, write_topics
 from workers.demo.takeover import Fences, check_takeover, owned
@@ -107,6 +108,8 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     fences = owned(auditor, bundles=settings.bundles, by=_SECOND)
     with open_log(settings) as log:
         takeover = check_takeover(log.catalog.deletions, death.fences, fences)
+        say("flipping bits of a stored segment")
+        damage = check_damage(auditor, log.managed, written[0])
     shown = [
         check_needed(auditor, before, after, written),
         check_gone(auditor, before, after, written),
@@ -116,6 +119,7 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     ]
     return DemoReport(
         shown=shown,
+        damage=damage,
         counts=_counts(written, before, after, results),
         ui=where.ui,
         home=str(settings.home),
