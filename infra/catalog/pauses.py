@@ -38,9 +38,13 @@ class Pauses:
     def release(self, batch_id: str) -> bool:
         """See `Deletions.release`."""
         paused = (_R.run_id == batch_id, _R.paused_us.is_not(None), _R.finished_us.is_(None))
-        nobodys = update(t.run).where(*paused).values(paused_us=None, **UNCLAIMED)
+
+        def work(connection: Connection) -> bool:
+            lapsed = {**UNCLAIMED, "claim_until_us": self._db.now_us(connection)}  # without a time it is old: forgotten
+            return connection.execute(update(t.run).where(*paused).values(paused_us=None, **lapsed)).rowcount > 0
+
         with effect("catalog.release"):
-            return self._db.write(lambda connection: connection.execute(nobodys).rowcount > 0)
+            return self._db.write(work)
 
 
 def with_pauses(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:

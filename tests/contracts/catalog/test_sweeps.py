@@ -104,6 +104,15 @@ def test_released_batch_is_taken_up_by_the_next_sweep(world: World) -> None:
     assert [deletions.release(name) for name in ("sweep", "nobody's")] == [False, False]
 
 
+def test_released_batch_is_remembered_as_long_as_any_other(world: World) -> None:
+    """A detach that is repeated under its name finds what it did, although a sweep has taken its rows."""
+    _batch(world, 1, name="b")
+    world.catalog.deletions.pause("b")
+    assert world.catalog.deletions.release("b")
+    assert _adopt(world).intents == 1
+    assert _forget(world) == Forgotten()
+
+
 @pytest.mark.postgres
 def test_pause_of_what_is_no_batch_or_over_is_refused(world: World) -> None:
     """And changes nothing."""

@@ -69,7 +69,7 @@ class FakeDeletions(FakePhaseOne):
             run = self._catalog.runs.get(batch_id)
             if run is None or run.finished_us is not None or not run.paused:
                 return False
-            run.paused, run.until_us = False, 0
+            run.paused, run.until_us = False, self._catalog.now_us
             return True
 
     def _unfinished(self, batch_id: str) -> Run:
