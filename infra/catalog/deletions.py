@@ -229,6 +229,29 @@ class SqlDeletions(PhaseOne, Pauses):
             query = query.where(is_dead_letter() if state is DeletionState.DEAD_LETTERED else _P.state == state.value)
         return self._db.read(lambda c: with_pauses(c, [to_intent(row) for row in c.execute(query)]))
 
+    def failures(
+        self,
+        *,
+        topic_id: TopicId | None = None,
+        batch_id: str | None = None,
+        ledger_ids: Sequence[LedgerId] | None = None,
+        limit: int,
+    ) -> Sequence[DeletionIntent]:
+        """See `Deletions.failures`."""
+        alone = and_(_P.state == _PENDING, _P.claim_workflow.is_not(None))
+        query = select(*INTENT).where(or_(is_dead_letter(), alone)).order_by(_P.row_id.desc()).limit(limit)
+        if topic_id is not None:
+            query = query.where(_P.topic_id == topic_id)
+        if batch_id is not None:
+            query = query.where(_P.batch_id == batch_id)
+
+        def work(connection: Connection) -> Sequence[DeletionIntent]:
+            of_ledgers = _P.ledger_id.in_(any_of(connection.dialect.name, ledger_ids or ()))
+            wanted = query if ledger_ids is None else query.where(of_ledgers)
+            return [to_intent(row) for row in connection.execute(wanted)]
+
+        return self._db.read(work)
+
 
 def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
     """The rows as intents; compares the copy's uuid, for a copy made anew is another one.

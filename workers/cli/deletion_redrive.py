@@ -1,7 +1,7 @@
 """`deletion redrive` and `deletion sweep`: dead letters and abandoned work go on."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,7 +9,7 @@ from logstore.errors import InvalidInput
 from workers.cli.command import command
 from workers.cli.context import Session
 from workers.cli.deletions import deletion
-from workers.cli.errors import code_of_outcomes
+from workers.cli.failures import ended
 from workers.cli.jobs import counted, finished, started
 from workers.cli.options import DryRun, Reason, Wait, known_number
 from workers.cli.output import Answer
@@ -54,7 +54,8 @@ def redrive(
         if not wait:
             return Answer(document={"started": found.started, **started(found.handle)})
         result = await finished(client, found.handle, "trying again")
-        return _answer({"started": found.started, "workflow_id": found.handle.id}, result)
+        done = {"started": found.started, "workflow_id": found.handle.id}
+        return ended(session, done, counted(result.outcomes), batch_id=result.batch_id)
 
     return session.with_client(work)
 
@@ -78,7 +79,8 @@ def sweep(session: Session, *, reason: Reason = "", dry_run: DryRun = False, wai
             return Answer(document=started(handle))
         result = await finished(client, handle, "sweeping")
         names = ("batches", "intents", "newborn", "uncertified", "forgotten")
-        return _answer({"workflow_id": handle.id} | {name: getattr(result, name) for name in names}, result)
+        done = {"workflow_id": handle.id} | {name: getattr(result, name) for name in names}
+        return ended(session, done, counted(result.outcomes))
 
     return session.with_client(work)
 
@@ -87,8 +89,3 @@ def _wanted(ids: list[int] | None, *, every: bool) -> list[int] | None:
     if every == bool(ids):
         raise InvalidInput("ids", expected="ids of deletions or --all, one of the two", found=ids or [])
     return None if every else ids
-
-
-def _answer(document: dict[str, object], result: Any) -> Answer:  # noqa: ANN401 - the workflow's own result type
-    outcomes = counted(result.outcomes)
-    return Answer(document=document | {"outcomes": outcomes}, code=code_of_outcomes(outcomes))

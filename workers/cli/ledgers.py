@@ -1,7 +1,7 @@
 """`ledger list` and `ledger delete`."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,7 @@ from logstore.ledgers import Component
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import Session
-from workers.cli.errors import code_of_outcomes
+from workers.cli.failures import ended
 from workers.cli.jobs import counted, finished, started
 from workers.cli.options import (
     DryRun,
@@ -104,7 +104,9 @@ def delete(
         handle = await client.delete_ledgers(topic, wanted, force, reason, session.actor)
         if not wait:
             return Answer(document=started(handle))
-        return _answer(handle.id, await finished(client, handle, "deleting ledgers"))
+        result = await finished(client, handle, "deleting ledgers")
+        outcomes = counted(result.outcomes)
+        return ended(session, {"workflow_id": handle.id}, outcomes, topic=topic, ledger_ids=wanted)
 
     return session.with_client(work)
 
@@ -117,8 +119,3 @@ def preview(session: Session, topic: "Topic", ledger_ids: list[LedgerId] | None,
 
 def _distinct(ids: list[int]) -> list[LedgerId]:
     return [LedgerId(one) for one in dict.fromkeys(ids)]
-
-
-def _answer(workflow_id: str, result: Any) -> Answer:  # noqa: ANN401 - the workflow's own result type
-    outcomes = counted(result.outcomes)
-    return Answer(document={"workflow_id": workflow_id, "outcomes": outcomes}, code=code_of_outcomes(outcomes))

@@ -1,10 +1,10 @@
 """`topic delete`: a whole topic, or what of it would go."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workers.cli.command import command
 from workers.cli.context import Session
-from workers.cli.errors import code_of_outcomes
+from workers.cli.failures import ended
 from workers.cli.jobs import counted, finished, started
 from workers.cli.options import DryRun, Reason, TopicArgument, Wait
 from workers.cli.output import Answer
@@ -38,7 +38,8 @@ def delete(
         handle = await client.delete_topic(found, reason, session.actor)
         if not wait:
             return Answer(document=started(handle))
-        return _answer(handle.id, await finished(client, handle, "deleting the topic"))
+        result = await finished(client, handle, "deleting the topic")
+        return ended(session, {"workflow_id": handle.id}, counted(result.outcomes), topic=found)
 
     return session.with_client(work)
 
@@ -52,8 +53,3 @@ def _preview(session: Session, found: "Topic") -> Answer:
         "subscriptions": contents.subscriptions,
     }
     return Answer(document=document)
-
-
-def _answer(workflow_id: str, result: Any) -> Answer:  # noqa: ANN401 - the workflow's own result type
-    outcomes = counted(result.outcomes)
-    return Answer(document={"workflow_id": workflow_id, "outcomes": outcomes}, code=code_of_outcomes(outcomes))

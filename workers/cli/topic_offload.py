@@ -8,6 +8,8 @@ from logstore.positions import LedgerId
 from workers.cli.command import command
 from workers.cli.context import Session
 from workers.cli.errors import ExitCode, code_of_outcomes
+from workers.cli.failures import in_part, left_of
+from workers.cli.failures import why as why_failed
 from workers.cli.jobs import counted, finished, started
 from workers.cli.options import DryRun, Reason, TopicArgument, Wait, known_number
 from workers.cli.output import Answer
@@ -59,7 +61,8 @@ def offload(
         handle = await client.offload_topic(found, wanted, delete_primary, reason, session.actor)
         if not wait:
             return Answer(document=started(handle))
-        return _answer(handle.id, await finished(client, handle, "offloading"), delete_primary=delete_primary)
+        result = await finished(client, handle, "offloading")
+        return _answer(session, found, handle.id, result, delete_primary=delete_primary)
 
     return session.with_client(work)
 
@@ -74,7 +77,14 @@ def _preview(session: Session, found: "Topic", wanted: list[LedgerId] | None, *,
     return Answer(document={**document, "removed": [int(one) for one in going]})
 
 
-def _answer(workflow_id: str, result: Any, *, delete_primary: bool) -> Answer:  # noqa: ANN401 - the workflow's own type
+def _answer(
+    session: Session,
+    found: "Topic",
+    workflow_id: str,
+    result: Any,  # noqa: ANN401 - the workflow's own type
+    *,
+    delete_primary: bool,
+) -> Answer:
     outcomes = counted(result.outcomes)
     document: dict[str, object] = {
         "workflow_id": workflow_id,
@@ -83,7 +93,8 @@ def _answer(workflow_id: str, result: Any, *, delete_primary: bool) -> Answer:  
         "already": result.already,
         "gone": result.gone,
         "running": result.running,
-        "failed": result.failed,
+        "failed": [],
+        "failed_count": result.failed,
         "refused": result.refused,
         "refusals": list(result.refusals),
         "errors": {str(ledger_id): error for ledger_id, error in sorted(result.errors.items())},
@@ -91,5 +102,10 @@ def _answer(workflow_id: str, result: Any, *, delete_primary: bool) -> Answer:  
     if delete_primary:
         doubts = {str(ledger_id): doubt for ledger_id, doubt in sorted(result.doubts.items())}
         document |= {"removed": result.removed, "unproved": result.unproved, "doubts": doubts, "outcomes": outcomes}
-    in_part = result.failed or result.running or result.unproved or result.refused
-    return Answer(document=document, code=ExitCode.PARTIAL if in_part else code_of_outcomes(outcomes))
+    deleted_in_part = code_of_outcomes(outcomes) is ExitCode.PARTIAL
+    if not (result.failed or result.running or result.unproved or result.refused or deleted_in_part):
+        return Answer(document=document)
+    told = [{"id": ledger, "error": why} for ledger, why in [*result.errors.items(), *result.doubts.items()]]
+    left = left_of(session, topic=found) if deleted_in_part else ()
+    kept = [{"id": one.ledger_id, "error": f"deletion {one.row_id}: {why_failed(one)}"} for one in left]
+    return in_part(document, [*told, *kept])

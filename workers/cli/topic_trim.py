@@ -1,10 +1,10 @@
 """`topic trim`: the main job, started or tried out."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workers.cli.command import command
 from workers.cli.context import Session
-from workers.cli.errors import code_of_outcomes
+from workers.cli.failures import ended
 from workers.cli.jobs import counted, finished, started
 from workers.cli.ledgers import preview
 from workers.cli.options import DryRun, Reason, TopicArgument, Wait
@@ -35,17 +35,8 @@ def trim(
         handle = await client.trim_topic(found, reason, session.actor)
         if not wait:
             return Answer(document=started(handle))
-        return _answer(handle.id, await finished(client, handle, "trimming"))
+        result = await finished(client, handle, "trimming")
+        done = {"workflow_id": handle.id, "detached": result.detached, "deleted": result.deleted}
+        return ended(session, done, counted(result.outcomes), topic=found)
 
     return session.with_client(work)
-
-
-def _answer(workflow_id: str, result: Any) -> Answer:  # noqa: ANN401 - the workflow's own result type
-    outcomes = counted(result.outcomes)
-    document = {
-        "workflow_id": workflow_id,
-        "detached": result.detached,
-        "deleted": result.deleted,
-        "outcomes": outcomes,
-    }
-    return Answer(document=document, code=code_of_outcomes(outcomes))

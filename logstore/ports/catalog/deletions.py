@@ -214,3 +214,20 @@ class Deletions(Protocol):
             ledger_id: Only those of this ledger.
             limit: How many at most.
         """
+
+    def failures(
+        self,
+        *,
+        topic_id: TopicId | None = None,
+        batch_id: str | None = None,
+        ledger_ids: Sequence[LedgerId] | None = None,
+        limit: int,
+    ) -> Sequence[DeletionIntent]:
+        """Dead letters, and intents that failed in their batch and have a workflow of their own, newest first.
+
+        Args:
+            topic_id: Only those of this topic.
+            batch_id: Only those of this batch.
+            ledger_ids: Only those of these ledgers, at most 10,000.
+            limit: How many at most.
+        """

@@ -1,6 +1,7 @@
 """The queue of phase two: claimed, handed over, ended once, counted once."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from logstore.deletion import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Cause, Ended, Inflight, RowRange, Tally
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
 
@@ -512,3 +513,25 @@ def test_list_shows_of_a_topic_or_a_ledger_only_what_is_of_it(world: World) -> N
     assert [one.ledger_id for one in deletions.list(None, ledger_id=ledger, limit=9)] == [ledger]
     assert deletions.list(None, topic=topic, ledger_id=ledger, limit=9) == []
     assert deletions.list(None, topic="persistent://a/b/none", limit=9) == []
+
+
+@pytest.mark.postgres
+def test_failures_are_dead_letters_and_what_is_tried_again_alone(world: World) -> None:
+    """Of a topic, a batch or some ledgers, newest first; what its batch has yet to try, or what is gone, is none."""
+    intents, others = _batch(world, 4), _batch(world, 1, name="other")
+    deletions = world.catalog.deletions
+    _, alone, dead, _ = (one.row_id for one in intents)
+    deletions.finish([_ended(intents[0]), _ended(intents[2], Outcome.DEAD_LETTERED)], holder="b")
+    deletions.hand_over({alone: "own"}, batch_id="b", errors={alone: "slow"}, ttl_s=60)
+    deletions.finish([_ended(others[0], Outcome.METADATA_MISMATCH)], holder="other")
+
+    def found(**of: Any) -> list[int]:
+        return [one.row_id for one in deletions.failures(**{"limit": 9, **of})]
+
+    assert found() == [others[0].row_id, dead, alone]
+    assert found(limit=1) == [others[0].row_id]
+    assert found(batch_id="b") == [dead, alone]
+    assert found(topic_id=intents[0].topic_id, batch_id="b") == [dead, alone]
+    assert found(topic_id=TopicId(0)) == []
+    assert found(ledger_ids=[intents[0].ledger_id, intents[1].ledger_id]) == [alone]
+    assert found(ledger_ids=[]) == []

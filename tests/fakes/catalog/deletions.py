@@ -10,7 +10,7 @@ from logstore.failpoints import effect
 from logstore.ledgers import CopyKind
 from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.phase_one import FakePhaseOne, Run
 
 _MOST_SEGMENTS = 20_000  # in a range
@@ -228,6 +228,22 @@ class FakeDeletions(FakePhaseOne):
             wanted = [row for _, row in rows if state in {None, row.state} and topic in {None, row.topic}]
             found = [row for row in wanted if ledger_id in {None, row.ledger_id}][:limit]
             return [replace(row, paused=self._waits(row)) for row in found]
+
+    def failures(
+        self,
+        *,
+        topic_id: TopicId | None = None,
+        batch_id: str | None = None,
+        ledger_ids: Sequence[LedgerId] | None = None,
+        limit: int,
+    ) -> Sequence[DeletionIntent]:
+        """See the port."""
+        with self._catalog.lock:
+            rows = [row for _, row in sorted(self._catalog.intent_rows.items(), reverse=True)]
+        alone = [row for row in rows if row.state is DeletionState.PENDING and row.handed_to is not None]
+        failed = [row for row in rows if row.state is DeletionState.DEAD_LETTERED or row in alone]
+        wanted = [row for row in failed if topic_id in {None, row.topic_id} and batch_id in {None, row.batch_id}]
+        return [row for row in wanted if ledger_ids is None or row.ledger_id in ledger_ids][:limit]
 
     def _waits(self, row: DeletionIntent) -> bool:
         run = self._catalog.runs.get(row.batch_id)

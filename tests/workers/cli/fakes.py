@@ -52,6 +52,9 @@ class FakeLog:
         self.fail_append_at: tuple[int, BaseException] | None = None
         self.closed = 0
         self.deletions = 1  # rows in the queue of phase two
+        self.failed: list[DeletionIntent] = []  # deletions that are dead letters, or tried again alone
+        self.failures_asked: list[dict[str, object]] = []
+        self.failures_fault: Exception | None = None
         self.reads: list[Mapping[str, object]] = []
         self.managed = SimpleNamespace(
             append=self._append, roll=self._roll, read=self._read, last_position=self._last_position
@@ -78,7 +81,10 @@ class FakeLog:
             sweeps=SimpleNamespace(due=self._due),
             fences=SimpleNamespace(bundles=lambda: 64),
             deletions=SimpleNamespace(
-                preview=self._preview, inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1), list=self._list
+                preview=self._preview,
+                inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1),
+                list=self._list,
+                failures=self._failures,
             ),
         )
 
@@ -185,6 +191,12 @@ class FakeLog:
         self.previews.append((ids, force))
         return [LedgerId(1), LedgerId(2)] if ids is None else ids
 
+    def _failures(self, **asked: object) -> list[DeletionIntent]:
+        self.failures_asked.append({name: value for name, value in asked.items() if value is not None})
+        if self.failures_fault:
+            raise self.failures_fault
+        return self.failed
+
     def _list(
         self, state: DeletionState | None, *, topic: str | None, ledger_id: LedgerId | None, limit: int
     ) -> list[DeletionIntent]:
@@ -217,6 +229,7 @@ class FakeResult:
     newborn: int = 0
     uncertified: int = 0
     forgotten: int = 7
+    batch_id: str = "redrive-1"
 
 
 @dataclass

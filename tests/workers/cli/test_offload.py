@@ -11,6 +11,7 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeHandle, FakeServices
+from tests.workers.cli.test_failures import failed
 from workflows.values import OffloadTopicResult
 
 DONE = OffloadTopicResult(offloaded=2, already=1, size_bytes=4_096)
@@ -68,7 +69,8 @@ def test_offload_answers_ledgers_and_bytes(run: Run, asked: Asked, orders: str) 
         "already": 1,
         "gone": 0,
         "running": 0,
-        "failed": 0,
+        "failed": [],
+        "failed_count": 0,
         "refused": 0,
         "refusals": [],
         "errors": {},
@@ -102,6 +104,22 @@ def test_offload_in_part_is_exit_code_5(run: Run, asked: Asked, orders: str, res
     assert told["errors"] == {str(ledger): error for ledger, error in result.errors.items()}
     assert told["doubts"] == {str(ledger): doubt for ledger, doubt in result.doubts.items()}
     assert told["unproved"] == result.unproved
+    why = {**result.errors, **result.doubts}
+    assert told["failed"] == [{"id": ledger, "error": error} for ledger, error in why.items()]
+    assert told["failed_count"] == result.failed
+
+
+def test_offload_whose_primary_copies_are_not_gone_names_their_ledgers(
+    run: Run, services: FakeServices, asked: Asked, orders: str
+) -> None:
+    """After those that were not copied; an id is a ledger's, and the error names the deletion."""
+    asked.result = OffloadTopicResult(failed=1, errors={4: "UploadUnproven: no"}, removed=1, outcomes={"RETRYING": 1})
+    services.log.failed = [failed(12, error="slow down", alone=True)]
+    told = document(run("topic", "offload", orders, "--delete-primary", "--json"), 5)
+    assert told["failed"] == [
+        {"id": 4, "error": "UploadUnproven: no"},
+        {"id": 112, "error": "deletion 12: slow down"},
+    ]
 
 
 @pytest.mark.parametrize(

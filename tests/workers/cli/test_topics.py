@@ -163,7 +163,7 @@ def test_ledger_delete_in_part_exits_5(run: Run, services: FakeServices, orders:
     services.client.result = FakeResult({"DELETED": 1, outcome: 1})
     told = document(run("ledger", "delete", orders, "4", "5", "--json"), 5)
     outcomes = dict(sorted({"DELETED": 1, outcome: 1}.items()))
-    assert told == {"workflow_id": "delete-ledgers/1", "outcomes": outcomes, "trace_id": TRACE}
+    assert told == {"workflow_id": "delete-ledgers/1", "outcomes": outcomes, "failed": [], "trace_id": TRACE}
 
 
 def test_ledger_delete_ids_once_and_force_travel(run: Run, services: FakeServices, orders: str) -> None:
