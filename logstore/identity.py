@@ -67,7 +67,7 @@ class Standing(StrEnum):
     OURS = "OURS"  # its marker names this catalog
     FOREIGN = "FOREIGN"  # its marker names another one
     LOST = "LOST"  # this catalog has marked it, and the marker is not there
-    ELSEWHERE = "ELSEWHERE"  # it has no marker, and this catalog has marked another bucket of its role
+    ELSEWHERE = "ELSEWHERE"  # this catalog has marked another bucket of its role, and this one not, or for another role
     UNMARKED = "UNMARKED"  # it has no marker, and this catalog has marked none of its role
 
 
@@ -80,13 +80,20 @@ def judge(found: str | None, *, catalog_id: str, place: Place, marked: Collectio
         place: Which bucket.
         marked: Role and name of every bucket that this catalog has marked.
     """
-    if found is not None:
-        return Standing.OURS if found == catalog_id else Standing.FOREIGN
-    if (place.role, place.bucket) in marked:
+    if found not in {None, catalog_id}:
+        return Standing.FOREIGN
+    known = (place.role, place.bucket) in marked
+    elsewhere = not known and place.role.single and any(role is place.role for role, _ in marked)
+    if found:  # a bucket of another role has our marker as well, and holds nothing of this one
+        return Standing.ELSEWHERE if elsewhere and _roles(place.bucket, marked) else Standing.OURS
+    if known:
         return Standing.LOST
-    if place.role.single and any(role is place.role for role, _ in marked):
-        return Standing.ELSEWHERE
-    return Standing.UNMARKED
+    return Standing.ELSEWHERE if elsewhere else Standing.UNMARKED
+
+
+def _roles(bucket: str, marked: Collection[tuple[Role, str]]) -> str:
+    """For what this catalog has marked the bucket, in words; empty: for nothing."""
+    return " and ".join(sorted(role.value for role, name in marked if name == bucket))
 
 
 def refusal(
@@ -104,7 +111,9 @@ def refusal(
         case Standing.ELSEWHERE:
             names = ", ".join(sorted(bucket for role, bucket in marked if role is place.role))
             advice = f"this catalog's {place.role.value} bucket is {names}"
-            return CatalogMismatch(str(place), expected=expected, found="no marker", advice=advice)
+            roles = _roles(place.bucket, marked)
+            told = f"the marker of its {roles} bucket" if found else "no marker"
+            return CatalogMismatch(str(place), expected=expected, found=told, advice=advice)
         case Standing.OURS | Standing.UNMARKED:
             return None
 

@@ -57,8 +57,7 @@ class OwnStores:
         """
         standing = self.look(place, store)
         if standing is Standing.UNMARKED:
-            self._check_evidence(place, store)
-            self._mark(place, store)
+            self._adopt(place, store)
         if (place.role, place.bucket) not in self._identities.marked():
             with effect("identity.record_marker"):
                 self._identities.record(place.role, place.bucket)
@@ -75,6 +74,16 @@ class OwnStores:
         refused = refusal(standing, found, catalog_id=catalog_id, place=place, marked=())
         if refused:
             raise refused
+
+    def _adopt(self, place: Place, store: ObjectStore) -> None:
+        """Mark it, if the evidence allows it; what does not may have been written since by one who marked it first."""
+        try:
+            self._check_evidence(place, store)
+        except CatalogMismatch:
+            if self.look(place, store) is Standing.UNMARKED:
+                raise
+        else:
+            self._mark(place, store)
 
     def _mark(self, place: Place, store: ObjectStore) -> None:
         try:

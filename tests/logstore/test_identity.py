@@ -21,6 +21,10 @@ _LOGS, _OLD = frozenset({(Role.PRIMARY, "logs")}), frozenset({(Role.PRIMARY, "ol
         (OURS, PRIMARY, _NOTHING, Standing.OURS),  # a process died before it recorded the marker
         (OURS, PRIMARY, _LOGS, Standing.OURS),
         (OURS, PRIMARY, _OLD, Standing.OURS),  # moved, marker and all
+        (OURS, PRIMARY, frozenset({(Role.TIERED, "logs")}), Standing.OURS),  # one bucket for both, from the beginning
+        (OURS, PRIMARY, _OLD | {(Role.TIERED, "logs")}, Standing.ELSEWHERE),  # it was marked, and not for this
+        (OURS, RECORDS, frozenset({(Role.RECORDS, "old"), (Role.PRIMARY, "records")}), Standing.ELSEWHERE),
+        (OURS, TIERED, frozenset({(Role.TIERED, "old"), (Role.PRIMARY, "cold")}), Standing.OURS),
         (THEIRS, PRIMARY, _NOTHING, Standing.FOREIGN),
         (THEIRS, PRIMARY, _LOGS, Standing.FOREIGN),
         (THEIRS, TIERED, _NOTHING, Standing.FOREIGN),
@@ -49,6 +53,12 @@ def test_judge_compares_the_marker_with_what_was_recorded(
         (Standing.FOREIGN, THEIRS, _LOGS, ["primary bucket logs at http://127.0.0.1:8333", OURS, THEIRS]),
         (Standing.LOST, None, _LOGS, ["logs at http://127.0.0.1:8333", OURS, "no marker", "another store answers"]),
         (Standing.ELSEWHERE, None, _OLD, ["bucket logs", OURS, "this catalog's primary bucket is old-logs"]),
+        (
+            Standing.ELSEWHERE,
+            OURS,
+            _OLD | {(Role.TIERED, "logs")},
+            ["found the marker of its tiered bucket", "this catalog's primary bucket is old-logs"],
+        ),
     ],
 )
 def test_refusal_names_bucket_endpoint_expected_and_found(

@@ -133,6 +133,39 @@ def test_bucket_that_moved_with_its_marker_is_accepted_and_recorded(
     assert catalog.identities.marked() == {(Role.PRIMARY, "logs"), (Role.PRIMARY, "new")}
 
 
+def test_bucket_of_another_role_is_refused_although_its_marker_is_ours(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """Settings that name two buckets the wrong way round would have every ledger taken for gone."""
+    cold = FakeObjectStore()
+    own(catalog, bucket).require()
+    own(catalog, cold, COLD).require()
+    wrong = own(catalog, cold, Place(role=Role.PRIMARY, bucket="cold", address="http://store"))
+    with pytest.raises(CatalogMismatch, match=r"found the marker of its tiered bucket; .*primary bucket is logs"):
+        list(wrong.list("ledgers/"))
+    assert catalog.identities.marked() == {(Role.PRIMARY, "logs"), (Role.TIERED, "cold")}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_bucket_that_a_process_of_ours_marks_and_fills_meanwhile_is_ours(
+    known: bool, catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """The first append of another process is no ledger of others, though it was not known when the catalog was read."""
+    first = ledger(catalog) if known else None
+
+    def another() -> None:
+        if first is None:
+            own(catalog, bucket).require()
+            ledger(catalog, bucket)
+        else:
+            bucket.put_if_absent(MARKER_KEY, marker_of(catalog.catalog_id), metadata={})
+
+    operation = Operation.HEAD if known else Operation.LIST
+    bucket.plan(Fault(operation=operation, kind=FaultKind.CALL, action=another))
+    own(catalog, bucket).require()
+    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+
+
 def test_upgrade_adopts_a_bucket_that_holds_what_the_catalog_wrote(
     catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
