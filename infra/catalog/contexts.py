@@ -41,7 +41,11 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 class Readable(FunctionElement[Any]):
-    """A column of JSON, NULL where SQLite keeps something else in it; PostgreSQL lets nothing else in."""
+    """A column of JSON, NULL where the database keeps what it cannot take apart.
+
+    SQLite lets any text in; PostgreSQL any escape of four hexadecimal digits, also of what is no character, over which
+    it fails the statement. Contexts of ours have none of those that it may refuse.
+    """
 
     name = "readable"
     type = _JSON
@@ -49,8 +53,9 @@ class Readable(FunctionElement[Any]):
 
 
 @compiles(Readable)
-def _as_it_is(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
-    return str(compiler.process(element.clauses, **options))
+def _where_each_escape_is_a_character(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+    column = compiler.process(element.clauses, **options)
+    return rf"CASE WHEN CAST({column} AS TEXT) !~* '\\u(0000|d[89a-f])' THEN {column} END"
 
 
 @compiles(Readable, "sqlite")

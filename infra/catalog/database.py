@@ -191,6 +191,12 @@ def _looking(url: URL) -> Engine:
 
 def _take_no_transaction(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # the driver is not to begin anything by itself
+    connection.text_factory = _as_far_as_it_can_be_read
+
+
+def _as_far_as_it_can_be_read(stored: bytes) -> str:
+    """A text that a disk has damaged: the driver would fail the whole result for it, and nobody could read the rest."""
+    return stored.decode("utf-8", "replace")
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:

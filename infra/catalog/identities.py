@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
+from infra.catalog.contexts import Readable
 from infra.catalog.database import Database
 from infra.catalog.intents import INTENT, to_intent
 from infra.catalog.references import live_copies, live_row
@@ -70,7 +71,7 @@ class SqlIdentities:
 
 
 def _live(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[KnownCopy]:
-    here = (_C.context["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
+    here = (Readable(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
     query = select(_C.ledger_id).where(_C.kind == kind.value, _C.state == CopyState.LIVE.value, *here)
     for ledger_id in connection.execute(query.order_by(_C.ledger_id.desc()).limit(limit)).scalars().all():
         row = live_row(connection, LedgerId(ledger_id))

@@ -26,7 +26,8 @@ def abandoned(now_us: int) -> ColumnElement[bool]:
     """
     c = t.ledger_copy.c
     said = cast(Readable(c.context)["until_us"].as_string(), Text)
-    until = case((said.regexp_match(r"^[0-9]{1,18}\Z"), cast(said, t.Big)), else_=now_us)
+    digits = func.length(said).between(1, 18) & (func.ltrim(said, "0123456789") == "")
+    until = case((digits, cast(said, t.Big)), else_=now_us)
     over = until + UPLOAD_GRACE_S * 1_000_000 <= now_us
     return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & over
 

@@ -4,6 +4,7 @@ import pytest
 
 from infra.catalog.inspection import SqlInspection
 from logstore.deletion import DeletionState, Outcome, refusal
+from logstore.identity import Role
 from logstore.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Claim, Ended, Inflight, RowRange
 from logstore.positions import LedgerId, TopicId
@@ -63,6 +64,20 @@ def test_context_that_is_no_json_is_read_as_invalid(sqlite_url: str) -> None:
     world.database.close()
 
 
+@pytest.mark.parametrize("column", ["topic", "component", "copy", "keys", "context", "last_error", "batch_id"])
+def test_text_that_is_no_utf_8_stops_no_neighbour(sqlite_url: str, column: str) -> None:
+    """A bit that a disk has flipped: the row is listed with what can be read of it, beside the others."""
+    world = SqlWorld(sqlite_url)
+    first, bad, last = _three(world)
+    old = f"CAST(COALESCE({column}, '') AS BLOB)"
+    world.sql(f"UPDATE pending_deletion SET {column} = CAST({old} || x'ff' AS TEXT) WHERE row_id = :row", row=bad)
+    assert {first, last} <= {one.row_id for one in world.catalog.deletions.intents("b", _ALL)}
+    found = {one.row_id: one for one in world.catalog.deletions.list(None, limit=9)}
+    assert sorted(found) == [first, bad, last]
+    assert "\N{REPLACEMENT CHARACTER}" in repr(found[bad])
+    world.database.close()
+
+
 def test_number_that_is_none_is_read_as_invalid(sqlite_url: str) -> None:
     """Only SQLite keeps it; it stops neither the batch's ranges nor its chunk."""
     world = SqlWorld(sqlite_url)
@@ -103,6 +118,40 @@ def test_copy_whose_context_cannot_be_read_stops_no_sweep_and_no_trim(sqlite_url
     assert kept in listed(world, damaged)
     assert first not in listed(world, other.topic_id)
     assert world.catalog.offloads.removable(damaged, None, after=LedgerId(-1), limit=9) == []
+    world.database.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("sign", [r"\u0000", r"\ud800", r"\uDC00 \ud83d"])
+@pytest.mark.parametrize("name", ["until_us", "comment"])
+def test_context_with_an_escape_that_is_no_character_stops_nobody(sql_world: SqlWorld, name: str, sign: str) -> None:
+    """PostgreSQL keeps such a text, and fails any statement that takes it apart."""
+    world, context = sql_world, f'{{"uuid": "u-1", "bucket": "cold", "{name}": "{sign}"}}'
+    topic = new_topic(world)
+    first, second, _ = filled(world, topic.topic_id, 3)
+    world.add_copy(first, CopyState.WRITING)
+    value = ":context" if world.database.is_sqlite else "CAST(:context AS json)"
+    world.sql(f"UPDATE ledger_copy SET context = {value} WHERE kind = 'OFFLOADED_LEDGER'", context=context)
+    assert world.catalog.sweeps.due(older_than_s=60).uploads == 0
+    world.age(newborn(world, topic.topic_id), seconds=601)
+    assert world.catalog.sweeps.adopt(batch_id="sweep", claim=claim("w"), limit=9).ledgers == 1
+    assert world.phase_one(topic.topic_id).ledgers == 0
+    assert {first, second} <= set(listed(world, topic.topic_id))
+    world.add_copy(second, CopyState.LIVE, uuid="u-2", bucket="cold")
+    world.sql("UPDATE ledger_copy SET state = 'LIVE'")
+    found = world.catalog.identities.evidence(Role.TIERED, "cold", limit=9)
+    assert second in {one.intent.ledger_id for one in found}
+
+
+def test_live_copy_whose_context_is_no_json_hides_no_evidence(sqlite_url: str) -> None:
+    """A bucket is adopted by the other copies, as if that one were not."""
+    world = SqlWorld(sqlite_url)
+    topic, _ = _with_tiered(world, "persistent://a/b/damaged", "{not json")
+    *_, last = filled(world, topic, 1)
+    world.add_copy(last, CopyState.LIVE, uuid="u-2", bucket="cold")
+    world.sql("UPDATE ledger_copy SET state = 'LIVE'")
+    found = world.catalog.identities.evidence(Role.TIERED, "cold", limit=9)
+    assert [one.intent.ledger_id for one in found] == [last]
     world.database.close()
 
 
