@@ -1,25 +1,38 @@
-"""From a job to its spans: what its span says, and the trace that its failures and its *Current Details* name."""
+"""What a run says of itself: its span, its failure, its *Current Details*, and the summaries of its activities."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry import trace
+from temporalio import workflow
 from temporalio.api.sdk.v1 import WorkflowMetadata
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    ChildWorkflowError,
+    FailureError,
+    is_cancelled_exception,
+)
 from temporalio.worker import (
     ExecuteWorkflowInput,
     HandleQueryInput,
     Interceptor,
+    StartActivityInput,
     WorkflowInboundInterceptor,
     WorkflowInterceptorClassInput,
+    WorkflowOutboundInterceptor,
 )
 
 from infra.telemetry.current import current_trace_id
 from workers.span_facts import TRACE_ID, facts_of
+from workers.summaries import summary_of
 
 
 class WorkflowEdge(Interceptor):
-    """Wraps every workflow: its span says what it is about, its failure and its *Current Details* name its trace."""
+    """Wraps every workflow: what it is about, why it failed and what its trace is can be read where people look.
+
+    Summaries and *Current Details* are no commands: a history that was recorded without them replays.
+    """
 
     def workflow_interceptor_class(self, input: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:  # noqa: A002 - its name
         """See `Interceptor`."""
@@ -32,15 +45,27 @@ class _Run(WorkflowInboundInterceptor):
 
     _trace_id: str | None = None
 
+    def init(self, outbound: WorkflowOutboundInterceptor) -> None:
+        """See `WorkflowInboundInterceptor`."""
+        super().init(_Steps(outbound))
+
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         span, self._trace_id = trace.get_current_span(), current_trace_id()
         for value in input.args:
             span.set_attributes(facts_of(value))
+        workflow.set_current_details(_begun(input.args))
         try:
             result = await super().execute_workflow(input)
         except ApplicationError as error:
             named = naming_trace(error, self._trace_id)
+            _tell(named)
             raise named.with_traceback(error.__traceback__) from error.__cause__
+        except (ActivityError, ChildWorkflowError) as error:
+            if is_cancelled_exception(error):
+                raise
+            named = naming_trace(led_by_its_sentence(error), self._trace_id)
+            _tell(named)
+            raise named from error
         span.set_attributes(facts_of(result))
         return result
 
@@ -50,6 +75,48 @@ class _Run(WorkflowInboundInterceptor):
             said = [answer.current_details] if answer.current_details else []
             answer.current_details = "\n\n".join([*said, f"Trace: `sexton trace {self._trace_id}`"])
         return answer
+
+
+class _Steps(WorkflowOutboundInterceptor):
+    """Gives each activity a summary of what it is about, unless the workflow gave it one."""
+
+    def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002 - its name
+        """See `WorkflowOutboundInterceptor`."""
+        if not input.summary and input.args:
+            input.summary = summary_of(input.args[0]) or None
+        return super().start_activity(input)
+
+
+def _begun(args: Sequence[Any]) -> str:
+    """What is shown until the workflow has something to say."""
+    info = workflow.info()
+    step = "going on" if info.continued_run_id else "begun"
+    return f"**{step}** — " + (", ".join(filter(None, map(summary_of, args))) or info.workflow_type)
+
+
+def _tell(error: ApplicationError) -> None:
+    """Why the run failed, before all else that it said, unless it said so."""
+    said = workflow.get_current_details()
+    if error.message not in said:
+        workflow.set_current_details(f"**failed** — {error.type}: {error.message}\n\n{said}")
+
+
+def led_by_its_sentence(error: ActivityError | ChildWorkflowError) -> ApplicationError:
+    """What an activity or another workflow failed with, as the failure of the run that needed it.
+
+    Its type and details are those of the error that an activity or a workflow raised. Where none did, for the time was
+    over or somebody terminated it, the type is that of Temporal's error.
+    """
+    at: BaseException | None = error
+    source = ""
+    while isinstance(at, ActivityError | ChildWorkflowError):
+        source = at.activity_type if isinstance(at, ActivityError) else at.workflow_id
+        at = at.cause
+    if isinstance(at, ApplicationError):
+        return ApplicationError(at.message, *at.details, type=at.type, category=at.category)
+    last = at or error
+    message = last.message if isinstance(last, FailureError) else str(last)
+    return ApplicationError(f"{source}: {message}", type=type(last).__name__)
 
 
 def naming_trace(error: ApplicationError, trace_id: str | None) -> ApplicationError:

@@ -21,7 +21,7 @@ from temporalio.api.workflowservice.v1 import (
     GetWorkflowExecutionHistoryReverseRequest,
 )
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
-from temporalio.exceptions import CancelledError, ChildWorkflowError, TerminatedError
+from temporalio.exceptions import ApplicationError, CancelledError, ChildWorkflowError, TerminatedError
 from temporalio.service import RPCError
 
 from logstore.errors import SextonError
@@ -93,8 +93,9 @@ def _stopped(workflow_id: str, error: WorkflowFailureError) -> str | None:
     """The sentence of one that was stopped by hand."""
     cause: BaseException | None = error.cause
     stopped, at = workflow_id, cause
-    while isinstance(at, ChildWorkflowError):
-        stopped, at = at.workflow_id, at.cause
+    while isinstance(at, ChildWorkflowError | ApplicationError):  # a run says its child's failure as its own
+        stopped = at.workflow_id if isinstance(at, ChildWorkflowError) else stopped
+        at = at.cause
     if not isinstance(at, TerminatedError | CancelledError):
         return None
     done = "terminated" if isinstance(at, TerminatedError) else "cancelled"

@@ -1,0 +1,222 @@
+"""What people see of jobs in the Web UI: summaries of steps, *Current Details*, and why a job failed."""
+
+import uuid
+from typing import Any
+
+import pytest
+from temporalio import activity
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.failure.v1 import Failure
+from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.worker import Worker
+
+from activities.deletion import (
+    AdoptInput,
+    CertifyInput,
+    ChunkInput,
+    DeadLetterInput,
+    DetachInput,
+    ForgetInput,
+    HoldBatchInput,
+    IntentKey,
+    OneInput,
+    PauseBatchInput,
+    Range,
+    RangesInput,
+    RangesPage,
+)
+from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, UploadInput
+from activities.ownership import LookUpInput, Ownership
+from activities.retention import RollInput
+from activities.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
+from activities.trimming import BatchInput, PagesInput, TopicPage, TrimPageInput
+from logstore.errors import StoreUnavailable
+from tests.workflows.house import House, _name, assert_eventually, details_of
+from tests.workflows.offloading import offload
+from tests.workflows.test_malformed import GOOD
+from workers.fleet import WORKFLOWS
+from workers.inputs import CheckedRunner
+from workers.span_facts import TRACE_ID
+from workers.summaries import MOST_BYTES, shortened, summary_of
+from workers.traced_runs import WorkflowEdge
+from workflows.values import TrimTopicInput
+
+_TOPIC = "persistent://tenant/namespace/orders"
+_WHY: dict[str, Any] = {"actor": "me", "reason": "a test"}
+_BATCH: dict[str, Any] = {"batch_id": "b", "batch_workflow_id": "delete-ledgers/b"}
+_KEY = IntentKey(ledger_id=12, copy="LEDGER", generation=1)
+_ORDER = TopicOrder(topic_id=1, topic=_TOPIC, **_WHY)
+SUMMARIES: dict[str, tuple[Any, str]] = {
+    "deletion.detach": (
+        DetachInput(topic=_TOPIC, topic_id=1, ledger_ids=[7, 8], **_BATCH, **_WHY),
+        f"2 ledgers: 7, 8, batch b, {_TOPIC}",
+    ),
+    "deletion.next_ranges": (
+        RangesInput(batch_id="b", catalog_epoch=1, after=100, rows=10, limit=50),
+        "rows after 100, batch b",
+    ),
+    "deletion.delete_chunk": (
+        ChunkInput(topic=_TOPIC, batch_id="b", catalog_epoch=1, chunk=Range(first=1, last=100, rows=90)),
+        f"rows 1 to 100, batch b, {_TOPIC}",
+    ),
+    "deletion.hand_over_chunk": (
+        ChunkInput(batch_id="b", catalog_epoch=1, chunk=Range(first=1, last=100, rows=90)),
+        "rows 1 to 100, batch b",
+    ),
+    "deletion.delete_one": (
+        OneInput(topic=_TOPIC, key=_KEY, catalog_epoch=1, retry_interval_s=1),
+        f"ledger 12, copy LEDGER, {_TOPIC}",
+    ),
+    "deletion.dead_letter": (
+        DeadLetterInput(topic=_TOPIC, key=_KEY, catalog_epoch=1, error=""),
+        f"ledger 12, copy LEDGER, {_TOPIC}",
+    ),
+    "deletion.certify": (CertifyInput(batch_id="b", **_WHY), "batch b"),
+    "deletion.adopt": (AdoptInput(limit=10_000, **_BATCH), "at most 10,000 rows, batch b"),
+    "deletion.forget": (ForgetInput(limit=5_000, **_WHY), "at most 5,000 rows"),
+    "deletion.hold_batch": (HoldBatchInput(batch_id="b"), "batch b"),
+    "deletion.pause_batch": (PauseBatchInput(batch_id="b", paused=True), "batch b"),
+    "retention.roll_idle": (RollInput(topic_id=1, topic=_TOPIC), _TOPIC),
+    "topic.set_deleting": (_ORDER, _TOPIC),
+    "topic.detach_all": (DetachAllInput(order=_ORDER, **_BATCH), f"batch b, {_TOPIC}"),
+    "topic.remove": (RemoveInput(order=_ORDER, since_us=1), _TOPIC),
+    "offload.upload": (UploadInput(ledger_id=12, timeout_s=1), "ledger 12"),
+    "offload.publish": (PublishInput(ledger_id=12, uuid="u"), "ledger 12"),
+    "offload.candidates": (
+        CandidatesInput(topic_id=1, after=11, limit=50, topic=_TOPIC),
+        f"ledgers after 11, {_TOPIC}",
+    ),
+    "offload.remove_primaries": (
+        RemovePrimariesInput(topic_id=1, ledger_ids=[7], **_BATCH, **_WHY),
+        "ledger 7, batch b",
+    ),
+    "trimming.next_pages": (PagesInput(after=0, topics=50, limit=40), "topics after 0"),
+    "trimming.trim_page": (
+        TrimPageInput(page=TopicPage(first=1, last=50, topics=50), **_BATCH, **_WHY),
+        "topics 1 to 50, batch b",
+    ),
+    "trimming.count_batch": (BatchInput(batch_id="b"), "batch b"),
+    "ownership.look_up": (LookUpInput(topic=_TOPIC), _TOPIC),
+}
+
+
+def test_summaries_cover_every_activity_that_a_workflow_schedules(house: House) -> None:
+    """A new activity that nobody thought of fails here."""
+    known = {_name(one) for one in house._activities(())} | {_name(Ownership.look_up)}
+    assert set(SUMMARIES) == known
+
+
+@pytest.mark.parametrize("type_", sorted(SUMMARIES))
+def test_summary_says_what_the_step_is_about(type_: str) -> None:
+    """Rows, ledgers, copy, batch and topic, as far as the request has them."""
+    request, expected = SUMMARIES[type_]
+    assert summary_of(request) == expected
+
+
+def test_summary_is_short_enough_for_the_server() -> None:
+    """In bytes, for a server refuses the whole workflow task over one that is too long."""
+    assert len(shortened("ü" * 1_000).encode()) <= MOST_BYTES
+    assert len(summary_of(HoldBatchInput(batch_id="😀" * 500)).encode()) <= MOST_BYTES
+    many = DetachInput(topic_id=1, ledger_ids=list(range(1, 9)), **_BATCH, **_WHY)
+    assert summary_of(many) == "8 ledgers: 1, 2, 3, 4, 5, …, batch b"
+
+
+async def summaries(handle: WorkflowHandle[Any, Any]) -> list[tuple[str, str]]:
+    """Type and summary of each activity that the history has."""
+    events = (await handle.fetch_history()).events
+    scheduled = [one for one in events if one.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED]
+    return [
+        (one.activity_task_scheduled_event_attributes.activity_type.name, one.user_metadata.summary.data.decode())
+        for one in scheduled
+    ]
+
+
+@pytest.mark.parametrize("cache", [0, 100])
+async def test_activities_in_the_history_have_summaries(house: House, cache: int) -> None:
+    """As the Web UI reads them, of a run in the cache and of one that is replayed for each task."""
+    house.world.fill(2)
+    async with house.worker(cache=cache):
+        handle = await house.trim()
+        await handle.result()
+        found = dict(await summaries(handle))
+    topic = house.world.topic.name
+    assert found["retention.roll_idle"] == f'"{topic}"'
+    assert found["deletion.detach"].startswith('"batch ')
+    assert found["deletion.detach"].endswith(f', {topic}"')
+
+
+async def failed_with(handle: WorkflowHandle[Any, Any]) -> Failure:
+    """What the Web UI leads with: the failure in the history's last event."""
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    last = (await handle.fetch_history()).events[-1]
+    return last.workflow_execution_failed_event_attributes.failure
+
+
+async def test_failed_trim_leads_with_the_sentence_of_its_activity(house: House) -> None:
+    """Type and sentence stand outermost, the activity's failure below them; the details begin with them too."""
+    house.world.fill(2)
+    wrong = TrimTopicInput(topic_id=house.world.topic.topic_id, topic=f"{_TOPIC}-2", **_WHY, policy=house.policy)
+    async with house.worker():
+        handle = await house.client.start_workflow(
+            "trim-topic", wrong, id=f"{house.trim_id}/wrong", task_queue=house.queue
+        )
+        failure = await failed_with(handle)
+        told = await details_of(handle)
+    inner = failure.cause.cause
+    assert failure.cause.HasField("activity_failure_info")
+    assert failure.application_failure_info.type == inner.application_failure_info.type == "InvalidInput"
+    assert failure.message == inner.message
+    assert "topic" in failure.message
+    assert told.startswith(f"**failed** — InvalidInput: {failure.message}")
+
+
+async def test_failed_offload_leads_with_the_sentence_of_its_activity(house: House) -> None:
+    """An open ledger is refused by its activity."""
+    house.world.fill_readable(1)
+    last = house.world.catalog.ledgers.last(house.world.topic.topic_id)
+    assert last
+    async with house.worker():
+        failure = await failed_with(await offload(house, last.ledger_id))
+    assert failure.application_failure_info.type == "PreconditionFailed"
+    assert str(last.ledger_id) in failure.message
+    assert TRACE_ID not in failure.message
+
+
+async def test_trim_whose_batch_was_terminated_leads_with_the_batch(house: House) -> None:
+    """Nobody raised an error of ours: the sentence names the workflow that is missing, the type what became of it."""
+
+    @activity.defn(name="deletion.next_ranges")
+    def next_ranges(request: RangesInput) -> RangesPage:
+        raise StoreUnavailable("planned: the catalog is away")
+
+    house.world.fill(1)
+    async with house.worker(instead=[next_ranges]):
+        handle = await house.trim()
+        await assert_eventually(lambda: bool(house.attempts("deletion.next_ranges")))
+        (child,) = (await handle.describe()).raw_description.pending_children
+        await house.client.get_workflow_handle(child.workflow_id).terminate()
+        failure = await failed_with(handle)
+    assert failure.application_failure_info.type == "TerminatedError"
+    assert failure.message.startswith(f"{child.workflow_id}: ")
+    assert failure.cause.HasField("child_workflow_execution_failure_info")
+
+
+@pytest.mark.parametrize("type_", sorted(GOOD))
+async def test_current_details_say_something_from_the_first_task_on(house: House, type_: str) -> None:
+    """Of every type, before its first activity has ended: no worker here does activities."""
+    idle = Worker(
+        house.client,
+        task_queue=house.queue,
+        workflows=WORKFLOWS,
+        workflow_runner=CheckedRunner(),
+        interceptors=[WorkflowEdge()],
+    )
+    async with idle:
+        handle: WorkflowHandle[Any, Any] = await house.client.start_workflow(
+            type_, GOOD[type_], id=f"shown/{uuid.uuid4()}", task_queue=house.queue
+        )
+        told = await details_of(handle)
+        await handle.terminate()
+    about = {"trim-topics": type_, "sweep-deletions": type_, "offload-ledger": "**1**", "delete-ledger": "**1**"}
+    assert about.get(type_, _TOPIC) in told
