@@ -1,4 +1,4 @@
-"""A topic's id and its name, told together: who errs in one of them means another topic."""
+"""A topic's id and its name, told together: a mistake in one of them means another topic."""
 
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.names import TopicName
@@ -6,7 +6,7 @@ from logstore.ports.catalog import Topics
 from logstore.positions import TopicId
 
 
-def check_name(topics: Topics, topic_id: int, name: str) -> None:
+def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
     """Refuse an encoded name that the topic of that id does not bear; ids and names stay together for ever.
 
     What is no name is any name: requests of earlier builds have none. Of a topic that is gone nothing is said here.

@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities.beating import beating
 from activities.deletion import metrics
-from activities.naming import check_name
+from activities.naming import check_topic_name
 from logstore.errors import SextonError
 from logstore.offload import Evidence, Uploaded
 from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads, Published, Topics
@@ -166,7 +166,7 @@ class LedgerOffload:
         Idempotency: reads only.
         Raises: InvalidInput, PreconditionFailed when `check` finds a ledger that cannot be (terminal).
         """
-        check_name(self._topics, request.topic_id, request.topic)
+        check_topic_name(self._topics, request.topic_id, request.topic)
         topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
         gone = self._offloads.missing(topic_id, asked) if request.check and asked is not None else []
         after = LedgerId(request.after)

@@ -8,7 +8,7 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.beating import beating
-from activities.naming import check_name
+from activities.naming import check_topic_name
 from logstore.errors import SextonError
 from logstore.ports.catalog import Topic, Topics, TopicState
 from logstore.positions import TopicId
@@ -66,7 +66,7 @@ class Retention:
         and the new one is empty and is not rolled.
         Raises: InvalidInput (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        check_name(self._topics, request.topic_id, request.topic)
+        check_topic_name(self._topics, request.topic_id, request.topic)
         return self.prepare(self._topics.by_id(TopicId(request.topic_id)))
 
     def due(self, topics: Sequence[Topic]) -> list[Topic]:

@@ -21,6 +21,7 @@ MAX_ENCODED = 200
 """Longest encoded name, characters, inclusive: Temporal on SQL keeps ids and keywords in 255."""
 
 _MOST_NAME = 200
+_MOST_REASON = 2_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -112,7 +113,7 @@ def check_subscription(name: str) -> str:
 
 
 def check_name(field: str, name: str) -> str:
-    """Validate the name of a producer, or of who acts, and return it.
+    """Validate the name of a producer or of an actor, and return it.
 
     Raises:
         InvalidInput: Empty, longer than 200 characters, with one that cannot be printed, or `.` or `..`.
@@ -120,3 +121,14 @@ def check_name(field: str, name: str) -> str:
     if not 0 < len(name) <= _MOST_NAME or not name.isprintable() or name.isspace() or name in _FOLDERS:
         raise InvalidInput(field, expected=f"1 to {_MOST_NAME} printable characters, not . or ..", found=name)
     return name
+
+
+def check_reason(reason: str) -> str:
+    """Validate the reason of an act, as the audit log keeps it, and return it; it may be empty.
+
+    Raises:
+        InvalidInput: Longer than 2,000 characters, or with one that cannot be printed.
+    """
+    if len(reason) > _MOST_REASON or not reason.isprintable():
+        raise InvalidInput("reason", expected=f"at most {_MOST_REASON:,} printable characters", found=reason)
+    return reason

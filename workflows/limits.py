@@ -7,11 +7,12 @@ continued may be of another build, and has been checked where it came from.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Final
 
 from logstore.errors import InvalidInput
 from logstore.ledgers import CopyKind
-from logstore.names import TopicName
+from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import checked_worker_id
 from workflows.values import (
     MOST_OBJECTS_PER_S,
@@ -32,8 +33,6 @@ MOST_OFFLOADED: Final = 4_000
 
 _MONTH_S = 30 * 86_400
 _MOST_INT = 2**63 - 1  # what the catalog's columns hold
-_MOST_ACTOR = 200
-_MOST_REASON = 2_000
 _MOST_BATCH_ID = 200  # with the workflow's name in front, within the 255 of an id in Temporal
 
 Rule = Callable[[Any], str | None]
@@ -45,9 +44,12 @@ def _within(least: int, most: float, *, optional: bool = False) -> Rule:
     return lambda found: None if (optional and found is None) or least <= found <= most else bounds
 
 
-def _text(least: int, most: int) -> Rule:
-    phrase = f"{f'{least} to' if least else 'at most'} {most:,} printable characters"
-    return lambda found: None if least <= len(found) <= most and found.isprintable() else phrase
+def _batch_id(found: str) -> str | None:
+    return (
+        None
+        if 0 < len(found) <= _MOST_BATCH_ID and found.isprintable()
+        else f"1 to {_MOST_BATCH_ID} printable characters"
+    )
 
 
 def _as(check: Callable[[str], object]) -> Rule:
@@ -109,9 +111,9 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "after": _within(-1, _MOST_INT),
     "removed_after": _within(-1, _MOST_INT),
     "copy": _copy,
-    "actor": _text(0, _MOST_ACTOR),
-    "reason": _text(0, _MOST_REASON),
-    "batch_id": _text(1, _MOST_BATCH_ID),
+    "actor": _or_empty(_as(partial(check_name, "actor"))),
+    "reason": _as(check_reason),
+    "batch_id": _batch_id,
     "owner": _or_empty(_as(checked_worker_id)),
     "patience_s": _within(0, _MONTH_S),
     "page": _within(1, 1_000),

@@ -35,7 +35,7 @@ from activities.deletion.values import (
     RangesInput,
     RangesPage,
 )
-from activities.naming import check_name
+from activities.naming import check_topic_name
 from activities.ownership import Elsewhere, owner_of
 from logstore.deletion import DeletionIntent, Outcome, refusal
 from logstore.errors import StaleCatalog
@@ -72,7 +72,7 @@ class LedgerDeletion(CopyDeletion):
         lease = self._leases.of(request)
         if isinstance(lease, Elsewhere):
             return DetachResult(ledgers=0, intents=0, catalog_epoch=0, elsewhere=lease)
-        check_name(self._topics, request.topic_id, request.topic)
+        check_topic_name(self._topics, request.topic_id, request.topic)
         epoch, run_id = self._ledgers.epoch(), activity.info().workflow_run_id or ""
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
-from logstore.names import MAX_ENCODED, TopicName, check_name, check_subscription
+from logstore.names import MAX_ENCODED, TopicName, check_name, check_reason, check_subscription
 
 _PART = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=4)
 
@@ -98,6 +98,14 @@ def test_name_of_a_producer_or_an_actor_that_cannot_be_printed_is_refused(name: 
     with pytest.raises(InvalidInput, match=r"^producer: expected 1 to 200 printable"):
         check_name("producer", name)
     assert check_name("actor", "uid 7") == "uid 7"
+
+
+@pytest.mark.parametrize("reason", ["a\nb", "a\x00", "x" * 2_001])
+def test_reason_that_no_audit_row_can_show_is_refused(reason: str) -> None:
+    """The limit is inclusive, and none need be said."""
+    with pytest.raises(InvalidInput, match=r"^reason: expected at most 2,000 printable"):
+        check_reason(reason)
+    assert [len(check_reason("x" * size)) for size in (0, 2_000)] == [0, 2_000]
 
 
 def test_subscription_name_of_120_characters_is_taken() -> None:

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from logstore.errors import InvalidInput, Unsupported
+from logstore.names import check_reason
 from workers.cli.usage import field_of, whole_number
 
-_MOST_REASON = 2_000
-_QUEUE = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,200}")
+_QUEUE = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")  # as the setting `task_queue`
 _MOST_INT = 2**63 - 1
 
 TopicArgument = Annotated[
@@ -19,12 +19,11 @@ SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUB", help="The su
 
 
 def _storable(ctx: typer.Context, param: typer.CallbackParam, reason: str) -> str:
-    """What every database holds and every payload carries; none at all is fine, an empty one is a slip."""
+    """A reason that can be stored; none at all is fine, an empty one is a slip."""
     source = ctx.get_parameter_source(str(param.name))
-    said = source is not None and source.name == "COMMANDLINE"
-    if len(reason) > _MOST_REASON or not reason.isprintable() or (said and not reason.strip()):
-        raise InvalidInput("reason", expected=f"1 to {_MOST_REASON:,} printable characters", found=reason)
-    return reason
+    if source is not None and source.name == "COMMANDLINE" and not reason.strip():
+        raise InvalidInput("reason", expected="a reason, where the option is given", found=reason)
+    return check_reason(reason)
 
 
 def known_number(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
@@ -43,10 +42,11 @@ def known_worker(worker_id: str | None) -> str | None:
 
 
 def known_queues(queues: list[str] | None) -> list[str] | None:
-    """Names of task queues, of which those of owners have the worker's id in them."""
+    """Names of task queues, by the rule of the setting `task_queue`."""
     for one in queues or ():
         if not _QUEUE.fullmatch(one):
-            raise InvalidInput("queue", expected="1 to 200 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=one)
+            rule = "1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen, not . or .."
+            raise InvalidInput("queue", expected=rule, found=one)
     return queues
 
 

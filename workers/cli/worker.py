@@ -1,12 +1,11 @@
 """`worker run` and `worker deploy`."""
 
 import asyncio
-import re
 from typing import Annotated
 
 import typer
 
-from logstore.errors import InvalidInput, Unsupported
+from logstore.errors import Unsupported
 from workers.cli.command import command, group
 from workers.cli.context import Session
 from workers.cli.options import known_queues, known_worker
@@ -14,7 +13,6 @@ from workers.cli.output import Answer
 
 worker = group("worker", "Worker processes.")
 
-_QUEUE = re.compile(r"[A-Za-z0-9._-]{1,64}")  # as the setting `task_queue`
 Queues = Annotated[
     list[str] | None,
     typer.Option("--queue", metavar="NAME", callback=known_queues, help="A task queue; may be repeated."),
@@ -28,15 +26,9 @@ BuildId = Annotated[str, typer.Option("--build-id", metavar="ID", help="The buil
 def run(session: Session, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
     """Serve task queues in the foreground until SIGTERM, which drains: work in hand ends, none is taken."""
     session.settings.required("temporal_address")
-    queues = [_checked_queue(one) for one in dict.fromkeys(queue or [session.settings.task_queue])]
+    queues = list(dict.fromkeys(queue or [session.settings.task_queue]))
     asyncio.run(session.services.run_worker(session.settings, queues, worker_id))
     return Answer(document={"worker_id": worker_id, "queues": queues, "state": "drained"})
-
-
-def _checked_queue(name: str) -> str:
-    if not _QUEUE.fullmatch(name):
-        raise InvalidInput("queue", expected="1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen", found=name)
-    return name
 
 
 @command(worker, "deploy", examples=["sexton worker deploy --build-id 2026-11-20"])
