@@ -70,7 +70,7 @@ class Retention:
         return self.prepare(self._topics.by_id(TopicId(request.topic_id)))
 
     def due(self, topics: Sequence[Topic]) -> list[Topic]:
-        """Those of the topics for which `prepare` has something to do: most have nothing, and are asked all at once."""
+        """Those of the topics for which `prepare` has something to do, found in a few reads for all of them."""
         ids = [topic.topic_id for topic in topics]
         wanted = self._roller.due(ids) | self._settler.outgrown(ids)
         return [topic for topic in topics if topic.topic_id in wanted]

@@ -35,7 +35,7 @@ COLUMNS = (
 
 @cache
 def schema() -> "pa.Schema":
-    """The columns with their types. Arrow takes as long to import as a command may run: who only asks SQL is spared."""
+    """The columns with their types. Arrow is imported here, for that takes as long as a command that asks SQL alone."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     integer, text = pa.int64(), pa.string()
@@ -71,7 +71,7 @@ FORMAT: Final[Mapping[str, Any]] = {
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """What Arrow raises at a damaged file: invalid, not implemented, out of memory, whatever a flipped bit says."""
+    """The errors that Arrow raises at a damaged file: invalid, not implemented, out of memory and others."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     return (pa.ArrowException, OSError, ValueError, OverflowError)

@@ -25,7 +25,7 @@ _MARK: Final = re.compile(r"(?P<size>[1-9][0-9]{0,8})-(?P<sha256>[0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class FooterMark:
-    """What tells a footer from any other: its length and its digest."""
+    """The length and the digest of a footer."""
 
     size_bytes: int  # with its own length and the magic number: the last bytes of the file
     sha256: str  # hexadecimal

@@ -1,7 +1,7 @@
-"""Which catalog a store belongs to: the marker that each bucket of a catalog carries, and the rule upon what is found.
+"""Which catalog a store belongs to: the marker that each bucket of a catalog carries, and the rule that compares it.
 
-An empty listing of a store that is not the catalog's says nothing of the catalog's ledgers. So nothing is judged by
-what a bucket does not hold before its marker was seen to name this catalog.
+An empty listing of a store that is not the catalog's says nothing of the catalog's ledgers. So no object counts
+as absent from a bucket before the bucket's marker was seen to name this catalog.
 """
 
 import json
@@ -20,7 +20,7 @@ _CATALOG: Final = "catalog_id"
 
 
 class Role(StrEnum):
-    """What a bucket is for. Stored by name."""
+    """The use of a bucket. Stored by name."""
 
     PRIMARY = "primary"
     TIERED = "tiered"
@@ -62,7 +62,7 @@ class Place:
 
 
 class Standing(StrEnum):
-    """What a bucket is to a catalog."""
+    """How a bucket stands to a catalog."""
 
     OURS = "OURS"  # its marker names this catalog
     FOREIGN = "FOREIGN"  # its marker names another one
@@ -72,7 +72,7 @@ class Standing(StrEnum):
 
 
 def judge(found: str | None, *, catalog_id: str, place: Place, marked: Collection[tuple[Role, str]]) -> Standing:
-    """Say what a bucket is to the catalog.
+    """Compare a bucket with the catalog.
 
     Args:
         found: The catalog that its marker names, or None where it has no marker.

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from logstore.entries import COLUMNS
 from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
 from logstore.failpoints import effect
 from logstore.footers import mark_footer
-from logstore.ledgers import LedgerStatement
+from logstore.ledgers import LedgerStatement, digest_of
 from logstore.managed_ledger.segment_file import SegmentGone, read_columns
 from logstore.places import place_of
 from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_READ_BACK: Final = 8 << 20  # bytes at a time
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -122,7 +121,7 @@ class Offloader:
             raise
 
     def prove(self, copy: Published) -> Evidence:
-        """Ask storage for a published copy, now; its content is not read again. Raises as `prove_published`."""
+        """Ask storage for a published copy, now; raises as `prove_published`."""
         return _evidence(prove_published(self._buckets, copy))
 
     def _until(self, uuid: str, deadline: float) -> Callable[[], None]:
@@ -155,7 +154,7 @@ class Offloader:
         key, body = index_key(uuid, ledger_id), index.to_json()
         with effect("offload.put_index"):
             objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, proceed=proceed)
-        _prove(objects, key, metadata, size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+        _prove(objects, key, metadata, size_bytes=len(body), sha256=digest_of(body))
         return _evidence(index)
 
     def _build(
@@ -190,11 +189,8 @@ def _evidence(index: TieredIndex) -> Evidence:
 
 
 def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
     file.seek(0)
-    while part := file.read(_READ_BACK):
-        digest.update(part)
-    return digest.hexdigest()
+    return hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest()
 
 
 def _prove(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str) -> str:

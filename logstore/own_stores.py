@@ -30,7 +30,7 @@ class OwnStores:
         return OwnStore(self, place, store)
 
     def look(self, place: Place, store: ObjectStore) -> Standing:
-        """What the bucket is to the catalog; looking changes nothing.
+        """How the bucket stands to the catalog; looking changes nothing.
 
         Raises:
             CatalogMismatch: It is another catalog's, or not the one that this catalog has marked.

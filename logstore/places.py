@@ -1,4 +1,4 @@
-"""Where a tiered copy stands, as its offload context states it; whoever asks for the copy asks there.
+"""The place of a tiered copy, as its offload context states it: readers and deletions ask there.
 
 Source: apache/pulsar#16687: a deletion that asks where the settings of the day point finds nothing, and says gone.
 """
@@ -45,7 +45,7 @@ def place_of(ledger_id: int, context: Mapping[str, str]) -> tuple[str, TieredPla
 
 
 def odd_place(context: Mapping[str, str]) -> str | None:
-    """What of an offload context can be no place, or None; what is absent is no matter of this."""
+    """The first field of an offload context that can name no place, or None; absent fields are not judged."""
     driver = context.get("driver")
     if driver and driver != DRIVER:
         return f"driver: expected {DRIVER}, found {driver!r}"

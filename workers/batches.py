@@ -67,7 +67,7 @@ class Batches:
         return await _answered(workflow_id, batch.execute_update(DeleteLedgers.pause, rpc_timeout=_ANSWERED_WITHIN))
 
     async def resume(self, workflow_id: str) -> DeleteLedgersProgress:
-        """Go on with it; what is left of a paused one whose workflow is gone is left to the next sweep."""
+        """Go on with it; the rows of a paused batch whose workflow is gone are left to the next sweep."""
         try:
             batch = await self._running(workflow_id)
         except (PreconditionFailed, UnknownObject):
@@ -101,7 +101,7 @@ class Batches:
 
 
 def released(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
-    """What is left of a paused batch that nobody works on, for the next sweep; None of any other."""
+    """Leave the rows of a paused batch that nobody works on to the next sweep; its progress, or None of any other."""
     if not deletions.release(batch_id):
         return None
     found = deletions.tally(batch_id)

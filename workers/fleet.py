@@ -131,7 +131,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     if not queues or not all(queues):
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
     metrics = start_metrics(settings.metrics_address) if settings.metrics_address != OFF else None
-    tracing = start_tracing("sexton-worker", traces_dir=settings.home / "traces", workflows=True)
+    tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)
     try:
         client = await connect_client(settings, identity=name, runtime=metrics.runtime if metrics else None)
         await search_attributes.require(client)

@@ -14,7 +14,7 @@ from workers.wiring import LogStore
 
 
 def upload_activities(log: LogStore) -> Sequence[Callable[..., Any]]:
-    """What runs on the queue of uploads."""
+    """Activities of the queue of uploads."""
     return [_offload(log).upload]
 
 
@@ -25,7 +25,7 @@ def _offload(log: LogStore) -> LedgerOffload:
 
 
 def owner_activities(log: LogStore, owners: Owners) -> Sequence[Callable[..., Any]]:
-    """What runs at a topic's owner."""
+    """Activities that run at a topic's owner."""
     deletion = _deletion(log, owners)
     return [
         deletion.detach,

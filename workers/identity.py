@@ -25,32 +25,32 @@ def buckets_of(settings: Settings) -> tuple[tuple[Role, str], ...]:
     )
 
 
-def knows_a_store(settings: Settings) -> bool:
-    """Whether an object store is known: one with an address, or AWS beside a database outside of the home."""
-    in_home = settings.database_url == Settings(home=settings.home).database_url
-    return bool(settings.s3_endpoint) or not in_home
-
-
 def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
-    """Mark each bucket as the catalog's, unless it is; what became of each.
+    """Mark each bucket as the catalog's, unless it is marked; returns a phrase for each bucket.
 
-    A store that does not answer, or has no such bucket, is left to whoever uses it first.
+    A bucket whose store does not answer, or that does not exist, is marked at its first use.
 
     Raises:
         CatalogMismatch: A bucket is not the catalog's.
     """
     own = own_buckets(settings, OwnStores(SqlCatalog(database).identities))
-    return {bucket: _adopted(own(role, bucket)) for role, bucket in buckets_of(settings)}
+    asked = {bucket: _unanswered(own(role, bucket)) for role, bucket in buckets_of(settings)}
+    return {bucket: f"not marked yet: {why}" if why else "marked" for bucket, why in asked.items()}
 
 
-def _adopted(store: OwnStore) -> str:
+def _unanswered(store: OwnStore) -> SextonError | None:
+    """Compare the bucket with the catalog; why that cannot be done now, or None.
+
+    Raises:
+        CatalogMismatch: It is not the catalog's.
+    """
     try:
         store.require()
     except CatalogMismatch:
         raise
     except SextonError as error:
-        return f"not marked yet: {error}"
-    return "marked"
+        return error
+    return None
 
 
 def compare_buckets(log: LogStore, settings: Settings) -> None:
@@ -62,17 +62,14 @@ def compare_buckets(log: LogStore, settings: Settings) -> None:
         CatalogMismatch: A bucket is not the catalog's.
     """
     for store in (log.objects, log.buckets(TieredPlace(settings.tiered_bucket))):
-        try:
-            store.require()
-        except CatalogMismatch:
-            raise
-        except SextonError as error:
-            _log.warning("a bucket is compared with the catalog at its first use: %s", error)
+        why = _unanswered(store)
+        if why:
+            _log.warning("a bucket is compared with the catalog at its first use: %s", why)
 
 
 @contextmanager
 def own_store(settings: Settings) -> Iterator[SqlCatalog]:
-    """The catalog, once the primary bucket was seen to be its own: for whoever starts jobs upon both.
+    """The catalog, once the primary bucket was seen to be its own: for clients that start jobs upon both.
 
     Raises:
         CatalogMismatch, CatalogVersionMismatch: They are not of one another, or the catalog is not of this build.

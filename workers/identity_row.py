@@ -15,7 +15,7 @@ from logstore.own_stores import OwnStore, OwnStores
 from logstore.ports.catalog import Identities
 from workers import namespace
 from workers.connections import connect_client, open_catalog
-from workers.identity import buckets_of, knows_a_store
+from workers.identity import buckets_of
 from workers.owners_view import open_session
 from workers.settings import Settings
 from workers.temporal_faults import temporal_fault
@@ -52,7 +52,7 @@ def _seen(name: str, look: Callable[[], bool]) -> tuple[str, str]:
 
 def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Each service that is known, and how to ask whether it is the catalog's."""
-    if knows_a_store(settings):
+    if settings.store_is_known:
         own = own_buckets(settings, OwnStores(identities), patience=_ONCE)
         for role, bucket in buckets_of(settings):
             yield f"{role.value} bucket {bucket}", partial(_is_ours, own(role, bucket))

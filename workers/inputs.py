@@ -1,12 +1,12 @@
-"""What workflows are told is read and checked before their own code sees it.
+"""Input of workflows is read and checked before their own code sees it.
 
 Any SDK, and any hand at `temporal workflow start`, may tell a workflow anything. Where that meets code that cannot read
 it, the workflow's task fails and is tried again for ever, and the workflow's id is lost to all others. So a run whose
 input is not one JSON object of its type, within its limits, fails at once as `InvalidInput`; a signal like that is
 ignored with a log line, and an update is refused.
 
-What earlier builds took, they go on with: where a run is replayed that took what is refused now, it is taken again. A
-refusal of what could be read is recorded, as `workflow.patched` records, so that its replay refuses too.
+A run that an earlier build began with input that is refused now goes on with it when it is replayed. A refusal of input
+that could be read is recorded, as `workflow.patched` records, so that its replay refuses too.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class _Checked(WorkflowInstance):
         return completion
 
     def _takes(self, job: WorkflowActivationJob, act: WorkflowActivation, answers: list[WorkflowCommand]) -> bool:
-        """Whether the run is to see the job; what else is to be answered is added."""
+        """Whether the run is to see the job; answers of our own are added to `answers`."""
         if job.HasField("initialize_workflow"):
             self._begin(job.initialize_workflow, act)
         elif job.HasField("signal_workflow"):

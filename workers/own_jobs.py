@@ -1,4 +1,4 @@
-"""What a client needs before it starts a job: to know that store and namespace are the catalog's."""
+"""Before a client starts a job it compares store and namespace with the catalog."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What spans say of the work that they cover, by the names that `sexton trace` shows."""
+"""Attributes of spans about the work that they cover, by the names that `sexton trace` shows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum

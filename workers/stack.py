@@ -25,7 +25,7 @@ from logstore.errors import ServiceFailed, SextonError
 from workers import namespace, search_attributes
 from workers.client import Sexton
 from workers.connections import connect_client, open_catalog
-from workers.identity import adopt_buckets, knows_a_store
+from workers.identity import adopt_buckets
 from workers.identity_row import identity_row
 from workers.settings import OFF, Settings
 from workers.temporal_faults import temporal_fault
@@ -126,7 +126,7 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
             "database": shown_url(settings.database_url),
             "version": version(database),
             "catalog_id": SqlCatalog(database).identities.catalog_id(),
-            "buckets": adopt_buckets(settings, database) if knows_a_store(settings) else {},
+            "buckets": adopt_buckets(settings, database) if settings.store_is_known else {},
         }
     finally:
         database.close()

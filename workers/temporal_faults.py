@@ -1,4 +1,4 @@
-"""What an error of Temporal's client says to an operator: the service, what is wrong, what to try."""
+"""Errors of Temporal's client, told to an operator: the service, what is wrong, what to try."""
 
 from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
 from temporalio.service import RPCError, RPCStatusCode

@@ -33,7 +33,7 @@ async def _prune(settings: Settings, every_s: float) -> None:
     limits = {"older_than_s": settings.trace_retention, "most_bytes": settings.trace_max_bytes}
     while True:
         try:
-            removed = await asyncio.to_thread(prune, settings.home / "traces", **limits)
+            removed = await asyncio.to_thread(prune, settings.traces_dir, **limits)
         except OSError as error:
             _log.warning("span files are not pruned: %s", error)
         else:

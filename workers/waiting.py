@@ -1,7 +1,7 @@
 """Waiting for a job: what is waited for, why nothing moves, and what to do.
 
-A job that nobody serves, whose task fails again and again, or that was paused, waits for ever without a word. Whoever
-waits for it here is told within seconds.
+A job that no worker serves, whose task fails again and again, or that was paused, waits for ever and says nothing. A
+command that waits for it here says within seconds why.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ async def _watch(client: Client, workflow_id: str, say: Say, patience_s: float, 
                 if text != told:
                     say(text)
                     told = text
-        except RPCError:  # whoever awaits the result is told
+        except RPCError:  # awaiting the result raises it too
             begun = True
         await asyncio.sleep(look_every_s)
 

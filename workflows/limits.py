@@ -1,4 +1,4 @@
-"""What a job may be told, whoever wrote it: beyond these bounds it could only hang, or do what nobody meant.
+"""Bounds of the input of jobs: beyond them a job could only hang, or do what nobody meant.
 
 Bounds of policies hold for every run. The rest holds for what comes from outside: a run that a job of ours started or
 continued may be of another build, and has been checked where it came from.
@@ -36,7 +36,7 @@ _MOST_INT = 2**63 - 1  # what the catalog's columns hold
 _MOST_BATCH_ID = 200  # with the workflow's name in front, within the 255 of an id in Temporal
 
 Rule = Callable[[Any], str | None]
-"""What was expected, or None where the value is as it should be."""
+"""Returns the phrase of what was expected, or None where the value is as it should be."""
 
 
 def _within(least: int, most: float, *, optional: bool = False) -> Rule:
@@ -53,7 +53,7 @@ def _batch_id(found: str) -> str | None:
 
 
 def _as(check: Callable[[str], object]) -> Rule:
-    """What a function that refuses by `InvalidInput` takes."""
+    """The rule of a function that refuses by `InvalidInput`."""
 
     def rule(found: str) -> str | None:
         try:
@@ -129,7 +129,7 @@ _OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
 
 
 def check(request: object, *, queue: str, outside: bool = True) -> None:
-    """Refuse what a job is told, where a field of it is beyond its bounds.
+    """Refuse input of a job of which a field is beyond its bounds.
 
     Args:
         request: Its input, or what a signal or an update brings.

@@ -45,7 +45,7 @@ def examine(intents: Sequence[DeletionIntent], storages: Storages, pulse: Pulse)
 
 
 def _place_absent(found: Examination, absent: Sequence[DeletionIntent], storages: Storages) -> None:
-    """Absent from this catalog's own store is gone; what another store lacks says nothing."""
+    """A copy that this catalog's own store lacks is gone; the absence from another store says nothing."""
     for kind in sorted({intent.copy for intent in absent}):
         here = [intent for intent in absent if intent.copy is kind]
         doubted = storages[kind.value].check_absence(here)

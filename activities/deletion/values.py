@@ -180,7 +180,7 @@ class HoldBatchInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseBatchInput:
-    """What an operator told a batch."""
+    """The batch that an operator paused or resumed."""
 
     batch_id: str
     paused: bool

@@ -119,7 +119,7 @@ def _audit_alone(connection: Connection, row: Row[Any], one: Ended, *, at_us: in
 
 
 def _decided(connection: Connection, row: Row[Any]) -> tuple[str, str]:
-    """Who decided that the ledger goes, and why: as the row says, or its batch where an older build filed it.
+    """The actor and the reason of the ledger's detach: of the row, or of its batch where an older build filed it.
 
     A range of ids in the audit log is no witness: a batch's may cover ledgers of which it had none.
     """

@@ -1,11 +1,11 @@
-"""What a database's error means: contention, a fault of the world, or a bug of ours; and how an operator reads it."""
+"""Errors of the database: each is contention, a fault of the world or a bug of ours, and is told to an operator."""
 
 import os
 import re
 import sqlite3
 import sys
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
@@ -37,7 +37,7 @@ def may_have_landed(error: DBAPIError) -> bool:
 
 
 def translated(error: DBAPIError, url: URL) -> Exception:
-    """What callers get: bugs stay as they are, the world's faults become ours, in one sentence of our words."""
+    """The error for the caller: a bug stays as it is, a fault of the world becomes an error of ours."""
     if isinstance(error.orig, sqlite3.Error):
         return _of_sqlite(error, url)
     if _is_psycopgs(error, "DataError"):
@@ -94,16 +94,9 @@ def _server(url: URL) -> str:
 
 
 def _is_psycopgs(error: DBAPIError, *names: str) -> bool:
-    """Whether it is one of these classes of the driver, which nobody is made to import who has no PostgreSQL."""
+    """Whether it is one of these classes of the driver, which is not imported where PostgreSQL is not used."""
     driver = sys.modules.get("psycopg")
-    return driver is not None and isinstance(error.orig, tuple(_class(driver, name) for name in names))
-
-
-def _class(driver: Any, name: str) -> type[Exception]:  # noqa: ANN401 - a module
-    for part in name.split("."):
-        driver = getattr(driver, part)
-    found: type[Exception] = driver
-    return found
+    return driver is not None and any(isinstance(error.orig, attrgetter(name)(driver)) for name in names)
 
 
 def _sqlite_code(error: DBAPIError) -> int | None:

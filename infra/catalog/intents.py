@@ -221,7 +221,7 @@ def keys_of(text: str) -> dict[str, str]:
 
 
 def number_in(stored: object) -> int:
-    """What a column of numbers holds; SQLite keeps any text there, which is none."""
+    """The number in a column of numbers, where SQLite keeps any text; 0 for such a text."""
     return stored if isinstance(stored, int) else 0
 
 

@@ -1,4 +1,4 @@
-"""Pausing in SQL: a batch whose operator paused it is nobody else's, however long its workers are away."""
+"""Pausing in SQL: no other workflow takes up a paused batch, however long its workers are away."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ _R = t.run.c
 
 
 class Pauses:
-    """What an operator tells a batch; a part of `SqlDeletions`."""
+    """Pausing and resuming batches; a part of `SqlDeletions`."""
 
     _db: Database
 

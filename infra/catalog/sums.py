@@ -1,4 +1,4 @@
-"""What a topic's ledgers come to, summed up by the database: rows of ledgers do not travel for it."""
+"""Sums over a topic's ledgers, made by the database: no row of a ledger is read for them."""
 
 from typing import Any
 

@@ -90,7 +90,8 @@ class Session:
     @property
     def place(self) -> str:
         """Hosts and path of everything of ours, for messages."""
-        return f"{self._ensemble.hosts}" if "/" in self._ensemble.hosts else f"{self._ensemble.hosts}/"
+        hosts = self._ensemble.hosts
+        return hosts if "/" in hosts else f"{hosts}/"
 
     def ask(self, doing: str, work: Callable[[KazooClient], T]) -> T:
         """Run calls that may be repeated, again while the connection comes and goes, for one session timeout.

@@ -149,7 +149,7 @@ def _from_answer(what: str, error: ClientError) -> SextonError:
         return StoreUnavailable(f"{said} (not the store's own answer)")
     if code in BAD_KEY:
         return InvalidInput(what, expected="a key that the store takes", found=said)
-    advice = next((advice for codes, advice in _ADVICE if code in codes), "ask who runs the store")
+    advice = next((advice for codes, advice in _ADVICE if code in codes), "ask the store's operator")
     return _refused(said, code, advice=advice, may_pass=code in _MAY_PASS or status in _MAY_PASS_STATUS)
 
 

@@ -26,7 +26,7 @@ class ForeignAnswer(BotoCoreError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Marks:
-    """What the store's own success bears."""
+    """The marks of a success that the store itself answered."""
 
     statuses: tuple[int, ...] = (200,)
     etag: bool = False

@@ -51,7 +51,7 @@ def prune(traces_dir: Path, *, older_than_s: float, most_bytes: int) -> int:
 
 
 def prune_rarely(traces_dir: Path, *, older_than_s: float, most_bytes: int) -> None:
-    """As `prune`, at most once an hour of all processes that ask; what keeps it from that is no failure of theirs."""
+    """As `prune`, at most once an hour of all processes that ask; an error of the file system is ignored."""
     mark = traces_dir / _MARK
     with suppress(OSError):
         try:

@@ -1,4 +1,4 @@
-"""The spans of a trace as a tree: who called what, when, for how long, with what error."""
+"""The spans of a trace as a tree: each call below its caller, with start, length and error."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,7 +75,7 @@ def _stand_in(spans: dict[str, SpanRow]) -> None:
 
 
 def _parent(span_id: str, spans: Mapping[str, SpanRow]) -> str | None:
-    """Whom it stands below; None where it is a root, or where files that were damaged go round in a circle."""
+    """The span that it stands below; None for a root, or where damaged files name parents in a circle."""
     own, seen = spans[span_id], {span_id}
     parent = own.parent_id
     while parent is not None and _is_earlier_run(spans[parent], own):
@@ -98,7 +98,7 @@ def _is_earlier_run(one: SpanRow, own: SpanRow) -> bool:
 
 
 def _level(root: Node) -> None:
-    """Give each node its depth; what is too deep moves up to the deepest that is allowed."""
+    """Give each node its depth; nodes that are too deep move up to the deepest level that is allowed."""
     waiting = [root]
     while waiting:
         node = waiting.pop()

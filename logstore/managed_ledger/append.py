@@ -20,7 +20,7 @@ from logstore.positions import Position
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What Arrow raises of entries that are none."""
+    """The errors that Arrow raises at values that no segment can hold."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     return (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)

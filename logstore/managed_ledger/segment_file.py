@@ -63,7 +63,7 @@ def _whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
 
 
 def _footer(objects: ObjectStore, key: str, segment: Segment) -> "pq.FileMetaData | None":
-    """What stands where, on the word of an object that is the registered one; None: read it from the file."""
+    """The footer of the registered object, compared with its digest; None for a segment from before digests."""
     if segment.sha256 is None:
         return None
     seen = objects.head(key)
@@ -77,7 +77,7 @@ def _footer(objects: ObjectStore, key: str, segment: Segment) -> "pq.FileMetaDat
 
 
 def vouching(content: bytes, sha256: str) -> dict[str, str]:
-    """What a segment's own metadata says of its content: digests of the whole, and of the footer."""
+    """The part of a segment's metadata that names digests of its content: of the whole, and of the footer."""
     return {DIGEST: sha256, FOOTER: str(mark_footer(io.BytesIO(content)))}
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class CommandSpan:
-    """What a command says of itself in its trace."""
+    """A command in its trace: its facts and how it ended."""
 
     def __init__(self, span: "Span") -> None:
         """Speak of `span`, which its maker ends."""

@@ -56,15 +56,16 @@ class Services:
         from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
         from workers.cli.command_span import CommandSpan  # noqa: PLC0415
 
-        traces = settings.home / "traces"
-        tracing = start_tracing("sexton", traces_dir=traces)
+        tracing = start_tracing("sexton", traces_dir=settings.traces_dir)
         span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)
         try:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
                 yield CommandSpan(span)
         finally:
             tracing.flush(within_s=_FLUSH_S)
-            prune_rarely(traces, older_than_s=settings.trace_retention, most_bytes=settings.trace_max_bytes)
+            prune_rarely(
+                settings.traces_dir, older_than_s=settings.trace_retention, most_bytes=settings.trace_max_bytes
+            )
 
     def collector(self) -> str | None:
         """Where spans are sent beside the home's files, if anywhere."""
@@ -183,7 +184,7 @@ class Session:
         Raises:
             ServiceFailed: Neither is.
         """
-        if self.loaded.origins["database_url"] == "default":
+        if not self.settings.store_is_known:
             self.settings.required("s3_endpoint")
 
     def _traced(self) -> "CommandSpan":
@@ -212,7 +213,7 @@ class Session:
 
     @property
     def actor(self) -> str:
-        """Who acts, for the audit log.
+        """The user of this process, for the audit log.
 
         Raises:
             InvalidInput: The environment names somebody whose name cannot be printed.

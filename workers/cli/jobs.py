@@ -17,7 +17,7 @@ def started(handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's hand
 
 
 async def finished(client: "Sexton", handle: Any, doing: str) -> Any:  # noqa: ANN401
-    """The workflow's result; whoever waits is told what for and why it takes long, and who stops, that it goes on."""
+    """The workflow's result; stderr tells of the wait, why it takes long and, at Ctrl-C, that the job goes on."""
     import asyncio  # noqa: PLC0415 - start-up time
 
     try:

@@ -38,12 +38,12 @@ class Answer:
 
     @property
     def shown_or_document(self) -> Document:
-        """What people see."""
+        """The rows for people."""
         return self.document if self.shown is None else self.shown
 
     @property
     def whole(self) -> Document:
-        """What people see who asked for all."""
+        """The rows for `--wide`."""
         if self.wide is not None:
             return self.wide
         return self.shown_or_document if isinstance(self.document, Mapping) else self.document

@@ -1,4 +1,4 @@
-"""What the process was started with, made fit: descriptors that are closed, a locale that has ASCII alone."""
+"""Mend the surroundings of the process: descriptors that are closed, a locale that has ASCII alone."""
 
 import codecs
 import os

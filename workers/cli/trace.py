@@ -90,7 +90,7 @@ def trace(session: Session, name: Id, *, html: Html = None) -> Answer:
     from infra.telemetry.span_tree import document  # noqa: PLC0415
     from workers.cli.trace_lines import drawn  # noqa: PLC0415
 
-    reader = SpanReader(session.settings.home / "traces")
+    reader = SpanReader(session.settings.traces_dir)
     found = _found(session, reader, name)
     facts = found.facts()
     told: dict[str, Any] = {**facts, "tree": [document(root, found.start_ns) for root in found.roots]}
@@ -123,7 +123,7 @@ def _found(session: Session, reader: "SpanReader", name: str) -> Found:
 def _unknown(session: Session, what: str, name: str) -> UnknownObject:
     """Files are pruned, and other machines have their own: a collector, where there is one, may have the spans."""
     collector = session.services.collector()
-    where = f"{what} in {session.settings.home / 'traces'}"
+    where = f"{what} in {session.settings.traces_dir}"
     also = f"; the collector at {collector} gets all spans too: look there" if collector else ""
     return UnknownObject("id", expected=f"{where}, where files are kept for a time{also}", found=name)
 

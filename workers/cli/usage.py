@@ -1,4 +1,4 @@
-"""What the parser of the command line refuses, in the form of all other bad input: field, expected, found."""
+"""Refusals of the parser of the command line, in the form of all other bad input: field, expected, found."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -30,7 +30,7 @@ class _Unseen:
 
 
 NOTHING: Final = _Absent()
-"""What was found where a value is missing."""
+"""Stands for a value that is missing."""
 
 
 class PlainCommand(TyperCommand):
@@ -41,7 +41,7 @@ class PlainCommand(TyperCommand):
         return [_untyped(one) for one in super().get_params(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Read the arguments; what is left over is refused here."""
+        """Read the arguments; arguments that are left over are refused here."""
         ctx.allow_extra_args = True
         left = super().parse_args(ctx, args)
         if left and not ctx.resilient_parsing:
@@ -130,7 +130,7 @@ def _one_of(ctx: Any) -> str:  # noqa: ANN401
 
 
 def _rule(parameter: Any) -> str:  # noqa: ANN401
-    """What the parameter takes, as a phrase."""
+    """The values that the parameter takes, as a phrase."""
     kind = parameter.type_descriptor
     if kind.is_choice:
         return f"one of {', '.join(str(getattr(one, 'value', one)) for one in kind.choices)}"
@@ -157,7 +157,7 @@ def _refused_value(error: BaseException) -> object:
 
 
 def _validations(error: BaseException | None) -> Iterator[Mapping[str, Any]]:
-    """What pydantic says, innermost first."""
+    """Pydantic's errors, innermost first."""
     ask = getattr(error, "errors", None) or getattr(error.__cause__ if error else None, "errors", None)
     for told in ask() if ask else ():
         yield from _validations(told.get("ctx", {}).get("error"))

@@ -1,4 +1,4 @@
-"""What a reader gets of a stored segment whose bits were turned around behind Sexton's back."""
+"""Flip bits of a stored segment, and see what a reader gets."""
 
 from itertools import islice
 

@@ -137,7 +137,7 @@ SERVICES = frozenset({
     "zookeeper",
     "zookeeper_auth",
 })  # fmt: skip
-"""Settings that say where services are, and who we are there: those of one home mean nothing in another."""
+"""Settings that name services and our credentials there: those of one home mean nothing in another."""
 
 
 class Settings(BaseModel):
@@ -206,11 +206,21 @@ class Settings(BaseModel):
         return {**values, "database_url": f"sqlite:///{path}"}
 
     def environment(self) -> dict[str, str]:
-        """The settings as a process finds them in its environment, secrets and all; what is empty is left out."""
+        """The settings as variables of a process's environment, secrets included; empty ones are left out."""
         values = self.model_dump(mode="json")
         shown = {name: value for name, value in self if isinstance(value, SecretStr)}
         values |= {name: secret.get_secret_value() for name, secret in shown.items()}
         return {f"SEXTON_{name.upper()}": str(value) for name, value in values.items() if value not in {"", None}}
+
+    @property
+    def store_is_known(self) -> bool:
+        """Whether an object store is known: one with an address, or AWS beside a database outside of the home."""
+        return bool(self.s3_endpoint) or self.database_url != Settings(home=self.home).database_url
+
+    @property
+    def traces_dir(self) -> Path:
+        """Where the home's span files are."""
+        return self.home / "traces"
 
     def without_services(self) -> "Settings":
         """The same settings with no service known, as of a home in which nothing was started."""

@@ -145,7 +145,7 @@ def _validated(found: Mapping[str, tuple[object, str]]) -> Settings:
 
 
 def _rule(name: str, told: Mapping[str, Any]) -> str:
-    """What a setting takes, as a phrase; pydantic's own speak of inputs and parsers."""
+    """The values that a setting takes, as a phrase; pydantic's own phrases speak of inputs and parsers."""
     match told["type"]:
         case "value_error":
             return str(told["ctx"]["error"])

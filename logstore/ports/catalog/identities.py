@@ -8,7 +8,7 @@ from logstore.ports.catalog.inspection import KnownCopy
 
 
 class Identities(Protocol):
-    """What the catalog knows of itself and of its buckets."""
+    """The catalog's id and its buckets."""
 
     def catalog_id(self) -> str:
         """A UUID that was given to the catalog when it was made, or brought to a version that has one."""

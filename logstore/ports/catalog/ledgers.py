@@ -46,7 +46,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What a topic's data ledgers come to."""
+    """Sums over a topic's data ledgers."""
 
     ledgers: int
     entries: int
@@ -73,7 +73,7 @@ class Ledgers(Protocol):
         """
 
     def totals(self, topic_id: TopicId) -> Totals:
-        """What the topic's data ledgers come to, read as one row however many they are."""
+        """Sums over the topic's data ledgers, read as one row however many they are."""
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         """How many listed entries each cursor has not acknowledged; reads a row or two for each."""
