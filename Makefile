@@ -7,7 +7,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE # each of the processes that tests start would compile the whole project anew
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock fmt lint types imports check test test-replay test-external faults bench screenshots demo up down clean
+.PHONY: help setup lock tables fmt lint types imports check test test-replay test-external faults bench screenshots demo up down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -29,6 +29,10 @@ lock: ## Resolve dependencies again (needs uv)
 		requirements-build.in -o requirements-build.lock
 	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes --no-header --no-annotate \
 		pyproject.toml -o requirements.lock
+
+tables: setup ## Write the tables that queries import from their declared classes
+	$(BIN)/python -m infra.declared > .tables.py
+	mv .tables.py infra/catalog/tables.py
 
 fmt: setup ## Format and mend what can be mended
 	$(BIN)/ruff format $(CODE)

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from sqlalchemy import and_, insert, select, true, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import Executable
 
 from infra.catalog import tables as t
 from infra.catalog.many import BIG, TEXT, Rows, rows_of
-from infra.catalog.topics import holding
+from infra.catalog.topics import holding, inserting
 from logstore.ports.catalog import TopicState
 
 
@@ -87,10 +85,9 @@ def _grown(rows: Rows) -> Statement:
 
 
 def _advanced(rows: Rows) -> Statement:
-    dialect: Any = sqlite if rows.dialect == "sqlite" else postgresql
     new = rows.source.c
     picked = select(*(new[name] for name in rows.columns)).where(true())  # without it SQLite reads ON as a join's
-    put = dialect.insert(t.producer_sequence).from_select(rows.columns, picked)
+    put = inserting(rows.dialect, t.producer_sequence).from_select(rows.columns, picked)
     return Statement(
         sql=put.on_conflict_do_update(
             index_elements=["topic_id", "producer"],

@@ -77,7 +77,7 @@ class SqlFences:
         counters: dict[int, int] = {}
         for at in range(0, len(bundles), _PAGE):
             rows = [{"bundle": bundle, "counter": 1, **told} for bundle in bundles[at : at + _PAGE]]
-            put = inserting(connection, t.bundle_fence).values(rows)
+            put = inserting(connection.dialect.name, t.bundle_fence).values(rows)
             raised = put.on_conflict_do_update(index_elements=[_F.bundle], set_={"counter": _F.counter + 1, **told})
             counters |= {row.bundle: row.counter for row in connection.execute(raised.returning(_F.bundle, _F.counter))}
         return [Lease(bundle=bundle, fence=int(counters[bundle]), worker_id=worker_id) for bundle in bundles]

@@ -53,7 +53,7 @@ class SqlIdentities:
 
         def work(connection: Connection) -> None:
             row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
-            connection.execute(inserting(connection, t.bucket_marker).values(row).on_conflict_do_nothing())
+            connection.execute(inserting(connection.dialect.name, t.bucket_marker).values(row).on_conflict_do_nothing())
 
         self._db.write(work)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, FromClause, Select, Text, bindparam, cast, func, literal, select
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
 BIG = BigInteger()
@@ -40,7 +39,7 @@ def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Row
             *(cast(func.json_extract(value, f"$[{at}]"), kind).label(key) for at, (key, kind) in parts)
         ).subquery(name)
     else:
-        arrays = [bindparam(f"{name}_{key}", type_=ARRAY(kind)) for key, kind in columns.items()]
+        arrays = [bindparam(f"{name}_{key}", type_=_array(kind)) for key, kind in columns.items()]
         source = func.unnest(*arrays).table_valued(*columns).render_derived(name=name)
     return Rows(source, dialect, tuple(columns))
 
@@ -50,7 +49,13 @@ def any_of(dialect: str, ids: Iterable[int]) -> Select[Any]:
     wanted = sorted({int(one) for one in ids})
     if dialect == "sqlite":
         return select(func.json_each(json.dumps(wanted)).table_valued("value").c.value)
-    return select(func.unnest(literal(wanted, ARRAY(BIG))))
+    return select(func.unnest(literal(wanted, _array(BIG))))
+
+
+def _array(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    from sqlalchemy.dialects.postgresql import ARRAY  # noqa: PLC0415 - SQLite is spared its import
+
+    return ARRAY(kind)
 
 
 def _names(source: FromClause, columns: tuple[str, ...]) -> list[str]:

@@ -1,268 +1,183 @@
-"""The catalog's tables.
+"""The catalog's tables for queries; written from `infra.declared.models` by `make tables`."""
 
-Times are microseconds since 1970 by the database's clock. There are no foreign keys: rows of one ledger are
-removed set-wise under the lock of their list, and a check per row would cost more than the removal.
-"""
-
-from typing import Any
-
-from sqlalchemy import JSON, BigInteger, Index, Integer, LargeBinary, Table, Text, UniqueConstraint, text
-from sqlmodel import Field, SQLModel
+from sqlalchemy import JSON, BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text, text
 
 from infra.telemetry.current import current_trace_id
 
-Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER key
-
-
-class CatalogRow(SQLModel, table=True):
-    """The one row that speaks for the catalog as a whole."""
-
-    __tablename__ = "catalog"
-    id: int = Field(primary_key=True, sa_type=Integer)
-    epoch: int = Field(sa_type=Big)
-    next_ledger_id: int = Field(sa_type=Big)
-    bundles: int = Field(sa_type=Integer, sa_column_kwargs={"server_default": "64"})  # never changed
-    catalog_id: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # a UUID, never changed
-
-
-class BucketMarkerRow(SQLModel, table=True):
-    """A bucket in which this catalog has put its marker: from then on it is refused without it."""
-
-    __tablename__ = "bucket_marker"
-    role: str = Field(primary_key=True)  # primary, tiered or records
-    bucket: str = Field(primary_key=True)
-    marked_us: int = Field(sa_type=Big)
-
-
-class BundleFenceRow(SQLModel, table=True):
-    """How often a bundle was acquired, and by whom last; its row is the lock of writes under a lease."""
-
-    __tablename__ = "bundle_fence"
-    bundle: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
-    counter: int = Field(sa_type=Big)
-    worker_id: str
-    raised_us: int = Field(sa_type=Big)
-
-
-class TopicRow(SQLModel, table=True):
-    """A topic; a name created again has another id."""
-
-    __tablename__ = "topic"
-    __table_args__ = {"sqlite_autoincrement": True}
-    topic_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
-    name: str = Field(unique=True)
-    state: str
-    retention_s: int = Field(sa_type=Big)
-    retention_bytes: int | None = Field(default=None, sa_type=Big)
-    created_us: int = Field(sa_type=Big)
-
-
-class LedgerListRow(SQLModel, table=True):
-    """The ledgers of one owner, in order. Its row is the lock of phase one."""
-
-    __tablename__ = "ledger_list"
-    __table_args__ = (UniqueConstraint("topic_id", "component", "owner"),)
-    list_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
-    topic_id: int = Field(sa_type=Big)
-    component: str
-    owner: str  # the component's keys as canonical JSON
-    version: int = Field(default=0, sa_type=Big)
-
-
-class LedgerRow(SQLModel, table=True):
-    """A ledger. It is listed while `place` is set."""
-
-    __tablename__ = "ledger"
-    __table_args__ = (
-        Index("ledger_by_list", "list_id", "place"),
-        Index(
-            "ledger_unlisted", "created_us", sqlite_where=text("place IS NULL"), postgresql_where=text("place IS NULL")
-        ),
-    )
-    ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    list_id: int = Field(sa_type=Big)
-    place: int | None = Field(default=None, sa_type=Big)
-    application: str
-    state: str
-    entries: int = Field(default=0, sa_type=Big)
-    size_bytes: int = Field(default=0, sa_type=Big)
-    segments: int = Field(default=0, sa_type=Big)
-    last_segment: int = Field(default=-1, sa_type=Big)
-    generation: int = Field(default=0, sa_type=Big)
-    epoch: int = Field(sa_type=Big)
-    created_us: int = Field(sa_type=Big)
-    closed_us: int | None = Field(default=None, sa_type=Big)
-
-
-class LedgerCopyRow(SQLModel, table=True):
-    """One copy of a ledger: primary or tiered."""
-
-    __tablename__ = "ledger_copy"
-    __table_args__ = (
-        Index(
-            "ledger_copy_writing",
-            "kind",
-            sqlite_where=text("state = 'WRITING'"),
-            postgresql_where=text("state = 'WRITING'"),
-        ),
-    )
-    ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    kind: str = Field(primary_key=True)
-    state: str
-    context: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
-
-
-class SegmentRow(SQLModel, table=True):
-    """A registered segment; its registration is the moment at which its entries exist."""
-
-    __tablename__ = "segment"
-    ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    number: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    first_entry: int = Field(sa_type=Big)
-    entries: int = Field(sa_type=Big)
-    size_bytes: int = Field(sa_type=Big)
-    sha256: str | None = None  # of the object, hexadecimal; segments from before digests have none
-
-
-class CursorRow(SQLModel, table=True):
-    """A subscription and what it acknowledged."""
-
-    __tablename__ = "cursor"
-    __table_args__ = (UniqueConstraint("topic_id", "name"),)
-    cursor_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
-    topic_id: int = Field(sa_type=Big)
-    name: str
-    mark_ledger: int = Field(sa_type=Big)
-    mark_entry: int = Field(sa_type=Big)
-    acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)  # beyond the snapshot, if there is one
-    snapshot_ledger: int | None = Field(default=None, sa_type=Big)  # its cursor ledger, once the state outgrew the row
-    seeks: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # resets: tells states apart
-    created_us: int = Field(sa_type=Big)
-
-
-class SchemaVersionRow(SQLModel, table=True):
-    """A version of a topic's schema, and the ledger that holds its content."""
-
-    __tablename__ = "schema_version"
-    topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    version: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})  # from 0
-    ledger_id: int = Field(sa_type=Big)
-    digest: str  # SHA-256 of the content, hexadecimal
-    size_bytes: int = Field(sa_type=Big)
-    created_us: int = Field(sa_type=Big)
-
-
-class ProducerSequenceRow(SQLModel, table=True):
-    """The last registered sequence id of a producer on a topic."""
-
-    __tablename__ = "producer_sequence"
-    topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    producer: str = Field(primary_key=True)
-    sequence_id: int = Field(sa_type=Big)
-
-
-class PendingDeletionRow(SQLModel, table=True):
-    """A deletion intent: one copy of one ledger, of one detach. Source: PIP-186, PendingDeleteLedgerInfo."""
-
-    __tablename__ = "pending_deletion"
-    __table_args__ = (
-        UniqueConstraint("ledger_id", "copy", "generation"),
-        Index("pending_deletion_by_batch", "batch_id", "row_id"),
-        Index("pending_deletion_by_state", "state", "topic_id"),
-        Index("pending_deletion_by_end", "state", "finished_us"),
-        {"sqlite_autoincrement": True},  # pages go on behind the highest row id seen
-    )
-    row_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
-    batch_id: str
-    ledger_id: int = Field(sa_type=Big)
-    copy_kind: str = Field(sa_column_kwargs={"name": "copy"})
-    generation: int = Field(sa_type=Big)
-    application: str
-    component: str
-    topic_id: int = Field(sa_type=Big)
-    topic: str
-    keys: str  # canonical JSON
-    context: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
-    segments: int = Field(default=0, sa_type=Big)
-    last_segment: int = Field(sa_type=Big)
-    ledger_created_us: int = Field(sa_type=Big)
-    size_bytes: int = Field(default=0, sa_type=Big)
-    epoch: int = Field(sa_type=Big)
-    state: str
-    outcome: str | None = None
-    attempts: int = 0
-    last_error: str | None = Field(default=None, sa_type=Text)
-    claim_workflow: str | None = None
-    claim_run: str | None = None
-    claim_until_us: int | None = Field(default=None, sa_type=Big)
-    keys_left: int | None = Field(default=None, sa_type=Big)  # after the last attempt that storage answered
-    keys_left_attempts: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # in a row that left so many
-    objects_deleted: int = Field(default=0, sa_type=Big)
-    bytes_deleted: int = Field(default=0, sa_type=Big)
-    created_us: int = Field(sa_type=Big)
-    finished_us: int | None = Field(default=None, sa_type=Big)
-    actor: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # of the detach; empty: not known
-    reason: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": text("''")})
-    openings: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # again, after it had ended
-    trace_id: str | None = Field(  # of whatever wrote the row last: its detach, or its last attempt
-        default=None, sa_column_kwargs={"default": current_trace_id, "onupdate": current_trace_id}
-    )
-
-
-class RunRow(SQLModel, table=True):
-    """One batch of work, claimed as a whole."""
-
-    __tablename__ = "run"
-    __table_args__ = (Index("run_by_end", "finished_us"),)
-    run_id: str = Field(primary_key=True)
-    kind: str
-    topic_id: int = Field(sa_type=Big)
-    summary: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
-    claim_workflow: str | None = None
-    claim_run: str | None = None
-    claim_until_us: int | None = Field(default=None, sa_type=Big)
-    created_us: int = Field(sa_type=Big)
-    finished_us: int | None = Field(default=None, sa_type=Big)
-    paused_us: int | None = Field(default=None, sa_type=Big)  # since when its batch is paused; none: it is not
-
-
-class AuditRow(SQLModel, table=True):
-    """A destructive act: who, why, by which workflow, with what outcome."""
-
-    __tablename__ = "audit"
-    __table_args__ = (Index("audit_by_topic", "topic_id", "audit_id"), Index("audit_by_run", "run_id"))
-    audit_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
-    at_us: int = Field(sa_type=Big)
-    act: str
-    actor: str
-    reason: str = Field(sa_type=Text)
-    workflow_id: str
-    topic_id: int | None = Field(default=None, sa_type=Big)
-    topic: str | None = None
-    run_id: str | None = None  # the batch it was a step of
-    first_ledger: int | None = Field(default=None, sa_type=Big)  # inclusive; none: it is not about ledgers
-    last_ledger: int | None = Field(default=None, sa_type=Big)
-    detail: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
-
-
-metadata = SQLModel.metadata
-
-
-def _table(name: str) -> Table:
-    return metadata.tables[name]
-
-
-catalog = _table("catalog")
-bundle_fence = _table("bundle_fence")
-bucket_marker = _table("bucket_marker")
-topic = _table("topic")
-ledger_list = _table("ledger_list")
-ledger = _table("ledger")
-ledger_copy = _table("ledger_copy")
-segment = _table("segment")
-cursor = _table("cursor")
-schema_version = _table("schema_version")
-producer_sequence = _table("producer_sequence")
-pending_deletion = _table("pending_deletion")
-run = _table("run")
-audit = _table("audit")
+Big = BigInteger().with_variant(Integer, "sqlite")
+metadata = MetaData()
+catalog = Table(
+    "catalog",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("epoch", Big, nullable=False),
+    Column("next_ledger_id", Big, nullable=False),
+    Column("bundles", Integer, nullable=False, server_default="64"),
+    Column("catalog_id", String, nullable=False, default="", server_default=text("''")),
+)
+bucket_marker = Table(
+    "bucket_marker",
+    metadata,
+    Column("role", String, primary_key=True),
+    Column("bucket", String, primary_key=True),
+    Column("marked_us", Big, nullable=False),
+)
+bundle_fence = Table(
+    "bundle_fence",
+    metadata,
+    Column("bundle", Integer, primary_key=True, autoincrement=False),
+    Column("counter", Big, nullable=False),
+    Column("worker_id", String, nullable=False),
+    Column("raised_us", Big, nullable=False),
+)
+topic = Table(
+    "topic",
+    metadata,
+    Column("topic_id", Big, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("retention_s", Big, nullable=False),
+    Column("retention_bytes", Big),
+    Column("created_us", Big, nullable=False),
+)
+ledger_list = Table(
+    "ledger_list",
+    metadata,
+    Column("list_id", Big, primary_key=True),
+    Column("topic_id", Big, nullable=False),
+    Column("component", String, nullable=False),
+    Column("owner", String, nullable=False),
+    Column("version", Big, nullable=False, default=0),
+)
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("ledger_id", Big, primary_key=True, autoincrement=False),
+    Column("list_id", Big, nullable=False),
+    Column("place", Big),
+    Column("application", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("entries", Big, nullable=False, default=0),
+    Column("size_bytes", Big, nullable=False, default=0),
+    Column("segments", Big, nullable=False, default=0),
+    Column("last_segment", Big, nullable=False, default=-1),
+    Column("generation", Big, nullable=False, default=0),
+    Column("epoch", Big, nullable=False),
+    Column("created_us", Big, nullable=False),
+    Column("closed_us", Big),
+)
+ledger_copy = Table(
+    "ledger_copy",
+    metadata,
+    Column("ledger_id", Big, primary_key=True, autoincrement=False),
+    Column("kind", String, primary_key=True),
+    Column("state", String, nullable=False),
+    Column("context", JSON, nullable=False, default=dict),
+)
+segment = Table(
+    "segment",
+    metadata,
+    Column("ledger_id", Big, primary_key=True, autoincrement=False),
+    Column("number", Big, primary_key=True, autoincrement=False),
+    Column("first_entry", Big, nullable=False),
+    Column("entries", Big, nullable=False),
+    Column("size_bytes", Big, nullable=False),
+    Column("sha256", String),
+)
+cursor = Table(
+    "cursor",
+    metadata,
+    Column("cursor_id", Big, primary_key=True),
+    Column("topic_id", Big, nullable=False),
+    Column("name", String, nullable=False),
+    Column("mark_ledger", Big, nullable=False),
+    Column("mark_entry", Big, nullable=False),
+    Column("acknowledged", LargeBinary, nullable=False, default=b""),
+    Column("snapshot_ledger", Big),
+    Column("seeks", Big, nullable=False, default=0, server_default="0"),
+    Column("created_us", Big, nullable=False),
+)
+schema_version = Table(
+    "schema_version",
+    metadata,
+    Column("topic_id", Big, primary_key=True, autoincrement=False),
+    Column("version", Big, primary_key=True, autoincrement=False),
+    Column("ledger_id", Big, nullable=False),
+    Column("digest", String, nullable=False),
+    Column("size_bytes", Big, nullable=False),
+    Column("created_us", Big, nullable=False),
+)
+producer_sequence = Table(
+    "producer_sequence",
+    metadata,
+    Column("topic_id", Big, primary_key=True, autoincrement=False),
+    Column("producer", String, primary_key=True),
+    Column("sequence_id", Big, nullable=False),
+)
+pending_deletion = Table(
+    "pending_deletion",
+    metadata,
+    Column("row_id", Big, primary_key=True),
+    Column("batch_id", String, nullable=False),
+    Column("ledger_id", Big, nullable=False),
+    Column("copy", String, nullable=False),
+    Column("generation", Big, nullable=False),
+    Column("application", String, nullable=False),
+    Column("component", String, nullable=False),
+    Column("topic_id", Big, nullable=False),
+    Column("topic", String, nullable=False),
+    Column("keys", String, nullable=False),
+    Column("context", JSON, nullable=False, default=dict),
+    Column("segments", Big, nullable=False, default=0),
+    Column("last_segment", Big, nullable=False),
+    Column("ledger_created_us", Big, nullable=False),
+    Column("size_bytes", Big, nullable=False, default=0),
+    Column("epoch", Big, nullable=False),
+    Column("state", String, nullable=False),
+    Column("outcome", String),
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("last_error", Text),
+    Column("claim_workflow", String),
+    Column("claim_run", String),
+    Column("claim_until_us", Big),
+    Column("keys_left", Big),
+    Column("keys_left_attempts", Integer, nullable=False, default=0, server_default="0"),
+    Column("objects_deleted", Big, nullable=False, default=0),
+    Column("bytes_deleted", Big, nullable=False, default=0),
+    Column("created_us", Big, nullable=False),
+    Column("finished_us", Big),
+    Column("actor", String, nullable=False, default="", server_default=text("''")),
+    Column("reason", Text, nullable=False, default="", server_default=text("''")),
+    Column("openings", Big, nullable=False, default=0, server_default="0"),
+    Column("trace_id", String, default=current_trace_id, onupdate=current_trace_id),
+)
+run = Table(
+    "run",
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("topic_id", Big, nullable=False),
+    Column("summary", JSON, nullable=False, default=dict),
+    Column("claim_workflow", String),
+    Column("claim_run", String),
+    Column("claim_until_us", Big),
+    Column("created_us", Big, nullable=False),
+    Column("finished_us", Big),
+    Column("paused_us", Big),
+)
+audit = Table(
+    "audit",
+    metadata,
+    Column("audit_id", Big, primary_key=True),
+    Column("at_us", Big, nullable=False),
+    Column("act", String, nullable=False),
+    Column("actor", String, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("workflow_id", String, nullable=False),
+    Column("topic_id", Big),
+    Column("topic", String),
+    Column("run_id", String),
+    Column("first_ledger", Big),
+    Column("last_ledger", Big),
+    Column("detail", JSON, nullable=False, default=dict),
+)

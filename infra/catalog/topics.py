@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
@@ -87,14 +88,12 @@ def canonical(keys: Mapping[str, str]) -> str:
 
 def ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
     """An insert that does nothing where a unique key is taken."""
-    return inserting(connection, table).on_conflict_do_nothing()
+    return inserting(connection.dialect.name, table).on_conflict_do_nothing()
 
 
-def inserting(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
+def inserting(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
     """An insert that may say what happens where a unique key is taken."""
-    from sqlalchemy.dialects import postgresql, sqlite  # noqa: PLC0415 - chosen by the connection
-
-    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+    return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)  # the other one's import is spared
 
 
 def holding(topics: Select[Any]) -> Select[Any]:

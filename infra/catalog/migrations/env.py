@@ -2,7 +2,5 @@
 
 from alembic import context
 
-from infra.catalog.tables import metadata
-
-context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+context.configure(connection=context.config.attributes["connection"])
 context.run_migrations()

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from sqlalchemy import Connection, select
-from sqlmodel import col
 
 from infra.catalog import Database, tables, upgrade
 
@@ -13,7 +12,7 @@ Connect = Callable[..., Database]
 def test_engine_knows_what_an_earlier_one_compiled(url: str, connect: Connect) -> None:
     """Tests make thousands of engines; if each compiled its own statements, half of their time would be that."""
     upgrade(connect(url))
-    statement = select(col(tables.CatalogRow.epoch))
+    statement = select(tables.catalog.c.epoch)
 
     def was_known(connection: Connection) -> str:
         return connection.execute(statement).context.cache_hit.name

@@ -15,8 +15,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from infra.catalog import Database, SqlCatalog, check_version, upgrade
-from infra.catalog.tables import metadata
 from infra.catalog.versions import VERSIONS, _config
+from infra.declared.models import metadata
 from logstore.cursors import CursorState
 from logstore.deletion import DeletionState, Outcome
 from logstore.errors import CatalogVersionMismatch, InvalidInput, ServiceFailed

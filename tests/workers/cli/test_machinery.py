@@ -291,7 +291,20 @@ def test_version_and_help_import_nothing_but_the_parser(asked: str) -> None:
     assert not _LIGHT & _imported_by(asked)
 
 
-_HEAVY = {"alembic", "boto3", "botocore", "pyarrow", "numpy", "pandas", "psycopg", "kazoo", "pyspark"}
+_HEAVY = {
+    "sqlmodel",
+    "sqlalchemy.orm",
+    "sqlalchemy.dialects.postgresql",
+    "alembic",
+    "boto3",
+    "botocore",
+    "pyarrow",
+    "numpy",
+    "pandas",
+    "psycopg",
+    "kazoo",
+    "pyspark",
+}
 
 
 @pytest.mark.parametrize("asked", ["topic list", "deletion inflight", "audit list", "config show"])

@@ -1,0 +1,1 @@
+"""The tables as SQLModel classes, and what writes `infra.catalog.tables` from them."""

@@ -1,0 +1,1 @@
+"""Declared tables and what is written from them."""
