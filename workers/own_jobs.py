@@ -1,6 +1,7 @@
 """Before a client starts a job it compares store and namespace with the catalog."""
 
 import asyncio
+from urllib.parse import quote
 
 from temporalio.client import Client
 
@@ -31,6 +32,14 @@ class OwnJobs:
             await namespace.require(self.client, await asyncio.to_thread(self._catalog_id))
             self._compared = True
         return self.client
+
+    def page_of(self, workflow_id: str, run_id: str | None) -> str:
+        """The run's page in the Web UI, opened where summary and *Current Details* are; "" where no Web UI is known."""
+        settings = self._settings
+        if not settings.ui_address or not run_id:
+            return ""
+        names = (settings.temporal_namespace, "workflows", workflow_id, run_id, "user-metadata")
+        return "/".join([f"{settings.ui_address.rstrip('/')}/namespaces", *(quote(name, safe="") for name in names)])
 
     def _catalog_id(self) -> str:
         with own_store(self._settings) as catalog:

@@ -38,6 +38,14 @@ def test_delete_ledgers_of_none_or_too_many_is_refused(tmp_path: Path, ids: list
         asyncio.run(sexton.delete_ledgers(_TOPIC, [LedgerId(one) for one in ids]))
 
 
+def test_page_of_a_run_is_the_tab_with_its_current_details(tmp_path: Path) -> None:
+    """One step from the command: ids have slashes, which the Web UI expects quoted. Without a Web UI there is none."""
+    settings = Settings(home=tmp_path, ui_address="http://127.0.0.1:8233", temporal_namespace="ours")
+    page = Sexton(_NOBODY, settings).page_of("delete-ledger/0/LEDGER/1", "run-1")
+    assert page == "http://127.0.0.1:8233/namespaces/ours/workflows/delete-ledger%2F0%2FLEDGER%2F1/run-1/user-metadata"
+    assert Sexton(_NOBODY, Settings(home=tmp_path)).page_of("delete-ledger/0/LEDGER/1", "run-1") == ""
+
+
 def test_close_gives_threads_time_to_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaving the block rests, with the processor free for the SDK's threads, also where the block fails."""
     rests: list[float] = []

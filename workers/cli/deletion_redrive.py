@@ -52,7 +52,7 @@ def redrive(
         if found.handle is None:
             return Answer(document={"started": 0, "outcomes": {}} if wait else {"started": 0})
         if not wait:
-            return Answer(document={"started": found.started, **started(found.handle)})
+            return Answer(document={"started": found.started, **started(client, found.handle)})
         result = await finished(client, found.handle, "trying again")
         done = {"started": found.started, "workflow_id": found.handle.id}
         return ended(session, done, counted(result.outcomes), batch_id=result.batch_id)
@@ -76,7 +76,7 @@ def sweep(session: Session, *, reason: Reason = "", dry_run: DryRun = False, wai
     async def work(client: "Sexton") -> Answer:
         handle = await client.sweep_deletions(reason, session.actor)
         if not wait:
-            return Answer(document=started(handle))
+            return Answer(document=started(client, handle))
         result = await finished(client, handle, "sweeping")
         names = ("batches", "intents", "newborn", "uncertified", "forgotten")
         done = {"workflow_id": handle.id} | {name: getattr(result, name) for name in names}

@@ -103,7 +103,7 @@ def delete(
     async def work(client: "Sexton") -> Answer:
         handle = await client.delete_ledgers(topic, wanted, force, reason, session.actor)
         if not wait:
-            return Answer(document=started(handle))
+            return Answer(document=started(client, handle))
         result = await finished(client, handle, "deleting ledgers")
         outcomes = counted(result.outcomes)
         return ended(session, {"workflow_id": handle.id}, outcomes, topic=topic, ledger_ids=wanted)

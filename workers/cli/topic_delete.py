@@ -37,7 +37,7 @@ def delete(
     async def work(client: "Sexton") -> Answer:
         handle = await client.delete_topic(found, reason, session.actor)
         if not wait:
-            return Answer(document=started(handle))
+            return Answer(document=started(client, handle))
         result = await finished(client, handle, "deleting the topic")
         return ended(session, {"workflow_id": handle.id}, counted(result.outcomes), topic=found)
 

@@ -60,7 +60,7 @@ def offload(
     async def work(client: "Sexton") -> Answer:
         handle = await client.offload_topic(found, wanted, delete_primary, reason, session.actor)
         if not wait:
-            return Answer(document=started(handle))
+            return Answer(document=started(client, handle))
         result = await finished(client, handle, "offloading")
         return _answer(session, found, handle.id, result, delete_primary=delete_primary)
 

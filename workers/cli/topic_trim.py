@@ -34,7 +34,7 @@ def trim(
     async def work(client: "Sexton") -> Answer:
         handle = await client.trim_topic(found, reason, session.actor)
         if not wait:
-            return Answer(document=started(handle))
+            return Answer(document=started(client, handle))
         result = await finished(client, handle, "trimming")
         done = {"workflow_id": handle.id, "detached": result.detached, "deleted": result.deleted}
         return ended(session, done, counted(result.outcomes), topic=found)

@@ -295,6 +295,10 @@ class FakeClient:
         say(f"started {handle.id}")
         return await handle.result()
 
+    def page_of(self, workflow_id: str, run_id: str | None) -> str:
+        """A page of a Web UI."""
+        return f"http://ui/{workflow_id}/{run_id}"
+
     async def trim_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
         """Remember the call."""
         self.asked.append((topic.name, reason))

@@ -150,6 +150,14 @@ def test_topic_trim_no_wait_answers_at_once(run: Run, orders: str) -> None:
     assert told == {"workflow_id": "trim-topic/7", "run_id": "run-1"}
 
 
+@pytest.mark.parametrize("option", ["--wait", "--no-wait"])
+def test_topic_trim_says_where_it_can_be_watched(run: Run, orders: str, option: str) -> None:
+    """On stderr, whether it waits or not."""
+    ended = run("topic", "trim", orders, option, "--json")
+    assert document(ended)["workflow_id"] == "trim-topic/7"
+    assert "watch it: http://ui/trim-topic/7/run-1\n" in ended.stderr
+
+
 def test_topic_trim_dry_run_starts_nothing(run: Run, services: FakeServices, orders: str) -> None:
     """What would go is told, and no workflow is started."""
     told = document(run("topic", "trim", orders, "--dry-run", "--json"))
