@@ -11,7 +11,7 @@ from itertools import chain, islice
 
 from logstore.confirmed_deletes import Kept, delete, kept, removal, unconfirmed
 from logstore.deletion import DeletionIntent, Finding, StoredCopy, disowned
-from logstore.errors import SextonError, StoreUnavailable
+from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ledgers import (
     ledger_prefix,
@@ -29,6 +29,8 @@ _MOST_STATED = 65_536
 """Bytes of a `meta.json` that are read; ours has less than 4 KiB."""
 _ASKING = 8
 """Keys asked for at a time, where a listing does not show them."""
+_MOST_ASKED = 1_000_000
+"""Such keys of one ledger, inclusive: ten times as many segments as a ledger has, and what an hour is enough for."""
 
 _Seen = tuple[ObjectInfo, Mapping[str, str]]
 
@@ -85,7 +87,14 @@ class PrimaryCopies:
         """Segments that the catalog may have registered, and that stand although the listing lacks them.
 
         Where lost races left gaps, every number up to the highest may be a registered one.
+
+        Raises:
+            CorruptData: They are so many that the number is a damaged one.
+            StoreUnavailable: Storage did not answer.
         """
+        if intent.segments and intent.last_segment - len(listed) >= _MOST_ASKED:
+            expected = f"at most {_MOST_ASKED:,} segments that no listing shows"
+            raise CorruptData(f"ledger {intent.ledger_id}: expected {expected}, found the number {intent.last_segment}")
         numbers = range(intent.last_segment + 1) if intent.segments else ()
         names = (segment_key(intent.ledger_id, number) for number in numbers)
         return _asked(self._objects, (key for key in names if key not in listed))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.deletion import Finding, StoredCopy
-from logstore.errors import StoreUnavailable
+from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ledgers import Component, LedgerOwner, ledger_prefix, meta_key, segment_key
 from logstore.ports.objects import ObjectInfo
@@ -61,6 +61,17 @@ def _remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[Removal, list[i
     progress: list[int] = []
     removed = PrimaryCopies(objects).remove({1: copy}, on_progress=progress.append)
     return removed[1], progress
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_number_of_segments_that_no_ledger_has_is_refused_without_asking_for_each(*, stored: bool) -> None:
+    """A damaged row would have billions of keys asked for, by a thread that nothing ends."""
+    objects = _store() if stored else FakeObjectStore()
+    calls = len(objects.calls)
+    damaged = replace(intent(_L, segments=3), last_segment=2**62)
+    with pytest.raises(CorruptData, match=r"at most 1,000,000 segments .*, found the number 4611686018427387904"):
+        PrimaryCopies(objects).inspect(damaged)
+    assert (Operation.HEAD, segment_key(_L, 3)) not in objects.calls[calls:]
 
 
 def test_primary_copy_of_its_own_ledger_is_found_by_one_list() -> None:
