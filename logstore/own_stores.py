@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import BinaryIO, Final
 
-from logstore.deletion import disowned
+from logstore.deletion import DeletionState, disowned
 from logstore.errors import AlreadyExists, CatalogMismatch
 from logstore.failpoints import effect
 from logstore.identity import MARKER_KEY, Place, Standing, judge, marked_by, marker_of, refusal
@@ -209,9 +209,13 @@ def _is_stated(place: Place, store: ObjectStore, copy: KnownCopy) -> bool:
 
 
 def _is_certain(copy: KnownCopy) -> bool:
-    """Whether something of the copy was stored, as far as the catalog knows; a newborn's creator may have died."""
-    live = copy.state == CopyState.LIVE.value
-    return live or (copy.intent.segments > 0 and was_published(copy.intent.context))
+    """Whether something of the copy was stored, as far as the catalog knows.
+
+    A newborn's creator may have died; of a dead letter storage may have said that it is another's.
+    """
+    going = copy.state == DeletionState.PENDING.value
+    stored = copy.intent.segments > 0 and was_published(copy.intent.context)
+    return copy.state == CopyState.LIVE.value or (going and stored)
 
 
 def _not_ours(place: Place, expected: str, found: str) -> CatalogMismatch:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from logstore import failpoints
+from logstore.deletion import DeletionState
 from logstore.errors import CatalogMismatch, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.identity import MARKER_KEY, Place, Role, Standing, marker_of
@@ -188,6 +189,20 @@ def test_upgrade_with_everything_on_its_way_out_adopts_by_what_is_left(
         own(catalog, FakeObjectStore()).require()
     own(catalog, bucket).require()
     assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+
+
+def test_upgrade_with_nothing_but_dead_letters_adopts_by_what_is_left(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """Their objects are no ledgers of others; what storage says of them may be another's, so none must be there."""
+    dead = ledger(catalog, bucket)
+    catalog.detach(TopicId(1), [dead])
+    ((row_id, row),) = catalog.intent_rows.items()
+    catalog.intent_rows[row_id] = replace(row, segments=2, state=DeletionState.DEAD_LETTERED)
+    own(catalog, bucket).require()
+    assert marker(bucket) == marker_of(catalog.catalog_id)
+    catalog.markers.clear()
+    own(catalog, FakeObjectStore()).require()
 
 
 @pytest.mark.parametrize("context", [{}, {"uuid": UUID, "bucket": "cold", "until_us": "1"}])

@@ -25,8 +25,8 @@ class Identities(Protocol):
     def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
         """Copies that stand in that bucket if it is this catalog's, each as storage can be asked for it.
 
-        Those are LIVE copies and, behind them, PENDING ones on their way out, newest ledgers first; of tiered ones
-        those whose context names the bucket. The records bucket has none.
+        Those are LIVE copies and, behind them, those that were detached and are not gone, newest first; of
+        tiered ones those whose context names the bucket. The records bucket has none.
 
         Args:
             role: Of the bucket.

@@ -1,7 +1,9 @@
 """The catalog's own id, the buckets that carry it, and what must stand in them."""
 
+from logstore.deletion import Outcome
 from logstore.identity import Role
 from logstore.ledgers import CopyKind, CopyState
+from logstore.ports.catalog import Ended, RowRange
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, new_topic, newborn
 from tests.contracts.catalog.worlds import World
@@ -38,6 +40,20 @@ def test_evidence_is_live_copies_newest_first_then_those_on_their_way_out(world:
     assert _ids(world, Role.PRIMARY, limit=1) == [("LIVE", c)]
     assert _ids(world, Role.TIERED, "cold") == []
     assert _ids(world, Role.RECORDS) == []
+
+
+def test_evidence_has_dead_letters_and_nothing_that_is_gone(world: World) -> None:
+    """The objects of a dead letter stand where they stood."""
+    topic = new_topic(world)
+    a, b, _ = filled(world, topic.topic_id, 3)
+    world.phase_one(topic.topic_id, [a, b], force=True, batch_id="b")
+    first, second = (one.row_id for one in world.catalog.deletions.intents("b", RowRange(first=0, last=99, rows=0)))
+    ends = [
+        Ended(row_id=first, outcome=Outcome.DEAD_LETTERED, error="no permission"),
+        Ended(row_id=second, outcome=Outcome.DELETED),
+    ]
+    world.catalog.deletions.finish(ends, holder="b")
+    assert _ids(world, Role.PRIMARY)[1:] == [("DEAD_LETTERED", a)]
 
 
 def test_evidence_can_be_asked_for_in_storage(world: World) -> None:

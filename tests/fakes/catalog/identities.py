@@ -51,7 +51,7 @@ class FakeIdentities:
 
     def _on_their_way_out(self, kind: CopyKind) -> Iterator[KnownCopy]:
         for _, intent in sorted(self._catalog.intent_rows.items(), reverse=True):
-            if intent.copy is kind and intent.state is DeletionState.PENDING and not intent.damage:
+            if intent.copy is kind and intent.state is not DeletionState.DELETED and not intent.damage:
                 yield KnownCopy(state=intent.state.value, intent=intent)
 
     def _asked_with(self, ledger_id: LedgerId, kind: CopyKind) -> DeletionIntent:
