@@ -6,7 +6,7 @@
 | 1 | failed | everything not named below |
 | 2 | usage or bad input | `InvalidInput` and what the parser refuses |
 | 3 | refused by a guard or precondition | `PreconditionFailed` |
-| 4 | a service cannot be reached | `StoreUnavailable`, `CatalogBusy`, `ServiceFailed`, lost connections |
+| 4 | a service cannot be reached or refuses us | `StoreUnavailable`, `CatalogBusy`, `ServiceFailed`, lost connections |
 | 5 | finished in part | outcomes other than success, dead letters |
 | 130 | interrupted | `Interrupted` |
 """
