@@ -254,7 +254,7 @@ async def test_delete_ledgers_shows_progress_while_it_works(house: House) -> Non
         assert (progress.intents, progress.detached, progress.outcomes, progress.objects) == (4, 4, {"DELETED": 2}, 6)
         gate.open()
         await handle.result()
-        assert "| DELETED | 4 |" in await details_of(handle)
+        assert "- **DELETED** — 4 copies" in await details_of(handle)
     assert (await handle.describe()).search_attributes["SextonOutcome"] == ["DELETED"]
 
 

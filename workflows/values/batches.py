@@ -52,8 +52,8 @@ def shown(done: DeleteLedgersProgress | Certificate) -> str:
     """Markdown for an operator."""
     orders = [] if isinstance(done, Certificate) else _orders(done)
     told = ", ".join([f"{done.objects:,} objects", f"{done.size_bytes:,} bytes", *orders])
-    rows = "".join(f"| {name} | {count:,} |\n" for name, count in sorted(done.outcomes.items()))
-    return f"{told}\n\n| outcome | copies |\n|---|---|\n{rows}"
+    rows = "".join(f"- **{name}** — {count:,} copies\n" for name, count in sorted(done.outcomes.items()))
+    return f"{told}\n\n{rows}"  # a list: the Web UI draws tables without lines or space between columns
 
 
 def _orders(progress: DeleteLedgersProgress) -> list[str]:
