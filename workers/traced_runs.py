@@ -53,7 +53,8 @@ class _Run(WorkflowInboundInterceptor):
         span, self._trace_id = trace.get_current_span(), current_trace_id()
         for value in input.args:
             span.set_attributes(facts_of(value))
-        workflow.set_current_details(_begun(input.args))
+        begun = _about("going on" if workflow.info().continued_run_id else "begun", input.args)
+        workflow.set_current_details(begun)
         try:
             result = await super().execute_workflow(input)
         except ApplicationError as error:
@@ -66,6 +67,8 @@ class _Run(WorkflowInboundInterceptor):
             named = naming_trace(led_by_its_sentence(error), self._trace_id)
             _tell(named)
             raise named from error
+        if workflow.get_current_details() == begun:  # there was nothing to do
+            workflow.set_current_details(_about("ended", input.args))
         span.set_attributes(facts_of(result))
         return result
 
@@ -87,11 +90,9 @@ class _Steps(WorkflowOutboundInterceptor):
         return super().start_activity(input)
 
 
-def _begun(args: Sequence[Any]) -> str:
-    """What is shown until the workflow has something to say."""
-    info = workflow.info()
-    step = "going on" if info.continued_run_id else "begun"
-    return f"**{step}** — " + (", ".join(filter(None, map(summary_of, args))) or info.workflow_type)
+def _about(step: str, args: Sequence[Any]) -> str:
+    """What is shown where the workflow has nothing to say yet, or had nothing to do."""
+    return f"**{step}** — " + (", ".join(filter(None, map(summary_of, args))) or workflow.info().workflow_type)
 
 
 def _tell(error: ApplicationError) -> None:

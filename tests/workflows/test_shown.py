@@ -220,3 +220,11 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         await handle.terminate()
     about = {"trim-topics": type_, "sweep-deletions": type_, "offload-ledger": "**1**", "delete-ledger": "**1**"}
     assert about.get(type_, _TOPIC) in told
+
+
+async def test_current_details_of_a_trim_that_found_nothing_say_that_it_ended(house: House) -> None:
+    """Nothing was counted, so that the workflow itself had nothing to say."""
+    async with house.worker():
+        handle = await house.trim()
+        await handle.result()
+        assert (await details_of(handle)).startswith(f"**ended** — {house.world.topic.name}")
