@@ -28,12 +28,13 @@ def main() -> None:
     demo = _sexton("demo", "--keep")
     try:
         listed = _sexton("--home", demo["home"], "workflow", "list")
-        for name, kind, status in (
-            ("finished-delete-ledgers", "delete-ledgers", "Completed"),
-            ("failed-delete-ledger", "delete-ledger", "Failed"),
+        for name, kind, status, tab in (
+            ("finished-delete-ledgers", "delete-ledgers", "Completed", "timeline"),
+            ("failed-delete-ledger", "delete-ledger", "Failed", "user-metadata"),
         ):
             found = next(one for one in listed if (one["type"], one["status"]) == (kind, status))
-            _picture(f"{demo['ui']}/namespaces/default/workflows/{quote(found['workflow_id'], safe='')}", name)
+            page = f"{quote(found['workflow_id'], safe='')}/{found['run_id']}/{tab}"
+            _picture(f"{demo['ui']}/namespaces/default/workflows/{page}", name)
         _picture(f"{demo['ui']}/namespaces/default/workflows", "workflows")
     finally:
         remove(Path(demo["home"]))
