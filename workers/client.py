@@ -25,7 +25,7 @@ from workers import schedules
 from workers.batches import Batches, released
 from workers.connections import connect_client, open_catalog
 from workers.offload_jobs import OffloadJobs
-from workers.requests import checked_ids, deletion_policy, of_topic
+from workers.requests import ascending, deletion_policy, of_topic
 from workers.settings import Settings
 from workers.visibility import WorkflowRow, visible_workflows
 from workers.waiting import Say, result_of
@@ -175,7 +175,7 @@ class Sexton(OffloadJobs):
         Raises:
             InvalidInput: None, or more than `MOST_IDS` ids.
         """
-        ids = checked_ids(ledger_ids)
+        detach = self._checked(ExplicitDetach(ledger_ids=ascending(ledger_ids), force=force))
         batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
         request = DeleteLedgersInput(
             batch_id=batch_id,
@@ -185,7 +185,7 @@ class Sexton(OffloadJobs):
             actor=actor,
             reason=reason,
             policy=self._policy,
-            detach=ExplicitDetach(ledger_ids=ids, force=force),
+            detach=detach,
         )
         self._checked(request)
         return await (await self.ours()).start_workflow(
@@ -194,7 +194,7 @@ class Sexton(OffloadJobs):
             id=delete_ledgers.workflow_id(batch_id),
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary=f"delete {len(ids)} ledgers of {topic.name}",
+            static_summary=f"delete {len(detach.ledger_ids)} ledgers of {topic.name}",
             search_attributes=of_topic(topic, batch_id),
         )
 

@@ -9,9 +9,9 @@ from temporalio.common import SearchAttributePair, WorkflowIDConflictPolicy
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.own_jobs import OwnJobs
-from workers.requests import checked_ids, deletion_policy, of_topic
+from workers.requests import ascending, deletion_policy, of_topic
 from workflows import limits, offload_ledger, offload_topic, search_attributes
-from workflows.limits import MOST_OFFLOADED, uploads_queue
+from workflows.limits import uploads_queue
 from workflows.offload_ledger import OffloadLedger
 from workflows.offload_topic import OffloadTopic
 from workflows.values import (
@@ -49,7 +49,7 @@ class OffloadJobs(OwnJobs):
         Raises:
             InvalidInput: None, or more than `MOST_OFFLOADED` ids.
         """
-        ids = None if ledger_ids is None else checked_ids(ledger_ids, most=MOST_OFFLOADED)
+        ids = None if ledger_ids is None else ascending(ledger_ids)
         ask = self._checked(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
         request = OffloadTopicInput(
             topic_id=topic.topic_id, topic=topic.name, policy=self._offload, deletion=deletion_policy(self._settings)

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
-from logstore.errors import InvalidInput
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from workers.settings import Settings
 from workflows import search_attributes
-from workflows.limits import MOST_IDS
 from workflows.values import DeletionPolicy
 
 
@@ -23,12 +21,9 @@ def deletion_policy(settings: Settings) -> DeletionPolicy:
     )
 
 
-def checked_ids(ledger_ids: Sequence[LedgerId], *, most: int = MOST_IDS) -> list[int]:
-    """Ascending and unique; refused here, before they become a payload that no server takes."""
-    ids = sorted(set(ledger_ids))
-    if not 0 < len(ids) <= most:
-        raise InvalidInput("ledger ids", expected=f"1 to {most:,} ids", found=len(ids))
-    return [int(ledger_id) for ledger_id in ids]
+def ascending(ledger_ids: Sequence[LedgerId]) -> list[int]:
+    """The ids, ascending and unique."""
+    return sorted({int(ledger_id) for ledger_id in ledger_ids})
 
 
 def of_topic(topic: Topic, batch_id: str | None = None) -> TypedSearchAttributes:
