@@ -115,18 +115,24 @@ def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
 
 def note(message: str) -> None:
     """Tell people something beside the answer, on stderr."""
-    from rich.text import Text  # noqa: PLC0415 - start-up time
-
-    with suppress(OSError):  # it is not the answer
-        _console(sys.stderr).print(Text(harmless(message)), soft_wrap=True)
+    _tell("", message)
 
 
 def error_line(message: str) -> None:
     """Tell what went wrong, on stderr."""
-    from rich.text import Text  # noqa: PLC0415 - start-up time
+    _tell("error: ", message)
 
-    with suppress(OSError):  # the exit code tells it too
-        _console(sys.stderr).print(Text.assemble(("error: ", "bold red"), harmless(message)), soft_wrap=True)
+
+def _tell(heading: str, message: str) -> None:
+    """A line on stderr; where no terminal shows it, it needs no Rich, whose import takes as long as Typer's."""
+    with suppress(OSError):  # it is not the answer, and the exit code tells of an error too
+        if not sys.stderr.isatty() and "FORCE_COLOR" not in os.environ:
+            sys.stderr.write(f"{heading}{harmless(message)}\n")
+            sys.stderr.flush()
+            return
+        from rich.text import Text  # noqa: PLC0415 - start-up time
+
+        _console(sys.stderr).print(Text.assemble((heading, "bold red"), harmless(message)), soft_wrap=True)
 
 
 def trace_line(trace_id: str | None) -> None:
