@@ -127,7 +127,7 @@ def marked_by(content: bytes) -> str:
     """The catalog that a marker names; of one that cannot be read, how it begins: it is nobody's we know."""
     try:
         told = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     named = told.get(_CATALOG) if isinstance(told, dict) else None
     return named if isinstance(named, str) else f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})"

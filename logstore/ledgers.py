@@ -138,7 +138,7 @@ def stated(content: bytes) -> dict[str, str]:
     """The fields of a `meta.json`, whoever wrote it; what is no flat JSON object is shown as it begins."""
     try:
         fields = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
         return {"unreadable": content[:200].decode("utf-8", errors="replace")}

@@ -76,6 +76,7 @@ def test_refusal_names_bucket_endpoint_expected_and_found(
         (b'{"catalog_id": "x", "more": 1}', "x"),  # later releases may say more
         (b'{"catalog": "x"}', 'unreadable (\'{"catalog": "x"}\')'),
         (b"[]", "unreadable ('[]')"),
+        (b"[" * 100_000, f"unreadable ('{'[' * 80}')"),
         (b"\xff", "unreadable ('\N{REPLACEMENT CHARACTER}')"),
     ],
 )
