@@ -292,6 +292,7 @@ def test_version_and_help_import_nothing_but_the_parser(asked: str) -> None:
 
 
 _HEAVY = {
+    "rich",
     "sqlmodel",
     "sqlalchemy.orm",
     "sqlalchemy.dialects.postgresql",
