@@ -1,15 +1,13 @@
 """Whether the stores that the settings name are the catalog's: adopted by upgrades, compared at every start."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from infra.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, SextonError
 from logstore.identity import Role
 from logstore.own_stores import OwnStore, OwnStores
 from logstore.places import TieredPlace
-from workers.connections import open_catalog
+from logstore.ports.catalog import Identities
 from workers.settings import Settings
 from workers.wiring import LogStore, own_buckets
 
@@ -67,14 +65,20 @@ def compare_buckets(log: LogStore, settings: Settings) -> None:
             _log.warning("a bucket is compared with the catalog at its first use: %s", why)
 
 
-@contextmanager
-def own_store(settings: Settings) -> Iterator[SqlCatalog]:
-    """The catalog, once the primary bucket was seen to be its own: for clients that start jobs upon both.
+def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
+    """Refuse a primary bucket that is another catalog's, for a process that starts jobs and uses no bucket itself.
+
+    A store that is not known, does not answer or refuses us is no obstacle: durable jobs wait for it.
 
     Raises:
-        CatalogMismatch, CatalogVersionMismatch: They are not of one another, or the catalog is not of this build.
-        StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
+        CatalogMismatch: It is another catalog's, or not the one that this catalog has marked.
     """
-    with open_catalog(settings) as catalog:
-        own_buckets(settings, OwnStores(catalog.identities))(Role.PRIMARY, settings.primary_bucket).require()
-        yield catalog
+    if not settings.store_is_known:
+        return
+    store = own_buckets(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
+    try:
+        store.look()
+    except CatalogMismatch:
+        raise
+    except SextonError as error:
+        _log.info("the primary bucket is left to the workers: %s", error)

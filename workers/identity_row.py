@@ -8,7 +8,6 @@ from typing import Final
 from temporalio.service import RPCError
 
 from infra.coordination.identity import compare_path
-from infra.objects.patience import Patience
 from logstore.errors import CatalogMismatch, SextonError
 from logstore.identity import Standing
 from logstore.own_stores import OwnStore, OwnStores
@@ -22,7 +21,6 @@ from workers.temporal_faults import temporal_fault
 from workers.wiring import own_buckets
 
 IDENTITY: Final = "identity"
-_ONCE: Final = Patience(attempts=1)  # a person waits, and can ask again
 
 
 def identity_row(settings: Settings) -> Mapping[str, object]:
@@ -53,7 +51,7 @@ def _seen(name: str, look: Callable[[], bool]) -> tuple[str, str]:
 def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Each service that is known, and how to ask whether it is the catalog's."""
     if settings.store_is_known:
-        own = own_buckets(settings, OwnStores(identities), patience=_ONCE)
+        own = own_buckets(settings, OwnStores(identities), hasty=True)
         for role, bucket in buckets_of(settings):
             yield f"{role.value} bucket {bucket}", partial(_is_ours, own(role, bucket))
     if settings.ownership == "zookeeper" and settings.zookeeper:

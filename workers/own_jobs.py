@@ -1,4 +1,4 @@
-"""Before a client starts a job it compares store and namespace with the catalog."""
+"""What a client sees before it starts a job: that namespace and primary bucket are not another catalog's."""
 
 import asyncio
 from urllib.parse import quote
@@ -6,7 +6,8 @@ from urllib.parse import quote
 from temporalio.client import Client
 
 from workers import namespace
-from workers.identity import own_store
+from workers.connections import open_catalog
+from workers.identity import refuse_foreign_bucket
 from workers.settings import Settings
 
 
@@ -20,13 +21,13 @@ class OwnJobs:
         self._compared = False
 
     async def ours(self) -> Client:
-        """The client, once primary bucket and namespace were seen to be the catalog's; both are compared once.
+        """The client, once primary bucket and namespace were compared with the catalog.
 
-        A job in another namespace would join another catalog's of the same id, or wait for its workers.
+        A job in another namespace would join another catalog's of the same id, or wait for its workers. A bucket that
+        cannot be asked now is left to the workers, which compare each one before they use it: the client uses none.
 
         Raises:
-            CatalogMismatch: One of them is not.
-            StoreUnavailable, ServiceRefused: The object store did not answer, or refuses us.
+            CatalogMismatch: One of them is another catalog's.
         """
         if not self._compared:
             await namespace.require(self.client, await asyncio.to_thread(self._catalog_id))
@@ -42,5 +43,6 @@ class OwnJobs:
         return "/".join([f"{settings.ui_address.rstrip('/')}/namespaces", *(quote(name, safe="") for name in names)])
 
     def _catalog_id(self) -> str:
-        with own_store(self._settings) as catalog:
+        with open_catalog(self._settings) as catalog:
+            refuse_foreign_bucket(self._settings, catalog.identities)
             return catalog.identities.catalog_id()

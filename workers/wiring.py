@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from infra.catalog import Database, SqlCatalog, check_version
 from logstore.component_ledgers import ComponentLedgers
@@ -27,7 +27,6 @@ from workers.settings.recorded import read_recorded
 
 if TYPE_CHECKING:
     from infra.objects import Places, S3ObjectStore
-    from infra.objects.patience import Patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +146,7 @@ def _on_own_stack(settings: Settings) -> bool:
 
 
 def own_places(
-    settings: Settings, stores: OwnStores, *, patience: "Patience | None" = None
+    settings: Settings, stores: OwnStores, *, hasty: bool = False
 ) -> Callable[[Role, TieredPlace], OwnStore]:
     """Buckets by role and place: each is compared with the catalog before its first use."""
 
@@ -155,8 +154,8 @@ def own_places(
     def places() -> "Places":
         from infra.objects import Places  # noqa: PLC0415 - start-up time
 
-        home = primary_bucket(settings, patience=patience)
-        return Places(home, partial(_store_at, settings, patience), own_stack=_on_own_stack(settings))
+        home = primary_bucket(settings, hasty=hasty)
+        return Places(home, partial(_store_at, settings, hasty), own_stack=_on_own_stack(settings))
 
     @cache
     def at_home(role: Role, place: TieredPlace) -> OwnStore:
@@ -173,11 +172,9 @@ def own_places(
     return own
 
 
-def own_buckets(
-    settings: Settings, stores: OwnStores, *, patience: "Patience | None" = None
-) -> Callable[[Role, str], OwnStore]:
+def own_buckets(settings: Settings, stores: OwnStores, *, hasty: bool = False) -> Callable[[Role, str], OwnStore]:
     """As `own_places`, by the names of buckets of the configured store."""
-    own = own_places(settings, stores, patience=patience)
+    own = own_places(settings, stores, hasty=hasty)
     return lambda role, bucket: own(role, TieredPlace(bucket))
 
 
@@ -191,13 +188,17 @@ class _OnFirstUse:
         return getattr(self._connected(), name)
 
 
-def primary_bucket(settings: Settings, *, patience: "Patience | None" = None) -> "S3ObjectStore":
+def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore":
     """The primary bucket; without an endpoint it is AWS's, without keys the host's role is used."""
-    return _store_at(settings, patience, settings.s3_endpoint, settings.s3_region)
+    return _store_at(settings, hasty, settings.s3_endpoint, settings.s3_region)
 
 
-def _store_at(settings: Settings, patience: "Patience | None", endpoint: str, region: str) -> "S3ObjectStore":
+def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S3ObjectStore":
+    """Hasty: for a person who waits, and can ask again."""
     from infra.objects import connect  # noqa: PLC0415 - start-up time
+    from infra.objects.patience import Patience  # noqa: PLC0415
+
+    haste: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0, "patience": Patience(attempts=1)}
 
     return connect(
         endpoint or None,
@@ -206,5 +207,5 @@ def _store_at(settings: Settings, patience: "Patience | None", endpoint: str, re
         settings.s3_secret_key.get_secret_value() or None,
         settings.primary_bucket,
         pool_size=2 * settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
-        patience=patience,
+        **(haste if hasty else {}),
     )

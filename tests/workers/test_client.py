@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from infra.catalog import Database, upgrade
 from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, TopicId
@@ -86,3 +87,25 @@ def test_client_refuses_a_topic_whose_name_or_id_is_none(tmp_path: Path) -> None
             asyncio.run(sexton.trim_topic(topic))
     with pytest.raises(InvalidInput, match=r"^ledger_id: expected"):
         asyncio.run(sexton.offload_ledger(_TOPIC, -1))
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:1"])
+def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, endpoint: str) -> None:
+    """A client uses no bucket: what a job needs of it waits for the store, and its workers compare the bucket first."""
+    started: list[object] = []
+
+    async def start(*_: object, **told: object) -> None:
+        started.append(told["id"])
+
+    async def known(*_: object) -> None:
+        """The namespace is ours."""
+
+    settings = Settings(home=tmp_path, s3_endpoint=endpoint)
+    database = Database(settings.database_url)
+    upgrade(database)
+    database.close()
+    client: Any = SimpleNamespace(start_workflow=start)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workers.namespace.require", known)
+        asyncio.run(Sexton(client, settings).sweep_deletions())
+    assert started == ["sweep-deletions"]
