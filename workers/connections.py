@@ -1,7 +1,9 @@
 """Connections that jobs are started with and workers are run on."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from temporalio.client import Client
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
@@ -12,6 +14,8 @@ from infra.catalog import Database, SqlCatalog, check_version
 from logstore.errors import ServiceFailed
 from workers.settings import Settings
 
+_CONNECT_S: Final = 10.0
+
 
 async def connect_client(settings: Settings, *, identity: str | None = None, runtime: Runtime | None = None) -> Client:
     """A Temporal client that speaks our values and carries our traces; a worker's has the runtime with its metrics.
@@ -21,15 +25,16 @@ async def connect_client(settings: Settings, *, identity: str | None = None, run
     """
     address = settings.required("temporal_address")
     try:
-        return await Client.connect(
-            address,
-            namespace=settings.temporal_namespace,
-            identity=identity,
-            runtime=runtime,
-            data_converter=pydantic_data_converter,
-            plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
-        )
-    except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens
+        async with asyncio.timeout(_CONNECT_S):  # where nobody refuses, the SDK would wait without end
+            return await Client.connect(
+                address,
+                namespace=settings.temporal_namespace,
+                identity=identity,
+                runtime=runtime,
+                data_converter=pydantic_data_converter,
+                plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
+            )
+    except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens, and the time-out
         advice = "see `sexton status`, run `sexton up`, or correct SEXTON_TEMPORAL_ADDRESS"
         raise ServiceFailed("temporal", f"no Temporal server answers at {address}", advice=advice) from error
 

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum, auto
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from temporalio.service import RPCError
 
@@ -17,10 +18,20 @@ from workers.connections import connect_client, open_catalog
 from workers.identity import buckets_of
 from workers.owners_view import open_session
 from workers.settings import Settings
-from workers.temporal_faults import temporal_fault
 from workers.wiring import own_buckets
 
 IDENTITY: Final = "identity"
+
+
+class _Standing(Enum):
+    WELL = auto()
+    FOREIGN = auto()
+    UNTOLD = auto()
+
+
+class _Seen(NamedTuple):
+    standing: _Standing
+    told: str
 
 
 def identity_row(settings: Settings) -> Mapping[str, object]:
@@ -31,21 +42,22 @@ def identity_row(settings: Settings) -> Mapping[str, object]:
             seen = [_seen(name, look) for name, look in _looks(settings, identities)]
     except SextonError as error:
         return {"name": IDENTITY, "ok": False, "detail": f"cannot be told: {error}"}
-    wrong = [why for _, why in seen if why]
-    detail = "; ".join(wrong) or ", ".join(told for told, _ in seen)
+    wrong = [one.told for one in seen if one.standing is _Standing.FOREIGN]
+    silent = [one.told for one in seen if one.standing is _Standing.UNTOLD]
+    if silent:
+        wrong.append(f"cannot be told of {', '.join(silent)}: no answer, or a refusal")
+    detail = "; ".join(wrong) or ", ".join(one.told for one in seen)
     return {"name": IDENTITY, "ok": not wrong, "detail": f"catalog {catalog_id}: {detail or 'no service is known'}"}
 
 
-def _seen(name: str, look: Callable[[], bool]) -> tuple[str, str]:
-    """What to say of a service: that it is ours or nobody's yet, and why it is not."""
+def _seen(name: str, look: Callable[[], bool]) -> "_Seen":
+    """What to say of a service; why one cannot be told is said in the row of that service."""
     try:
-        return (name if look() else f"{name} (nobody's yet)"), ""
+        return _Seen(_Standing.WELL, name if look() else f"{name} (nobody's yet)")
     except CatalogMismatch as error:
-        return name, str(error)
-    except RPCError as error:
-        return name, f"{name} cannot be told: {temporal_fault(error) or error.message}"
-    except SextonError as error:
-        return name, f"{name} cannot be told: {error}"
+        return _Seen(_Standing.FOREIGN, str(error))
+    except (RPCError, SextonError):
+        return _Seen(_Standing.UNTOLD, name)
 
 
 def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:

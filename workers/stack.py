@@ -1,4 +1,4 @@
-"""The embedded stack with its worker: `up`, `down`, `status`, `doctor`."""
+"""The embedded stack with its worker: `up` and `down`."""
 
 import asyncio
 import os
@@ -9,37 +9,26 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
-from temporalio.client import Client
-from temporalio.service import RPCError
-
-from infra.catalog import Database, SqlCatalog, check_version, shown_url, upgrade, version
+from infra.catalog import Database, SqlCatalog, shown_url, upgrade, version
 from infra.stack import stack
 from infra.stack.home import StackHome
-from infra.stack.ports import LOOPBACK, ZOOKEEPER, WantedPorts, recorded_ports
+from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
-from infra.stack.workers import dead_workers, live_workers
-from logstore.errors import ServiceFailed, SextonError
+from logstore.errors import ServiceFailed
 from workers import namespace, search_attributes
 from workers.client import Sexton
 from workers.connections import connect_client, open_catalog
 from workers.identity import adopt_buckets
-from workers.identity_row import identity_row
 from workers.settings import OFF, Settings
-from workers.temporal_faults import temporal_fault
+from workers.status import WORKER, pollers
 
-WORKER = "worker"
 ANY_METRICS_PORT = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0"}
 """For the environment of a worker whose stack has any free ports."""
 _POLL_WITHIN_S = 60.0  # importing the SDKs takes seconds on a busy machine
 _LEAVE_S = 15.0  # beyond draining
 _SHOWN_OF_HOME = 40  # characters: an id has 128 at most
-_FRESH_S = 70.0  # an idle worker's poll is answered and made anew each minute
 
 Say = Callable[[str], None]
-Row = Mapping[str, object]
 
 
 def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say) -> dict[str, object]:
@@ -202,23 +191,12 @@ def _identity(name: str, home: Path) -> str:
 async def _polling(settings: Settings, identity: str, process: ServiceProcess) -> None:
     client = await connect_client(settings)
     give_up = time.monotonic() + _POLL_WITHIN_S
-    while identity not in await _pollers(client, settings):
+    while identity not in await pollers(client, settings):
         if process.running() is None:
             raise ServiceFailed(process.name, "it ended while starting", advice="see its log")
         if time.monotonic() > give_up:
             raise ServiceFailed(process.name, f"it did not poll within {_POLL_WITHIN_S:.0f} s", advice="see its log")
         await asyncio.sleep(0.1)
-
-
-async def _pollers(client: Client, settings: Settings, *, within_s: float = 300.0) -> set[str]:
-    request = DescribeTaskQueueRequest(
-        namespace=client.namespace,
-        task_queue=TaskQueue(name=settings.task_queue),
-        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
-    )
-    answer = await client.workflow_service.describe_task_queue(request)
-    oldest = time.time() - within_s
-    return {poller.identity for poller in answer.pollers if poller.last_access_time.ToSeconds() >= oldest}
 
 
 def down(settings: Settings) -> list[str]:
@@ -227,69 +205,3 @@ def down(settings: Settings) -> list[str]:
     workers = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
     stopped = [name for name in workers if ServiceProcess(name, home).stop(settings.drain_timeout + _LEAVE_S)]
     return stopped + stack.down(settings.home)
-
-
-def status(settings: Settings) -> list[Row]:
-    """Whether each service answers."""
-    return [*_services(settings), _database(settings), identity_row(settings), _workers(settings)]
-
-
-def _services(settings: Settings) -> list[Row]:
-    """Servers of this home or, where none was ever started, those that the settings name; and a ZooKeeper elsewhere."""
-    ports = recorded_ports(StackHome.at(settings.home))
-    if ports is None and settings.temporal_address:
-        return _elsewhere(settings)
-    rows: list[Row] = [
-        {"name": found.name, "ok": found.ok, "detail": found.detail} for found in stack.health(settings.home)
-    ]
-    if ports is None or settings.zookeeper in {"", f"{LOOPBACK}:{ports.zookeeper}"}:
-        return rows
-    return [row for row in rows if row["name"] != ZOOKEEPER] + _elsewhere(settings, only=ZOOKEEPER)
-
-
-def _elsewhere(settings: Settings, *, only: str = "") -> list[Row]:
-    from workers.doctor import elsewhere  # noqa: PLC0415 - it builds on this module
-
-    return elsewhere(settings, only=only)
-
-
-def _database(settings: Settings) -> Row:
-    try:
-        database = Database(settings.database_url)
-        try:
-            check_version(database)
-        finally:
-            database.close()
-    except SextonError as error:
-        return {"name": "database", "ok": False, "detail": str(error)}
-    return {"name": "database", "ok": True, "detail": "this build's version"}
-
-
-def _workers(settings: Settings) -> Row:
-    """Who polls the task queue, wherever it runs, and where those of this home show their metrics.
-
-    Temporal forgets one that went away only after minutes: one whose process ended in this home is not counted.
-    """
-    home = StackHome.at(settings.home)
-
-    async def ask() -> list[str]:
-        return sorted(await _pollers(await connect_client(settings), settings, within_s=_FRESH_S) - dead_workers(home))
-
-    try:
-        names = asyncio.run(ask())
-    except SextonError:
-        return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
-    except RPCError as error:  # it answered, and refused: no such namespace, no permission
-        told = f"temporal: {error.message}"
-        return {"name": WORKER, "ok": False, "detail": f"cannot be told: {temporal_fault(error) or told}"}
-    urls = {one.worker_id: one.metrics_url for one in live_workers(home)}
-    shown = [f"{name} ({urls[name]})" if name in urls else name for name in names]
-    advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
-    return {"name": WORKER, "ok": bool(names), "detail": ", ".join(shown) or advice}
-
-
-def doctor(settings: Settings) -> list[Row]:
-    """As `status`, and whether this machine has what Sexton needs; see `workers.doctor`."""
-    from workers.doctor import doctor as examine  # noqa: PLC0415 - it builds on this module
-
-    return examine(settings)

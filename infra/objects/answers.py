@@ -6,11 +6,16 @@ from contextlib import contextmanager
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConnectTimeoutError,
     CredentialRetrievalError,
+    EndpointConnectionError,
     FlexibleChecksumError,
     HTTPClientError,
     IncompleteReadError,
+    NoCredentialsError,
     ParamValidationError,
+    ReadTimeoutError,
+    SSLError,
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError
@@ -85,6 +90,18 @@ _UNREACHABLE = (
     ResponseParserError,
 )
 
+_WHY = (
+    (ConnectTimeoutError, "no answer in time"),
+    (ReadTimeoutError, "no answer in time"),
+    (SSLError, "no trusted connection"),
+    (EndpointConnectionError, "nobody answers"),
+    (ResponseParserError, "the answer is not the store's own"),
+    (IncompleteReadError, "the answer ended early"),
+    (FlexibleChecksumError, "the answer was damaged on its way"),
+    (BotoConnectionError, "the connection broke"),
+)
+_LOOK = "see `sexton status`, or correct SEXTON_S3_ENDPOINT"
+
 
 def code_of(error: ClientError) -> str:
     """The store's error code; the HTTP status as text where an answer to HEAD carries no body."""
@@ -129,15 +146,28 @@ def translated(what: str) -> Iterator[None]:
     except ClientError as exc:
         raise _from_answer(what, exc) from exc
     except ParamValidationError as exc:
-        raise _refused(f"{what}: {exc}", "InvalidParameter", advice="correct the bucket's name") from exc
+        problem = f"{what}: the name of the bucket cannot be one"
+        raise _refused(problem, "InvalidParameter", advice="correct the bucket's name") from exc
     except _UNREACHABLE as exc:
-        raise StoreUnavailable(f"{what}: {type(exc).__name__}: {exc}") from exc
+        raise StoreUnavailable(f"S3: {what}: {_unheard(exc)}; {_LOOK}") from exc
     except CredentialRetrievalError as exc:
-        advice = "look at what gives this machine its credentials"
-        raise _refused(f"{what}: {exc}", "CredentialRetrievalError", advice=advice, may_pass=True) from exc
+        problem, advice = f"{what}: no credentials were got", "look at what gives this machine its credentials"
+        raise _refused(problem, "CredentialRetrievalError", advice=advice, may_pass=True) from exc
+    except NoCredentialsError as exc:
+        advice = "set s3_access_key and s3_secret_key, or give this machine a role"
+        raise _refused(f"{what}: no credentials are known", "NoCredentialsError", advice=advice) from exc
     except BotoCoreError as exc:
         kind = type(exc).__name__
         raise _refused(f"{what}: {kind}: {exc}", kind, advice="check the settings that begin with s3_") from exc
+
+
+def _unheard(error: Exception) -> str:
+    """Why nothing was heard of the store, in words of ours."""
+    where = getattr(error, "kwargs", {}).get("endpoint_url")
+    at = f" at {'/'.join(str(where).split('/')[:3])}" if where else ""
+    if isinstance(error, ForeignAnswer):
+        return f"the answer is not the store's own: {error}"
+    return next((f"{why}{at}" for kind, why in _WHY if isinstance(error, kind)), f"no answer{at}")
 
 
 def _from_answer(what: str, error: ClientError) -> SextonError:

@@ -1,6 +1,7 @@
 """How to reach a store: the client with its limits, and buckets on it."""
 
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -15,6 +16,7 @@ from infra.objects.own_answers import require_own_answers
 from infra.objects.patience import Patience
 from infra.objects.store import S3ObjectStore
 from infra.telemetry.s3_spans import observe_client
+from logstore.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from botocore.model import OperationModel
@@ -124,6 +126,23 @@ def ensure_bucket(client: "S3Client", bucket: str) -> None:
         except ClientError as error:
             if code_of(error) not in _OURS:
                 raise
+
+
+def clock_s(store: S3ObjectStore) -> float:
+    """The store's clock in seconds since 1970, as its answer to a signed listing bears it.
+
+    Raises:
+        StoreUnavailable: No answer, or one that bears no date.
+        ServiceRefused: The store refuses us.
+    """
+    what = f"ask bucket {store.bucket} for the time"
+    with translated(what):
+        answer = store.client.list_objects_v2(Bucket=store.bucket, MaxKeys=1)
+    told = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+    try:
+        return parsedate_to_datetime(told).timestamp()
+    except ValueError:
+        raise StoreUnavailable(f"{what}: expected a date in the answer, found {told!r}") from None
 
 
 def _timestamp(value: str) -> datetime:

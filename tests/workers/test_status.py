@@ -1,10 +1,12 @@
 """`status` of services that were not started here, and of workers that were killed."""
 
 import json
+import re
+import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +24,9 @@ from infra.stack.home import StackHome
 from infra.stack.ports import ChosenPorts, record_ports
 from infra.stack.workers import WorkerRecord, recorded
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
-from workers.doctor import _checked, _ownership
+from workers.doctor import _ownership, doctor
 from workers.settings import Settings
-from workers.stack import doctor, status
+from workers.status import checked, status
 
 
 def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_path: Path) -> None:
@@ -41,18 +43,17 @@ def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_pat
     assert "zookeeper" not in {row["name"] for row in status(alone)}, "by that setting there is none"
 
 
-def test_status_of_a_home_looks_at_the_zookeeper_of_the_settings(tmp_path: Path) -> None:
-    """Workers dial what the settings say: that the home's own one is well says nothing of it."""
+def test_status_of_a_home_asks_what_the_settings_name_and_not_the_servers_of_the_home(tmp_path: Path) -> None:
+    """Commands and workers dial what the settings say: that the home's own servers are well says nothing of it."""
     home = StackHome.at(tmp_path / "home")
     home.prepare()
-    record_ports(home, ChosenPorts(zookeeper=1))
+    record_ports(home, ChosenPorts(temporal=1, s3=1, zookeeper=1))
     home.ensure_credentials()
-    own = Settings(home=tmp_path / "home", zookeeper="127.0.0.1:1")
-    there = Settings(home=tmp_path / "home", zookeeper="127.0.0.1:2/nope")
-    details = [[row["detail"] for row in status(one) if row["name"] == "zookeeper"] for one in (own, there)]
-    assert [len(found) for found in details] == [1, 1]
-    assert "127.0.0.1:2/nope" not in str(details[0])
-    assert "127.0.0.1:2/nope" in str(details[1])
+    there = {"temporal_address": "127.0.0.1:2", "s3_endpoint": "http://127.0.0.1:2", "zookeeper": "127.0.0.1:2/nope"}
+    rows = {row["name"]: str(row["detail"]) for row in status(Settings.model_validate({"home": home.root} | there))}
+    for name, address in zip(("temporal", "object store", "zookeeper"), there.values(), strict=True):
+        assert address in rows[name]
+        assert "127.0.0.1:1" not in rows[name]
 
 
 def _remembering(*names: str) -> object:
@@ -60,10 +61,14 @@ def _remembering(*names: str) -> object:
     now = Timestamp(seconds=int(time.time()))
     answer = DescribeTaskQueueResponse(pollers=[PollerInfo(identity=name, last_access_time=now) for name in names])
 
-    async def describe(_: object) -> DescribeTaskQueueResponse:
+    async def describe(*_: object, **__: object) -> DescribeTaskQueueResponse:
         return answer
 
-    return SimpleNamespace(namespace="default", workflow_service=SimpleNamespace(describe_task_queue=describe))
+    async def nothing(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(server_version="1")
+
+    service = SimpleNamespace(describe_task_queue=describe, describe_namespace=nothing, get_system_info=nothing)
+    return SimpleNamespace(namespace="default", workflow_service=service)
 
 
 def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
@@ -76,7 +81,7 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
     async def connect(_: Settings) -> object:
         return _remembering(*pollers)
 
-    monkeypatch.setattr("workers.stack.connect_client", connect)
+    monkeypatch.setattr("workers.status.connect_client", connect)
     _record_killed(StackHome.at(tmp_path), "killed")
     assert _worker(settings)["ok"] is False
     assert "none polls" in str(_worker(settings)["detail"])
@@ -94,10 +99,11 @@ def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, m
         raise RPCError("Namespace nope is not found.", RPCStatusCode.NOT_FOUND, b"")
 
     async def connect(_: Settings) -> object:
-        services = SimpleNamespace(describe_task_queue=refuse, get_system_info=refuse, list_search_attributes=refuse)
+        names = ("describe_namespace", "describe_task_queue", "get_system_info", "list_search_attributes")
+        services = SimpleNamespace(**dict.fromkeys(names, refuse))
         return SimpleNamespace(namespace="nope", workflow_service=services, operator_service=services)
 
-    for module in ("stack", "doctor"):
+    for module in ("status", "doctor"):
         monkeypatch.setattr(f"workers.{module}.connect_client", connect)
     assert _worker(settings)["detail"] == "cannot be told: temporal: Namespace nope is not found."
     rows = {str(row["name"]): row for row in doctor(settings)}
@@ -106,7 +112,7 @@ def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, m
 
 
 def _worker(settings: Settings) -> dict[str, object]:
-    return next(dict(row) for row in status(settings) if row["name"] == "worker")
+    return _named(settings, "worker")
 
 
 def _record_killed(home: StackHome, worker_id: str) -> None:
@@ -128,14 +134,69 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     nodes = {BundleId(1): OwnerNode(worker_id="w", session=7, version=0)}
     found = SimpleNamespace(owners=lambda: nodes, live_workers=lambda: live, sessions=lambda: {7})
     monkeypatch.setattr("workers.doctor.open_directory", lambda *_: nullcontext(found))
-    assert _checked("ownership", _ownership, settings) == {
+    assert checked("ownership", _ownership, settings) == {
         "name": "ownership",
         "ok": True,
         "detail": "4 bundles, 3 without an owner; workers: w",
     }
     live.clear()
-    row = _checked("ownership", _ownership, settings)
+    row = checked("ownership", _ownership, settings)
     assert row["ok"] is False
     assert "no worker has a session; start one" in str(row["detail"])
     alone = settings.model_copy(update={"ownership": "single"})
     assert _ownership(alone) == "4 bundles, 3 without an owner; ownership=single"
+
+
+def test_status_says_of_a_stack_that_is_down_in_one_short_sentence_whose_it_cannot_tell(tmp_path: Path) -> None:
+    """Why each service cannot be asked stands in its own row, in words that are not a vendor's."""
+    settings = _upgraded(tmp_path, s3_access_key="k", s3_secret_key="s")
+    rows = {str(row["name"]): str(row["detail"]) for row in status(settings)}
+    assert "cannot be told of primary bucket sexton-primary, tiered bucket" in rows["identity"]
+    assert rows["identity"].count("no answer") == 1
+    assert "nobody answers at http://127.0.0.1:1; see" in rows["object store"]
+    assert not re.search(r"[A-Z][a-z]+Error|Could not connect", " ".join(rows.values())), rows
+    assert rows["database"].startswith("this build's version")
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_status_sees_that_the_write_ahead_file_is_gone(tmp_path: Path, held: bool) -> None:
+    """Looking does not put an empty file in its place; a worker that has it open is named even when another did."""
+    settings = _upgraded(tmp_path)
+    log = tmp_path / "catalog.db-wal"
+    with closing(sqlite3.connect(tmp_path / "catalog.db")) as worker:
+        worker.execute("UPDATE catalog SET bundles = bundles")
+        worker.commit()
+        with recorded(StackHome.at(tmp_path), "w", "http://127.0.0.1:1/metrics") if held else nullcontext():
+            assert _named(settings, "database")["ok"] is True
+            log.unlink()
+            for _ in range(2):
+                row = _named(settings, "database")
+                assert (row["ok"], f"{log} was removed" in str(row["detail"])) == (False, True)
+                assert not log.exists()
+            assert ("under process" in str(row["detail"])) is held
+            if held:
+                log.touch()
+                assert _named(settings, "database")["ok"] is False
+
+
+def test_status_sees_that_the_database_takes_no_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that another process holds is told too, and not waited for without end."""
+    settings = _upgraded(tmp_path)
+    monkeypatch.setattr("infra.catalog.health._PATIENCE_S", 0.01)
+    with closing(sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        row = _named(settings, "database")
+    assert (row["ok"], "contended" in str(row["detail"])) == (False, True)
+
+
+def _upgraded(home: Path, **changes: object) -> Settings:
+    told = {"home": home, "temporal_address": "127.0.0.1:1", "s3_endpoint": "http://127.0.0.1:1", "ownership": "single"}
+    settings = Settings.model_validate(told | changes)
+    database = Database(settings.database_url)
+    upgrade(database)
+    database.close()
+    return settings
+
+
+def _named(settings: Settings, name: str) -> dict[str, object]:
+    return next(dict(row) for row in status(settings) if row["name"] == name)

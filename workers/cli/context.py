@@ -116,13 +116,13 @@ class Services:
 
     def status(self, settings: "Settings") -> Sequence[Mapping[str, object]]:
         """Whether each service answers: rows of name, ok and detail."""
-        from workers.stack import status  # noqa: PLC0415
+        from workers.status import status  # noqa: PLC0415
 
         return status(settings)
 
     def doctor(self, settings: "Settings") -> Sequence[Mapping[str, object]]:
         """As `status`, and whether this machine has what Sexton needs."""
-        from workers.stack import doctor  # noqa: PLC0415
+        from workers.doctor import doctor  # noqa: PLC0415
 
         return doctor(settings)
 

@@ -23,7 +23,8 @@ from workers.demo.report import DemoReport, check_crash, check_foreign, check_go
 from workers.demo.scenario import Written, write_topics
 from workers.demo.takeover import Fences, check_takeover, owned
 from workers.settings import Settings
-from workers.stack import ANY_METRICS_PORT, WORKER, at, stack_options, start_worker, upgrade_catalog
+from workers.stack import ANY_METRICS_PORT, at, stack_options, start_worker, upgrade_catalog
+from workers.status import WORKER
 from workers.wiring import open_log
 from workflows.values import TrimTopicResult
 
