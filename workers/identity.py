@@ -3,7 +3,7 @@
 import logging
 
 from infra.catalog import Database, SqlCatalog
-from logstore.errors import CatalogMismatch, SextonError
+from logstore.errors import CatalogMismatch, ServiceRefused, SextonError
 from logstore.identity import Role
 from logstore.own_stores import OwnStore, OwnStores
 from logstore.places import TieredPlace
@@ -54,13 +54,16 @@ def _unanswered(store: OwnStore) -> SextonError | None:
 def compare_buckets(log: LogStore, settings: Settings) -> None:
     """Refuse to start on buckets of another catalog.
 
-    Where the store does not answer now, the first use of each bucket compares.
+    Where the store does not answer now, or refuses us for a moment, the first use of each bucket compares.
 
     Raises:
         CatalogMismatch: A bucket is not the catalog's.
+        ServiceRefused: The store refuses us the primary bucket: no such bucket, no permission, wrong keys.
     """
     for store in (log.objects, log.buckets(TieredPlace(settings.tiered_bucket))):
         why = _unanswered(store)
+        if store is log.objects and isinstance(why, ServiceRefused) and not why.may_pass:
+            raise why
         if why:
             _log.warning("a bucket is compared with the catalog at its first use: %s", why)
 

@@ -43,10 +43,14 @@ class StackOptions:
     services: tuple[str, ...] = ALL_SERVICES
 
     def __post_init__(self) -> None:
-        """Refuse a service that nobody knows."""
+        """Refuse a service that nobody knows, and a home that the object store would take for several folders."""
         for name in self.services:
             if name not in ALL_SERVICES:
                 raise InvalidInput("services", expected=f"one of {', '.join(ALL_SERVICES)}", found=name)
+        if SEAWEEDFS in self.services and "," in str(StackHome.at(self.home).root):
+            raise InvalidInput(
+                "home", expected="a path without a comma, at which SeaweedFS splits", found=str(self.home)
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

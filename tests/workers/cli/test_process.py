@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,32 @@ def test_worker_of_a_queue_without_a_name_is_refused(home: Path, queue: str) -> 
     ended = _shell(home, f'"$SEXTON" worker run --json --queue "{queue}"')
     assert ended.returncode == 2, ended.stderr
     assert json.loads(ended.stdout)["error"]["field"] == "queue"
+
+
+def test_home_whose_path_has_a_comma_is_refused_by_name(tmp_path: Path) -> None:
+    """The object store would take it for two folders; nothing is made."""
+    home = tmp_path / "a,b"
+    ended = _shell(home, '"$SEXTON" up --free-ports --json')
+    assert ended.returncode == 2, ended.stderr
+    assert json.loads(ended.stdout)["error"]["field"] == "home"
+    assert not home.exists()
+
+
+def test_interrupt_of_an_append_is_one_sentence_one_document_and_130(home: Path) -> None:
+    """A real SIGINT, while the process waits for lines."""
+    pipe = home / "lines"
+    os.mkfifo(pipe)
+    append = subprocess.Popen(
+        [str(_SEXTON), "topic", "append", "persistent://public/default/orders", "--file", str(pipe), "--json"],
+        env={**os.environ, "SEXTON_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with pipe.open("wb"):  # returns once the process reads
+        append.send_signal(signal.SIGINT)
+        told, said = append.communicate(timeout=60)
+    assert append.returncode == 130, said
+    assert json.loads(told)["error"]["type"] == "Interrupted"
+    assert said.count("interrupted") == 1
+    assert "Traceback" not in said
