@@ -16,6 +16,10 @@ def beating() -> Iterator[None]:
 
     Without it a worker that is killed in a transaction is taken for busy until the whole timeout of the activity
     has passed, and its job stands still that long.
+
+    A cancellation is raised in the activity's thread by the number of that thread. CPython 3.11 lends this number to a
+    thread that is being started, which then dies of the cancellation before it has said that it runs, and `start` waits
+    for ever. So a cancellation waits until the thread runs.
     """
     ended = threading.Event()
 
@@ -25,7 +29,8 @@ def beating() -> Iterator[None]:
 
     context = contextvars.copy_context()  # knows the activity
     thread = threading.Thread(target=context.run, args=(beat,), name="beating", daemon=True)
-    thread.start()
+    with activity.shield_thread_cancel_exception():
+        thread.start()
     try:
         yield
     finally:

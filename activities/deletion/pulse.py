@@ -43,7 +43,8 @@ class Pulse:
         if not self._renewed:
             self._renew()
             self._renewed = time.monotonic()
-        self._thread.start()
+        with activity.shield_thread_cancel_exception():  # see `beating`: no cancellation while it is being started
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
