@@ -108,7 +108,7 @@ class Sexton(OffloadJobs):
 
         Raises:
             JobStopped: It was terminated or cancelled, or a job that it waited for was.
-            WorkflowFailureError: It failed.
+            WorkflowFailureError: It failed, or a guard refused what it was asked.
         """
         result: R = await result_of(self.client, handle, say)
         return result
@@ -170,7 +170,10 @@ class Sexton(OffloadJobs):
         reason: str = "",
         actor: str = "",
     ) -> WorkflowHandle[DeleteLedgers, Certificate]:
-        """Detach and delete given ledgers, all or none; fails with `LedgerStillNeeded` when one is needed.
+        """Detach and delete given ledgers, all or none; when one is needed, none.
+
+        The result then says so in `refused`, with the type `LedgerStillNeeded`; `UnknownObject` where there is no such
+        ledger. `result_of` raises both.
 
         Raises:
             InvalidInput: None, or more than `MOST_IDS` ids.

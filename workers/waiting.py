@@ -24,6 +24,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, ChildWorkflowError, TerminatedError
 from temporalio.service import RPCError
 
+from activities.deletion import Certificate
 from logstore.errors import SextonError
 from workflows.delete_ledgers import DeleteLedgers
 
@@ -74,11 +75,11 @@ async def result_of(
 
     Raises:
         JobStopped: It was terminated or cancelled, or a job that it waited for was.
-        WorkflowFailureError: It failed.
+        WorkflowFailureError: It failed, or a guard refused; its cause has the error's name as its type.
     """
     watch = asyncio.create_task(_watch(client, handle.id, say, patience_s, look_every_s))
     try:
-        return await handle.result()
+        return _unless_refused(await handle.result())
     except WorkflowFailureError as error:
         stopped = _stopped(handle.id, error)
         if stopped is None:
@@ -87,6 +88,15 @@ async def result_of(
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
+
+
+def _unless_refused(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
+    """Raise what a guard refused as the failure that it is to the caller; the workflow itself completed."""
+    refusal = result.refused if isinstance(result, Certificate) else None
+    if refusal is not None:
+        told = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
+        raise WorkflowFailureError(cause=told)
+    return result
 
 
 def _stopped(workflow_id: str, error: WorkflowFailureError) -> str | None:

@@ -4,7 +4,8 @@ Destroys the objects of the batch's ledgers. Invariant: rows, claims and outcome
 drives. To stop it for a while, pause it; for good, terminate it: unfinished rows stay listed, and the next sweep, or
 the topic's next trim, takes them up.
 
-1. Asked for given ledgers: detach them (phase one). A trim has done so already.
+1. Asked for given ledgers: detach them (phase one). A trim has done so already. What a guard refuses ends the batch
+   as completed: nothing changed, and the result says why.
 2. Page by page, delete chunks of rows, `parallelism` at a time; hand failing rows to children of their own. While
    paused, which the catalog knows before the operator is answered, start none. At a limited rate, chunks come in
    slices. What is of one topic is done at its owner; a batch of several belongs to nobody.
@@ -49,7 +50,7 @@ with workflow.unsafe.imports_passed_through():
         ExplicitDetach,
         SetRate,
     )
-    from workflows.values.batches import rest_of, shown, stale, whole_of, with_chunk
+    from workflows.values.batches import refused, rest_of, shown, stale, whole_of, with_chunk
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
 _FEWEST = 10  # rows worth an activity of their own, which costs as much as a few listings
@@ -76,6 +77,7 @@ _SLICE = workflow.ActivityConfig(
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=60), maximum_attempts=10),  # then row by row
 )
 _KEPT_PAUSE = "a pause is kept in the catalog"  # patch
+_REFUSED = "a refusal is a result"  # patch
 _HELD_AGAIN = timedelta(minutes=10)  # while paused: two thirds of the claim
 
 
@@ -107,9 +109,9 @@ class DeleteLedgers:
     async def run(self, request: DeleteLedgersInput) -> Certificate:
         """Do the numbered steps."""
         search_attributes.ensure_topic(request.topic)
-        if request.detach:
-            await self._detach(request.detach)
-            self._filed = True
+        if request.detach and (refusal := await self._phase_one(request.detach)):
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            return self._ended(refusal)
         while (page := await self._next_page()).ranges:
             self._chunks = len(page.ranges)
             await asyncio.gather(*(self._delete(part) for part in page.ranges))
@@ -172,6 +174,18 @@ class DeleteLedgers:
     @property
     def _leaves_off(self) -> bool:
         return self._tired or self._alone >= self._request.policy.alone
+
+    async def _phase_one(self, asked: ExplicitDetach) -> Certificate | None:
+        try:
+            await self._detach(asked)
+        except ActivityError as error:
+            refusal = refused(self._request.batch_id, error)
+            if refusal is None or not workflow.patched(_REFUSED):
+                raise
+            self._filed = True  # an operator who pauses it is told by the catalog that there is no such batch
+            return refusal
+        self._filed = True
+        return None
 
     async def _detach(self, asked: ExplicitDetach) -> None:
         request = self._request
@@ -274,6 +288,7 @@ class DeleteLedgers:
         return await self._route.execute_unasked(LedgerDeletion.certify, close, _SQL)
 
     def _ended(self, whole: Certificate) -> Certificate:
-        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(whole.outcomes))])
+        outcomes = ["REFUSED"] if whole.refused else sorted(whole.outcomes)
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(outcomes)])
         workflow.set_current_details(shown(whole))
         return whole

@@ -22,6 +22,7 @@ from activities.deletion.values import (
     Range,
     RangesInput,
     RangesPage,
+    Refusal,
 )
 
 __all__ = [
@@ -45,5 +46,6 @@ __all__ = [
     "Range",
     "RangesInput",
     "RangesPage",
+    "Refusal",
     "delete_ledger_id",
 ]

@@ -1,6 +1,7 @@
 """What travels to and from the deletion activities. Lists that can grow never do: rows stay in SQL."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from activities.ownership import TopicAnswer, TopicWork
 from logstore.deletion import Outcome
@@ -131,6 +132,15 @@ class CertifyInput(TopicWork):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a guard refused what was asked; nothing changed."""
+
+    type: str  # `LedgerStillNeeded` or `UnknownObject`
+    message: str
+    details: list[Any] = field(default_factory=list)  # of the activity's failure: the trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """A batch's outcome, counted from its rows and confirmed by storage: fit for an audit."""
 
@@ -138,6 +148,7 @@ class Certificate:
     outcomes: dict[str, int]
     objects: int
     size_bytes: int
+    refused: Refusal | None = None  # then nothing was detached, and there are no outcomes
 
     @property
     def deleted(self) -> int:

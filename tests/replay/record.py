@@ -139,6 +139,11 @@ async def delete_complete(house: House) -> Handle:
 
 
 async def delete_failed(house: House) -> Handle:
+    """The request speaks of another catalog. The history is older: of a refusal, which then was a failure."""
+    return await _ended(house, await house.delete(house.world.fill(1), catalog_epoch=7))
+
+
+async def delete_refused(house: House) -> Handle:
     """A ledger is still needed."""
     ledgers = house.world.fill(1, acknowledged=False)
     house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
@@ -512,6 +517,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
     "delete-ledgers": (
         delete_complete,
         delete_failed,
+        delete_refused,
         delete_stale,
         delete_handed_over,
         delete_running,

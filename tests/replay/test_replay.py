@@ -25,7 +25,7 @@ from workflows.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInp
 
 COUNTS = {
     "trim-topic/v1": 8,
-    "delete-ledgers/v1": 10,
+    "delete-ledgers/v1": 11,
     "delete-topic/v1": 4,
     "trim-topics/v1": 5,
     "delete-ledger/v1": 9,

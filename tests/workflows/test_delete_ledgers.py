@@ -4,7 +4,14 @@ import asyncio
 
 import pytest
 from temporalio import activity
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.api.common.v1 import Payload
+from temporalio.client import (
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateStage,
+)
+from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
 from activities.deletion import (
@@ -24,6 +31,9 @@ from logstore.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from workers.cli.errors import ExitCode, failure_of
+from workers.waiting import result_of
+from workflows.delete_ledgers import DeleteLedgers
 from workflows.values import DeleteLedgersProgress, DeletionPolicy
 
 
@@ -61,19 +71,74 @@ async def test_delete_ledgers_whose_catalog_fails_at_first_still_ends(house: Hou
     assert len(house.attempts("deletion.detach")) == 3
 
 
-async def test_delete_ledgers_refused_fails_and_changes_nothing(house: House) -> None:
-    """LedgerStillNeeded is the workflow's failure, and no ledger left its list (promise 1)."""
+async def test_delete_ledgers_refused_completes_with_the_reason_and_changes_nothing(house: House) -> None:
+    """A guard that refuses is no failure: the result and Current Details say why, and all stay listed."""
     ledgers = house.world.fill(2, acknowledged=False)
     house.world.acknowledge(ledgers[0])
     before = house.world.objects.keys
     async with house.worker():
         handle = await house.delete(ledgers)
+        certificate = await handle.result()
+        details = await details_of(handle)
         with pytest.raises(WorkflowFailureError) as caught:
-            await handle.result()
-    assert failure(caught.value)[0] == "LedgerStillNeeded"
+            await result_of(house.client, handle, lambda _: None)
+    refusal = certificate.refused
+    assert refusal is not None
+    assert (refusal.type, certificate.outcomes) == ("LedgerStillNeeded", {})
+    assert f"ledger {ledgers[1]}: not all of it is acknowledged" in refusal.message
+    assert details.startswith(f"**Refused**, nothing changed: {refusal.message}")
+    told = failure_of(caught.value)
+    assert (told.code, told.type, told.message) == (ExitCode.REFUSED, "LedgerStillNeeded", refusal.message)
     assert house.world.objects.keys == before
     assert len(house.world.catalog.ledgers.listed(house.world.topic.topic_id)) == 3
     assert not house.world.catalog.deletions.list(None, limit=9)
+
+
+async def test_delete_ledgers_of_an_unknown_id_completes_refused(house: House) -> None:
+    """As bad input to who asked, with its field."""
+    (ledger,) = house.world.fill(1)
+    async with house.worker():
+        handle = await house.delete([ledger, LedgerId(9_999_999)])
+        with pytest.raises(WorkflowFailureError) as caught:
+            await result_of(house.client, handle, lambda _: None)
+    description = await handle.describe()
+    assert description.status is WorkflowExecutionStatus.COMPLETED
+    assert description.search_attributes["SextonOutcome"] == ["REFUSED"]
+    told = failure_of(caught.value)
+    assert (told.code, told.type, told.field) == (ExitCode.USAGE, "UnknownObject", "ledger")
+    assert len(house.world.left_of(ledger)) == 3
+
+
+async def test_delete_ledgers_refused_while_it_is_being_paused_ends(house: House) -> None:
+    """Nothing waits for a batch that the catalog will never know: the operator is told that there is none."""
+    ledgers = house.world.fill(1, acknowledged=False)
+    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
+    gate, real = Gate(), house.world.deletion.detach
+
+    @activity.defn(name="deletion.detach")
+    def detach(request: DetachInput) -> DetachResult:
+        gate.wait()
+        return real(request)
+
+    async with house.worker(instead=[detach]):
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        pausing = await handle.start_update(DeleteLedgers.pause, wait_for_stage=WorkflowUpdateStage.ACCEPTED)
+        gate.open()
+        certificate = await handle.result()
+        with pytest.raises(WorkflowUpdateFailedError) as caught:
+            await pausing.result()
+    assert certificate.refused is not None
+    assert failure_of(caught.value).type == "UnknownObject"
+
+
+def test_certificate_of_an_older_build_is_of_no_refusal() -> None:
+    """Histories have results without the field."""
+    older = b'{"batch_id": "b", "outcomes": {"DELETED": 1}, "objects": 3, "size_bytes": 9}'
+    (found,) = pydantic_data_converter.payload_converter.from_payloads(
+        [Payload(metadata={"encoding": b"json/plain"}, data=older)], [Certificate]
+    )
+    assert found == Certificate(batch_id="b", outcomes={"DELETED": 1}, objects=3, size_bytes=9)
 
 
 async def test_delete_ledgers_of_a_stale_epoch_fails_and_changes_nothing(house: House) -> None:

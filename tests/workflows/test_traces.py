@@ -19,6 +19,7 @@ from tests.activities.world import NAME
 from tests.workflows.house import House, details_of
 from tests.workflows.test_delete_ledger import handed_over
 from workers.traced_runs import trace_of
+from workers.waiting import result_of
 
 
 @pytest.fixture
@@ -70,23 +71,36 @@ async def test_spans_of_a_batch_say_topic_rows_and_outcome(house: House, spans: 
 async def test_a_failure_names_its_trace_and_its_span_says_why(house: House, spans: InMemorySpanExporter) -> None:
     """In the details: the message is that of every attempt, and what matches it still does."""
     traced = await trace_all(house)
-    ledgers = traced.world.fill(2, acknowledged=False)
-    traced.world.acknowledge(ledgers[0])
+    ledgers = traced.world.fill(2)
     async with traced.worker():
-        handle = await traced.delete(ledgers)
+        handle = await traced.delete(ledgers, catalog_epoch=7)
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
     cause = caught.value.cause
     assert isinstance(cause, ApplicationError)
     failed = named(spans, "RunActivity:deletion.detach")
-    assert (cause.type, trace_of(cause)) == ("LedgerStillNeeded", trace_id_of(failed))
+    assert (cause.type, trace_of(cause)) == ("StaleCatalog", trace_id_of(failed))
     assert trace_id_of(failed) not in cause.message
     assert (failed.status.status_code, (failed.attributes or {})["error.type"]) == (
         StatusCode.ERROR,
-        "LedgerStillNeeded",
+        "StaleCatalog",
     )
     assert failed.status.description is not None
     assert cause.message in failed.status.description
+
+
+async def test_a_refusal_names_its_trace(house: House, spans: InMemorySpanExporter) -> None:
+    """The run completes, and the error that the caller is told of names the trace as a failure does."""
+    traced = await trace_all(house)
+    traced.world.catalog.cursors.subscribe(traced.world.topic.topic_id, "slow", latest=False)
+    async with traced.worker():
+        handle = await traced.delete(traced.world.fill(1, acknowledged=False))
+        with pytest.raises(WorkflowFailureError) as caught:
+            await result_of(traced.client, handle, lambda _: None)
+    cause = caught.value.cause
+    assert isinstance(cause, ApplicationError)
+    refused = named(spans, "RunActivity:deletion.detach")
+    assert (cause.type, trace_of(cause)) == ("LedgerStillNeeded", trace_id_of(refused))
 
 
 async def test_a_dead_letter_names_its_trace(house: House, spans: InMemorySpanExporter) -> None:

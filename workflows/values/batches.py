@@ -3,9 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from activities.deletion import Certificate, ChunkResult, Range
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from activities.deletion import Certificate, ChunkResult, Range, Refusal
 from logstore.deletion import Outcome
+from logstore.errors import LedgerStillNeeded, UnknownObject
 from workflows.values.deletion import DeleteLedgersProgress
+
+_REFUSALS = {LedgerStillNeeded.__name__, UnknownObject.__name__}
 
 
 def added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
@@ -48,8 +53,19 @@ def whole_of(certificate: Certificate, progress: DeleteLedgersProgress) -> Certi
     return replace(certificate, outcomes=added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {}))
 
 
+def refused(batch_id: str, error: ActivityError) -> Certificate | None:
+    """The result of a batch whose phase one a guard refused; None where it failed for another reason."""
+    cause = error.cause
+    if not isinstance(cause, ApplicationError) or cause.type not in _REFUSALS:
+        return None
+    why = Refusal(type=cause.type, message=cause.message, details=list(cause.details))
+    return Certificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=why)
+
+
 def shown(done: DeleteLedgersProgress | Certificate) -> str:
     """Markdown for an operator."""
+    if isinstance(done, Certificate) and done.refused:
+        return f"**Refused**, nothing changed: {done.refused.message} ({done.refused.type})"
     orders = [] if isinstance(done, Certificate) else _orders(done)
     told = ", ".join([f"{done.objects:,} objects", f"{done.size_bytes:,} bytes", *orders])
     rows = "".join(f"- **{name}** — {count:,} copies\n" for name, count in sorted(done.outcomes.items()))
