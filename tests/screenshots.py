@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from workers.demo.run import remove
+from workers.demo.throw_away import remove
 
 _IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 _BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")

@@ -18,7 +18,8 @@ from logstore.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement, 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from logstore.retention import RetentionPolicy
-from workers.demo.run import prepare, remove
+from workers.demo.run import prepare
+from workers.demo.throw_away import remove
 from workers.settings import Settings
 from workers.stack import at, stack_options, start_worker
 from workers.wiring import LogStore, open_log

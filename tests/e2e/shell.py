@@ -41,6 +41,10 @@ class Shell:
             check=False,
         )
 
+    def start(self, *args: str) -> subprocess.Popen[bytes]:
+        """Start one command and let it run; its output goes where this process's goes."""
+        return subprocess.Popen([str(_SEXTON), *args], cwd=self.folder, env=self._environ)
+
     def json(self, *args: str, code: int = 0, stdin: str = "") -> Any:
         """Run one command with `--json`; stdout must be one document and the exit code as expected."""
         ended = self.run(*args, "--json", stdin=stdin)

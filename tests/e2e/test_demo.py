@@ -1,11 +1,14 @@
 """The demo is the end-to-end test: one command, every promise checked from outside, nothing left behind."""
 
 import json
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.shell import Shell
+from tests.logstore.eventually import assert_eventually
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(300)]
 
@@ -53,6 +56,18 @@ def test_demo_keeps_every_promise_and_leaves_nothing_behind(shell: Shell) -> Non
     assert report["deleted"] == report["detached"] - 1 > 0  # one is refused: somebody else's object lies in it
     assert shell.left_running() == []
     assert shell.left_on_disk() == ["sexton.toml"]
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]], ids=["once", "twice"])
+def test_demo_that_is_asked_to_end_leaves_nothing_behind(shell: Shell, signals: Sequence[signal.Signals]) -> None:
+    """Also where it is asked again while it cleans up, and a server and a worker are only just being started."""
+    demo = shell.start(*_SMALL)
+    assert_eventually(lambda: [*shell.folder.glob("sexton-demo-*/pids/worker-1.json")], within_s=60)
+    for number in signals:
+        demo.send_signal(number)
+    assert demo.wait(60) == 130
+    assert shell.left_running() == []
+    assert shell.left_on_disk() == []
 
 
 def test_demo_of_a_build_that_breaks_a_promise_fails_and_names_it(folder: Path) -> None:

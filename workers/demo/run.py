@@ -1,8 +1,6 @@
 """The demo from start to end."""
 
 import asyncio
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +17,13 @@ from workers.client import Sexton
 from workers.connections import connect_client
 from workers.demo.auditor import Auditor, Stored
 from workers.demo.damage import check_damage
+from workers.demo.interrupts import Interrupts
 from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
 from workers.demo.scenario import Written, write_topics
 from workers.demo.takeover import Fences, check_takeover, owned
+from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
 from workers.settings import Settings
 from workers.stack import ANY_METRICS_PORT, at, stack_options, start_worker, upgrade_catalog
-from workers.status import WORKER
 from workers.wiring import open_log
 from workflows.values import TrimTopicResult
 
@@ -66,16 +65,23 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
         on_progress: Called with a sentence for people.
 
     Raises:
-        ServiceFailed: A server or a worker could not be started, or the first worker did not die.
+        ServiceFailed: A server or a worker could not be started, the first worker did not die, or what was started
+            could not be removed.
+        KeyboardInterrupt: A signal asked to end; what was started is removed all the same.
     """
-    home = Path(tempfile.mkdtemp(prefix="sexton-demo-"))
-    try:
-        own = _own(settings, home, topics, ledgers)
-        return replace(_run(own, topics, ledgers, on_progress), kept=keep)
-    finally:
-        if not keep:
-            on_progress("stopping what was started")
-            remove(home)
+    if keep:
+        return replace(_run(_own(settings, new_home(), topics, ledgers), topics, ledgers, on_progress), kept=True)
+    remove_abandoned(on_progress)
+    with Interrupts() as interrupts:
+        home = interrupts.home = new_home()
+        try:
+            with interrupts.heeded():
+                mark(home)
+                return _run(_own(settings, home, topics, ledgers), topics, ledgers, on_progress)
+        finally:
+            if not interrupts.given_up:
+                on_progress("stopping what was started")
+                remove(home)
 
 
 def _own(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
@@ -205,12 +211,3 @@ def _counts(
         "objects_before": len(before.etags),
         "objects_after": len(after.etags),
     }
-
-
-def remove(home: Path) -> None:
-    """Kill workers and servers at once, for nothing of a throw-away stack is worth a drain, and delete the home."""
-    at_home = StackHome.at(home)
-    for path in at_home.pids.glob(f"{WORKER}*.json"):
-        ServiceProcess(path.stem, at_home).kill()
-    stack.kill(home)
-    shutil.rmtree(home, ignore_errors=True)

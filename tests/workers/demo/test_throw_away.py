@@ -1,0 +1,202 @@
+"""The folder of a demo goes with its servers, whatever signals come, and those of demos that were killed go later."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.stack.home import StackHome
+from infra.stack.process import ServiceProcess
+from logstore.errors import ServiceFailed
+from workers.demo import throw_away
+from workers.demo.interrupts import Interrupts
+from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
+
+_HOME = Path("/nowhere/sexton-demo-one")
+_SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def home(temporary: Path) -> Iterator[Path]:
+    """The marked folder of a demo that is this process, with a server in it."""
+    made = new_home()
+    mark(made)
+    server = ServiceProcess("worker-1", StackHome.at(made))
+    server.start(_SLEEP, cwd=made, env=os.environ)
+    yield made
+    server.kill()
+
+
+@dataclass
+class _Story:
+    """Work and its clean-up, and which signals come in each."""
+
+    working: Sequence[signal.Signals] = ()
+    cleaning: Sequence[signal.Signals] = ()
+    seen: list[str] = field(default_factory=list)
+    interrupts: Interrupts = field(default_factory=Interrupts)
+
+    def run(self) -> None:
+        self.interrupts.home = _HOME
+        with self.interrupts:
+            try:
+                with self.interrupts.heeded():
+                    self._do("working", self.working, "worked")
+            finally:
+                self._do("cleaning", self.cleaning, "clean")
+
+    def _do(self, begun: str, signals: Sequence[signal.Signals], done: str) -> None:
+        self.seen.append(begun)
+        for number in signals:
+            signal.raise_signal(number)
+        self.seen.append(done)
+
+
+def _server(home: Path) -> psutil.Process:
+    found = ServiceProcess("worker-1", StackHome.at(home)).running()
+    assert found is not None
+    return found
+
+
+def _abandon(home: Path) -> None:
+    """Let the mark name a process that is dead."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    started = psutil.Process(dead.pid).create_time()
+    dead.wait()
+    path = ServiceProcess("demo", StackHome.at(home)).pid_file
+    path.write_text(json.dumps({"pid": dead.pid, "started": started, "mark": ""}), encoding="utf-8")
+
+
+def test_removal_waits_for_the_servers_deaths(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one file is deleted under a server that may still write."""
+    server, rmtree, alive = _server(home), shutil.rmtree, []
+
+    def watched(path: Path) -> None:
+        alive.append(server.is_running())
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    remove(home)
+    assert alive == [False]
+    assert not home.exists()
+
+
+def test_removal_is_tried_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that comes while the folder is emptied does not keep it."""
+    rmtree, tries = shutil.rmtree, []
+
+    def empty(path: Path) -> None:
+        tries.append(path)
+        if len(tries) == 1:
+            raise OSError(39, "Directory not empty", str(path))
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", empty)
+    monkeypatch.setattr(throw_away, "_BETWEEN_S", 0.0)
+    remove(home)
+    assert tries == [home, home]
+    assert not home.exists()
+
+
+def test_removal_that_fails_names_the_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no success, and it says what is left."""
+
+    def fail(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    monkeypatch.setattr(throw_away, "_BETWEEN_S", 0.0)
+    with pytest.raises(ServiceFailed, match=f"{home} cannot be removed .*Permission denied.*rm -r {home}"):
+        remove(home)
+
+
+def test_the_next_demo_removes_the_folder_of_a_dead_one(home: Path) -> None:
+    """With the servers that outlived it."""
+    server = _server(home)
+    _abandon(home)
+    remove_abandoned(print)
+    assert not home.exists()
+    assert not server.is_running()
+
+
+def test_the_next_demo_leaves_the_folders_of_others(home: Path, temporary: Path) -> None:
+    """Those of a demo that lives, and those without a demo's mark."""
+    unmarked = temporary / "sexton-demo-of-a-person"
+    StackHome.at(unmarked).prepare()
+    remove_abandoned(print)
+    assert home.exists()
+    assert unmarked.exists()
+    assert _server(home).is_running()
+
+
+def test_the_next_demo_believes_no_mark_behind_a_link(home: Path, temporary: Path) -> None:
+    """A name in a folder that all users share may be anybody's."""
+    elsewhere = temporary / "elsewhere"
+    home.rename(elsewhere)
+    _abandon(elsewhere)
+    (temporary / "sexton-demo-link").symlink_to(elsewhere)
+    remove_abandoned(print)
+    assert elsewhere.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_ends_the_work(number: signal.Signals) -> None:
+    """SIGTERM and SIGHUP are as Ctrl-C."""
+    story = _Story(working=[number])
+    with pytest.raises(KeyboardInterrupt):
+        story.run()
+    assert story.seen == ["working", "cleaning", "clean"]
+
+
+def test_a_second_signal_does_not_skip_the_clean_up(capfd: pytest.CaptureFixture[str]) -> None:
+    """And it is said what goes on."""
+    story = _Story(working=[signal.SIGINT], cleaning=[signal.SIGINT])
+    with pytest.raises(KeyboardInterrupt):
+        story.run()
+    assert story.seen == ["working", "cleaning", "clean"]
+    assert capfd.readouterr().err == f"removing {_HOME}; the next signal leaves it\n"
+
+
+def test_a_signal_in_the_clean_up_after_work_that_was_done_waits_for_it() -> None:
+    """It is heeded at the end."""
+    story = _Story(cleaning=[signal.SIGTERM])
+    with pytest.raises(KeyboardInterrupt):
+        story.run()
+    assert story.seen == ["working", "worked", "cleaning", "clean"]
+
+
+def test_a_third_signal_gives_up_and_says_what_stays(capfd: pytest.CaptureFixture[str]) -> None:
+    """A person that asks three times wants to leave."""
+    story = _Story(working=[signal.SIGTERM], cleaning=[signal.SIGINT, signal.SIGTERM])
+    with pytest.raises(KeyboardInterrupt):
+        story.run()
+    assert story.seen == ["working", "cleaning"]
+    assert story.interrupts.given_up
+    assert f"given up: {_HOME} stays" in capfd.readouterr().err
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    """As under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts, interrupts.heeded():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,74 @@
+"""Signals that ask the demo to end: the first ends its work, the second waits for the clean-up, the third ends all."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+_ASKING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENOUGH: Final = 3  # signals after which a clean-up is given up
+
+
+class Interrupts:
+    """Takes SIGINT, SIGTERM and SIGHUP while its block runs; a signal that this process ignores stays ignored.
+
+    They are alike. Inside `heeded` the first raises `KeyboardInterrupt`. Otherwise they wait for the block's end, which
+    raises it then; only the third raises it at once, and says which folder it leaves.
+    """
+
+    def __init__(self) -> None:
+        """Take nothing yet."""
+        self.home: Path | None = None
+        """The folder that is to be removed in the block, once there is one."""
+        self._count = 0
+        self._heeded = False
+        self.given_up = False
+        """Whether the third signal has come: the folder stays."""
+
+    def __enter__(self) -> Self:
+        """Take the signals."""
+        taken = [number for number in _ASKING if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._take) for number in taken}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the signals back; raise what had to wait."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._count and kind is None:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Let the first signal end the block, also one that came before it."""
+        self._heeded = True
+        try:
+            if self._count:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._heeded = False
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._count += 1
+        if self._count >= _ENOUGH:
+            self.given_up = True
+            _say(f"given up: {self.home} stays, with what runs in it; the next `sexton demo` removes both")
+            raise KeyboardInterrupt
+        if self._heeded:
+            self._heeded = False
+            raise KeyboardInterrupt
+        last = "; the next signal leaves it" if self._count == _ENOUGH - 1 else ""
+        _say(f"removing {self.home}{last}")
+
+
+def _say(text: str) -> None:
+    """Write past Python's buffers, in the midst of whose work a signal may arrive."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
