@@ -183,7 +183,7 @@ class House:
             self.client,
             task_queue=self.queue,
             workflows=WORKFLOWS,
-            activities=self._activities(instead),
+            activities=self.activities(instead),
             activity_executor=self._threads,
             workflow_runner=CheckedRunner(),
             workflow_failure_exception_types=FAILURES,
@@ -193,7 +193,8 @@ class House:
             interceptors=[self.notebook, WorkflowEdge(), ActivityEdge()],
         )
 
-    def _activities(self, instead: Sequence[Activity]) -> list[Activity]:
+    def activities(self, instead: Sequence[Activity] = ()) -> list[Activity]:
+        """The activities of a worker over this world; `instead` stands for those of the same names."""
         deletion = self.world.deletion
         retention = Retention(topics=self.world.catalog.topics, roller=self.roller, settler=self.roller)
         topics, trimming = self.topics, self.trimming

@@ -1,0 +1,103 @@
+"""Drives a server's workflows on one worker: which attempt comes next, and what becomes of it, says a script."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from temporalio.api.common.v1 import Payload
+
+from tests.driver.server import Attempt, Execution, Server, Task
+from tests.driver.worker import Worker
+
+_NEVER: Final = 5_000  # attempts after which nothing will ever end
+_SLEEPS: Final = 3  # attempts of others before a late one goes on: its retry, and what the workflow does then
+
+
+class Ending(Enum):
+    """Of an attempt."""
+
+    ANSWERED = "answered"
+    UNHEARD = "done, and its answer is lost"
+    LATE = "asleep until its retry has ended and the workflow has gone on"
+
+
+class Script:
+    """First come, first served, and every attempt is answered."""
+
+    def choose(self, ready: Sequence[Task]) -> Task:
+        """Which attempt is made next."""
+        return ready[0]
+
+    def ending(self, attempt: Attempt) -> Ending:
+        """What becomes of it."""
+        del attempt
+        return Ending.ANSWERED
+
+
+@dataclass(frozen=True, slots=True)
+class _Sleeper:
+    attempt: Attempt
+    wakes: int  # after so many attempts of all
+
+
+class Driver:
+    """See the module's text."""
+
+    def __init__(self, server: Server, script: Script | None = None) -> None:
+        """Nothing is driven yet."""
+        self.server = server
+        self.script = script or Script()
+        self.made: list[Attempt] = []
+        self._asleep: list[_Sleeper] = []
+
+    def run(self, worker: Worker, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Make attempts until that is so or, by default, until there is nothing left to do.
+
+        Raises:
+            SimulatedCrash: The worker's process is dead; the server has noticed.
+        """
+        for _ in range(_NEVER):
+            if until() or not self.step(worker):
+                return
+        raise AssertionError(f"this does not come to an end: {[one.workflow_id for one in self.server.running]}")
+
+    def step(self, worker: Worker) -> bool:
+        """Make one attempt, or go to the next moment at which one can be made; whether there was anything to do."""
+        self.server.fire()
+        late = next((one for one in self._asleep if len(self.made) >= one.wakes), None)
+        ready = self.server.ready()
+        if late is None and not ready:
+            late = next(iter(self._asleep), None) if not self.server.running else None
+            if late is None:
+                return self.server.skip()
+        try:
+            if late:
+                self._asleep.remove(late)
+                worker.attempt(late.attempt)
+            else:
+                self._make(worker, self.server.begin(self.script.choose(ready)))
+        except BaseException:
+            self._asleep.clear()
+            self.server.lose_worker()
+            raise
+        return True
+
+    def _make(self, worker: Worker, attempt: Attempt) -> None:
+        self.made.append(attempt)
+        ending = self.script.ending(attempt)
+        if ending is Ending.LATE:
+            self._asleep.append(_Sleeper(attempt, len(self.made) + _SLEEPS))
+            self.server.give_up(attempt)
+            return
+        outcome = worker.attempt(attempt)
+        if ending is Ending.UNHEARD:
+            self.server.give_up(attempt)
+        else:
+            self.server.end(attempt, outcome)
+
+
+def answer_of(execution: Execution) -> Payload:
+    """What a workflow answered."""
+    assert execution.result is not None, f"{execution.workflow_id} is {execution.status}: {execution.failure}"
+    return execution.result
