@@ -11,7 +11,7 @@ from activities.beating import beating
 from activities.deletion import metrics
 from activities.naming import check_topic_name
 from logstore.errors import SextonError
-from logstore.offload import Evidence, Uploaded
+from logstore.offload.services.writing import Evidence, Uploaded
 from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads, Published, Topics
 from logstore.positions import LedgerId, TopicId
 
@@ -20,7 +20,7 @@ _BATCH_CLAIM_S = 120.0  # until the batch's own workflow renews it
 
 
 class Uploader(Protocol):
-    """Writes and proves tiered copies; see `logstore.offload.Offloader`."""
+    """Writes and proves tiered copies; see `logstore.offload.services.writing.Offloader`."""
 
     def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float) -> Uploaded:
         """Upload one ledger under a new uuid."""

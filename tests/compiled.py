@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
 
-from infra.catalog import database
+from infra.catalog.engine import database
 
 _DIALECTS: Final = (SQLiteDialect_pysqlite, PGDialect_psycopg)
 _STATEMENTS: Final = LRUCache[Any, Any](4000)

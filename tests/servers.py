@@ -15,10 +15,10 @@ from infra.catalog import Database, upgrade
 from infra.objects import ensure_bucket, make_client
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
-from logstore.places import TieredPlace
+from logstore.offload.places import TieredPlace
 from tests.shared import worker_number
+from workers.assembly import open_log
 from workers.settings import Settings
-from workers.wiring import open_log
 
 _SHARED = "stack"
 _numbers = itertools.count()

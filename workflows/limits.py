@@ -11,19 +11,18 @@ from functools import partial
 from typing import Any, Final
 
 from logstore.errors import InvalidInput
-from logstore.ledgers import CopyKind
+from logstore.log.ledgers import CopyKind
 from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import checked_worker_id
-from workflows.values import (
+from workflows.deletion.values import (
     MOST_OBJECTS_PER_S,
     DeleteLedgerInput,
     DeleteLedgersInput,
     DeletionPolicy,
     ExplicitDetach,
-    OffloadAsk,
-    OffloadPolicy,
     TrimTopicsInput,
 )
+from workflows.offload.values import OffloadAsk, OffloadPolicy
 
 MOST_IDS: Final = 10_000
 """Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""

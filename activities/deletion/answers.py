@@ -7,7 +7,7 @@ from datetime import timedelta
 from temporalio.exceptions import ApplicationError
 
 from activities.deletion.values import ChunkResult, IntentKey, OneResult
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import (
     CorruptData,
     InvalidInput,

@@ -37,7 +37,7 @@ from activities.deletion.values import (
 )
 from activities.naming import check_topic_name
 from activities.ownership import Elsewhere, owner_of
-from logstore.deletion import DeletionIntent, Outcome, refusal
+from logstore.deletion.intents import DeletionIntent, Outcome, refusal
 from logstore.errors import StaleCatalog
 from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange, Topics

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from temporalio import activity
 
-from logstore.deletion import DeletionIntent, Outcome
-from logstore.ledgers import Component
+from logstore.deletion.intents import DeletionIntent, Outcome
+from logstore.log.ledgers import Component
 from logstore.ports.catalog import Ended, Filed, Tally
 
 _Labels = tuple[tuple[str, str], ...]

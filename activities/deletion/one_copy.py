@@ -12,7 +12,7 @@ from activities.deletion.phase_two import examine, remove
 from activities.deletion.pulse import Pulse
 from activities.deletion.values import DeadLetterInput, IntentKey, OneInput, OneResult
 from activities.ownership import Elsewhere, Leases, owner_of
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import (
     DeletionIncomplete,
     InvalidInput,
@@ -23,7 +23,7 @@ from logstore.errors import (
     StaleCatalog,
     UnknownObject,
 )
-from logstore.ledgers import CopyKind
+from logstore.log.ledgers import CopyKind
 from logstore.ownership import Lease
 from logstore.ports.catalog import Claim, Deletions, Ended
 from logstore.ports.owners import Owners

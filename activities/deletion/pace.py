@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from activities.deletion.pulse import Pulse
-from logstore.deletion import DeletionIntent, DeletionState, StoredCopy
+from logstore.deletion.intents import DeletionIntent, DeletionState, StoredCopy
 
 _SLICE_S = 30.0  # of work in one call: so soon, or with the ledger in hand, a pause and another rate take effect
 _LONGEST_NAP_S = 1.0  # a cancellation and a lost claim are noticed within this

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from activities.deletion.pace import Pace
 from activities.deletion.pulse import Pulse
-from logstore.deletion import DeletionIntent, Finding, Outcome, StoredCopy, refusal
+from logstore.deletion.intents import DeletionIntent, Finding, Outcome, StoredCopy, refusal
 from logstore.errors import ClaimHeld, DeletionIncomplete, NotOwner, SextonError, Unsupported
 from logstore.ports.catalog import Ended
 from logstore.ports.storage import CopyStorage, Removal, Storages

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from activities.ownership import TopicAnswer, TopicWork
-from logstore.deletion import Outcome
+from logstore.deletion.intents import Outcome
 
 _SUCCESS = {outcome.value for outcome in Outcome if outcome.success}
 

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from infra.catalog import tables as t
-from infra.catalog.database import Database
+from infra.catalog.engine.database import Database
 from infra.telemetry.current import current_trace_id
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause

@@ -1,22 +1,22 @@
 """The catalog as one value: the ports of `logstore.ports.catalog` over one database."""
 
 from infra.catalog.audits import SqlAuditLog
-from infra.catalog.commits import SqlCommits
-from infra.catalog.components import SqlComponents
-from infra.catalog.cursors import SqlCursors
-from infra.catalog.database import Database
-from infra.catalog.deletions import SqlDeletions
-from infra.catalog.fences import SqlFences
-from infra.catalog.identities import SqlIdentities
-from infra.catalog.inspection import SqlInspection
-from infra.catalog.ledgers import SqlLedgers
-from infra.catalog.offloads import SqlOffloads
-from infra.catalog.redrives import SqlRedrives
-from infra.catalog.schemas import SqlSchemas
-from infra.catalog.sweeps import SqlSweeps
-from infra.catalog.topic_deletions import SqlTopicDeletions
-from infra.catalog.topic_trims import SqlTopicTrims
-from infra.catalog.topics import SqlTopics
+from infra.catalog.cursors.cursors import SqlCursors
+from infra.catalog.deletion.deletions import SqlDeletions
+from infra.catalog.deletion.redrives import SqlRedrives
+from infra.catalog.deletion.sweeps import SqlSweeps
+from infra.catalog.deletion.topic_deletions import SqlTopicDeletions
+from infra.catalog.deletion.topic_trims import SqlTopicTrims
+from infra.catalog.engine.database import Database
+from infra.catalog.identity.identities import SqlIdentities
+from infra.catalog.log.commits import SqlCommits
+from infra.catalog.log.components import SqlComponents
+from infra.catalog.log.inspection import SqlInspection
+from infra.catalog.log.ledgers import SqlLedgers
+from infra.catalog.log.schemas import SqlSchemas
+from infra.catalog.log.topics import SqlTopics
+from infra.catalog.offload.offloads import SqlOffloads
+from infra.catalog.ownership.fences import SqlFences
 
 
 class SqlCatalog:

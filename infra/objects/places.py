@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from infra.objects.store import S3ObjectStore
 from logstore.errors import StoreUnavailable
-from logstore.places import TieredPlace
+from logstore.offload.places import TieredPlace
 from logstore.ports.objects import ObjectInfo
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from logstore.places import TieredPlace
+from logstore.offload.places import TieredPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.deletion import DeletionIntent, StoredCopy
+from logstore.deletion.intents import DeletionIntent, StoredCopy
 from logstore.errors import SextonError
 
 

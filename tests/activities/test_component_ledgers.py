@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from infra.catalog import SqlCatalog
-from logstore.component_ledgers import ComponentLedgers
-from logstore.cursor_ledgers import CursorLedgers
-from logstore.group_commit import GroupCommitter
-from logstore.ledgers import Component, LedgerOwner, LedgerStatement, meta_key, segment_key
+from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement, meta_key, segment_key
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services.schemas import SchemaRegistry
 from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId, Position
-from logstore.schemas import SchemaRegistry
-from logstore.subscriptions import Subscriptions
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, run
 
 _NAME = "billing"

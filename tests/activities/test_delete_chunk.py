@@ -10,7 +10,7 @@ from activities.deletion.pace import Pace
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.pulse import Pulse
 from logstore import failpoints
-from logstore.deletion import DeletionIntent, DeletionState, Finding, StoredCopy
+from logstore.deletion.intents import DeletionIntent, DeletionState, Finding, StoredCopy
 from logstore.errors import (
     AlreadyExists,
     CatalogMismatch,
@@ -19,7 +19,7 @@ from logstore.errors import (
     SextonError,
     StoreUnavailable,
 )
-from logstore.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World, chunk_input, environment, payload_bytes, run

@@ -8,9 +8,9 @@ from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities.deletion import DeadLetterInput, IntentKey, OneResult
 from logstore import failpoints
-from logstore.deletion import Outcome
+from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, StoreUnavailable, UnknownObject
-from logstore.ledgers import ledger_prefix
+from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.activities.world import World, chunk_input, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -8,8 +8,8 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from logstore import errors
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError, TerminalError
-from workers.interceptors import to_application_error
-from workers.traced_runs import naming_trace
+from workers.hosting.interceptors import to_application_error
+from workers.hosting.traced_runs import naming_trace
 
 CLASSES = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, SextonError)]
 

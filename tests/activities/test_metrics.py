@@ -8,7 +8,7 @@ import pytest
 from activities.deletion import AdoptInput, DeadLetterInput, IntentKey
 from logstore import failpoints
 from logstore.errors import CorruptData
-from logstore.ledgers import ledger_prefix
+from logstore.log.ledgers import ledger_prefix
 from tests.activities.world import BATCH_WORKFLOW, World, certify_input, chunk_input, environment, one_input
 from tests.fakes.meter import FakeMeter, series
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -9,11 +9,11 @@ from temporalio.exceptions import ApplicationError
 from activities.deletion import IntentKey
 from activities.deletion.answers import key_of
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, RemovePrimariesResult, UploadInput
-from logstore.deletion import Outcome
+from logstore.deletion.intents import Outcome
 from logstore.errors import UploadUnproven
+from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
-from logstore.tiered import data_key, index_key
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 

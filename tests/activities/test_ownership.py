@@ -15,7 +15,7 @@ from activities.deletion.pace import Pace
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.pulse import Pulse
 from activities.ownership import Elsewhere, Located, LookUpInput, Ownership, Place, TopicAnswer, TopicWork, owner_queue
-from logstore.deletion import DeletionState, Finding, StoredCopy
+from logstore.deletion.intents import DeletionState, Finding, StoredCopy
 from logstore.errors import (
     CatalogBusy,
     CorruptData,

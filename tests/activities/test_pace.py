@@ -8,7 +8,7 @@ import pytest
 
 from activities.deletion import ChunkResult, ledger_deletion, pulse
 from activities.deletion.pace import Pace
-from logstore.deletion import Finding, StoredCopy
+from logstore.deletion.intents import Finding, StoredCopy
 from logstore.errors import ClaimHeld
 from tests.activities.world import World, chunk_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation

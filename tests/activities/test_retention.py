@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from activities.retention import Retention, RollInput
+from activities.deletion.retention import Retention, RollInput
 from logstore.errors import MissingData, SextonError, UnknownObject
-from logstore.group_commit import GroupCommitter
-from logstore.managed_ledger import ManagedLedger, RollPolicy
+from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Topic
 from logstore.positions import TopicId
 from tests.activities.world import World, run

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from activities.retention import Retention
-from activities.trimming import BatchInput, Pages, PagesInput, TopicPage, Trimming, TrimPageInput
+from activities.deletion.retention import Retention
+from activities.deletion.trimming import BatchInput, Pages, PagesInput, TopicPage, Trimming, TrimPageInput
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, CorruptData, SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
-from logstore.retention import RetentionPolicy
 from tests.activities.world import World, run
 
 BATCH = "trim-1"

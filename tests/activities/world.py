@@ -25,19 +25,19 @@ from activities.deletion import (
 from activities.deletion.answers import key_of
 from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
-from logstore.deletion import DeletionIntent
-from logstore.entries import NewEntry, ProducedEntries, encode_segment
-from logstore.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
-from logstore.offload import Offloader
-from logstore.places import TieredPlace
+from logstore.deletion.intents import DeletionIntent
+from logstore.deletion.retention import RetentionPolicy
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
+from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.offload.places import TieredPlace
+from logstore.offload.services.writing import Offloader
 from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
 from logstore.ports.objects import Buckets, ObjectInfo
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, Position
-from logstore.primary_copies import PrimaryCopies
-from logstore.retention import RetentionPolicy
-from logstore.tiered_copies import TieredCopies
 from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
 

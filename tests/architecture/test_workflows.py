@@ -5,29 +5,17 @@ import ast
 import pytest
 
 from tests.architecture.source import Module, decorator, modules, named
-from workers.fleet import WORKFLOWS
+from workers.hosting.fleet import WORKFLOWS
 from workflows import search_attributes
 
-_BESIDE = {
-    "__init__",
-    "batches",
-    "limits",
-    "offload_totals",
-    "routing",
-    "search_attributes",
-}  # what workflows lean on
-
 _ROUTED = {"self._route.execute", "self._route.execute_unasked"}
-
-_FILES = [
-    pytest.param(module, id=module.path.stem)
-    for module in modules("workflows")
-    if module.path.stem not in _BESIDE and module.path.parent.name != "values"
-]
 
 
 def _definitions(module: Module) -> list[ast.ClassDef]:
     return [node for node in module.tree.body if isinstance(node, ast.ClassDef) and decorator(node, "workflow.defn")]
+
+
+_FILES = [pytest.param(module, id=module.path.stem) for module in modules("workflows") if _definitions(module)]
 
 
 def test_activities_that_are_routed_are_served_by_owners() -> None:

@@ -15,10 +15,10 @@ from sqlalchemy import insert
 
 from infra.catalog import Database, SqlCatalog, upgrade
 from infra.catalog import tables as t
-from logstore.ledgers import LedgerState
+from logstore.deletion.retention import RetentionPolicy
+from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, ProducerAdvance, Registered, RegisterSegment, Topic
 from logstore.positions import LedgerId
-from logstore.retention import RetentionPolicy
 from tests.postgres import Postgres
 
 _GROUPS = (1, 10, 50, 200)

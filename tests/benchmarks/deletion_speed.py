@@ -20,17 +20,18 @@ from temporalio.worker import Worker
 from activities.deletion import IntentKey
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
-from logstore.ledgers import CopyKind, ledger_prefix
+from logstore.log.ledgers import CopyKind, ledger_prefix
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, make_ledgers, stage
-from workers.connections import connect_client
+from workers.client.connections import connect_client
 from workers.settings import Settings, load_settings
-from workflows import delete_ledger, delete_ledgers, search_attributes
-from workflows.delete_ledger import DeleteLedger
-from workflows.delete_ledgers import DeleteLedgers
-from workflows.values import DeleteLedgerInput, DeleteLedgersInput, DeleteLedgersProgress, DeletionPolicy
+from workflows import search_attributes
+from workflows.deletion import delete_ledger, delete_ledgers
+from workflows.deletion.delete_ledger import DeleteLedger
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.values import DeleteLedgerInput, DeleteLedgersInput, DeleteLedgersProgress, DeletionPolicy
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef

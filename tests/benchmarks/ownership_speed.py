@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.catalog import Database, upgrade
-from infra.catalog.fences import SqlFences
+from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.owner import BundleOwner
 from infra.coordination.session import Ensemble, Link, Session
 from logstore.ownership import BundleId, Lease

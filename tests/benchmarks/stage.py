@@ -14,15 +14,15 @@ from sqlalchemy import Connection, insert
 
 from infra.catalog import tables as t
 from infra.stack import stack
-from logstore.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement, meta_key, segment_key
+from logstore.deletion.retention import RetentionPolicy
+from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement, meta_key, segment_key
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from logstore.retention import RetentionPolicy
+from workers.assembly import LogStore, open_log
 from workers.demo.run import prepare
 from workers.demo.throw_away import remove
+from workers.operations.stack import at, stack_options, start_worker
 from workers.settings import Settings
-from workers.stack import at, stack_options, start_worker
-from workers.wiring import LogStore, open_log
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -21,8 +21,8 @@ from temporalio.worker import (
 )
 from temporalio.workflow import Info, ParentInfo, _Definition
 
-from workers.fleet import FAILURES, WORKFLOWS
-from workers.traced_runs import WorkflowEdge
+from workers.hosting.fleet import FAILURES, WORKFLOWS
+from workers.hosting.traced_runs import WorkflowEdge
 
 NAMESPACE: Final = "default"
 QUEUE: Final = "shared"

@@ -13,7 +13,7 @@ from temporalio.testing import ActivityEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
 from tests.driver.server import Attempt
-from workers.interceptors import ActivityEdge
+from workers.hosting.interceptors import ActivityEdge
 
 _CONVERTER: Final = pydantic_data_converter.payload_converter
 _FAILURES: Final = pydantic_data_converter.failure_converter

@@ -34,18 +34,18 @@ from activities.deletion import (
     RangesPage,
     delete_ledger_id,
 )
+from activities.deletion.retention import RollInput
+from activities.deletion.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicOrder
+from activities.deletion.trimming import BatchInput, Pages, PagesInput, TopicPage, TrimPageInput, TrimPageResult
 from activities.ownership import Place
-from activities.retention import RollInput
-from activities.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicOrder
-from activities.trimming import BatchInput, Pages, PagesInput, TopicPage, TrimPageInput, TrimPageResult
-from logstore.entries import NewEntry, ProducedEntries
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, NoProgress, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
+from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.names import TopicName
 from logstore.ownership import bundle_of
 from logstore.ports.catalog import Cause, Claim, Detached, Topic
 from logstore.positions import Position
-from logstore.retention import RetentionPolicy
 from tests.faults.auditor import LONG_GONE, Expected, Seen, payload_of, wrong_at_any_moment
 from tests.faults.scene import HOLE, HOLED, PER_LEDGER, PER_SEGMENT, SCHEMAS, SEGMENTS, TOPICS, TopicPlan, Trouble
 from tests.faults.world import Process

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Final, Self
 
 from activities.offload import PublishInput, RemovePrimariesInput, UploadInput
+from logstore.offload.tiered import data_key
 from logstore.ports.catalog import OffloadAnswer, Topic
 from logstore.positions import LedgerId
-from logstore.tiered import data_key
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.job import Job
 from tests.faults.scene import TopicPlan

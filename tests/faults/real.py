@@ -19,30 +19,30 @@ from botocore.config import Config
 from temporalio.client import WorkflowHandle
 
 from activities.deletion import DeletionUpkeep, IntentKey, LedgerDeletion
+from activities.deletion.retention import Retention
+from activities.deletion.topic_deletion import TopicDeletion
+from activities.deletion.trimming import Trimming
 from activities.offload import LedgerOffload
-from activities.retention import Retention
-from activities.topic_deletion import TopicDeletion
-from activities.trimming import Trimming
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
-from logstore.deletion import DeletionState
-from logstore.identity import MARKER_KEY, marker_of
+from logstore.deletion.intents import DeletionState
+from logstore.identity.markers import MARKER_KEY, marker_of
 from logstore.ports.catalog import Cause, Claim
 from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.faults.world import Process
 from tests.servers import CATALOG_ID
+from workers.assembly import open_log
 from workers.client import Sexton
-from workers.connections import connect_client
+from workers.client.connections import connect_client
+from workers.operations.stack import start_worker
 from workers.settings import Settings
-from workers.stack import start_worker
-from workers.wiring import open_log
-from workflows import delete_ledger, delete_ledgers
-from workflows.delete_ledger import DeleteLedger
-from workflows.delete_ledgers import DeleteLedgers
-from workflows.values import DeleteLedgerInput, DeleteLedgersInput
+from workflows.deletion import delete_ledger, delete_ledgers
+from workflows.deletion.delete_ledger import DeleteLedger
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.values import DeleteLedgerInput, DeleteLedgersInput
 
 _PLAN = TopicPlan(name="persistent://shop/main/real", ledgers=6, acknowledged={"billing": 6}, components=True)
 REAL: Final = (replace(_PLAN, troubles={1: Trouble.SQUATTED}),)

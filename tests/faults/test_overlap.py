@@ -13,10 +13,10 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 from activities.deletion import ChunkInput, ChunkResult, LedgerDeletion, Range
-from infra.catalog.deletions import SqlDeletions
-from logstore.ledgers import CopyKind
+from infra.catalog.deletion.deletions import SqlDeletions
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import RowRange
-from logstore.primary_copies import PrimaryCopies
 from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import Intent, wrong_at_any_moment, wrong_at_rest
 from tests.faults.job import Job

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.entries import NewEntry, ProducedEntries
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import SextonError
+from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
-from logstore.retention import RetentionPolicy
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import wrong_at_any_moment
 from tests.faults.job import Job

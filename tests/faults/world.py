@@ -11,28 +11,28 @@ from pathlib import Path
 from sqlalchemy import Connection, event
 
 from activities.deletion import DeletionUpkeep, LedgerDeletion
+from activities.deletion.retention import Retention
+from activities.deletion.topic_deletion import TopicDeletion
+from activities.deletion.trimming import Trimming
 from activities.offload import LedgerOffload
-from activities.retention import Retention
-from activities.topic_deletion import TopicDeletion
-from activities.trimming import Trimming
 from infra.catalog import Database, SqlCatalog
-from logstore.component_ledgers import ComponentLedgers
-from logstore.cursor_ledgers import CursorLedgers
+from logstore.clock import Clock
+from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.failpoints import SimulatedCrash
-from logstore.group_commit import GroupCommitter
-from logstore.identity import MARKER_KEY, Place, Role, marker_of
-from logstore.ledgers import CopyKind
-from logstore.managed_ledger import ManagedLedger
-from logstore.managed_ledger.clock import Clock
-from logstore.offload import Offloader
-from logstore.own_stores import OwnStore, OwnStores
-from logstore.places import TieredPlace
+from logstore.identity.markers import MARKER_KEY, Place, Role, marker_of
+from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.log.ledgers import CopyKind
+from logstore.log.services import ManagedLedger
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services.schemas import SchemaRegistry
+from logstore.offload.places import TieredPlace
+from logstore.offload.services.writing import Offloader
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Storages
-from logstore.primary_copies import PrimaryCopies
-from logstore.schemas import SchemaRegistry
-from logstore.subscriptions import Subscriptions
-from logstore.tiered_copies import TieredCopies
 from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from logstore.deletion import DeletionIntent
-from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.deletion.intents import DeletionIntent
+from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.positions import LedgerId, TopicId
 
 CREATED_US = 5

@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from logstore.component_ledgers import ComponentLedgers
-from logstore.cursor_ledgers import CursorLedgers
-from logstore.group_commit import GroupCommitter
-from logstore.ledgers import Component
-from logstore.managed_ledger import Clock
+from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.deletion.retention import RetentionPolicy
+from logstore.log.ledgers import Component
+from logstore.log.services import Clock
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services.schemas import SchemaRegistry
 from logstore.ports.catalog import Ledger, RegisterSegment, Topic
 from logstore.positions import LedgerId, Position
-from logstore.retention import RetentionPolicy
-from logstore.schemas import SchemaRegistry
-from logstore.subscriptions import Subscriptions
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.builders import TOPIC

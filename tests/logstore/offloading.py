@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from logstore.deletion import DeletionIntent
-from logstore.ledgers import CopyKind
-from logstore.managed_ledger import ManagedLedger, RollPolicy
-from logstore.managed_ledger.tiered_segments import TieredSegments
-from logstore.offload import Evidence, Offloader, Uploaded
-from logstore.places import TieredPlace
+from logstore.deletion.intents import DeletionIntent
+from logstore.log.ledgers import CopyKind
+from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services.tiered_segments import TieredSegments
+from logstore.offload.places import TieredPlace
+from logstore.offload.services.writing import Evidence, Offloader, Uploaded
+from logstore.offload.tiered import data_key, index_key
 from logstore.positions import LedgerId
-from logstore.tiered import data_key, index_key
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.managed_ledger.world import World, plain
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.component_ledgers import Draft, Newborn
-from logstore.deletion import DeletionState, Outcome
+from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.ledgers import Component, LedgerStatement, meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerStatement, meta_key, segment_key
+from logstore.log.services.component_ledgers import Draft, Newborn
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import World

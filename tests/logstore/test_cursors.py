@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from logstore.cursors import (
+from logstore.cursors.state import (
     CursorState,
     LedgerSpan,
     acknowledge,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from logstore.deletion import DeletionState, Outcome, missing_property, refusal
-from logstore.ledgers import Component, CopyKind
+from logstore.deletion.intents import DeletionState, Outcome, missing_property, refusal
+from logstore.log.ledgers import Component, CopyKind
 from tests.logstore.builders import OWNER, intent
 
 _KEYS = {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.entries import COLUMNS, NewEntry, ProducedEntries, decode_segment, encode_segment
 from logstore.errors import CorruptData
+from logstore.log.entries import COLUMNS, NewEntry, ProducedEntries, decode_segment, encode_segment
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 _ENTRY = st.builds(

@@ -16,7 +16,7 @@ from logstore.errors import (
     StoreUnavailable,
 )
 from logstore.failpoints import SimulatedCrash
-from logstore.group_commit import GroupCommitter
+from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Acknowledge, Registered, RegisterSegment, Write, WriteResult
 from logstore.positions import LedgerId, TopicId
 from tests.logstore.eventually import assert_eventually

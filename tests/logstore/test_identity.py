@@ -3,8 +3,8 @@
 import pytest
 
 from logstore.errors import CatalogMismatch
-from logstore.identity import MARKER_KEY, Place, Role, Standing, judge, marked_by, marker_of, refusal
-from logstore.ledgers import meta_digest, segment_number
+from logstore.identity.markers import MARKER_KEY, Place, Role, Standing, judge, marked_by, marker_of, refusal
+from logstore.log.ledgers import meta_digest, segment_number
 
 OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
 PRIMARY = Place(role=Role.PRIMARY, bucket="logs", address="http://127.0.0.1:8333")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import CorruptData
-from logstore.ledgers import (
+from logstore.log.ledgers import (
     Component,
     LedgerOwner,
     LedgerStatement,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.deletion import DeletionState
-from logstore.entries import schema
+from logstore.deletion.intents import DeletionState
 from logstore.errors import (
     CorruptData,
     MissingData,
@@ -22,10 +21,11 @@ from logstore.errors import (
     UploadUnproven,
 )
 from logstore.failpoints import SimulatedCrash
-from logstore.ledgers import segment_key
+from logstore.log.entries import schema
+from logstore.log.ledgers import segment_key
+from logstore.offload.tiered import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_key, index_key, upload_ends_us
 from logstore.ports.catalog import Copies, OffloadAnswer, Published
 from logstore.positions import LedgerId
-from logstore.tiered import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_key, index_key, upload_ends_us
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.offloading import PLACE, UUID, Offloading
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from logstore import failpoints
-from logstore.deletion import DeletionState
+from logstore.deletion.intents import DeletionState
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogMismatch, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
-from logstore.identity import MARKER_KEY, Place, Role, Standing, marker_of
-from logstore.ledgers import CopyKind, CopyState, meta_key
-from logstore.own_stores import OwnStore, OwnStores
+from logstore.identity.markers import MARKER_KEY, Place, Role, Standing, marker_of
+from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.log.ledgers import CopyKind, CopyState, meta_key
+from logstore.offload.tiered import index_key
 from logstore.positions import LedgerId, TopicId
-from logstore.retention import RetentionPolicy
-from logstore.tiered import index_key
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.deletion import Finding, StoredCopy
+from logstore.deletion.intents import Finding, StoredCopy
+from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.ledgers import Component, LedgerOwner, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerOwner, ledger_prefix, meta_key, segment_key
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId
-from logstore.primary_copies import PrimaryCopies
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement
 

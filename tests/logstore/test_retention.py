@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix, reason_to_keep
 from logstore.errors import InvalidInput
-from logstore.ledgers import LedgerState
+from logstore.log.ledgers import LedgerState
 from logstore.positions import LedgerId, Position
-from logstore.retention import LedgerFacts, RetentionPolicy, detachable_prefix, reason_to_keep
 
 _NOW = 1_000_000_000_000
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from logstore.errors import CorruptData, InvalidInput, MissingData, UnknownObject
-from logstore.ledgers import Component, segment_key
+from logstore.log.ledgers import Component, segment_key
+from logstore.log.services.schemas import MOST_BYTES
 from logstore.ports.catalog import TopicState
-from logstore.schemas import MOST_BYTES
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import World
 

@@ -1,11 +1,11 @@
 """Whatever wrote an object wrote with it what its deletion, and any reconciliation, asks for."""
 
-from logstore.deletion import Finding
-from logstore.entries import NewEntry, ProducedEntries
-from logstore.group_commit import GroupCommitter
-from logstore.ledgers import LedgerStatement, ledger_prefix, meta_digest
-from logstore.managed_ledger import ManagedLedger
-from logstore.primary_copies import PrimaryCopies
+from logstore.deletion.intents import Finding
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import LedgerStatement, ledger_prefix, meta_digest
+from logstore.log.services import ManagedLedger
+from logstore.log.services.group_commit import GroupCommitter
 from tests.logstore.component_world import NAME, World, at
 
 

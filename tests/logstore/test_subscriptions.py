@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from logstore.cursors import CursorState
+from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.cursors.state import CursorState
 from logstore.errors import MissingData, StoreUnavailable, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.ledgers import segment_key
+from logstore.log.ledgers import segment_key
 from logstore.positions import LedgerId
-from logstore.subscriptions import Subscriptions
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import NAME, World, at
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.deletion import DeletionIntent, Finding, Outcome, StoredCopy, refusal
+from logstore.deletion.intents import DeletionIntent, Finding, Outcome, StoredCopy, refusal
+from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
-from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
-from logstore.places import TieredPlace
+from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.offload.places import TieredPlace
+from logstore.offload.tiered import UPLOAD_GRACE_S, data_key, index_key
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
-from logstore.tiered import UPLOAD_GRACE_S, data_key, index_key
-from logstore.tiered_copies import TieredCopies
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"

@@ -17,7 +17,7 @@ from kazoo.client import KazooClient
 from sqlalchemy import select
 
 from infra.catalog import Database
-from infra.catalog.fences import SqlFences
+from infra.catalog.ownership.fences import SqlFences
 from infra.catalog.tables import bundle_fence
 from logstore.errors import CatalogBusy
 from tests.infra.coordination.zookeeper import ZooKeeper

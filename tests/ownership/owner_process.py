@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.catalog import Database
-from infra.catalog.fences import SqlFences
+from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.events import Unloaded
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session

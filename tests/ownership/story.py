@@ -11,7 +11,7 @@ from typing import Final
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, select, text
 
 from infra.catalog import Database
-from infra.catalog.fences import hold_lease
+from infra.catalog.ownership.fences import hold_lease
 from logstore.ownership import Lease
 
 _TABLE = Table(

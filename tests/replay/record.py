@@ -31,16 +31,17 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities.deletion import AdoptInput, DetachResult, IntentKey
 from infra.catalog import Database, upgrade
-from logstore.retention import RetentionPolicy
+from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.replay import routed
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
-from workflows.delete_ledgers import DeleteLedgers
-from workflows.trim_topic import TrimTopic
-from workflows.values import DeletionPolicy, OffloadAsk, SetRate
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.values import DeletionPolicy, SetRate
+from workflows.offload.values import OffloadAsk
 
 HISTORIES = Path(__file__).with_name("histories")
 VERSION = "v1"

@@ -19,9 +19,9 @@ from temporalio.workflow import NondeterminismError
 
 from activities.deletion import LedgerDeletion, RangesInput
 from tests.replay.record import HISTORIES, scrubbed
-from workers.fleet import WORKFLOWS
-from workers.inputs import CheckedRunner
-from workflows.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
+from workers.hosting.fleet import WORKFLOWS
+from workers.hosting.inputs import CheckedRunner
+from workflows.deletion.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
 COUNTS = {
     "trim-topic/v1": 8,

@@ -12,8 +12,8 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
 from tests.workflows.house import House
-from workers.fleet import WORKFLOWS
-from workers.inputs import CheckedRunner
+from workers.hosting.fleet import WORKFLOWS
+from workers.hosting.inputs import CheckedRunner
 
 
 @pytest.fixture

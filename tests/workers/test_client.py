@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from infra.catalog import Database, upgrade
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.retention import RetentionPolicy
 from workers.client import Sexton
-from workers.connections import connect_client
+from workers.client.connections import connect_client
 from workers.settings import Settings
 from workflows.limits import MOST_IDS
 
@@ -58,7 +58,7 @@ def test_close_gives_threads_time_to_let_go(tmp_path: Path, monkeypatch: pytest.
         async with Sexton(None, Settings(home=tmp_path)):  # type: ignore[arg-type]  # nothing is asked of it
             raise InvalidInput("ledger", expected="one", found="none")
 
-    monkeypatch.setattr("workers.client.asyncio.sleep", rest)
+    monkeypatch.setattr("workers.client.sexton.asyncio.sleep", rest)
     with pytest.raises(InvalidInput):
         asyncio.run(fail())
     assert rests
@@ -106,6 +106,6 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
     database.close()
     client: Any = SimpleNamespace(start_workflow=start)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workers.namespace.require", known)
+        patch.setattr("workers.operations.namespace.require", known)
         asyncio.run(Sexton(client, settings).sweep_deletions())
     assert started == ["sweep-deletions"]

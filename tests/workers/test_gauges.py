@@ -8,7 +8,7 @@ import pytest
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Inflight
 from tests.fakes.meter import FakeMeter, series
-from workers.gauges import DeletionGauges
+from workers.hosting.gauges import DeletionGauges
 
 _NAMES = ("sexton_deletion_estimated_inflight", "sexton_deletion_dead_lettered")
 

@@ -8,9 +8,9 @@ import pytest
 from activities.ownership import TopicWork
 from infra.catalog import Database, upgrade
 from tests.fakes.owners import NobodyOwns
-from workers.hosted import all_activities, owner_activities
+from workers.assembly import open_log
+from workers.hosting.hosted import all_activities, owner_activities
 from workers.settings import Settings
-from workers.wiring import open_log
 
 
 def _names(activities: Any) -> set[str]:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from infra.catalog import Database, upgrade
-from infra.catalog.fences import SqlFences
+from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.directory import Directory
 from infra.coordination.events import Unloaded
 from infra.coordination.owner import BundleOwner, OwnerPolicy
@@ -26,8 +26,8 @@ from tests.fakes.meter import FakeMeter, series
 from tests.infra.coordination.conftest import ensemble, zookeeper
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
-from workers import ownership_telemetry
-from workers.ownership_telemetry import OwnershipTelemetry
+from workers.hosting import ownership_telemetry
+from workers.hosting.ownership_telemetry import OwnershipTelemetry
 
 __all__ = ["ensemble", "zookeeper"]
 

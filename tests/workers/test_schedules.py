@@ -17,9 +17,9 @@ from temporalio.client import (
 from temporalio.service import RPCError
 
 from workers.client import Sexton
-from workers.schedules import Applied
+from workers.operations.schedules import Applied
 from workers.settings import Settings
-from workflows.values import TrimTopicsInput
+from workflows.deletion.values import TrimTopicsInput
 
 pytestmark = pytest.mark.external_service
 

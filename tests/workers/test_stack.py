@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from logstore.ownership import checked_worker_id
-from workers.stack import _identity
+from workers.operations.stack import _identity
 
 
 @pytest.mark.parametrize("name", ["ho me", "ü", "it's", 'a"b', "x" * 250, ".sexton", "…", "a/.."])

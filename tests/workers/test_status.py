@@ -18,15 +18,15 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import Database, upgrade
-from infra.catalog.fences import SqlFences
+from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.directory import LiveWorker
 from infra.stack.home import StackHome
 from infra.stack.ports import ChosenPorts, record_ports
 from infra.stack.workers import WorkerRecord, recorded
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
-from workers.doctor import _ownership, doctor
+from workers.operations.doctor import _ownership, doctor
+from workers.operations.status import checked, status
 from workers.settings import Settings
-from workers.status import checked, status
 
 
 def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
     async def connect(_: Settings) -> object:
         return _remembering(*pollers)
 
-    monkeypatch.setattr("workers.status.connect_client", connect)
+    monkeypatch.setattr("workers.operations.status.connect_client", connect)
     _record_killed(StackHome.at(tmp_path), "killed")
     assert _worker(settings)["ok"] is False
     assert "none polls" in str(_worker(settings)["detail"])
@@ -104,7 +104,7 @@ def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, m
         return SimpleNamespace(namespace="nope", workflow_service=services, operator_service=services)
 
     for module in ("status", "doctor"):
-        monkeypatch.setattr(f"workers.{module}.connect_client", connect)
+        monkeypatch.setattr(f"workers.operations.{module}.connect_client", connect)
     assert _worker(settings)["detail"] == "cannot be told: temporal: Namespace nope is not found."
     rows = {str(row["name"]): row for row in doctor(settings)}
     assert not rows["search attributes"]["ok"]
@@ -133,7 +133,7 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     live = {"w": LiveWorker(session=7, load=WorkerLoad())}
     nodes = {BundleId(1): OwnerNode(worker_id="w", session=7, version=0)}
     found = SimpleNamespace(owners=lambda: nodes, live_workers=lambda: live, sessions=lambda: {7})
-    monkeypatch.setattr("workers.doctor.open_directory", lambda *_: nullcontext(found))
+    monkeypatch.setattr("workers.operations.doctor.open_directory", lambda *_: nullcontext(found))
     assert checked("ownership", _ownership, settings) == {
         "name": "ownership",
         "ok": True,
@@ -182,7 +182,7 @@ def test_status_sees_that_the_write_ahead_file_is_gone(tmp_path: Path, held: boo
 def test_status_sees_that_the_database_takes_no_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that another process holds is told too, and not waited for without end."""
     settings = _upgraded(tmp_path)
-    monkeypatch.setattr("infra.catalog.health._PATIENCE_S", 0.01)
+    monkeypatch.setattr("infra.catalog.engine.health._PATIENCE_S", 0.01)
     with closing(sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         row = _named(settings, "database")

@@ -6,17 +6,17 @@ from io import BytesIO
 
 import pytest
 
-from logstore.entries import NewEntry, ProducedEntries
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import MissingData
-from logstore.identity import MARKER_KEY
-from logstore.ledgers import CopyKind, ledger_prefix, segment_key
-from logstore.places import TieredPlace
+from logstore.identity.markers import MARKER_KEY
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import CopyKind, ledger_prefix, segment_key
+from logstore.offload.places import TieredPlace
+from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
-from logstore.retention import RetentionPolicy
-from logstore.tiered import data_key, index_key
+from workers.assembly import LogStore, open_log
 from workers.settings import Settings
-from workers.wiring import LogStore, open_log
 
 pytestmark = pytest.mark.external_service
 

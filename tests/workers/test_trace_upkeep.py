@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.logstore.eventually import assert_eventually
+from workers.hosting.trace_upkeep import traces_pruned
 from workers.settings import Settings, load_settings
-from workers.trace_upkeep import traces_pruned
 
 
 def _serving(settings: Settings, work: Callable[[], None]) -> None:
@@ -44,6 +44,6 @@ def test_a_worker_prunes_at_once_and_again(tmp_path: Path, caplog: pytest.LogCap
             os.utime(old, (at, at))
             assert_eventually(lambda: not old.exists())
 
-    with caplog.at_level(logging.INFO, logger="workers.trace_upkeep"):
+    with caplog.at_level(logging.INFO, logger="workers.hosting.trace_upkeep"):
         _serving(settings, work)
     assert "removed 1 span files, by age or by size" in caplog.text

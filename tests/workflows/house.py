@@ -20,25 +20,25 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, Worker
 
 from activities.deletion import Certificate, IntentKey, OneResult
-from activities.retention import Retention
-from activities.topic_deletion import TopicDeletion
-from activities.trimming import Trimming
+from activities.deletion.retention import Retention
+from activities.deletion.topic_deletion import TopicDeletion
+from activities.deletion.trimming import Trimming
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
-from workers.fleet import FAILURES, WORKFLOWS
-from workers.inputs import CheckedRunner
-from workers.interceptors import ActivityEdge
-from workers.traced_runs import WorkflowEdge
-from workflows import delete_ledger, delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
-from workflows.delete_ledger import DeleteLedger
-from workflows.delete_ledgers import DeleteLedgers
-from workflows.delete_topic import DeleteTopic
-from workflows.sweep_deletions import SweepDeletions
-from workflows.trim_topic import TrimTopic
-from workflows.trim_topics import TrimTopics
-from workflows.values import (
+from workers.hosting.fleet import FAILURES, WORKFLOWS
+from workers.hosting.inputs import CheckedRunner
+from workers.hosting.interceptors import ActivityEdge
+from workers.hosting.traced_runs import WorkflowEdge
+from workflows.deletion import delete_ledger, delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
+from workflows.deletion.delete_ledger import DeleteLedger
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.delete_topic import DeleteTopic
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.trim_topics import TrimTopics
+from workflows.deletion.values import (
     DeleteLedgerInput,
     DeleteLedgersInput,
     DeleteTopicInput,

@@ -9,7 +9,7 @@ from temporalio.worker import Worker
 from activities.ownership import Ownership, owner_queue
 from tests.fakes.owners import FakeOwners, FakeOwnership
 from tests.workflows.house import Activity, House
-from workers.interceptors import ActivityEdge
+from workers.hosting.interceptors import ActivityEdge
 
 
 class Neighbours:

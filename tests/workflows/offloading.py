@@ -11,10 +11,10 @@ from activities.offload import PublishInput, RemovePrimariesInput, RemovePrimari
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
 from tests.workflows.house import House
-from workflows import offload_ledger, offload_topic
-from workflows.offload_ledger import OffloadLedger
-from workflows.offload_topic import OffloadTopic
-from workflows.values import (
+from workflows.offload import offload_ledger, offload_topic
+from workflows.offload.offload_ledger import OffloadLedger
+from workflows.offload.offload_topic import OffloadTopic
+from workflows.offload.values import (
     OffloadAsk,
     OffloadLedgerInput,
     OffloadLedgerResult,

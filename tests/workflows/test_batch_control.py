@@ -14,14 +14,14 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.deletion import Certificate, ChunkInput, ChunkResult, HoldBatchInput, pace
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
-from logstore.ledgers import ledger_prefix
+from logstore.log.ledgers import ledger_prefix
 from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of
-from workers.batches import Batches, released
-from workflows.delete_ledgers import DeleteLedgers
-from workflows.values import DeleteLedgersProgress, DeletionPolicy, SetRate
+from workers.client.batches import Batches, released
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.values import DeleteLedgersProgress, DeletionPolicy, SetRate
 
 Batch = WorkflowHandle[DeleteLedgers, Certificate]
 
@@ -427,7 +427,7 @@ async def test_control_by_the_client_reaches_the_batch(house: House) -> None:
 
 async def test_control_without_a_worker_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person who waits is told what to try."""
-    monkeypatch.setattr("workers.batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
+    monkeypatch.setattr("workers.client.batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
     (ledger,) = house.world.fill(1)
     handle = await house.delete([ledger])
     for ask in (Batches(house.client).pause, Batches(house.client).progress):
@@ -444,7 +444,7 @@ async def test_control_that_the_sdk_asks_for_again_and_again_ends(
     async def ask_again_and_again(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("workers.batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
+    monkeypatch.setattr("workers.client.batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
     monkeypatch.setattr("temporalio.client.WorkflowHandle.execute_update", ask_again_and_again)
     (ledger,) = house.world.fill(1)
     handle = await house.delete([ledger])

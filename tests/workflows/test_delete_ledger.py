@@ -9,14 +9,14 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import CancelledError, WorkflowAlreadyStartedError
 
 from activities.deletion import IntentKey
-from logstore.deletion import DeletionState, Outcome
+from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CorruptData
 from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.delete_ledger import DeleteLedger
-from workflows.values import DeletionPolicy
+from workflows.deletion.delete_ledger import DeleteLedger
+from workflows.deletion.values import DeletionPolicy
 
 
 def handed_over(house: House) -> tuple[LedgerId, IntentKey]:

@@ -25,16 +25,16 @@ from activities.deletion import (
     RangesInput,
     RangesPage,
 )
-from logstore.deletion import DeletionState
+from logstore.deletion.intents import DeletionState
 from logstore.errors import LedgerFenced
-from logstore.ledgers import ledger_prefix
+from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from workers.cli.errors import ExitCode, failure_of
-from workers.waiting import result_of
-from workflows.delete_ledgers import DeleteLedgers
-from workflows.values import DeleteLedgersProgress, DeletionPolicy
+from workers.client.waiting import result_of
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.values import DeleteLedgersProgress, DeletionPolicy
 
 
 def at(ledger_id: LedgerId, operation: Operation, kind: FaultKind, **more: object) -> Fault:
@@ -247,7 +247,7 @@ async def test_delete_ledgers_continued_as_new_carries_totals(house: House, monk
 
 def _page_of(monkeypatch: pytest.MonkeyPatch, *, ranges: int) -> None:
     """Pages so small that a few ledgers fill many; the sandbox passes our modules through."""
-    monkeypatch.setattr("workflows.delete_ledgers._PAGE", ranges)
+    monkeypatch.setattr("workflows.deletion.delete_ledgers._PAGE", ranges)
 
 
 async def test_delete_ledgers_cancelled_midway_leaves_rows_to_be_taken_up(house: House) -> None:

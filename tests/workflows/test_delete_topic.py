@@ -7,12 +7,12 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.topic_deletion import Removed, RemoveInput
+from activities.deletion.topic_deletion import Removed, RemoveInput
 from logstore.errors import UnknownObject
 from logstore.ports.catalog import TopicState
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.delete_topic import DeleteTopic
+from workflows.deletion.delete_topic import DeleteTopic
 
 
 def topic_rows(house: House) -> list[tuple[Any, ...]]:

@@ -12,27 +12,26 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.contrib.pydantic import pydantic_data_converter
 
-from logstore.deletion import DeletionState
-from logstore.ledgers import ledger_prefix, segment_key
+from logstore.deletion.intents import DeletionState
+from logstore.log.ledgers import ledger_prefix, segment_key
 from tests.activities.world import World
 from tests.driver.driver import Driver
 from tests.driver.server import Execution, Server
 from tests.driver.worker import Worker
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import House, assert_eventually, failure
-from workflows.delete_ledgers import DeleteLedgers
-from workflows.delete_topic import DeleteTopic
-from workflows.offload_topic import OffloadTopic
-from workflows.trim_topic import TrimTopic
-from workflows.values import (
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.delete_topic import DeleteTopic
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.values import (
     DeleteLedgersInput,
     DeleteTopicInput,
     DeletionPolicy,
     ExplicitDetach,
-    OffloadAsk,
-    OffloadTopicInput,
     TrimTopicInput,
 )
+from workflows.offload.offload_topic import OffloadTopic
+from workflows.offload.values import OffloadAsk, OffloadTopicInput
 
 _CONVERTER = pydantic_data_converter.payload_converter
 _POLICY = DeletionPolicy(chunk=2, parallelism=1, max_attempts=4, retry_interval_s=60)

@@ -10,7 +10,7 @@ from temporalio.api.enums.v1 import EventType, TimeoutType
 
 from tests.workflows.house import House
 from tests.workflows.neighbours import Neighbours
-from workflows.values import DeletionPolicy
+from workflows.deletion.values import DeletionPolicy
 
 _PATIENCE_S = 4
 

@@ -20,9 +20,9 @@ from activities.deletion import RangesInput, RangesPage
 from activities.offload import Candidates, CandidatesInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offloading import offload_all
-from workers.fleet import WORKFLOWS
-from workers.inputs import CheckedRunner
-from workflows.values import OffloadAsk
+from workers.hosting.fleet import WORKFLOWS
+from workers.hosting.inputs import CheckedRunner
+from workflows.offload.values import OffloadAsk
 
 _NAME = "persistent://tenant/namespace/orders"
 _WHY = {"actor": "me", "reason": "a test"}
@@ -159,7 +159,7 @@ async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(
         return real(request)
 
     shapes = _shapes(_WHY) | {"no ids": [_raw(json.dumps(_WHY | {"ledger_ids": []}).encode())]}
-    with caplog.at_level(logging.WARNING, "workers.inputs"):
+    with caplog.at_level(logging.WARNING, "workers.hosting.inputs"):
         async with house.worker(instead=[candidates]), asyncio.timeout(60):
             handle = await offload_all(house, _ASK)
             for given in shapes.values():

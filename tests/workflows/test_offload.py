@@ -11,23 +11,18 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError, ChildWorkflowError
 
 from activities.offload import PublishInput, UploadInput, UploadResult
-from logstore.deletion import DeletionIntent, DeletionState
-from logstore.ledgers import CopyKind
+from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Copies, OffloadAnswer
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.offloading import let_uploads_end, losing, offload, offload_all, removing_in_pages, take_away
-from workflows import offload_ledger, offload_topic
-from workflows.offload_ledger import OffloadLedger
-from workflows.offload_topic import OffloadTopic
-from workflows.values import (
-    DeletionPolicy,
-    OffloadAsk,
-    OffloadLedgerResult,
-    OffloadOutcome,
-    OffloadPolicy,
-)
+from workflows.deletion.values import DeletionPolicy
+from workflows.offload import offload_ledger, offload_topic
+from workflows.offload.offload_ledger import OffloadLedger
+from workflows.offload.offload_topic import OffloadTopic
+from workflows.offload.values import OffloadAsk, OffloadLedgerResult, OffloadOutcome, OffloadPolicy
 
 ASK = OffloadAsk(actor="tests", reason="a test")
 

@@ -6,9 +6,9 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from logstore import failpoints
-from logstore.deletion import DeletionState
+from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
-from logstore.ledgers import ledger_prefix
+from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.workflows.house import House
 from workers.client import Sexton

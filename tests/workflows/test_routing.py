@@ -9,9 +9,9 @@ from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from activities.deletion import ChunkInput, ChunkResult, DetachInput, DetachResult, OneInput, OneResult
-from logstore.deletion import DeletionState, Outcome
+from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CorruptData, NotOwner, StoreUnavailable
-from logstore.ledgers import ledger_prefix
+from logstore.log.ledgers import ledger_prefix
 from logstore.names import TopicName
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -19,7 +19,7 @@ from tests.fakes.owners import FakeOwners
 from tests.workflows.house import Gate, assert_eventually, failure
 from tests.workflows.neighbours import Neighbours
 from tests.workflows.test_delete_ledger import handed_over
-from workflows.values import DeletionPolicy
+from workflows.deletion.values import DeletionPolicy
 
 _SHARED = "shared"
 

@@ -25,21 +25,21 @@ from activities.deletion import (
     RangesInput,
     RangesPage,
 )
+from activities.deletion.retention import RollInput
+from activities.deletion.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
+from activities.deletion.trimming import BatchInput, PagesInput, TopicPage, TrimPageInput
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, UploadInput
 from activities.ownership import LookUpInput, Ownership
-from activities.retention import RollInput
-from activities.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
-from activities.trimming import BatchInput, PagesInput, TopicPage, TrimPageInput
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offloading import offload
 from tests.workflows.test_malformed import GOOD
-from workers.fleet import WORKFLOWS
-from workers.inputs import CheckedRunner
-from workers.span_facts import TRACE_ID
-from workers.summaries import MOST_BYTES, shortened, summary_of
-from workers.traced_runs import WorkflowEdge
-from workflows.values import TrimTopicInput
+from workers.hosting.fleet import WORKFLOWS
+from workers.hosting.inputs import CheckedRunner
+from workers.hosting.span_facts import TRACE_ID
+from workers.hosting.summaries import MOST_BYTES, shortened, summary_of
+from workers.hosting.traced_runs import WorkflowEdge
+from workflows.deletion.values import TrimTopicInput
 
 _TOPIC = "persistent://tenant/namespace/orders"
 _WHY: dict[str, Any] = {"actor": "me", "reason": "a test"}

@@ -8,13 +8,13 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 from activities.deletion import AdoptInput, DetachResult
-from logstore.deletion import DeletionState
-from logstore.ledgers import ledger_prefix
+from logstore.deletion.intents import DeletionState
+from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.sweep_deletions import SweepDeletions
-from workflows.values import DeletionPolicy, SweepDeletionsResult
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.values import DeletionPolicy, SweepDeletionsResult
 
 _LAPSED = "UPDATE run SET claim_until_us = 1 WHERE finished_us IS NULL"
 

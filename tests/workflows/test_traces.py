@@ -14,12 +14,12 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 
 from infra.telemetry.expected import ExpectedIsNoError
-from logstore.ledgers import ledger_prefix
+from logstore.log.ledgers import ledger_prefix
 from tests.activities.world import NAME
 from tests.workflows.house import House, details_of
 from tests.workflows.test_delete_ledger import handed_over
-from workers.traced_runs import trace_of
-from workers.waiting import result_of
+from workers.client.waiting import result_of
+from workers.hosting.traced_runs import trace_of
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from activities.deletion import DetachInput, DetachResult
-from logstore.ledgers import ledger_prefix
+from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.trim_topic import TrimTopic
-from workflows.values import TrimTopicResult
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.values import TrimTopicResult
 
 
 def listed(house: House) -> list[LedgerId]:

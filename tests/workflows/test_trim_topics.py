@@ -7,16 +7,16 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.trimming import TrimPageInput, TrimPageResult
+from activities.deletion.trimming import TrimPageInput, TrimPageResult
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
 from logstore.ports.catalog import Cause, Claim, Detached, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.retention import RetentionPolicy
 from tests.activities.world import World
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.trim_topics import TrimTopics
-from workflows.values import TrimTopicsResult
+from workflows.deletion.trim_topics import TrimTopics
+from workflows.deletion.values import TrimTopicsResult
 
 
 def worlds(house: House, count: int) -> list[World]:

@@ -16,10 +16,10 @@ from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, assert_eventually
 from tests.workflows.offloading import offload_all
 from workers.client import Sexton
+from workers.client.waiting import JobStopped, result_of
 from workers.settings import Settings
-from workers.waiting import JobStopped, result_of
-from workflows.delete_ledgers import DeleteLedgers
-from workflows.values import OffloadAsk
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.offload.values import OffloadAsk
 
 
 @workflow.defn(name="trim-topic", sandboxed=False)

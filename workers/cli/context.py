@@ -1,7 +1,7 @@
 """What a command works with, built when it is first asked for: settings, the log, the Temporal client.
 
-`Services` is the seam to the rest of the roof: every call into `workers.wiring`, `workers.client`, `workers.stack`,
-`workers.demo`, `workers.fleet`, `workers.owners_view` and `infra.telemetry` that opens something is made there and
+`Services` is the seam to the rest of the roof: every call into `workers.assembly`, `workers.client`,
+`workers.operations`, `workers.demo`, `workers.hosting` and `infra.telemetry` that opens something is made there and
 nowhere else here. Tests pass their own as the root context's object (`CliRunner().invoke(app, args, obj=services)`).
 """
 
@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from logstore.errors import SextonError
 from logstore.names import TopicName, check_name
-from workers.span_facts import command_facts
+from workers.hosting.span_facts import command_facts
 
 if TYPE_CHECKING:
     from infra.coordination.directory import Directory
     from logstore.ports.catalog import Topic
+    from workers.assembly import LogStore
     from workers.cli.command_span import CommandSpan
     from workers.cli.errors import Failure
     from workers.client import Sexton
     from workers.demo import DemoReport
     from workers.settings import Loaded, Settings
-    from workers.wiring import LogStore
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
@@ -43,7 +43,7 @@ class Services:
 
     def open_log(self, settings: "Settings") -> AbstractContextManager["LogStore"]:
         """The log store: catalog, objects, managed ledgers and the group committer."""
-        from workers.wiring import open_log  # noqa: PLC0415
+        from workers.assembly import open_log  # noqa: PLC0415
 
         return open_log(settings)
 
@@ -82,7 +82,7 @@ class Services:
             CatalogMismatch: ZooKeeper's path is another catalog's.
             ServiceFailed: It is not known, cannot be reached, or refuses us.
         """
-        from workers.owners_view import open_directory  # noqa: PLC0415
+        from workers.operations.owners_view import open_directory  # noqa: PLC0415
 
         return open_directory(settings, bundles, catalog_id)
 
@@ -98,31 +98,31 @@ class Services:
 
     def upgrade(self, settings: "Settings") -> dict[str, object]:
         """Bring the catalog to this build's version."""
-        from workers.stack import upgrade_catalog  # noqa: PLC0415
+        from workers.operations.stack import upgrade_catalog  # noqa: PLC0415
 
         return upgrade_catalog(settings)
 
     def up(self, settings: "Settings", *, no_worker: bool, free_ports: bool, say: Say) -> dict[str, object]:
         """Start what is not running, and return when all is healthy."""
-        from workers.stack import up  # noqa: PLC0415
+        from workers.operations.stack import up  # noqa: PLC0415
 
         return up(settings, no_worker=no_worker, free_ports=free_ports, on_progress=say)
 
     def down(self, settings: "Settings") -> list[str]:
         """Stop what `up` started; the names of what was stopped."""
-        from workers.stack import down  # noqa: PLC0415
+        from workers.operations.stack import down  # noqa: PLC0415
 
         return down(settings)
 
     def status(self, settings: "Settings") -> Sequence[Mapping[str, object]]:
         """Whether each service answers: rows of name, ok and detail."""
-        from workers.status import status  # noqa: PLC0415
+        from workers.operations.status import status  # noqa: PLC0415
 
         return status(settings)
 
     def doctor(self, settings: "Settings") -> Sequence[Mapping[str, object]]:
         """As `status`, and whether this machine has what Sexton needs."""
-        from workers.doctor import doctor  # noqa: PLC0415
+        from workers.operations.doctor import doctor  # noqa: PLC0415
 
         return doctor(settings)
 
@@ -134,7 +134,7 @@ class Services:
 
     async def run_worker(self, settings: "Settings", queues: Sequence[str], worker_id: str | None) -> None:
         """Serve task queues until SIGTERM, then drain."""
-        from workers.fleet import run_worker  # noqa: PLC0415
+        from workers.hosting.fleet import run_worker  # noqa: PLC0415
 
         await run_worker(settings, queues, worker_id)
 

@@ -143,7 +143,7 @@ def _trace_named(chain: Iterable[BaseException]) -> str | None:
     """The trace that a job's failure names: another one than the command's where it joined a job that ran already."""
     from temporalio.exceptions import ApplicationError  # noqa: PLC0415 - loaded already
 
-    from workers.traced_runs import trace_of  # noqa: PLC0415
+    from workers.hosting.traced_runs import trace_of  # noqa: PLC0415
 
     named = (trace_of(link) for link in chain if isinstance(link, ApplicationError))
     return next((trace_id for trace_id in named if trace_id is not None), None)
@@ -168,7 +168,7 @@ def _field(name: str, message: str) -> str | None:
 def _rpc(error: BaseException) -> Failure:
     from temporalio.service import RPCError  # noqa: PLC0415
 
-    from workers.temporal_faults import temporal_fault  # noqa: PLC0415
+    from workers.client.temporal_faults import temporal_fault  # noqa: PLC0415
 
     assert isinstance(error, RPCError)
     fault = temporal_fault(error)

@@ -36,27 +36,29 @@ PLACES = {
         "Check services, Java, versions, buckets, clock and search attributes.", "stack", "stack", alone=True
     ),
     "demo": Place("Run the main job on a throw-away stack, kill a worker half way.", "stack", "stack", alone=True),
-    "trace": Place("Draw the spans of a trace as a tree.", "trace", "alone", alone=True),
+    "trace": Place("Draw the spans of a trace as a tree.", "trace.trace", "alone", alone=True),
     "catalog": Place("The SQL catalog.", "catalog", "catalog"),
     "config": Place("Settings and where they come from.", "config", "config"),
     "worker": Place("Worker processes.", "worker", "worker"),
     "workflow": Place("Jobs in Temporal.", "workflow", "workflow"),
     "topic": Place(
         "Topics: create, append, read, acknowledge, trim.",
-        "topics",
+        "topic.topics",
         "topic",
-        ("topic_append", "topic_delete", "topic_offload", "topic_read", "topic_schema", "topic_trim"),
+        ("topic.append", "topic.delete", "topic.offload", "topic.read", "topic.schema", "topic.trim"),
     ),
-    "ledger": Place("Ledgers of a topic.", "ledgers", "ledger", ("ledger_explain",)),
+    "ledger": Place("Ledgers of a topic.", "ledger.ledgers", "ledger", ("ledger.explain",)),
     "deletion": Place(
         "Deletions on their way, and those that failed.",
-        "deletions",
+        "deletion.deletions",
         "deletion",
-        ("deletion_control", "deletion_redrive"),
+        ("deletion.control", "deletion.redrive"),
     ),
     "audit": Place("Who destroyed what, and why.", "audits", "audit"),
     "schedule": Place("Jobs that recur: sweep and trim.", "schedules", "schedule"),
-    "owners": Place("Which worker does the background work of which topics.", "owners", "owners", ("owners_unload",)),
+    "owners": Place(
+        "Which worker does the background work of which topics.", "owners.listing", "owners", ("owners.unload",)
+    ),
 }
 
 

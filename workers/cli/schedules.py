@@ -11,7 +11,7 @@ from workers.cli.times import shown_us
 
 if TYPE_CHECKING:
     from workers.client import Sexton
-    from workers.schedules import Applied, ScheduleRow
+    from workers.operations.schedules import Applied, ScheduleRow
 
 schedule = group("schedule", "Jobs that recur: sweep and trim.")
 

@@ -3,7 +3,7 @@
 from itertools import islice
 
 from logstore.errors import CorruptData
-from logstore.managed_ledger import ManagedLedger
+from logstore.log.services import ManagedLedger
 from logstore.positions import LedgerId, Position
 from workers.demo.auditor import Auditor
 from workers.demo.report import Shown

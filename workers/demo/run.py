@@ -11,10 +11,10 @@ from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.errors import ServiceFailed
-from logstore.ledgers import ledger_prefix
-from workers import search_attributes
+from logstore.log.ledgers import ledger_prefix
+from workers.assembly import open_log
 from workers.client import Sexton
-from workers.connections import connect_client
+from workers.client.connections import connect_client
 from workers.demo.auditor import Auditor, Stored
 from workers.demo.damage import check_damage
 from workers.demo.interrupts import Interrupts
@@ -22,10 +22,10 @@ from workers.demo.report import DemoReport, check_crash, check_foreign, check_go
 from workers.demo.scenario import Written, write_topics
 from workers.demo.takeover import Fences, check_takeover, owned
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
+from workers.operations import search_attributes
+from workers.operations.stack import ANY_METRICS_PORT, at, stack_options, start_worker, upgrade_catalog
 from workers.settings import Settings
-from workers.stack import ANY_METRICS_PORT, at, stack_options, start_worker, upgrade_catalog
-from workers.wiring import open_log
-from workflows.values import TrimTopicResult
+from workflows.deletion.values import TrimTopicResult
 
 _FIRST, _SECOND = "worker-1", "worker-2"
 _WORKERS = {

@@ -6,12 +6,12 @@ Expectations are worked out here from what was written, not asked from the code 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from logstore.entries import NewEntry, ProducedEntries
+from logstore.deletion.retention import RetentionPolicy
+from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.names import TopicName
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
-from logstore.retention import RetentionPolicy
-from workers.wiring import LogStore
+from workers.assembly import LogStore
 
 _ENTRIES = 4  # in a segment
 _SEGMENTS = 3  # in a ledger

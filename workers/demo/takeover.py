@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from logstore.deletion import Outcome
+from logstore.deletion.intents import Outcome
 from logstore.errors import NotOwner, ServiceFailed
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Deletions, Ended

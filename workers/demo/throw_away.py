@@ -14,7 +14,7 @@ from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
-from workers.status import WORKER
+from workers.operations.status import WORKER
 
 _PREFIX: Final = "sexton-demo-"
 _DEMO: Final = "demo"  # the name of its own pid file: the mark of a folder that may be removed once the demo is dead

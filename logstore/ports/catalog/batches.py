@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from logstore.deletion import Outcome
+from logstore.deletion.intents import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from logstore.cursor_snapshots import Snapshot
+from logstore.cursors.snapshots import Snapshot
 from logstore.errors import SextonError
 from logstore.positions import LedgerId, Position, TopicId
 

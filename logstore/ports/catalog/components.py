@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from logstore.ledgers import Component, LedgerStatement
+from logstore.log.ledgers import Component, LedgerStatement
 from logstore.ports.catalog.ledgers import Ledger
 from logstore.positions import TopicId
 

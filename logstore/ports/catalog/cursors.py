@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.cursor_snapshots import Snapshot
-from logstore.cursors import CursorState
+from logstore.cursors.snapshots import Snapshot
+from logstore.cursors.state import CursorState
 from logstore.positions import LedgerId, Position, TopicId
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from logstore.deletion import DeletionIntent, DeletionState
-from logstore.ledgers import CopyKind
+from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.log.ledgers import CopyKind
 from logstore.ownership import Lease
 from logstore.ports.catalog.batches import Cause, Claim, Detached, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from logstore.deletion import DeletionIntent
-from logstore.ledgers import LedgerState
+from logstore.deletion.intents import DeletionIntent
+from logstore.log.ledgers import LedgerState
 from logstore.positions import LedgerId
 
 

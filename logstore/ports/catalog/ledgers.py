@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from logstore.cursors import CursorState, LedgerSpan
-from logstore.ledgers import Component, CopyKind, LedgerState, LedgerStatement
+from logstore.cursors.state import CursorState, LedgerSpan
+from logstore.log.ledgers import Component, CopyKind, LedgerState, LedgerStatement
 from logstore.positions import LedgerId, Position, TopicId
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from logstore.ledgers import LedgerStatement
+from logstore.log.ledgers import LedgerStatement
 from logstore.ports.catalog.batches import Cause, Claim, Detached
 from logstore.positions import LedgerId, TopicId
 

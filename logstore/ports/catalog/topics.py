@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from logstore.deletion.retention import RetentionPolicy
 from logstore.positions import TopicId
-from logstore.retention import RetentionPolicy
 
 
 class TopicState(StrEnum):

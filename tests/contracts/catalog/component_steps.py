@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from pyroaring import BitMap
 
-from logstore.cursor_snapshots import Snapshot, whole
-from logstore.cursors import CursorState
-from logstore.ledgers import Component
+from logstore.cursors.snapshots import Snapshot, whole
+from logstore.cursors.state import CursorState
+from logstore.log.ledgers import Component
 from logstore.ports.catalog import Acknowledge, SnapshotChange, WriteResult
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.steps import at

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from logstore.ledgers import CopyKind, CopyState, LedgerState
+from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.world import Audited, Rows, World

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import event, text
 
 from infra.catalog import Database, SqlCatalog, tables
-from logstore.ledgers import CopyKind, CopyState
+from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.world import Audited, Rows, World

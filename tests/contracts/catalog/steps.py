@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import (
     Acknowledge,
     ProducerAdvance,
@@ -14,7 +15,6 @@ from logstore.ports.catalog import (
     WriteResult,
 )
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.retention import RetentionPolicy
 from tests.contracts.catalog.worlds import World
 
 T = TypeVar("T")

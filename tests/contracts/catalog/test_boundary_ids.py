@@ -2,10 +2,10 @@
 
 import pytest
 
-from logstore.cursors import CursorState
-from logstore.deletion import DeletionState, Outcome
+from logstore.cursors.state import CursorState
+from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, UnknownObject
-from logstore.ledgers import CopyKind
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Acknowledged, Ended, RowRange
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import acknowledge, append, at, listed, new_topic, newborn, roll

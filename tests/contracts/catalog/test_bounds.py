@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from activities.retention import Retention
+from activities.deletion.retention import Retention
 from infra.catalog import Database
-from logstore.cursors import CursorState, acknowledge
-from logstore.entries import NewEntry, ProducedEntries
+from logstore.cursors.state import CursorState, acknowledge
 from logstore.errors import LedgerStillNeeded
-from logstore.group_commit import GroupCommitter
-from logstore.managed_ledger import ManagedLedger, RollPolicy
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services.group_commit import GroupCommitter
 from logstore.ownership import BundleId
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position, TopicId

@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.ledgers import Component
+from logstore.log.ledgers import Component
 from logstore.ports.catalog import SchemaVersion
 from logstore.positions import LedgerId
 from tests.contracts.catalog.blocking import behind

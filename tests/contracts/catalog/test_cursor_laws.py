@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logstore.component_ledgers import ComponentLedgers
-from logstore.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.group_commit import GroupCommitter
-from logstore.ledgers import Component
-from logstore.managed_ledger import Clock
+from logstore.log.ledgers import Component
+from logstore.log.services import Clock
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.group_commit import GroupCommitter
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.subscriptions import Subscriptions
 from tests.contracts.catalog.steps import append, new_topic, roll
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.cursors import CursorState
+from logstore.cursors.state import CursorState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Acknowledged, StoredCursor, TopicState
 from logstore.positions import TopicId

@@ -2,10 +2,10 @@
 
 import pytest
 
-from infra.catalog.inspection import SqlInspection
-from logstore.deletion import DeletionState, Outcome, refusal
-from logstore.identity import Role
-from logstore.ledgers import CopyKind, CopyState
+from infra.catalog.log.inspection import SqlInspection
+from logstore.deletion.intents import DeletionState, Outcome, refusal
+from logstore.identity.markers import Role
+from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Claim, Ended, Inflight, RowRange
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
-from logstore.ledgers import CopyKind, CopyState
+from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Cause, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race

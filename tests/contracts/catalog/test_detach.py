@@ -3,11 +3,11 @@
 import pytest
 from sqlalchemy import event
 
-from logstore.cursors import CursorState
-from logstore.deletion import DeletionState, Outcome
+from logstore.cursors.state import CursorState
+from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.ledgers import CopyKind, CopyState
+from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Detached, Ended, Filed, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import (

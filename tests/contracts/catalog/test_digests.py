@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from logstore.ledgers import Component
+from logstore.log.ledgers import Component
 from logstore.positions import LedgerId
 from tests.contracts.catalog.component_steps import CURSOR, change_of, cursor_newborn, snapshot
 from tests.contracts.catalog.steps import filled, new_topic, segment

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from logstore.deletion import Outcome
+from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, NotOwner
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Ended, Fence, RowRange

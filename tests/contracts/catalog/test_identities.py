@@ -1,8 +1,8 @@
 """The catalog's own id, the buckets that carry it, and what must stand in them."""
 
-from logstore.deletion import Outcome
-from logstore.identity import Role
-from logstore.ledgers import CopyKind, CopyState
+from logstore.deletion.intents import Outcome
+from logstore.identity.markers import Role
+from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Ended, RowRange
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, new_topic, newborn

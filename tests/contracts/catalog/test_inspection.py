@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from logstore.deletion import DeletionState, Outcome
+from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import UnknownObject
-from logstore.ledgers import CopyKind, LedgerState
+from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import Decision, Ended, LedgerHistory, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import acknowledge, filled, new_topic, newborn

@@ -2,9 +2,9 @@
 
 import pytest
 
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import LedgerFenced
-from logstore.ledgers import Component, CopyKind
+from logstore.log.ledgers import Component, CopyKind
 from logstore.ports.catalog import Ended, Topic
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race, segment

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import event, text
 
 from infra.catalog import tables
-from logstore.cursors import CursorState
-from logstore.deletion import DeletionIntent, Outcome
+from logstore.cursors.state import CursorState
+from logstore.deletion.intents import DeletionIntent, Outcome
 from logstore.errors import (
     AlreadyExists,
     ClaimHeld,
@@ -23,7 +23,7 @@ from logstore.errors import (
     PreconditionFailed,
     ProducerFenced,
 )
-from logstore.ledgers import CopyKind
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,

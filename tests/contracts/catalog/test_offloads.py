@@ -2,9 +2,9 @@
 
 import pytest
 
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import LedgerStillNeeded, PreconditionFailed, UnknownObject
-from logstore.ledgers import CopyKind
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Copies, Detached, Ended, Offload, OffloadAnswer, Published, Topic, TopicState
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race

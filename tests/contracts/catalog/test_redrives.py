@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Detached, Ended, Inflight, RowRange
 from tests.contracts.catalog.steps import filled, new_topic, race

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from logstore.deletion import Outcome
+from logstore.deletion.intents import Outcome
 from logstore.ports.catalog import Ended, RowRange
 from tests.contracts.catalog.steps import filled, new_topic
 from tests.contracts.catalog.worlds import CAUSE, World, claim

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from logstore.errors import PreconditionFailed
-from logstore.ledgers import Component, LedgerState
+from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import SchemaVersion, Topic, TopicState
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import new_topic, race

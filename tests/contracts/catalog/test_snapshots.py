@@ -2,10 +2,10 @@
 
 import pytest
 
-from logstore.cursors import CursorState
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.cursors.state import CursorState
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import SnapshotNeeded
-from logstore.ledgers import Component, CopyKind, LedgerState
+from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.ports.catalog import Acknowledged, Ended, RowRange, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.component_steps import (

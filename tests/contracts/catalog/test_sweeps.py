@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Detached, Due, Ended, Forgotten, RowRange, Tally
 from logstore.positions import LedgerId

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import event
 
-from logstore.deletion import DeletionState, Outcome
+from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, SextonError, UnknownObject
-from logstore.ledgers import Component, CopyKind
+from logstore.log.ledgers import Component, CopyKind
 from logstore.ports.catalog import Ended, Registered, Topic
 from tests.contracts.catalog.component_steps import CURSOR, change_of, snapshot
 from tests.contracts.catalog.steps import (

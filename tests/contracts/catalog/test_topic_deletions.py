@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import event
 
-from logstore.deletion import DeletionState, Outcome
+from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import AlreadyExists, PreconditionFailed, SextonError, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ports.catalog import Acknowledge, Cause, Detached, Ended, Registered, Topic, TopicContents, TopicState

@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.deletion import Outcome
+from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, CorruptData, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ports.catalog import Detached, Ended, Topic

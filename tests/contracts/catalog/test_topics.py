@@ -2,10 +2,10 @@
 
 import pytest
 
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, UnknownObject
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
-from logstore.retention import RetentionPolicy
 from tests.contracts.catalog.steps import NAME, new_topic, race
 from tests.contracts.catalog.worlds import SqlWorld, World
 

@@ -1,6 +1,6 @@
 """Steps of a topic's deletion, and what is left of it."""
 
-from logstore.ledgers import Component, CopyState
+from logstore.log.ledgers import Component, CopyState
 from logstore.ports.catalog import Cause, Detached, Registered, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.component_steps import CURSOR, publish

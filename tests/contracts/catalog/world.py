@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from logstore.ledgers import CopyKind, CopyState
+from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ownership import Lease
 from logstore.ports.catalog import (
     AuditLog,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from logstore import cursors
-from logstore.cursor_snapshots import since, whole
+from logstore.cursors import state as cursors
+from logstore.cursors.snapshots import since, whole
 from logstore.errors import (
     AlreadyExists,
     InvalidInput,
@@ -18,7 +18,7 @@ from logstore.errors import (
     StaleCatalog,
 )
 from logstore.failpoints import effect
-from logstore.ledgers import LedgerState
+from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,

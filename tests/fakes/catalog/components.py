@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore.failpoints import effect
-from logstore.ledgers import Component, CopyKind, LedgerOwner, LedgerState, LedgerStatement
+from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import Cause, Ledger, Segment
 from logstore.positions import LedgerId, TopicId
 

@@ -4,12 +4,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from logstore import cursors
-from logstore.cursor_snapshots import Snapshot, since, whole
-from logstore.cursors import CursorState, pack_acknowledged
+from logstore.cursors import state as cursors
+from logstore.cursors.snapshots import Snapshot, since, whole
+from logstore.cursors.state import CursorState, pack_acknowledged
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
-from logstore.ledgers import LedgerState
+from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import SnapshotChange, StoredCursor, TopicState
 from logstore.positions import LedgerId, Position, TopicId
 

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, PreconditionFailed, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
-from logstore.ledgers import CopyKind
+from logstore.log.ledgers import CopyKind
 from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from logstore.deletion import DeletionIntent, DeletionState
-from logstore.identity import Role
-from logstore.ledgers import CopyKind, CopyState
+from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.identity.markers import Role
+from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import KnownCopy
 from logstore.positions import LedgerId
 

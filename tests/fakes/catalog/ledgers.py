@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from logstore.cursors import CursorState, LedgerSpan
+from logstore.cursors.state import CursorState, LedgerSpan
 from logstore.failpoints import effect
-from logstore.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import (
     Ledger,
     Segment,

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from logstore.deletion import DeletionIntent, DeletionState
+from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import CorruptData, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
-from logstore.ledgers import CopyKind, CopyState, LedgerState
+from logstore.log.ledgers import CopyKind, CopyState, LedgerState
+from logstore.offload.tiered import upload_ended, upload_ends_us
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.tiered import upload_ended, upload_ends_us
 from tests.fakes.catalog.phase_one import Run
 
 if TYPE_CHECKING:

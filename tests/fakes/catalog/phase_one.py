@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from logstore import cursors
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.cursors import state as cursors
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.retention import LedgerFacts, detachable_prefix, reason_to_keep
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
-from logstore.ledgers import CopyKind, CopyState, LedgerState
+from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Detached, Filed
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.retention import LedgerFacts, detachable_prefix, reason_to_keep
 
 if TYPE_CHECKING:
     from tests.fakes.catalog.state import FakeCatalog

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ledgers import LedgerState
+from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import SchemaVersion, TopicState
 from logstore.positions import LedgerId, TopicId
 

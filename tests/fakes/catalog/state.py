@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra.telemetry.current import current_trace_id
-from logstore.cursors import LedgerSpan
-from logstore.deletion import DeletionIntent, DeletionState
+from logstore.cursors.state import LedgerSpan
+from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import (
     PreconditionFailed,
     UnknownObject,
 )
-from logstore.identity import Role
-from logstore.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.identity.markers import Role
+from logstore.log.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ownership import BundleId
 from logstore.ports.catalog import (
     Cause,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from logstore.deletion import DeletionIntent, DeletionState
+from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
-from logstore.ledgers import LedgerState
+from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.phase_one import Run

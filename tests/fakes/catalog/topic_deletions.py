@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, Topic, TopicContents, TopicState

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import (
     AlreadyExists,
     UnknownObject,
@@ -12,7 +13,6 @@ from logstore.ports.catalog import (
     TopicState,
 )
 from logstore.positions import TopicId
-from logstore.retention import RetentionPolicy
 
 if TYPE_CHECKING:
     from tests.fakes.catalog.state import FakeCatalog

@@ -7,10 +7,10 @@ from typing import Final, TypeVar
 
 from temporalio import activity
 
-from logstore.deletion import DeletionIntent
+from logstore.deletion.intents import DeletionIntent
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError, TerminalError
 from logstore.failpoints import SimulatedCrash
-from logstore.ledgers import CopyKind, LedgerStatement, meta_key
+from logstore.log.ledgers import CopyKind, LedgerStatement, meta_key
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Final
 
 from activities.deletion import DeletionUpkeep, LedgerDeletion
+from activities.deletion.retention import Retention
+from activities.deletion.topic_deletion import TopicDeletion
 from activities.offload import LedgerOffload
-from activities.retention import Retention
-from activities.topic_deletion import TopicDeletion
-from logstore.component_ledgers import ComponentLedgers
-from logstore.cursor_ledgers import CursorLedgers
-from logstore.group_commit import GroupCommitter
-from logstore.ledgers import CopyKind, LedgerStatement
-from logstore.managed_ledger import Clock, ManagedLedger, RollPolicy
-from logstore.managed_ledger.tiered_segments import TieredSegments
-from logstore.offload import Offloader
-from logstore.places import TieredPlace
+from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.log.ledgers import CopyKind, LedgerStatement
+from logstore.log.services import Clock, ManagedLedger, RollPolicy
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services.schemas import SchemaRegistry
+from logstore.log.services.tiered_segments import TieredSegments
+from logstore.offload.places import TieredPlace
+from logstore.offload.services.writing import Offloader
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId
-from logstore.primary_copies import PrimaryCopies
-from logstore.schemas import SchemaRegistry
-from logstore.subscriptions import Subscriptions
-from logstore.tiered_copies import TieredCopies
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import Fault, Operation, _Held
 from tests.fakes.owners import NobodyOwns

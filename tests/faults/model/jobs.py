@@ -28,9 +28,9 @@ from activities.deletion import (
     RangesPage,
     delete_ledger_id,
 )
+from activities.deletion.retention import RollInput
+from activities.deletion.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicOrder
 from activities.offload import PublishInput, RemovePrimariesInput, UploadInput, UploadResult
-from activities.retention import RollInput
-from activities.topic_deletion import Begun, DetachAllInput, Removed, RemoveInput, TopicOrder
 from logstore.errors import ClaimHeld, OutcomeUnknown, RetryableError, TerminalError
 from logstore.ports.catalog import OffloadAnswer
 from tests.faults.model.house import Process

@@ -15,13 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from activities.deletion.answers import key_of
 from logstore import failpoints
-from logstore.entries import NewEntry, ProducedEntries
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
-from logstore.ledgers import LedgerState
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, TopicState
 from logstore.positions import LedgerId, Position
-from logstore.retention import RetentionPolicy
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.effects import named_in_source
 from tests.faults.model.auditor import Licence

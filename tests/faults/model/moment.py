@@ -13,8 +13,8 @@ from typing import Final
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
-from logstore.deletion import DeletionIntent
-from logstore.ledgers import LedgerStatement
+from logstore.deletion.intents import DeletionIntent
+from logstore.log.ledgers import LedgerStatement
 from logstore.ports.catalog import Ledger, Segment, StoredCursor
 from tests.faults.model.house import House
 

@@ -12,11 +12,11 @@ from hypothesis import seed as seeded
 from hypothesis.stateful import run_state_machine_as_test
 
 from activities.deletion import LedgerDeletion
-from logstore.deletion import Finding, StoredCopy, refusal
+from logstore.deletion.intents import Finding, StoredCopy, refusal
+from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.ports.storage import Removal
-from logstore.primary_copies import PrimaryCopies
-from logstore.retention import LedgerFacts, RetentionPolicy, detachable_prefix
-from logstore.tiered_copies import TieredCopies
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.ledgers import FakeLedgers

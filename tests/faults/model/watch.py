@@ -7,8 +7,8 @@ apache/pulsar#13219 (nothing that is being offloaded).
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from logstore.deletion import DeletionIntent
-from logstore.ledgers import CopyKind
+from logstore.deletion.intents import DeletionIntent
+from logstore.log.ledgers import CopyKind
 from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Detached, Ended, Ledger, StoredCursor, Topic
 from logstore.positions import LedgerId, TopicId

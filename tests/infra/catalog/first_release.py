@@ -8,8 +8,8 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, text
 
 from infra.catalog import Database
-from infra.catalog.versions import _config
-from logstore.cursors import pack_acknowledged
+from infra.catalog.engine.versions import _config
+from logstore.cursors.state import pack_acknowledged
 from logstore.positions import LedgerId
 
 NAME: Final = "persistent://shop/main/orders"

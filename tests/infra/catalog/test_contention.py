@@ -92,7 +92,7 @@ def test_sqlite_write_that_waits_asks_again_and_again_after_the_same_short_while
             if len(pauses) == 50:
                 transaction.commit()
 
-        monkeypatch.setattr("infra.catalog.database.time.sleep", sleep)
+        monkeypatch.setattr("infra.catalog.engine.database.time.sleep", sleep)
         database.write(_add)
     assert len(pauses) == 50
     assert max(pauses) <= 0.003

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Connection, event, text
 
 from infra.catalog import Database, SqlCatalog, upgrade
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed, SextonError, StoreUnavailable
-from logstore.retention import RetentionPolicy
 from tests.postgres import Postgres
 
 Connect = Callable[..., Database]

@@ -15,16 +15,16 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from infra.catalog import Database, SqlCatalog, check_version, upgrade
-from infra.catalog.versions import VERSIONS, _config
+from infra.catalog.engine.versions import VERSIONS, _config
 from infra.declared.models import metadata
-from logstore.cursors import CursorState
-from logstore.deletion import DeletionState, Outcome
+from logstore.cursors.state import CursorState
+from logstore.deletion.intents import DeletionState, Outcome
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogVersionMismatch, InvalidInput, ServiceFailed
-from logstore.ledgers import CopyKind
+from logstore.log.ledgers import CopyKind
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cause, Claim, Ended, Inflight, Registered, RegisterSegment
 from logstore.positions import LedgerId, Position
-from logstore.retention import RetentionPolicy
 from tests.infra.catalog.first_release import (
     ACKNOWLEDGED,
     DEAD,
@@ -171,7 +171,7 @@ def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monk
     """A catalog of an earlier release is upgraded by choice, not by the way."""
     database = connect(url)
     upgrade(database)
-    monkeypatch.setattr("infra.catalog.versions._head", lambda: "0005")
+    monkeypatch.setattr("infra.catalog.engine.versions._head", lambda: "0005")
     with pytest.raises(CatalogVersionMismatch, match="expected 0005, found 0004; run"):
         check_version(database)
 

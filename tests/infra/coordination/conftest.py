@@ -10,7 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.catalog import Database, upgrade
-from infra.catalog.fences import SqlFences
+from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.session import Ensemble
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from infra.catalog.fences import SqlFences
+from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, Link, Session
 from infra.coordination.turns import Turns

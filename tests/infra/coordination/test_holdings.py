@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 import pytest
 from kazoo.client import KazooClient
 
-from infra.catalog.fences import SqlFences
+from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.nodes import OWNERS, WORKERS, Nodes
 from logstore.errors import OutcomeUnknown, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name

@@ -7,13 +7,13 @@ from typing import cast
 import pytest
 
 from infra.objects import Places, S3ObjectStore, connect
-from logstore.deletion import DeletionIntent, Finding
+from logstore.deletion.intents import DeletionIntent, Finding
+from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import StoreUnavailable
-from logstore.ledgers import CopyKind
-from logstore.places import TieredPlace
+from logstore.log.ledgers import CopyKind
+from logstore.offload.places import TieredPlace
+from logstore.offload.tiered import data_key, index_key
 from logstore.ports.objects import Buckets
-from logstore.tiered import data_key, index_key
-from logstore.tiered_copies import TieredCopies
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 from tests.infra.objects.test_store import NO_WAITS, store_at
 from tests.logstore.builders import intent, statement

@@ -2,10 +2,10 @@
 
 import pytest
 
-from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.ledgers import LedgerStatement, meta_key, segment_key
-from logstore.managed_ledger import AppendResult, ManagedLedger
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import LedgerStatement, meta_key, segment_key
+from logstore.log.services import AppendResult, ManagedLedger
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position
 from tests.logstore.builders import OWNER

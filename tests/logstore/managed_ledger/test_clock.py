@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from logstore.errors import LedgerFenced, OutcomeUnknown, SextonError, StoreUnavailable
-from logstore.managed_ledger import Clock
+from logstore.log.services import Clock
 from tests.logstore.managed_ledger.world import World
 
 

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from logstore.entries import ProducedEntries
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.ledgers import meta_digest
-from logstore.managed_ledger import AppendResult, ManagedLedger, RollPolicy
+from logstore.log.entries import ProducedEntries
+from logstore.log.ledgers import meta_digest
+from logstore.log.services import AppendResult, ManagedLedger, RollPolicy
 from logstore.positions import Position
 from tests.fakes.catalog import Misfortune, Moment
 from tests.fakes.objects import Fault, FaultKind, Operation

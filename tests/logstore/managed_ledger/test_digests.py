@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import CorruptData, SextonError
-from logstore.ledgers import CopyKind, segment_key
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import CopyKind, segment_key
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, _Held

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.deletion import DeletionState, Outcome
+from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CatalogBusy, OutcomeUnknown, PreconditionFailed, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.managed_ledger import ManagedLedger
+from logstore.log.services import ManagedLedger
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId
 from tests.fakes.catalog import Misfortune, Moment

@@ -6,11 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from logstore.entries import NewEntry, ProducedEntries
 from logstore.errors import InvalidInput, OutcomeUnknown, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
-from logstore.managed_ledger import AppendResult, ManagedLedger
-from logstore.managed_ledger.merge import Lane
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.services import AppendResult, ManagedLedger
+from logstore.log.services.merge import Lane
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.eventually import assert_eventually
 from tests.logstore.managed_ledger.world import World, numbered, plain

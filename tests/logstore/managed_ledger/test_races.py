@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.entries import ProducedEntries
 from logstore.errors import (
     AlreadyExists,
     CatalogBusy,
@@ -15,9 +14,10 @@ from logstore.errors import (
     SextonError,
     StoreUnavailable,
 )
-from logstore.ledgers import LedgerState, segment_key, segment_number
-from logstore.managed_ledger import ManagedLedger
-from logstore.managed_ledger.attempt import Race
+from logstore.log.entries import ProducedEntries
+from logstore.log.ledgers import LedgerState, segment_key, segment_number
+from logstore.log.services import ManagedLedger
+from logstore.log.services.placement import Race
 from logstore.ports.catalog import RegisterSegment, Segment, TopicState, Write, WriteResult
 from logstore.positions import LedgerId, Position
 from tests.fakes.catalog import Misfortune, Moment

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.cursors import CursorState, acknowledge
-from logstore.entries import NewEntry, ProducedEntries, encode_segment
+from logstore.cursors.state import CursorState, acknowledge
 from logstore.errors import CorruptData, InvalidInput, MissingData, StoreUnavailable
-from logstore.ledgers import segment_key
-from logstore.managed_ledger import ManagedLedger, RollPolicy
+from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
+from logstore.log.ledgers import segment_key
+from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.ports.catalog import Ledger, Segment
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from logstore.cursors import CursorState
-from logstore.entries import NewEntry, ProducedEntries
+from logstore.cursors.state import CursorState
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
-from logstore.ledgers import CopyKind, ledger_prefix, segment_key
-from logstore.managed_ledger.tiered_segments import TieredScan, TieredSegments
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import CopyKind, ledger_prefix, segment_key
+from logstore.log.services.tiered_segments import TieredScan, TieredSegments
 from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -3,8 +3,8 @@
 import pytest
 
 from logstore.errors import CatalogBusy, PreconditionFailed
-from logstore.ledgers import LedgerState, meta_key, segment_key
-from logstore.managed_ledger import ManagedLedger, Rolled, RollPolicy
+from logstore.log.ledgers import LedgerState, meta_key, segment_key
+from logstore.log.services import ManagedLedger, Rolled, RollPolicy
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from logstore.entries import Entry, NewEntry, ProducedEntries
-from logstore.group_commit import GroupCommitter
-from logstore.ledgers import segment_key
-from logstore.managed_ledger import Clock, ManagedLedger, RollPolicy
+from logstore.deletion.retention import RetentionPolicy
+from logstore.log.entries import Entry, NewEntry, ProducedEntries
+from logstore.log.ledgers import segment_key
+from logstore.log.services import Clock, ManagedLedger, RollPolicy
+from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Topic
 from logstore.ports.objects import ObjectStore
-from logstore.retention import RetentionPolicy
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.builders import TOPIC

@@ -8,13 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from logstore.cursors import CursorState, seek
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
-from logstore.entries import Entry, NewEntry, ProducedEntries
+from logstore.cursors.services.subscriptions import Subscription
+from logstore.cursors.state import CursorState, seek
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
-from logstore.ledgers import Component, CopyKind, LedgerState
-from logstore.managed_ledger.append import AppendResult
-from logstore.managed_ledger.roll import Rolled
+from logstore.log.entries import Entry, NewEntry, ProducedEntries
+from logstore.log.ledgers import Component, CopyKind, LedgerState
+from logstore.log.services.append import AppendResult
+from logstore.log.services.roll import Rolled
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,
@@ -28,12 +30,10 @@ from logstore.ports.catalog import (
     Totals,
 )
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.retention import RetentionPolicy
-from logstore.subscriptions import Subscription
 from workers.cli.context import Say, Services
-from workers.schedules import Applied, ScheduleRow
+from workers.operations.schedules import Applied, ScheduleRow
 from workers.settings import Loaded, load_settings
-from workflows.values import DeleteLedgersProgress
+from workflows.deletion.values import DeleteLedgersProgress
 
 ORDERS = "persistent://public/default/orders"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -249,7 +249,7 @@ class FakeHandle:
 
 @dataclass
 class FakeBatches:
-    """`workers.batches.Batches` as the command line calls it: one batch, told what to do."""
+    """`workers.client.batches.Batches` as the command line calls it: one batch, told what to do."""
 
     known: DeleteLedgersProgress = field(
         default_factory=lambda: DeleteLedgersProgress(intents=9, outcomes={"DELETED": 4}, objects=12, done=4, left=5)
@@ -283,7 +283,7 @@ class FakeBatches:
 
 @dataclass
 class FakeClient:
-    """`workers.client.Sexton` as the command line calls it."""
+    """`workers.client.sexton.Sexton` as the command line calls it."""
 
     result: FakeResult | BaseException = field(default_factory=lambda: FakeResult({"DELETED": 3}))
     asked: list[tuple[object, ...]] = field(default_factory=list)

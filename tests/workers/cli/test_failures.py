@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from logstore.deletion import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import StoreUnavailable
-from logstore.ledgers import CopyKind
+from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeResult, FakeServices

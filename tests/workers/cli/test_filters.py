@@ -2,14 +2,14 @@
 
 import pytest
 
+from logstore.deletion.retention import RetentionPolicy
 from logstore.names import TopicName
-from logstore.retention import RetentionPolicy
 from tests.activities.world import NAME, World
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from tests.workers.cli.test_ledger_explain import template, world
 from workers.cli.workflow import Kind
-from workers.fleet import WORKFLOWS
+from workers.hosting.fleet import WORKFLOWS
 
 __all__ = ["template", "world"]
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.entries import NewEntry
 from logstore.errors import InvalidInput
-from workers.cli.json_lines import MAX_LINE, parse_lines, rereadable
+from logstore.log.entries import NewEntry
 from workers.cli.times import delivery_ms, shown_us
+from workers.cli.topic.json_lines import MAX_LINE, parse_lines, rereadable
 
 
 def _parse(content: bytes, *, producer: bool = True) -> list[NewEntry]:

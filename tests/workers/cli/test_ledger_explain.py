@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import text
 
 from infra.catalog import Database, upgrade
-from logstore.ledgers import CopyKind, ledger_prefix, meta_key
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.log.ledgers import CopyKind, ledger_prefix, meta_key
 from logstore.names import TopicName
 from logstore.ownership import BundleId, bundle_name, bundle_of
 from logstore.positions import LedgerId
-from logstore.primary_copies import PrimaryCopies
 from tests.activities.world import BATCH, NAME, World, certify_input, chunk_input, open_world
 from tests.activities.world import run as run_activity
 from tests.contracts.catalog.test_row_traces import traced

@@ -17,8 +17,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import Database, upgrade
 from logstore import errors
+from logstore.deletion.retention import RetentionPolicy
 from logstore.names import TopicName
-from logstore.retention import RetentionPolicy
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
 from workers import VERSION
@@ -261,7 +261,8 @@ def test_name_of_an_earlier_build_is_shown_harmless_and_still_found(run: Run, se
 def test_registry_names_every_command_and_says_of_each_what_its_module_says() -> None:
     """The root's help is written from the table; a command that the table lacks could not be called."""
     folder = Path(registry.__file__).parent
-    defined = {path.stem for path in folder.glob("*.py") if "@command(" in path.read_text(encoding="utf-8")}
+    files = [path for path in folder.rglob("*.py") if "@command(" in path.read_text(encoding="utf-8")]
+    defined = {".".join(path.relative_to(folder).with_suffix("").parts) for path in files}
     assert defined == {module for place in registry.PLACES.values() for module in (place.module, *place.beside)}
     for name, place in registry.PLACES.items():
         found = registry.loaded(name)

@@ -18,16 +18,16 @@ from infra.coordination.nodes import Nodes
 from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, Session
 from infra.coordination.turns import Turns
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_name, bundle_of
 from logstore.ports.catalog import Fence
-from logstore.retention import RetentionPolicy
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper
 from tests.logstore.eventually import assert_eventually
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
-from workers.unloading import Unloading
+from workers.operations.unloading import Unloading
 
 __all__ = ["ensemble", "looker", "zookeeper"]
 
@@ -327,6 +327,6 @@ def test_unload_that_nobody_takes_up_is_done_in_part(
 ) -> None:
     """It was unloaded, and that it has no owner is said with exit code 5."""
     join("a", 0)
-    monkeypatch.setattr("workers.cli.owners_unload._TAKEN_WITHIN_S", 0.5)
+    monkeypatch.setattr("workers.cli.owners.unload._TAKEN_WITHIN_S", 0.5)
     told = document(run("owners", "unload", "0", "--json"), code=5)
     assert (told["owner"], told["taken_by"], told["taken_fence"]) == ("a", None, None)

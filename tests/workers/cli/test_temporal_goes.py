@@ -16,8 +16,8 @@ from infra.stack import stack
 from infra.stack.ports import WantedPorts
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
+from workers.client.waiting import JobStopped
 from workers.settings import Settings
-from workers.waiting import JobStopped
 
 
 @pytest.fixture

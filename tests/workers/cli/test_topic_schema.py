@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from logstore.schemas import MOST_BYTES
+from logstore.log.services.schemas import MOST_BYTES
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.cursors import CursorState
+from logstore.cursors.state import CursorState
 from logstore.errors import StoreUnavailable
-from logstore.ledgers import Component, LedgerState
+from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document

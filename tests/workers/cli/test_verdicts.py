@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from logstore.deletion import DeletionState, Finding, Outcome
-from logstore.ledgers import CopyKind, LedgerState
+from logstore.deletion.intents import DeletionState, Finding, Outcome
+from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
-from workers.cli.verdicts import Seen, verdict
+from workers.cli.ledger.verdicts import Seen, verdict
 
 _US = 1_795_000_000_000_000
 _ON = "2026-11-18T11:06:40Z"

@@ -1,0 +1,1 @@
+"""Cursors in SQL."""

@@ -1,0 +1,291 @@
+"""The queue of phase two in SQL: intents are read by range, claimed, ended, counted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    case,
+    func,
+    or_,
+    select,
+    union_all,
+    update,
+)
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.claims import UNCLAIMED, claimed_by, held, holder, until_us
+from infra.catalog.deletion.detach import PhaseOne
+from infra.catalog.deletion.endings import audit_batch, end_rows, move_rows, tally_of
+from infra.catalog.deletion.intents import INTENT, is_dead_letter, to_intent
+from infra.catalog.deletion.pauses import Pauses, with_pauses
+from infra.catalog.deletion.ranges import next_ranges
+from infra.catalog.engine.database import Database
+from infra.catalog.engine.many import any_of
+from infra.catalog.log.ledgers import require_epoch
+from infra.catalog.offload.contexts import as_text, context_or_none
+from infra.catalog.ownership.fences import hold_lease
+from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.errors import ClaimHeld, SextonError, UnknownObject
+from logstore.failpoints import effect
+from logstore.log.ledgers import CopyKind
+from logstore.ownership import Lease
+from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
+from logstore.positions import LedgerId, TopicId
+
+_P = t.pending_deletion.c
+_PENDING = DeletionState.PENDING.value
+_ANY = "*"  # no uuid is that
+
+
+class SqlDeletions(PhaseOne, Pauses):
+    """The `Deletions` port: phase one and pausing are inherited, this is the queue."""
+
+    def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
+        """Work on `database`."""
+        super().__init__(database, registration_timeout_s=registration_timeout_s)
+        self._db = database
+
+    def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+        """See `Deletions.ranges`."""
+        return self._db.read(lambda c: next_ranges(c, batch_id, after=after, rows=rows, limit=limit))
+
+    def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
+        """See `Deletions.intents`."""
+        rows = (_P.batch_id == batch_id, _P.row_id >= chunk.first, _P.row_id <= chunk.last)
+        query = select(*INTENT).where(*rows).order_by(_P.row_id)
+        return self._db.read(lambda connection: _with_references(connection, connection.execute(query).all()))
+
+    def renew(self, batch_id: str, claim: Claim, *, lease: Lease | None = None) -> None:
+        """See `Deletions.renew`."""
+
+        def work(connection: Connection) -> None:
+            hold_lease(connection, lease)
+            self._renew(connection, batch_id, claim)
+
+        with effect("catalog.renew"):
+            self._db.write(work)
+
+    def _renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
+        now = self._db.now_us(connection)
+        free = or_(t.run.c.claim_workflow == claim.workflow_id, ~held(now))
+        unfinished = (t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
+        until, same_run = until_us(claim, now), t.run.c.claim_run == claim.run_id
+        longest = case((and_(same_run, t.run.c.claim_until_us > until), t.run.c.claim_until_us), else_=until)
+        renewed = update(t.run).where(*unfinished, free).values(claimed_by(claim, now) | {"claim_until_us": longest})
+        if not connection.execute(renewed).rowcount:
+            raise _not_renewed(connection, batch_id, claim)
+
+    def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
+        """See `Deletions.finish`."""
+
+        def work(connection: Connection) -> frozenset[int]:
+            hold_lease(connection, lease)
+            return end_rows(connection, ended, holder, now_us=self._db.now_us(connection))
+
+        if not ended:
+            return frozenset()
+        with effect("catalog.finish"):
+            return self._db.write(work)
+
+    def hand_over(
+        self,
+        row_ids: Mapping[int, str],
+        *,
+        batch_id: str,
+        errors: Mapping[int, str],
+        ttl_s: float,
+        lease: Lease | None = None,
+    ) -> frozenset[int]:
+        """See `Deletions.hand_over`."""
+
+        def work(connection: Connection) -> frozenset[int]:
+            hold_lease(connection, lease)
+            until_us = self._db.now_us(connection) + int(ttl_s * 1_000_000)
+            return move_rows(connection, row_ids, batch_id, errors, until_us=until_us)
+
+        if not row_ids:
+            return frozenset()
+        with effect("catalog.hand_over"):
+            return self._db.write(work)
+
+    def take(
+        self,
+        ledger_id: LedgerId,
+        copy: CopyKind,
+        generation: int,
+        claim: Claim,
+        *,
+        epoch: int | None = None,
+        attempt: bool = True,
+        lease: Lease | None = None,
+    ) -> DeletionIntent:
+        """See `Deletions.take`."""
+        key = and_(_P.ledger_id == ledger_id, _P.copy == copy.value, _P.generation == generation)
+
+        def work(connection: Connection) -> DeletionIntent:
+            hold_lease(connection, lease)
+            require_epoch(connection, epoch)
+            return self._take(connection, key, claim, attempt=attempt)
+
+        with effect("catalog.take"):
+            return self._db.write(work)
+
+    def _take(self, connection: Connection, key: ColumnElement[bool], claim: Claim, *, attempt: bool) -> DeletionIntent:
+        row = connection.execute(select(*INTENT).where(key).with_for_update()).first()
+        if row is None:
+            raise UnknownObject(
+                "deletion", expected="an intent that was filed and not yet removed", found=claim.workflow_id
+            )
+        if row.state != _PENDING:
+            return to_intent(row)
+        now = self._db.now_us(connection)
+        other = row.claim_workflow or holder(connection, row.batch_id, now)
+        if other not in {None, claim.workflow_id} and (not row.claim_workflow or row.claim_until_us > now):
+            raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {other}")
+        attempts = row.attempts + int(attempt)
+        taken = update(t.pending_deletion).where(key).values(attempts=attempts, **claimed_by(claim, now))
+        return _with_references(connection, [connection.execute(taken.returning(*INTENT)).one()])[0]
+
+    def hold(
+        self,
+        row_id: int,
+        claim: Claim,
+        *,
+        error: str | None = None,
+        keys_left: int | None = None,
+        lease: Lease | None = None,
+    ) -> int:
+        """See `Deletions.hold`."""
+
+        def work(connection: Connection) -> int:
+            hold_lease(connection, lease)
+            changes = claimed_by(claim, self._db.now_us(connection))
+            changes |= {} if error is None else {"last_error": error}
+            if keys_left is not None:
+                again = case((_P.keys_left == keys_left, _P.keys_left_attempts + 1), else_=1)
+                changes |= {"keys_left": keys_left, "keys_left_attempts": again}
+            mine = (_P.row_id == row_id, _P.state == _PENDING, _P.claim_workflow == claim.workflow_id)
+            held = update(t.pending_deletion).where(*mine).values(changes).returning(_P.keys_left_attempts)
+            attempts = connection.execute(held).scalar_one_or_none()
+            if attempts is None:
+                _refuse_if_held(connection, row_id)
+            return 0 if attempts is None or keys_left is None else attempts
+
+        with effect("catalog.hold"):
+            return self._db.write(work)
+
+    def tally(self, batch_id: str) -> Tally:
+        """See `Deletions.tally`."""
+        return self._db.read(lambda connection: tally_of(connection, _P.batch_id == batch_id))
+
+    def close(self, batch_id: str, cause: Cause, *, lease: Lease | None = None) -> Tally:
+        """See `Deletions.close`; the run's `finished_us` decides which of two calls writes the audit row."""
+
+        def work(connection: Connection) -> Tally:
+            hold_lease(connection, lease)
+            return self._close(connection, batch_id, cause)
+
+        with effect("catalog.close"):
+            return self._db.write(work)
+
+    def _close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
+        now = self._db.now_us(connection)
+        first = update(t.run).where(t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
+        row = connection.execute(first.values(finished_us=now, **UNCLAIMED).returning(t.run.c.topic_id)).first()
+        outcome = tally_of(connection, _P.batch_id == batch_id)
+        if row is None:
+            return outcome
+        audit_batch(connection, batch_id, TopicId(row.topic_id), cause, outcome, at_us=now)
+        return replace(outcome, closed=True)
+
+    def inflight(self) -> Inflight:
+        """See `Deletions.inflight`."""
+        each, gone = select(_P.state, func.count()).group_by(_P.state), DeletionState.DELETED.value
+        query = union_all(each.where(_P.state < gone), each.where(_P.state > gone))  # through the index, past what went
+        counts = {row[0]: row[1] for row in self._db.read(lambda connection: connection.execute(query).all())}
+        pending = counts.pop(_PENDING, 0)
+        return Inflight(estimated_inflight=pending, dead_lettered=sum(counts.values()))
+
+    def list(
+        self,
+        state: DeletionState | None,
+        *,
+        topic: str | None = None,
+        ledger_id: LedgerId | None = None,
+        limit: int,
+    ) -> list[DeletionIntent]:
+        """See `Deletions.list`."""
+        query = select(*INTENT).order_by(_P.row_id.desc()).limit(limit)
+        if topic is not None:
+            query = query.where(_P.topic == topic)
+        if ledger_id is not None:
+            query = query.where(_P.ledger_id == ledger_id)
+        if state:
+            query = query.where(is_dead_letter() if state is DeletionState.DEAD_LETTERED else _P.state == state.value)
+        return self._db.read(lambda c: with_pauses(c, [to_intent(row) for row in c.execute(query)]))
+
+    def failures(
+        self,
+        *,
+        topic_id: TopicId | None = None,
+        batch_id: str | None = None,
+        ledger_ids: Sequence[LedgerId] | None = None,
+        limit: int,
+    ) -> Sequence[DeletionIntent]:
+        """See `Deletions.failures`."""
+        alone = and_(_P.state == _PENDING, _P.claim_workflow.is_not(None))
+        query = select(*INTENT).where(or_(is_dead_letter(), alone)).order_by(_P.row_id.desc()).limit(limit)
+        if topic_id is not None:
+            query = query.where(_P.topic_id == topic_id)
+        if batch_id is not None:
+            query = query.where(_P.batch_id == batch_id)
+
+        def work(connection: Connection) -> Sequence[DeletionIntent]:
+            of_ledgers = _P.ledger_id.in_(any_of(connection.dialect.name, ledger_ids or ()))
+            wanted = query if ledger_ids is None else query.where(of_ledgers)
+            return [to_intent(row) for row in connection.execute(wanted)]
+
+        return self._db.read(work)
+
+
+def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
+    """The rows as intents; compares the copy's uuid, for a copy made anew is another one.
+
+    A listed copy of which the uuid cannot be read may be any: it keeps whatever was of its kind.
+    """
+    found, c = [to_intent(row) for row in rows], t.ledger_copy.c
+    ids = {one.ledger_id for one in found}
+    copies = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == c.ledger_id)
+    query = select(c.ledger_id, c.kind, as_text(c.context)).select_from(copies)
+    named = connection.execute(query.where(c.ledger_id.in_(any_of(connection.dialect.name, ids))))
+    live: dict[tuple[int, str], str | None] = {}
+    for row in named:
+        context = context_or_none(row.context)
+        live[row.ledger_id, row.kind] = _ANY if context is None else context.get("uuid")
+    return [replace(one, referenced=_is_named(one, live)) for one in found]
+
+
+def _is_named(intent: DeletionIntent, live: Mapping[tuple[int, str], str | None]) -> bool:
+    key = (intent.ledger_id, intent.copy.value)
+    return key in live and live[key] in {_ANY, intent.context.get("uuid")}
+
+
+def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonError:
+    row = connection.execute(select(t.run).where(t.run.c.run_id == batch_id)).first()
+    if row is None:
+        return UnknownObject("batch", expected="a batch that was detached", found=batch_id)
+    found = row.claim_workflow if row.finished_us is None else "that it is finished"
+    return ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {found}")
+
+
+def _refuse_if_held(connection: Connection, row_id: int) -> None:
+    """A row that ended needs no claim; one that is another's must be left to it."""
+    query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
+    other = connection.execute(query).first()
+    if other is not None:
+        raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {other[0] or f'batch {other[1]!r}'}")

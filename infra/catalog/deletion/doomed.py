@@ -1,0 +1,134 @@
+"""Which listed ledgers go: the rule of retention, drawn from rows under the lock of their list."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, exists, func, select
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.claims import stalled
+from infra.catalog.engine.many import any_of
+from infra.catalog.offload.uploads import abandoned
+from logstore.deletion.intents import Outcome
+from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix, reason_to_keep
+from logstore.errors import InvalidInput, LedgerStillNeeded, UnknownObject
+from logstore.log.ledgers import CopyKind, CopyState, LedgerState
+from logstore.positions import LedgerId, Position, TopicId
+
+_MOST_IDS = 10_000  # all or nothing: one transaction, one answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListView:
+    """A topic's locked list and what the rule needs of it."""
+
+    topic_id: TopicId
+    topic: str
+    list_id: int
+    policy: RetentionPolicy
+    last: LedgerId
+    marks: dict[str, Position]  # where each subscription stands
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doomed:
+    """Which listed ledgers go."""
+
+    ids: Sequence[LedgerId]
+    rows: ColumnElement[bool]
+    finished: dict[str, int]  # asked for and ended before: outcome -> rows
+
+
+def doomed(connection: Connection, view: ListView, asked: Sequence[LedgerId] | None, *, force: bool) -> Doomed:
+    """What retention lets go, or all of the ledgers asked for.
+
+    Raises:
+        InvalidInput: No ids, or too many for one transaction.
+        UnknownObject: An id that never was in this list.
+        LedgerStillNeeded: One of the ledgers asked for must stay.
+    """
+    return _by_retention(connection, view) if asked is None else _by_id(connection, view, asked, force=force)
+
+
+def _by_retention(connection: Connection, view: ListView) -> Doomed:
+    total = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(*_listed(view.list_id))).scalar_one()
+    prefix = detachable_prefix(
+        _facts(connection, t.ledger.c.list_id == view.list_id, view.now_us),
+        marks=view.marks,
+        policy=view.policy,
+        total_bytes=int(total or 0),
+        last=view.last,
+        now_us=view.now_us,
+    )
+    ids = [ledger.ledger_id for ledger in prefix]
+    end = ids[-1] if ids else -1
+    rows = (t.ledger.c.list_id == view.list_id) & t.ledger.c.place.is_not(None) & (t.ledger.c.ledger_id <= end)
+    return Doomed(ids=ids, rows=rows, finished={})
+
+
+def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *, force: bool) -> Doomed:
+    wanted = sorted(set(asked))
+    if not 0 < len(wanted) <= _MOST_IDS:
+        raise InvalidInput("ledger ids", expected=f"1 to {_MOST_IDS} ids", found=len(wanted))
+    rows = (t.ledger.c.list_id == view.list_id) & t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, wanted))
+    found = {ledger.ledger_id: ledger for ledger in _facts(connection, rows, view.now_us)}
+    finished = _ended(connection, view, [ledger_id for ledger_id in wanted if ledger_id not in found])
+    marks = {} if force else view.marks
+    reasons = [
+        f"ledger {ledger.ledger_id}: {reason}"
+        for ledger in found.values()
+        if (reason := reason_to_keep(ledger, last=view.last, marks=marks))
+    ]
+    if reasons:
+        more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+        raise LedgerStillNeeded(f"topic {view.topic}: {'; '.join(reasons[:5])}{more}")
+    return Doomed(ids=sorted(found), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
+
+
+def _ended(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[str, int]:
+    """Outcomes of ledgers that were detached before; RETRYING where a workflow is still at work.
+
+    A stalled intent is in none of them: the caller takes it up.
+
+    Raises:
+        UnknownObject: One of them never was in this topic's list, or its row has been removed.
+    """
+    p = t.pending_deletion.c
+    asked = p.ledger_id.in_(any_of(connection.dialect.name, ids))
+    idle = stalled(view.now_us).label("idle")
+    query = select(p.ledger_id, p.outcome, idle).where(p.topic_id == view.topic_id, asked)
+    rows = connection.execute(query).all() if ids else []
+    unknown = sorted(set(ids) - {row.ledger_id for row in rows})
+    if unknown:
+        raise UnknownObject("ledger", expected=f"a ledger of {view.topic}", found=unknown[0])
+    outcomes = [row.outcome or Outcome.RETRYING.value for row in rows if not row.idle]
+    return {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+
+
+def _facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> Iterator[LedgerFacts]:
+    """Listed ledgers in order, drawn from the database as the rule walks."""
+    c = t.ledger_copy.c
+    writing = exists().where(
+        c.ledger_id == t.ledger.c.ledger_id,
+        c.kind == CopyKind.OFFLOADED_LEDGER.value,
+        c.state == CopyState.WRITING.value,
+        ~abandoned(now_us),
+    )
+    columns = (t.ledger.c.ledger_id, t.ledger.c.state, t.ledger.c.entries, t.ledger.c.size_bytes, t.ledger.c.closed_us)
+    query = select(*columns, writing.label("offloading")).where(rows, t.ledger.c.place.is_not(None))
+    ordered = query.order_by(t.ledger.c.place)
+    with connection.execute(ordered, execution_options={"yield_per": 1000}) as result:
+        for row in result:
+            yield LedgerFacts(
+                ledger_id=LedgerId(row.ledger_id),
+                state=LedgerState(row.state),
+                entries=row.entries,
+                size_bytes=row.size_bytes,
+                closed_us=row.closed_us,
+                offloading=bool(row.offloading),
+            )
+
+
+def _listed(list_id: int) -> tuple[ColumnElement[bool], ...]:
+    return (t.ledger.c.list_id == list_id, t.ledger.c.place.is_not(None))

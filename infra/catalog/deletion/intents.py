@@ -1,0 +1,237 @@
+"""Phase one's effect on rows: ledgers leave, intents stand in their place, in the caller's transaction."""
+
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    RowMapping,
+    and_,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
+
+from infra.catalog import tables as t
+from infra.catalog.offload.contexts import as_text, context_in, context_or_none, json_object
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
+from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import Cause, Filed
+from logstore.positions import LedgerId, TopicId
+
+
+def file_intents(
+    connection: Connection, doomed: ColumnElement[bool], *, batch_id: str, now_us: int, cause: Cause | None = None
+) -> int:
+    """Replace ledger rows by deletion intents, one per copy, set-wise, and return how many intents.
+
+    Args:
+        connection: In a writing transaction that holds the lock of the ledgers' list.
+        doomed: Which rows of `ledger`.
+        batch_id: Whose work the intents are; empty: nobody's, so that they are stalled until a trim or a sweep.
+        now_us: The database's clock.
+        cause: Who decided that they go, and why; None where nobody did, for a creator gave up.
+    """
+    names, query = _intents(doomed, batch_id, now_us, cause)
+    filing = insert(t.pending_deletion).from_select(names, query)
+    filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
+    gone = doomed & _has_intent()
+    ids = select(t.ledger.c.ledger_id).where(gone)
+    for table in (t.segment, t.ledger_copy):
+        connection.execute(delete(table).where(table.c.ledger_id.in_(ids)))
+    connection.execute(delete(t.ledger).where(gone))
+    return filed
+
+
+def filed_by(
+    connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
+) -> tuple[Filed, ...]:
+    """What a transaction has filed for a batch; intents that it only took up were filed earlier.
+
+    Args:
+        connection: In that transaction.
+        batch_id: The batch.
+        now_us: When the transaction filed them.
+        topic_id: Whose they are, where they are of one: a batch of many topics is not read as a whole for each.
+    """
+    p = t.pending_deletion.c
+    mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
+    query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
+    rows = connection.execute(query.group_by(p.component, p.copy))
+    return tuple(Filed(component=row[0], copy=row[1], rows=row[2]) for row in rows)
+
+
+def file_copy_intents(
+    connection: Connection,
+    list_id: int,
+    kind: CopyKind,
+    doomed: ColumnElement[bool],
+    *,
+    batch_id: str,
+    now_us: int,
+    cause: Cause | None = None,
+) -> int:
+    """Replace one copy of listed ledgers by its deletion intent, set-wise, and return how many; the ledgers stay.
+
+    Their generation rises, so that the intents of a later detach have another one.
+
+    Args:
+        connection: In a writing transaction that holds the lock of the list.
+        list_id: Whose ledgers.
+        kind: Which copy.
+        doomed: Which rows of `ledger` joined with `ledger_copy`.
+        batch_id: As for `file_intents`.
+        now_us: The database's clock.
+        cause: As for `file_intents`.
+    """
+    of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
+    names, query = _intents(of_kind & doomed, batch_id, now_us, cause)
+    filing = insert(t.pending_deletion).from_select(names, query)
+    filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
+    if filed:
+        gone = (t.ledger.c.list_id == list_id) & _has_intent(kind)
+        ids = select(t.ledger.c.ledger_id).where(gone)
+        copies = (t.ledger_copy.c.kind == kind.value, t.ledger_copy.c.ledger_id.in_(ids))
+        connection.execute(delete(t.ledger_copy).where(*copies))
+        connection.execute(update(t.ledger).where(gone).values(generation=t.ledger.c.generation + 1))
+    return filed
+
+
+def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
+    """Its intent stands: a row that turned up since the intents were filed stays."""
+    p = t.pending_deletion.c
+    of_kind = [] if kind is None else [p.copy == kind.value]
+    return exists().where(p.ledger_id == t.ledger.c.ledger_id, p.generation == t.ledger.c.generation + 1, *of_kind)
+
+
+def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None) -> tuple[list[str], Any]:
+    source = (
+        t.ledger.join(t.ledger_copy, t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
+        .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+        .join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    )
+    columns: dict[str, Any] = {
+        "batch_id": literal(batch_id),
+        "ledger_id": t.ledger.c.ledger_id,
+        "copy": t.ledger_copy.c.kind,
+        "generation": t.ledger.c.generation + 1,
+        "application": t.ledger.c.application,
+        "component": t.ledger_list.c.component,
+        "topic_id": t.topic.c.topic_id,
+        "topic": t.topic.c.name,
+        "keys": t.ledger_list.c.owner,
+        "context": t.ledger_copy.c.context,
+        "segments": t.ledger.c.segments,
+        "last_segment": t.ledger.c.last_segment,
+        "ledger_created_us": t.ledger.c.created_us,
+        "size_bytes": t.ledger.c.size_bytes,
+        "epoch": t.ledger.c.epoch,
+        "state": literal(DeletionState.PENDING.value),
+        "attempts": literal(0),
+        "objects_deleted": literal(0),
+        "bytes_deleted": literal(0),
+        "created_us": literal(now_us, t.Big),
+        "actor": literal(cause.actor if cause else ""),
+        "reason": literal(cause.reason if cause else ""),
+    }
+    query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(doomed)
+    return list(columns), query.order_by(t.ledger.c.ledger_id, t.ledger_copy.c.kind)
+
+
+_NUMBERS = (
+    "ledger_id", "generation", "topic_id", "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
+    "attempts", "openings",
+)  # fmt: skip
+
+INTENT: tuple[ColumnElement[Any], ...] = (
+    *(column for column in t.pending_deletion.c if column.name != "context"),
+    as_text(t.pending_deletion.c.context),
+)
+"""What `to_intent` reads; the context as text, so that one that is no JSON spoils no other row's reading."""
+
+
+def to_intent(row: Row[Any]) -> DeletionIntent:
+    """A row of `INTENT` as the value that phase two works on.
+
+    One that was damaged by hand becomes an intent that says so, for an error here would stop its whole chunk
+    (YahooArchive/bookkeeper#17).
+    """
+    found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
+    damage = _damage(found)
+    numbers = {name: number_in(found[name]) for name in _NUMBERS}
+    return DeletionIntent(
+        row_id=found["row_id"],
+        batch_id=found["batch_id"],
+        ledger_id=LedgerId(numbers["ledger_id"]),
+        copy=CopyKind(found["copy"]) if found["copy"] in set(CopyKind) else CopyKind.LEDGER,
+        generation=numbers["generation"],
+        openings=numbers["openings"],
+        application=found["application"],
+        component=found["component"],
+        topic_id=TopicId(numbers["topic_id"]),
+        topic=found["topic"],
+        keys=keys_of(found["keys"]),
+        context=context_in(found["context"]),
+        segments=numbers["segments"],
+        last_segment=numbers["last_segment"],
+        ledger_created_us=numbers["ledger_created_us"],
+        size_bytes=numbers["size_bytes"],
+        epoch=numbers["epoch"],
+        state=state_of(found["state"]),
+        outcome=outcome_of(found["state"], found["outcome"]),
+        attempts=numbers["attempts"],
+        last_error=found["last_error"] or (damage and f"damaged {damage}"),
+        handed_to=found["claim_workflow"],
+        actor=found["actor"],
+        reason=found["reason"],
+        damage=damage,
+        trace_id=found["trace_id"],
+    )
+
+
+def is_dead_letter() -> ColumnElement[bool]:
+    """Whatever is neither on its way nor gone, a state that nobody knows included; ranges, for an index to read."""
+    state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
+    return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
+
+
+def state_of(stored: str) -> DeletionState:
+    """The state that a stored text means; an unknown one is a dead letter: listed, and never acted on."""
+    return DeletionState(stored) if stored in set(DeletionState) else DeletionState.DEAD_LETTERED
+
+
+def outcome_of(state: str, outcome: str | None) -> Outcome | None:
+    """The outcome that a row's texts mean; what cannot be read is what the state alone says."""
+    if state not in set(DeletionState):
+        return Outcome.INVALID
+    if outcome in set(Outcome):
+        return Outcome(outcome)
+    return None if state == DeletionState.PENDING else Outcome(state)
+
+
+def keys_of(text: str) -> dict[str, str]:
+    """Keys of the component; what cannot be read is left out."""
+    return {name: str(value) for name, value in (json_object(text) or {}).items()}
+
+
+def number_in(stored: object) -> int:
+    """The number in a column of numbers, where SQLite keeps any text; 0 for such a text."""
+    return stored if isinstance(stored, int) else 0
+
+
+def _damage(found: RowMapping) -> str | None:
+    """What of a row cannot be read, or None."""
+    fine = {
+        "state": found["state"] in set(DeletionState),
+        "copy": found["copy"] in set(CopyKind),
+        "keys": json_object(found["keys"]) is not None,
+        "context": context_or_none(found["context"]) is not None,
+        **{name: isinstance(found[name], int) for name in _NUMBERS},
+    }
+    return next((f"{name} (found {str(found[name])[:80]!r})" for name, well in fine.items() if not well), None)

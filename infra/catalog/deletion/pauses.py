@@ -1,0 +1,65 @@
+"""Pausing in SQL: no other workflow takes up a paused batch, however long its workers are away."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.claims import UNCLAIMED
+from infra.catalog.engine.database import Database
+from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
+
+_R = t.run.c
+
+
+class Pauses:
+    """Pausing and resuming batches; a part of `SqlDeletions`."""
+
+    _db: Database
+
+    def pause(self, batch_id: str) -> None:
+        """See `Deletions.pause`."""
+
+        def work(connection: Connection) -> None:
+            _change(connection, batch_id, {"paused_us": func.coalesce(_R.paused_us, self._db.now_us(connection))})
+
+        with effect("catalog.pause"):
+            self._db.write(work)
+
+    def resume(self, batch_id: str) -> None:
+        """See `Deletions.resume`."""
+        with effect("catalog.resume"):
+            self._db.write(lambda connection: _change(connection, batch_id, {"paused_us": None}))
+
+    def release(self, batch_id: str) -> bool:
+        """See `Deletions.release`."""
+        paused = (_R.run_id == batch_id, _R.paused_us.is_not(None), _R.finished_us.is_(None))
+
+        def work(connection: Connection) -> bool:
+            lapsed = {**UNCLAIMED, "claim_until_us": self._db.now_us(connection)}  # without a time it is old: forgotten
+            return connection.execute(update(t.run).where(*paused).values(paused_us=None, **lapsed)).rowcount > 0
+
+        with effect("catalog.release"):
+            return self._db.write(work)
+
+
+def with_pauses(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
+    """Say which of them wait for an operator to resume their batch."""
+    waiting = {one.batch_id for one in intents if one.state is DeletionState.PENDING and one.handed_to is None}
+    query = select(_R.run_id).where(_R.paused_us.is_not(None), _R.finished_us.is_(None))
+    paused = waiting.intersection(connection.execute(query).scalars()) if waiting else set()
+    return [replace(one, paused=one.batch_id in paused and one.handed_to is None) for one in intents]
+
+
+def _change(connection: Connection, batch_id: str, values: Mapping[str, Any]) -> None:
+    """Change a batch that is not finished."""
+    row = connection.execute(select(_R.finished_us).where(_R.run_id == batch_id).with_for_update()).first()
+    if row is None:
+        raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
+    if row.finished_us is not None:
+        raise PreconditionFailed(f"batch {batch_id}: expected it unfinished, found that it is finished")
+    connection.execute(update(t.run).where(_R.run_id == batch_id).values(values))

@@ -1,0 +1,190 @@
+"""Upkeep of the queue in SQL: stalled work is taken up page by page, finished rows go when their time is over.
+
+Each call looks first, in a transaction that only reads: most of them find nothing and must cost next to nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, delete, exists, func, literal_column, or_, select
+
+from infra.catalog import tables as t
+from infra.catalog.audits import audit
+from infra.catalog.deletion.claims import SEVERAL_TOPICS, held, move, open_run, stalled
+from infra.catalog.deletion.detach import done_before
+from infra.catalog.deletion.intents import file_intents, filed_by
+from infra.catalog.engine.database import Database
+from infra.catalog.engine.many import any_of
+from infra.catalog.log.ledgers import never_attached, raise_version
+from infra.catalog.log.topics import holding
+from infra.catalog.offload.uploads import abandoned, take_away_abandoned
+from logstore.deletion.intents import DeletionState
+from logstore.failpoints import effect
+from logstore.log.ledgers import LedgerState
+from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
+
+_P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
+_REQUEST = "sweep"  # tells its batches from those of a detach
+_KIND = "delete-ledgers"
+
+
+class SqlSweeps:
+    """The `Sweeps` port."""
+
+    def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
+        """Work on `database`; a ledger not attached within the timeout is taken for abandoned."""
+        self._db = database
+        self._newborn_us = int(registration_timeout_s * 1_000_000)
+
+    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
+        """See `Sweeps.adopt`."""
+
+        def look(connection: Connection) -> Detached | None:
+            now = self._db.now_us(connection)
+            done = done_before(connection, batch_id, _REQUEST)
+            queries = (_stalled(now), _newborn(now - self._newborn_us), _abandoned(now))
+            idle = not any(_any(connection, query) for query in queries)
+            return done or (Detached(batch_id=batch_id, ledgers=0, intents=0) if idle else None)
+
+        found = self._db.read(look)
+        if found is None:
+            with effect("catalog.adopt"):
+                found = self._db.write(lambda connection: self._adopt(connection, batch_id, claim, limit))
+        return found
+
+    def _adopt(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> Detached:
+        now = self._db.now_us(connection)
+        done = done_before(connection, batch_id, _REQUEST)
+        if done:
+            return done
+        newborn, dead = self._detach_dead(connection, batch_id, limit, now)
+        others = _stalled(now).where(_P.batch_id != batch_id)  # what was just filed is stalled until the run stands
+        page = others.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
+        taken = _among(connection, _P.row_id, list(connection.execute(page).scalars()))
+        adopted = move(connection, taken, stalled(now), batch_id=batch_id)
+        result = Detached(batch_id=batch_id, ledgers=newborn, intents=newborn + dead + adopted)
+        if result.intents:
+            open_run(connection, result, SEVERAL_TOPICS, claim, now, request=_REQUEST)
+        return replace(result, filed=filed_by(connection, batch_id, now) if newborn or dead else ())
+
+    def _detach_dead(self, connection: Connection, batch_id: str, limit: int, now_us: int) -> tuple[int, int]:
+        """Newborn ledgers and copies of dead uploads, under the locks of `attach`: all topics, then all lists."""
+        page = _newborn(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
+        born = connection.execute(page).all()
+        dead = connection.execute(_abandoned(now_us).limit(limit)).all()
+        found = [*born, *dead]
+        if not found:
+            return 0, 0
+        _lock(connection, t.topic.c.topic_id, [row.topic_id for row in found], share=True)
+        _lock(connection, t.ledger_list.c.list_id, [row.list_id for row in found])
+        doomed = _among(connection, _L.ledger_id, [row.ledger_id for row in born])
+        unattached = _L.state == LedgerState.CREATING.value
+        newborn = file_intents(connection, doomed & unattached, batch_id=batch_id, now_us=now_us)
+        copies = 0
+        for list_id in sorted({row.list_id for row in dead}):
+            filed = take_away_abandoned(connection, list_id, batch_id, now_us)
+            if filed:
+                raise_version(connection, list_id)
+            copies += filed
+        return newborn, copies
+
+    def due(self, *, older_than_s: float) -> Due:
+        """See `Sweeps.due`."""
+
+        def count(connection: Connection) -> Due:
+            now = self._db.now_us(connection)
+            before = now - int(older_than_s * 1_000_000)
+            return Due(
+                stalled=_count(connection, _stalled(now)),
+                newborn=_count(connection, _newborn(now - self._newborn_us)),
+                uploads=_count(connection, _abandoned(now)),
+                rows=_count(connection, _ended(now, before)),
+                runs=_count(connection, _empty_runs(before)),
+            )
+
+        return self._db.read(count)
+
+    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
+        """See `Sweeps.forget`."""
+
+        def idle(connection: Connection) -> bool:
+            now = self._db.now_us(connection)
+            before = now - int(older_than_s * 1_000_000)
+            return not _any(connection, _ended(now, before)) and not _any(connection, _empty_runs(before))
+
+        if self._db.read(idle):
+            return Forgotten()
+        with effect("catalog.forget"):
+            return self._db.write(lambda connection: self._forget(connection, older_than_s, limit, cause))
+
+    def _forget(self, connection: Connection, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
+        now = self._db.now_us(connection)
+        before = now - int(older_than_s * 1_000_000)
+        gone = _P.state == DeletionState.DELETED.value  # and not opened again meanwhile
+        rows = _remove(connection, _P.row_id, _ended(now, before).order_by(_P.finished_us), gone, limit=limit)
+        runs = _remove(connection, _R.run_id, _empty_runs(before), limit=limit)
+        if rows or runs:
+            detail = {"rows": rows, "runs": runs, "before_us": before}
+            audit(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
+        return Forgotten(rows=rows, runs=runs)
+
+
+def _stalled(now_us: int) -> Select[Any]:
+    return select(_P.row_id).where(stalled(now_us))
+
+
+def _newborn(before_us: int) -> Select[Any]:
+    """Ledger, list and topic of what nobody attached; of a topic that is gone `delete-topic` takes care."""
+    of_topic = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
+    source = of_topic.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    columns = (_L.ledger_id, t.ledger_list.c.list_id, t.topic.c.topic_id)
+    return select(*columns).select_from(source).where(never_attached(before_us))
+
+
+def _abandoned(now_us: int) -> Select[Any]:
+    """List and topic of each copy that nobody will publish; the state as text, for its partial index to be read."""
+    c = t.ledger_copy.c
+    source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
+    source = source.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
+    source = source.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    writing = c.state == literal_column("'WRITING'")
+    columns = (t.ledger_list.c.list_id, t.topic.c.topic_id)
+    return select(*columns).select_from(source).where(writing, abandoned(now_us))
+
+
+def _ended(now_us: int, before_us: int) -> Select[Any]:
+    at_work = exists().where(_R.run_id == _P.batch_id, held(now_us))
+    return select(_P.row_id).where(_P.state == DeletionState.DELETED.value, _P.finished_us < before_us, ~at_work)
+
+
+def _empty_runs(before_us: int) -> Select[Any]:
+    """Batches that ended, or whose workflow vanished, before then, and whose rows are gone or another batch's."""
+    vanished = _R.finished_us.is_(None) & (func.coalesce(_R.claim_until_us, 0) < before_us)
+    over = or_(_R.finished_us < before_us, vanished)
+    rows = exists().where(_P.batch_id == _R.run_id)
+    return select(_R.run_id).where(_R.kind == _KIND, over, ~rows)
+
+
+def _any(connection: Connection, query: Select[Any]) -> bool:
+    return connection.execute(query.limit(1)).first() is not None
+
+
+def _count(connection: Connection, query: Select[Any]) -> int:
+    return connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
+
+
+def _among(connection: Connection, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
+    return column.in_(any_of(connection.dialect.name, ids))
+
+
+def _lock(connection: Connection, key: ColumnElement[int], ids: Sequence[int], *, share: bool = False) -> None:
+    """Shared, who takes a topic's rows away waits for us or we for it."""
+    rows = select(key).where(_among(connection, key, ids)).order_by(key)
+    connection.execute(holding(rows) if share else rows.with_for_update())
+
+
+def _remove(connection: Connection, key: Any, rows: Select[Any], *still: ColumnElement[bool], limit: int) -> int:  # noqa: ANN401 - a column of a table
+    """Remove a page of rows by their key, as far as they are still so once they are locked."""
+    page = rows.limit(limit).subquery()
+    return connection.execute(delete(key.table).where(key.in_(select(page)), *still)).rowcount

@@ -1,0 +1,194 @@
+"""Deleting a whole topic in SQL: one transaction a step, under a lock of the topic's row.
+
+Whoever attaches something to a topic holds a share lock of that row and requires ACTIVE. So once `begin` has
+committed, nobody new comes. `begin` waits for nobody; `detach_all` waits for those who had come before it, so what
+it finds is all there ever will be.
+"""
+
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Table, and_, delete, exists, func, insert, literal, or_, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.audits import audit, audited_us
+from infra.catalog.deletion import claims
+from infra.catalog.deletion.detach import done_before
+from infra.catalog.deletion.endings import tally_of
+from infra.catalog.deletion.intents import file_intents, filed_by
+from infra.catalog.engine.database import Database
+from infra.catalog.log.topics import topic_row
+from logstore.deletion.intents import DeletionState
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
+from logstore.log.ledgers import CopyKind, CopyState
+from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState
+from logstore.positions import TopicId
+
+_NAMING: Final[tuple[Table, ...]] = (t.cursor, t.schema_version)
+"""Rows that name ledgers of the topic's lists, in lock order: they go in the transaction that detaches those."""
+
+_ATTACHED: Final[tuple[Table, ...]] = (*_NAMING, t.producer_sequence, t.ledger_list)
+"""Rows that go with the topic's own at the latest. Whatever table hangs on a topic belongs here or above; what it
+stores must be ledgers of one of the topic's lists."""
+
+_BEGIN = "delete-topic"
+
+
+class SqlTopicDeletions:
+    """The `TopicDeletions` port."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+
+    def contents(self, topic_id: TopicId) -> TopicContents:
+        """See `TopicDeletions.contents`."""
+        return self._db.read(lambda connection: _contents(connection, topic_id))
+
+    def begin(self, topic_id: TopicId, name: str, cause: Cause) -> int:
+        """See `TopicDeletions.begin`."""
+        with effect("catalog.begin_topic_deletion"):
+            return self._db.write(lambda connection: self._begin(connection, topic_id, name, cause))
+
+    def _begin(self, connection: Connection, topic_id: TopicId, name: str, cause: Cause) -> int:
+        topic = _locked(connection, topic_id, key_share=True)
+        begun = audited_us(connection, _BEGIN, topic_id)
+        if topic is None and begun is None:
+            raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
+        if topic is not None and topic.name != name:
+            raise PreconditionFailed(f"topic {topic_id}: expected the name {name}, found {topic.name}")
+        if begun is not None:
+            return begun
+        now = self._db.now_us(connection)
+        own = t.topic.c.topic_id == topic_id
+        connection.execute(update(t.topic).where(own).values(state=TopicState.DELETING.value))
+        audit(connection, _BEGIN, cause, at_us=now, topic_id=topic_id, topic=name, detail={})
+        return now
+
+    def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """See `TopicDeletions.detach_all`."""
+        request = f"all of topic {topic_id}"
+
+        def work(connection: Connection) -> Detached:
+            topic = _locked(connection, topic_id)
+            done = done_before(connection, batch_id, request)
+            if done or topic is None:
+                return done or Detached(batch_id=batch_id, ledgers=0, intents=0)
+            result = self._detach(connection, topic, batch_id, cause)
+            if result.intents:
+                now = self._db.now_us(connection)
+                claims.open_run(connection, result, topic_id, claim, now, request=request)
+            return result
+
+        with effect("catalog.detach_topic"):
+            return self._db.write(work)
+
+    def _detach(self, connection: Connection, topic: Row[Any], batch_id: str, cause: Cause) -> Detached:
+        _require_deleting(topic)
+        topic_id, now = TopicId(topic.topic_id), self._db.now_us(connection)
+        lists = t.ledger_list.c.topic_id == topic_id
+        locked = select(t.ledger_list.c.list_id).where(lists).order_by(t.ledger_list.c.list_id).with_for_update()
+        connection.execute(locked).all()
+        doomed = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(lists))
+        ids = connection.execute(select(t.ledger.c.ledger_id).where(doomed).order_by(t.ledger.c.ledger_id)).scalars()
+        gone = ids.all()
+        adopted = claims.adopt_stalled(connection, topic_id, None, batch_id=batch_id, now_us=now)
+        filed = 0
+        if gone:
+            _give_copies(connection, topic_id)
+            filed = file_intents(connection, doomed, batch_id=batch_id, now_us=now, cause=cause)
+            detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": list(gone[:20])}
+            detail["removed"] = _remove_rows(connection, topic_id, _NAMING)
+            about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
+            audit(connection, "detach", cause, at_us=now, detail=detail, **about)
+        return Detached(
+            batch_id=batch_id,
+            ledgers=len(gone),
+            intents=adopted + filed,
+            filed=filed_by(connection, batch_id, now, topic_id=topic_id) if filed else (),
+        )
+
+    def remove(self, topic_id: TopicId, cause: Cause) -> bool:
+        """See `TopicDeletions.remove`."""
+        with effect("catalog.remove_topic"):
+            return self._db.write(lambda connection: self._remove(connection, topic_id, cause))
+
+    def _remove(self, connection: Connection, topic_id: TopicId, cause: Cause) -> bool:
+        topic = _locked(connection, topic_id)
+        if topic is None:
+            return True
+        _require_deleting(topic)
+        lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
+        connection.execute(lists.order_by(t.ledger_list.c.list_id).with_for_update()).all()
+        if connection.execute(select(t.ledger.c.ledger_id).where(t.ledger.c.list_id.in_(lists)).limit(1)).first():
+            return False
+        removed = _remove_rows(connection, topic_id, _ATTACHED)
+        connection.execute(delete(t.topic).where(_of(t.topic, topic_id)))
+        now = self._db.now_us(connection)
+        done = _tally(connection, topic_id, audited_us(connection, _BEGIN, topic_id) or 0)
+        detail = {"removed": removed, "outcomes": dict(done.outcomes), "objects": done.objects}
+        audit(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=detail)
+        return True
+
+    def tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
+        """See `TopicDeletions.tally`."""
+        return self._db.read(lambda connection: _tally(connection, topic_id, since_us))
+
+
+def _contents(connection: Connection, topic_id: TopicId) -> TopicContents:
+    topic_row(connection, topic_id)
+    component = t.ledger_list.c.component
+    mine = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+    of_topic = t.ledger_list.c.topic_id == topic_id
+    per_component = select(component, func.count()).select_from(mine).where(of_topic).group_by(component)
+    with_copies = mine.join(t.ledger_copy, t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
+    kind = t.ledger_copy.c.kind
+    per_kind = select(component, kind, func.count()).select_from(with_copies).where(of_topic).group_by(component, kind)
+    copies: dict[str, dict[str, int]] = {}
+    for name, kind_name, count in connection.execute(per_kind.order_by(component, kind)):
+        copies.setdefault(name, {})[kind_name] = count
+    subscriptions = select(func.count()).where(t.cursor.c.topic_id == topic_id)
+    return TopicContents(
+        ledgers={row[0]: row[1] for row in connection.execute(per_component.order_by(component))},
+        copies=copies,
+        subscriptions=connection.execute(subscriptions).scalar_one(),
+    )
+
+
+def _tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
+    p = t.pending_deletion.c
+    deleted = DeletionState.DELETED.value
+    left = p.state != DeletionState.DELETED.value  # one that this build does not know included
+    return tally_of(connection, p.topic_id == topic_id, or_(left, and_(p.state == deleted, p.finished_us >= since_us)))
+
+
+def _locked(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
+    """The topic's row, locked against everyone who holds it, or with `key_share` only against who deletes it."""
+    query = select(t.topic).where(_of(t.topic, topic_id))
+    return connection.execute(query.with_for_update(key_share=key_share)).first()
+
+
+def _remove_rows(connection: Connection, topic_id: TopicId, tables: tuple[Table, ...]) -> dict[str, int]:
+    """Remove the topic's rows and count them; cursors are locked in the order of a group commit's acknowledgements."""
+    cursors = select(t.cursor.c.cursor_id).where(_of(t.cursor, topic_id)).order_by(t.cursor.c.cursor_id)
+    connection.execute(cursors.with_for_update()).all()
+    return {table.name: connection.execute(delete(table).where(_of(table, topic_id))).rowcount for table in tables}
+
+
+def _of(table: Table, topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's comparison
+    return table.c.topic_id == topic_id
+
+
+def _require_deleting(topic: Row[Any]) -> None:
+    if topic.state != TopicState.DELETING.value:
+        raise PreconditionFailed(f"topic {topic.name}: expected state DELETING, found {topic.state}")
+
+
+def _give_copies(connection: Connection, topic_id: TopicId) -> None:
+    """A row that lost all of its copies' rows gets its primary one, so that storage is asked and the row can go."""
+    lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
+    bare = t.ledger.c.list_id.in_(lists), ~exists().where(t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
+    columns = {"kind": literal(CopyKind.LEDGER.value), "state": literal(CopyState.WRITING.value)}
+    context = literal({}, t.ledger_copy.c.context.type)
+    rows = select(t.ledger.c.ledger_id, *columns.values(), context).where(*bare)
+    connection.execute(insert(t.ledger_copy).from_select(["ledger_id", *columns, "context"], rows))

@@ -1,0 +1,1 @@
+"""The database under the catalog: transactions, its faults, its version, and parameters in bulk."""

@@ -1,0 +1,210 @@
+"""Transactions on SQLite and PostgreSQL: begun right, retried whole, their errors translated at one edge."""
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
+
+from infra.catalog.engine.faults import contended, may_have_landed, sentence, translated
+from infra.catalog.engine.urls import parsed_url
+from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
+
+if TYPE_CHECKING:
+    import psycopg
+
+T = TypeVar("T")
+
+_PATIENCE_S = 30.0
+_PAUSE_S = (0.0005, 0.003)  # between tries for SQLite's one write lock; its own busy handler starved a writer for 6 s
+_OPENING = ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "busy_timeout=0")
+_CONNECT_S = 10
+
+
+class Database:
+    """One engine; `read` and `write` run a function in one transaction of the right kind."""
+
+    def __init__(self, url: str, *, pool_size: int = 16, patience_s: float = _PATIENCE_S) -> None:
+        """Prepare to connect; nothing is opened yet.
+
+        Args:
+            url: `sqlite:///path` or `postgresql+psycopg://…`.
+            pool_size: Connections at the most; who finds none free waits.
+            patience_s: How long contention is borne before `CatalogBusy`.
+
+        Raises:
+            InvalidInput: Not the URL of one of the two, or a folder that cannot be made.
+        """
+        parsed = parsed_url(url)
+        self._url = url
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        self._patience_s = patience_s
+        pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": patience_s}
+        self.engine = _sqlite(parsed, pool) if self.is_sqlite else _postgresql(parsed, pool, patience_s)
+        self._reader = self.engine.execution_options(**_reading(self.is_sqlite))
+
+    def only_looking(self) -> "Database":
+        """The same database for who must not change it, not even to bring a file into our mode: to be closed too."""
+        twin = Database(self._url, pool_size=1, patience_s=self._patience_s)
+        if self.is_sqlite:
+            twin.engine = _looking(self.engine.url)
+            twin._reader = twin.engine.execution_options(**_reading(True))
+        return twin
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in a transaction that only reads, and sees one moment from its first statement on."""
+        return self._run(self._reader, work, self._patience_s)
+
+    def write(self, work: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
+        """Run `work` in a writing transaction and commit; it may run more than once.
+
+        Args:
+            work: What to do; PostgreSQL gives up each wait for a lock after `patience_s`.
+            patience_s: How long contention is borne, 0.001 or more; None: the database's own.
+
+        BEGIN IMMEDIATE on SQLite: a deferred transaction that read first fails at once with a snapshot error,
+        whatever the busy timeout. READ COMMITTED on PostgreSQL: a statement sees what was committed before it
+        began, so whatever is read after a row lock was granted is as new as the lock. Busy, deadlock and
+        serialization errors retry the whole of it.
+
+        Raises:
+            CatalogBusy: Contention outlasted the patience.
+            OutcomeUnknown: The connection broke while committing.
+            StoreUnavailable: No connection, or the database's disk is full.
+        """
+        if patience_s is None:
+            return self._run(self.engine, work, self._patience_s)
+        return self._run(self.engine, partial(self._impatiently, work, patience_s), patience_s)
+
+    def _impatiently(self, work: Callable[[Connection], T], patience_s: float, connection: Connection) -> T:
+        if not self.is_sqlite:
+            connection.execute(text(f"SET LOCAL lock_timeout = {int(patience_s * 1000)}"))
+        return work(connection)
+
+    def _run(self, engine: Engine, work: Callable[[Connection], T], patience_s: float) -> T:
+        give_up, stale = time.monotonic() + patience_s, True
+        while True:
+            try:
+                return _once(engine, work, writes=engine is self.engine)
+            except OverflowError as error:  # SQLite's driver: beyond 64 bits
+                raise InvalidInput("value", expected="a number of at most 64 bits", found=str(error)) from error
+            except PoolExhausted as error:
+                raise CatalogBusy(f"catalog: no connection was free within {self._patience_s:g} s") from error
+            except DBAPIError as error:
+                if error.connection_invalidated and stale:
+                    stale = False  # nothing was committed; the pool forgot its old connections, once
+                    continue
+                if not contended(error):
+                    raise translated(error, engine.url) from error
+                if time.monotonic() > give_up:
+                    raise CatalogBusy(f"catalog: contended for {patience_s:g} s: {sentence(error)}") from error
+            time.sleep(random.uniform(*_PAUSE_S))  # noqa: S311 - spreads retries, guards nothing
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether it is a SQLite file that nobody has made yet; connecting would make it."""
+        return self.is_sqlite and not Path(str(self.engine.url.database)).exists()
+
+    def make_folder(self) -> None:
+        """Make the folder of a SQLite file.
+
+        Raises:
+            InvalidInput: It cannot be made.
+        """
+        if not self.is_sqlite:
+            return
+        try:
+            Path(str(self.engine.url.database)).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            expected = f"a file in a folder that can be made ({error.strerror})"
+            raise InvalidInput("database_url", expected=expected, found=self.engine.url.database) from error
+
+    def now_us(self, connection: Connection) -> int:
+        """The database's clock, microseconds since 1970: SQLite's is this machine's, for it runs in this process."""
+        if self.is_sqlite:
+            return time.time_ns() // 1000
+        return int(connection.execute(_NOW).scalar_one())
+
+
+_NOW = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+
+
+def _once(engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
+    with engine.connect() as connection, connection.begin() as transaction:
+        result = work(connection)
+        try:
+            transaction.commit()
+        except BaseException as error:
+            connection.invalidate()  # the pool would hand it out again with the transaction still open
+            if writes and isinstance(error, DBAPIError) and may_have_landed(error):
+                raise OutcomeUnknown(f"catalog: connection lost while committing: {sentence(error)}") from error
+            raise
+        return result
+
+
+def _reading(is_sqlite: bool) -> dict[str, Any]:
+    return {"sexton_reads": True} if is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+
+
+def _postgresql(url: URL, pool: dict[str, Any], patience_s: float) -> Engine:
+    arguments = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_S}
+    engine = create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, connect_args=arguments, **pool)
+
+    def prepare(connection: "psycopg.Connection[Any]", _: object) -> None:
+        """No wait for a lock is endless, and a process that was paused in a transaction loses it."""
+        connection.autocommit = True
+        limit = int(patience_s * 1000)
+        for name, value in (("lock_timeout", limit), ("idle_in_transaction_session_timeout", 4 * limit)):
+            connection.execute(f"SET {name} = {value}".encode())
+        connection.autocommit = False
+
+    event.listen(engine, "connect", prepare)
+    return engine
+
+
+def _sqlite(url: URL, pool: dict[str, Any]) -> Engine:
+    engine = create_engine(url, hide_parameters=True, connect_args={"check_same_thread": False}, **pool)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _looking(url: URL) -> Engine:
+    """An engine on a SQLite file that is opened read-only."""
+    place = f"file:{quote(str(url.database))}?mode=ro"
+    engine = create_engine(url, hide_parameters=True, creator=lambda: sqlite3.connect(place, uri=True, timeout=5))
+    event.listen(engine, "connect", _take_no_transaction)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _take_no_transaction(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None  # the driver is not to begin anything by itself
+    connection.text_factory = _as_far_as_it_can_be_read
+
+
+def _as_far_as_it_can_be_read(stored: bytes) -> str:
+    """A text that a disk has damaged: the driver would fail the whole result for it, and nobody could read the rest."""
+    return stored.decode("utf-8", "replace")
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    _take_no_transaction(connection, None)
+    for pragma in _OPENING:
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    reads = connection.get_execution_options().get("sexton_reads", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -1,0 +1,1 @@
+"""The catalog's own id in SQL."""

@@ -1,0 +1,95 @@
+"""The catalog's own id and the buckets that carry it, in SQL."""
+
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import Connection, select
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.intents import INTENT, to_intent
+from infra.catalog.deletion.references import live_copies, live_row
+from infra.catalog.engine.database import Database
+from infra.catalog.log.topics import inserting
+from infra.catalog.offload.contexts import Readable
+from logstore.deletion.intents import DeletionState, missing_property
+from logstore.errors import CatalogVersionMismatch
+from logstore.identity.markers import Role
+from logstore.log.ledgers import CopyKind, CopyState
+from logstore.ports.catalog import KnownCopy
+from logstore.positions import LedgerId
+
+_KINDS = {Role.PRIMARY: CopyKind.LEDGER, Role.TIERED: CopyKind.OFFLOADED_LEDGER}
+_C, _P = t.ledger_copy.c, t.pending_deletion.c
+
+
+class SqlIdentities:
+    """The `Identities` port."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+        self._catalog_id = ""
+
+    def catalog_id(self) -> str:
+        """See `Identities.catalog_id`; it never changes, and is read once.
+
+        Raises:
+            CatalogVersionMismatch: The catalog has none.
+        """
+        if not self._catalog_id:
+            found = self._db.read(lambda connection: connection.execute(select(t.catalog.c.catalog_id)).scalar())
+            if not found:
+                raise CatalogVersionMismatch("catalog: expected an id, found none; run `sexton catalog upgrade`")
+            self._catalog_id = str(found)
+        return self._catalog_id
+
+    def marked(self) -> frozenset[tuple[Role, str]]:
+        """See `Identities.marked`."""
+        query = select(t.bucket_marker.c.role, t.bucket_marker.c.bucket)
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return frozenset((Role(row.role), row.bucket) for row in rows)
+
+    def record(self, role: Role, bucket: str) -> None:
+        """See `Identities.record`."""
+
+        def work(connection: Connection) -> None:
+            row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
+            connection.execute(inserting(connection.dialect.name, t.bucket_marker).values(row).on_conflict_do_nothing())
+
+        self._db.write(work)
+
+    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
+        """See `Identities.evidence`."""
+        kind = _KINDS.get(role)
+        if kind is None:
+            return []
+
+        def work(connection: Connection) -> list[KnownCopy]:
+            live = list(_live(connection, kind, bucket, limit))
+            return live + list(_on_their_way_out(connection, kind, bucket, limit - len(live)))
+
+        return self._db.read(work)
+
+
+def _live(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[KnownCopy]:
+    here = (Readable(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
+    query = select(_C.ledger_id).where(_C.kind == kind.value, _C.state == CopyState.LIVE.value, *here)
+    for ledger_id in connection.execute(query.order_by(_C.ledger_id.desc()).limit(limit)).scalars().all():
+        row = live_row(connection, LedgerId(ledger_id))
+        yield from (copy for copy in live_copies(connection, row) if copy.intent.copy is kind) if row else ()
+
+
+def _on_their_way_out(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[KnownCopy]:
+    """Whatever may still stand there, dead letters as well.
+
+    Rows that were damaged by hand say nothing; whether a context names the bucket is seen once it can be read.
+    """
+    query = select(*INTENT).where(_P.state != DeletionState.DELETED.value, _P.copy == kind.value)
+    with connection.execute(query.order_by(_P.row_id.desc()), execution_options={"yield_per": 100}) as rows:
+        for row in rows:
+            intent = to_intent(row)
+            here = kind is CopyKind.LEDGER or intent.context.get("bucket") == bucket
+            if limit > 0 and here and not intent.damage and not missing_property(intent):
+                limit -= 1
+                yield KnownCopy(state=intent.state.value, intent=intent)
+            if limit <= 0:
+                return

@@ -1,0 +1,1 @@
+"""Topics, ledgers, segments and schemas in SQL."""

@@ -1,0 +1,179 @@
+"""Ledgers of components in SQL: their lists, made on demand, and how a ledger joins and leaves one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.audits import audit
+from infra.catalog.deletion.intents import file_intents, keys_of
+from infra.catalog.deletion.late import reopen_intent
+from infra.catalog.engine.database import Database
+from infra.catalog.log.ledgers import raise_version
+from infra.catalog.log.newborns import newborn
+from infra.catalog.log.topics import active_topic, canonical, ignoring_conflict, topic_row
+from logstore.errors import UnknownObject
+from logstore.failpoints import effect
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.ports.catalog import Cause, Ledger, Topic
+from logstore.positions import LedgerId, TopicId
+
+
+class SqlComponents:
+    """The `Components` port."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+
+    def create(
+        self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
+    ) -> LedgerStatement:
+        """See `Components.create`."""
+
+        def work(connection: Connection) -> LedgerStatement:
+            topic = active_topic(connection, topic_id)
+            owner = LedgerOwner(
+                application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
+            )
+            list_id = _list_on_demand(connection, owner)
+            return newborn(connection, owner, list_id, now_us=self._db.now_us(connection))
+
+        with effect("catalog.create_component_ledger"):
+            return self._db.write(work)
+
+    def listed(self, topic_id: TopicId) -> list[Ledger]:
+        """See `Components.listed`."""
+        return self._db.read(lambda connection: _listed(connection, topic_id))
+
+
+def component_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
+    """Lock a component's list and return its id; -1 when no ledger was ever created for it."""
+    found = connection.execute(_list_query(topic_id, component, keys).with_for_update()).scalar_one_or_none()
+    return -1 if found is None else int(found)
+
+
+def topic_of_newborn(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
+    """The topic under a share lock; None when it was deleted, and what the creator stored since is looked at again."""
+    try:
+        return topic_row(connection, topic_id, share=True)
+    except UnknownObject:
+        reopen_intent(connection, ledger_id)
+        return None
+
+
+def born(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
+    """The row of a ledger that its creator wants to publish, or None when it was taken for abandoned.
+
+    What the creator has put into storage since is then looked at again.
+
+    Args:
+        connection: In a writing transaction that holds the lock of the list.
+        ledger_id: The newborn, or a ledger that was published already.
+        list_id: Its list.
+    """
+    query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
+    found = connection.execute(query).first()
+    if found is None:
+        reopen_intent(connection, ledger_id)
+    return found
+
+
+def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
+    """List a newborn, CLOSED, with its one segment of one entry, under the lock of its list."""
+    ledger_id = row.ledger_id
+    only = {"ledger_id": ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
+    connection.execute(insert(t.segment).values(**only, sha256=sha256))
+    closed = update(t.ledger).where(t.ledger.c.ledger_id == ledger_id)
+    connection.execute(
+        closed.values(
+            state=LedgerState.CLOSED.value,
+            place=ledger_id,
+            entries=1,
+            size_bytes=size_bytes,
+            segments=1,
+            last_segment=0,
+            closed_us=now_us,
+        )
+    )
+    live = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id == ledger_id)
+    connection.execute(live.values(state=CopyState.LIVE.value))
+    raise_version(connection, row.list_id)
+
+
+def retire(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
+    """Replace a component's ledger by an intent that nobody works on yet, and say so in the audit log.
+
+    A trim of the topic or a sweep takes the intent up, whatever became of who retired it (apache/pulsar#982).
+    """
+    file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us)
+    cause = Cause(actor="sexton", reason=reason, workflow_id="")
+    audit(
+        connection,
+        "retire",
+        cause,
+        at_us=now_us,
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        detail={"ledger": int(ledger_id)},
+    )
+
+
+def _list_query(topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> Any:  # noqa: ANN401 - SQLAlchemy's select
+    c = t.ledger_list.c
+    return select(c.list_id).where(c.topic_id == topic_id, c.component == component.value, c.owner == canonical(keys))
+
+
+def _list_on_demand(connection: Connection, owner: LedgerOwner) -> int:
+    """Id of the component's list; its unique key decides between racing creators."""
+    query = _list_query(owner.topic_id, owner.component, owner.keys)
+    found = connection.execute(query).scalar_one_or_none()
+    if found is None:
+        made = ignoring_conflict(connection, t.ledger_list).values(
+            topic_id=owner.topic_id, component=owner.component.value, owner=canonical(owner.keys), version=0
+        )
+        connection.execute(made)
+        found = connection.execute(query).scalar_one()
+    return int(found)
+
+
+def _listed(connection: Connection, topic_id: TopicId) -> list[Ledger]:
+    """Ordered here, not in SQL: a database sorts text by its own locale."""
+    listed = (t.ledger_list.c.topic_id == topic_id, t.ledger.c.place.is_not(None))
+    of_list = t.ledger.c.list_id == t.ledger_list.c.list_id
+    columns = (t.ledger, t.ledger_list.c.component, t.ledger_list.c.owner)
+    rows = connection.execute(select(*columns).join(t.ledger_list, of_list).where(*listed)).all()
+    inner = select(t.ledger.c.ledger_id).join(t.ledger_list, of_list).where(*listed)
+    live = (t.ledger_copy.c.ledger_id.in_(inner), t.ledger_copy.c.state == CopyState.LIVE.value)
+    kinds: dict[int, set[CopyKind]] = {}
+    for row in connection.execute(select(t.ledger_copy.c.ledger_id, t.ledger_copy.c.kind).where(*live)):
+        kinds.setdefault(row.ledger_id, set()).add(CopyKind(row.kind))
+    found = [_ledger(row, topic_id, kinds.get(row.ledger_id, set())) for row in rows]
+    return sorted(found, key=_place)
+
+
+def _place(ledger: Ledger) -> tuple[object, ...]:
+    return (
+        ledger.component is not Component.MANAGED_LEDGER,
+        ledger.component.value,
+        canonical(ledger.keys),
+        ledger.ledger_id,
+    )
+
+
+def _ledger(row: Row[Any], topic_id: TopicId, copies: set[CopyKind]) -> Ledger:
+    return Ledger(
+        ledger_id=LedgerId(row.ledger_id),
+        topic_id=topic_id,
+        component=Component(row.component),
+        state=LedgerState(row.state),
+        entries=row.entries,
+        size_bytes=row.size_bytes,
+        last_segment=row.last_segment,
+        generation=row.generation,
+        created_us=row.created_us,
+        closed_us=row.closed_us,
+        copies=tuple(sorted(copies)),
+        keys=keys_of(row.owner),
+    )

@@ -1,0 +1,254 @@
+"""Data ledgers in SQL: created, attached, closed; their segments."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.intents import file_intents
+from infra.catalog.deletion.late import reopen_intent, reopen_late
+from infra.catalog.engine.database import Database
+from infra.catalog.engine.many import any_of
+from infra.catalog.log.newborns import newborn
+from infra.catalog.log.sums import backlog_of, totals_of
+from infra.catalog.log.topics import active_topic
+from logstore.cursors.state import CursorState
+from logstore.errors import StaleCatalog, UnknownObject
+from logstore.failpoints import effect
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.ports.catalog import Ledger, Segment, Topic, Totals
+from logstore.positions import LedgerId, TopicId
+
+
+class SqlLedgers:
+    """The `Ledgers` port."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+
+    def epoch(self) -> int:
+        """See `Ledgers.epoch`."""
+        return self._db.read(epoch)
+
+    def listed(
+        self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
+    ) -> list[Ledger]:
+        """See `Ledgers.listed`."""
+        page = _listed_query(topic_id).where(t.ledger.c.ledger_id >= (0 if from_ledger is None else from_ledger))
+        page = page.order_by(t.ledger.c.ledger_id).limit(limit)
+        return self._db.read(lambda connection: _listed(connection, topic_id, page))
+
+    def totals(self, topic_id: TopicId) -> Totals:
+        """See `Ledgers.totals`."""
+        return self._db.read(lambda connection: totals_of(connection, _listed_query(topic_id)))
+
+    def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
+        """See `Ledgers.backlogs`."""
+        listed = _listed_query(topic_id)
+        return self._db.read(lambda connection: [backlog_of(connection, listed, state) for state in states])
+
+    def last(self, topic_id: TopicId) -> Ledger | None:
+        """See `Ledgers.last`."""
+        query = _listed_query(topic_id).order_by(t.ledger.c.ledger_id.desc()).limit(1)
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return _ledger(row, topic_id) if row else None
+
+    def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
+        """See `Ledgers.lasts`."""
+        lists, other = t.ledger_list.c, t.ledger.alias()
+        newest = select(func.max(other.c.place)).where(other.c.list_id == lists.list_id).scalar_subquery()
+        query = (
+            select(t.ledger, lists.topic_id)
+            .select_from(t.ledger_list.join(t.ledger, t.ledger.c.ledger_id == newest))  # places are ids
+            .where(lists.component == Component.MANAGED_LEDGER.value)
+            .where(lists.topic_id.in_(any_of(self._db.engine.dialect.name, topic_ids)))
+        )
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return [_ledger(row, TopicId(row.topic_id)) for row in rows]
+
+    def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
+        """See `Ledgers.create`."""
+        with effect("catalog.create_ledger"):
+            return self._db.write(lambda connection: self._create(connection, topic_id, application))
+
+    def _create(self, connection: Connection, topic_id: TopicId, application: str) -> LedgerStatement:
+        topic = active_topic(connection, topic_id)
+        owner = _data_owner(application, topic)
+        return newborn(connection, owner, data_list(connection, topic_id), now_us=self._db.now_us(connection))
+
+    def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
+        """See `Ledgers.attach`."""
+        with effect("catalog.attach"):
+            return self._db.write(lambda connection: self._attach(connection, ledger_id, after))
+
+    def _attach(self, connection: Connection, ledger_id: LedgerId, after: LedgerId | None) -> bool:
+        newborn = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
+        topic_id = _topic_of(connection, newborn.list_id) if newborn else None
+        if newborn is None or topic_id is None:
+            reopen_intent(connection, ledger_id)
+            return False  # a trim took it for abandoned, or its topic was deleted
+        active_topic(connection, topic_id)
+        data_list(connection, topic_id, lock=True)
+        current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
+        if current is None:
+            reopen_intent(connection, ledger_id)
+        if current is None or current.place is not None:
+            return current is not None
+        last = last_id(connection, newborn.list_id)
+        if last != after or (last is not None and last > ledger_id):  # a list ascends by id
+            file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=self._db.now_us(connection))
+            return False
+        self._open(connection, newborn.list_id, ledger_id, after)
+        return True
+
+    def _open(self, connection: Connection, list_id: int, ledger_id: LedgerId, after: LedgerId | None) -> None:
+        now = self._db.now_us(connection)
+        connection.execute(
+            update(t.ledger)
+            .where(t.ledger.c.ledger_id == after, t.ledger.c.state == LedgerState.OPEN.value)
+            .values(state=LedgerState.CLOSED.value, closed_us=now)
+        )
+        connection.execute(
+            update(t.ledger)
+            .where(t.ledger.c.ledger_id == ledger_id)
+            .values(state=LedgerState.OPEN.value, place=ledger_id)  # ids grow along a list
+        )
+        connection.execute(
+            update(t.ledger_copy).where(t.ledger_copy.c.ledger_id == ledger_id).values(state=CopyState.LIVE.value)
+        )
+        raise_version(connection, list_id)
+
+    def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
+        """See `Ledgers.gave_up`."""
+        with effect("catalog.give_up"):
+            self._db.write(lambda connection: reopen_late(connection, [ledger_id], epoch=epoch))
+
+    def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+        """See `Ledgers.segments`."""
+        s = t.segment.c
+        query = (
+            select(t.segment)
+            .where(s.ledger_id == ledger_id, s.first_entry + s.entries > from_entry)
+            .order_by(s.first_entry)
+        )
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return [Segment(**row._mapping) for row in rows]  # noqa: SLF001 - public by SQLAlchemy's documentation
+
+    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, int]:
+        """See `Ledgers.producer_sequences`."""
+        p = t.producer_sequence.c
+        query = select(p.producer, p.sequence_id).where(p.topic_id == topic_id, p.producer.in_(sorted(producers)))
+        return {row.producer: row.sequence_id for row in self._db.read(lambda c: c.execute(query).all())}
+
+
+def epoch(connection: Connection) -> int:
+    """The catalog's epoch."""
+    return int(connection.execute(select(t.catalog.c.epoch)).scalar_one())
+
+
+def require_epoch(connection: Connection, expected: int | None) -> None:
+    """Refuse a request that speaks of another catalog; None says nothing of it.
+
+    Raises:
+        StaleCatalog: The catalog has another epoch.
+    """
+    found = epoch(connection) if expected is not None else None
+    if found != expected:
+        raise StaleCatalog(f"catalog epoch: expected {found}, found {expected} in the request")
+
+
+def data_list(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
+    """Id of the topic's list of data ledgers, locked if asked.
+
+    Raises:
+        UnknownObject: No such topic.
+    """
+    query = select(t.ledger_list.c.list_id).where(
+        t.ledger_list.c.topic_id == topic_id, t.ledger_list.c.component == Component.MANAGED_LEDGER.value
+    )
+    found = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
+    if found is None:
+        raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
+    return int(found)
+
+
+def raise_version(connection: Connection, list_id: int) -> int:
+    """Count a change of the list and return its new version."""
+    raised = (
+        update(t.ledger_list)
+        .where(t.ledger_list.c.list_id == list_id)
+        .values(version=t.ledger_list.c.version + 1)
+        .returning(t.ledger_list.c.version)
+    )
+    return int(connection.execute(raised).scalar_one())
+
+
+def _data_owner(application: str, topic: Topic) -> LedgerOwner:
+    return LedgerOwner(
+        application=application,
+        component=Component.MANAGED_LEDGER,
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        keys={},
+    )
+
+
+def never_attached(before_us: int) -> ColumnElement[bool]:
+    """Ledgers, of any component, whose creator gave up or died before listing them, if born before that time."""
+    c = t.ledger.c
+    return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)
+
+
+def _topic_of(connection: Connection, list_id: int) -> TopicId | None:
+    """Whose list it is; None when it went, with its topic and every ledger in it."""
+    query = select(t.ledger_list.c.topic_id).where(t.ledger_list.c.list_id == list_id)
+    found = connection.execute(query).scalar_one_or_none()
+    return None if found is None else TopicId(found)
+
+
+def last_id(connection: Connection, list_id: int) -> int | None:
+    """Id of the list's last ledger, or None when the list is empty."""
+    query = select(func.max(t.ledger.c.place)).where(t.ledger.c.list_id == list_id)  # places are ids
+    return connection.execute(query).scalar_one_or_none()
+
+
+def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
+    return (
+        select(t.ledger)
+        .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+        .where(
+            t.ledger_list.c.topic_id == topic_id,
+            t.ledger_list.c.component == Component.MANAGED_LEDGER.value,
+            t.ledger.c.place.is_not(None),
+        )
+    )
+
+
+def _listed(connection: Connection, topic_id: TopicId, page: Select[Any]) -> list[Ledger]:
+    rows = connection.execute(page).all()
+    kinds: dict[int, list[CopyKind]] = {}
+    inner = any_of(connection.dialect.name, [row.ledger_id for row in rows])
+    copies = select(t.ledger_copy.c.ledger_id, t.ledger_copy.c.kind).where(
+        t.ledger_copy.c.ledger_id.in_(inner), t.ledger_copy.c.state == CopyState.LIVE.value
+    )
+    for row in connection.execute(copies.order_by(t.ledger_copy.c.kind)):
+        kinds.setdefault(row.ledger_id, []).append(CopyKind(row.kind))
+    return [_ledger(row, topic_id, tuple(kinds.get(row.ledger_id, ()))) for row in rows]
+
+
+def _ledger(row: Row[Any], topic_id: TopicId, copies: tuple[CopyKind, ...] = (CopyKind.LEDGER,)) -> Ledger:
+    return Ledger(
+        ledger_id=LedgerId(row.ledger_id),
+        topic_id=topic_id,
+        component=Component.MANAGED_LEDGER,
+        state=LedgerState(row.state),
+        entries=row.entries,
+        size_bytes=row.size_bytes,
+        last_segment=row.last_segment,
+        generation=row.generation,
+        created_us=row.created_us,
+        closed_us=row.closed_us,
+        copies=copies,
+    )

@@ -1,0 +1,100 @@
+"""Schema versions in SQL."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.intents import file_intents
+from infra.catalog.engine.database import Database
+from infra.catalog.log.components import born, component_list, publish, topic_of_newborn
+from logstore.errors import PreconditionFailed
+from logstore.failpoints import effect
+from logstore.log.ledgers import Component
+from logstore.ports.catalog import SchemaVersion, TopicState
+from logstore.positions import LedgerId, TopicId
+
+_V = t.schema_version.c
+
+
+class SqlSchemas:
+    """The `Schemas` port."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+
+    def all(self, topic_id: TopicId) -> list[SchemaVersion]:
+        """See `Schemas.all`."""
+        query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version)
+        return [_version(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+
+    def newest(self, topic_id: TopicId) -> SchemaVersion | None:
+        """See `Schemas.newest`."""
+        return self._db.read(lambda connection: _newest(connection, topic_id))
+
+    def publish(
+        self,
+        topic_id: TopicId,
+        ledger_id: LedgerId,
+        *,
+        digest: str,
+        content_bytes: int,
+        size_bytes: int,
+        sha256: str | None = None,
+    ) -> SchemaVersion | None:
+        """See `Schemas.publish`; a refusal is raised behind the commit, which files the newborn's intent."""
+
+        def work(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
+            topic = topic_of_newborn(connection, topic_id, ledger_id)
+            if topic is None:
+                return None
+            list_id = component_list(connection, topic_id, Component.SCHEMA_STORAGE, {"schema": topic.name})
+            row = born(connection, ledger_id, list_id)
+            if row is None or row.place is not None:
+                return _of_ledger(connection, topic_id, ledger_id)
+            newest, now = _newest(connection, topic_id), self._db.now_us(connection)
+            known = newest is not None and newest.digest == digest
+            if known or topic.state is not TopicState.ACTIVE:
+                file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now)
+                expected = f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}"
+                return newest if known else PreconditionFailed(expected)
+            publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
+            values = {
+                "topic_id": topic_id,
+                "version": 0 if newest is None else newest.version + 1,
+                "ledger_id": ledger_id,
+                "digest": digest,
+                "size_bytes": content_bytes,
+                "created_us": now,
+            }
+            connection.execute(insert(t.schema_version).values(**values))
+            return _newest(connection, topic_id)
+
+        with effect("catalog.publish_schema"):
+            answer = self._db.write(work)
+        if isinstance(answer, PreconditionFailed):
+            raise answer
+        return answer
+
+
+def _newest(connection: Connection, topic_id: TopicId) -> SchemaVersion | None:
+    query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version.desc()).limit(1)
+    row = connection.execute(query).first()
+    return None if row is None else _version(row)
+
+
+def _of_ledger(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> SchemaVersion | None:
+    query = select(t.schema_version).where(_V.topic_id == topic_id, _V.ledger_id == ledger_id)
+    row = connection.execute(query).first()
+    return None if row is None else _version(row)
+
+
+def _version(row: Row[Any]) -> SchemaVersion:
+    return SchemaVersion(
+        version=row.version,
+        ledger_id=LedgerId(row.ledger_id),
+        digest=row.digest,
+        size_bytes=row.size_bytes,
+        created_us=row.created_us,
+    )

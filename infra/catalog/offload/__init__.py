@@ -1,0 +1,1 @@
+"""Tiered copies in SQL."""

@@ -1,0 +1,206 @@
+"""Tiered copies in SQL: begun, published, given up, and read from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.intents import file_copy_intents
+from infra.catalog.engine.database import Database
+from infra.catalog.engine.many import any_of
+from infra.catalog.log.ledgers import data_list, raise_version
+from infra.catalog.log.topics import active_topic, topic_row
+from infra.catalog.offload.contexts import as_text, context_in
+from infra.catalog.offload.primary_removal import PrimaryRemoval
+from infra.catalog.offload.uploads import TIERED, end_upload, publish_copy, statement_of, tiered_copy
+from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
+from logstore.failpoints import effect
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
+from logstore.ports.catalog import Copies, Offload, OffloadAnswer, Topic, TopicState
+from logstore.positions import LedgerId, TopicId
+
+_LIVE = CopyState.LIVE.value
+_GONE = Offload(answer=OffloadAnswer.GONE)
+
+
+class _Attempt(NamedTuple):
+    uuid: str
+    place: Mapping[str, str]
+    timeout_us: int
+
+
+class SqlOffloads(PrimaryRemoval):
+    """The `Offloads` port; removal of primary copies is inherited."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        super().__init__(database)
+        self._db = database
+
+    def begin(self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float) -> Offload:
+        """See `Offloads.begin`."""
+
+        def work(connection: Connection) -> Offload:
+            row = _listed(connection, ledger_id)
+            if row is None:
+                return _GONE
+            topic = active_topic(connection, row.topic_id)
+            list_id = _locked_list(connection, row)
+            row = _listed(connection, ledger_id)
+            if row is None:
+                return _GONE
+            attempt = _Attempt(uuid=uuid, place=place, timeout_us=int(timeout_s * 1_000_000))
+            return self._begin(connection, topic, row, list_id, attempt)
+
+        with effect("catalog.begin_offload"):
+            return self._db.write(work)
+
+    def _begin(self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt) -> Offload:
+        statement, now = statement_of(topic, row), self._db.now_us(connection)
+        copy = tiered_copy(connection, row.ledger_id)
+        if copy and copy.state == _LIVE:
+            answer = OffloadAnswer.ALREADY
+            return Offload(answer=answer, statement=statement, entries=row.entries, context=context_in(copy.context))
+        if copy and context_in(copy.context).get("uuid") == attempt.uuid:
+            context = context_in(copy.context)
+        else:
+            _check_source(connection, row)
+            context = {**attempt.place, "uuid": attempt.uuid, "until_us": str(now + attempt.timeout_us)}
+            this = t.ledger.c.ledger_id == row.ledger_id
+            file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now)
+            connection.execute(insert(t.ledger_copy).values(**_writing(row.ledger_id, context)))
+            raise_version(connection, list_id)
+        return Offload(answer=OffloadAnswer.BEGUN, statement=statement, entries=row.entries, context=context)
+
+    def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
+        """See `Offloads.publish`."""
+        with effect("catalog.publish_offload"):
+            return self._db.write(lambda connection: self._publish(connection, ledger_id, uuid))
+
+    def _publish(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> bool:
+        list_id, state = _locked(connection, ledger_id)
+        copy = tiered_copy(connection, ledger_id)
+        mine = copy is not None and context_in(copy.context).get("uuid") == uuid
+        if copy is not None and mine and copy.state == _LIVE:
+            return True
+        if copy is not None and mine and list_id is not None and state is TopicState.ACTIVE:
+            publish_copy(connection, list_id, copy)
+            return True
+        end_upload(connection, list_id, ledger_id, uuid, until_us=None, now_us=self._db.now_us(connection))
+        return False
+
+    def abandon(self, ledger_id: LedgerId, uuid: str) -> None:
+        """See `Offloads.abandon`."""
+
+        def work(connection: Connection) -> None:
+            list_id, _ = _locked(connection, ledger_id)
+            now = self._db.now_us(connection)
+            end_upload(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
+
+        with effect("catalog.abandon_offload"):
+            self._db.write(work)
+
+    def copies(self, ledger_id: LedgerId) -> Copies | None:
+        """See `Offloads.copies`."""
+        c = t.ledger_copy.c
+        query = select(c.kind, as_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
+
+        def work(connection: Connection) -> Copies | None:
+            if _listed(connection, ledger_id) is None:
+                return None
+            live = {row.kind: context_in(row.context) for row in connection.execute(query)}
+            return Copies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
+
+        return self._db.read(work)
+
+    def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
+        """See `Offloads.check`."""
+        for ledger_id in self.missing(topic_id, ledger_ids):
+            raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
+
+    def missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
+        """See `Offloads.missing`."""
+        found = {row.ledger_id: row.state for row in self._rows(topic_id, ledger_ids, [])}
+        for ledger_id, state in sorted(found.items()):
+            if state != LedgerState.CLOSED.value:
+                raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
+        return sorted(set(ledger_ids) - found.keys())
+
+    def candidates(
+        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
+    ) -> list[LedgerId]:
+        """See `Offloads.candidates`."""
+        c, ledger = t.ledger_copy.c, t.ledger.c
+        tiered = exists().where(c.ledger_id == ledger.ledger_id, c.kind == TIERED.value, c.state == _LIVE)
+        wanted = [ledger.state == LedgerState.CLOSED.value, ledger.entries > 0, ledger.ledger_id > after, ~tiered]
+        return [LedgerId(row.ledger_id) for row in self._rows(topic_id, ledger_ids, wanted, limit=limit)]
+
+    def _rows(
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        wanted: Sequence[ColumnElement[bool]],
+        limit: int | None = None,
+    ) -> Sequence[Any]:
+        ledger = t.ledger.c
+        asked = [] if ledger_ids is None else [ledger.ledger_id.in_(any_of(self._db.engine.dialect.name, ledger_ids))]
+
+        def work(connection: Connection) -> Sequence[Any]:
+            listed = (ledger.list_id == data_list(connection, topic_id), ledger.place.is_not(None))
+            query = select(ledger.ledger_id, ledger.state).where(*listed, *asked, *wanted)
+            return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
+
+        return self._db.read(work)
+
+    def now_us(self) -> int:
+        """See `Offloads.now_us`."""
+        return self._db.read(self._db.now_us)
+
+
+def _listed(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
+    """The ledger with its list, if it is in one."""
+    joined = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+    columns = (t.ledger, t.ledger_list.c.topic_id, t.ledger_list.c.component)
+    query = select(*columns).select_from(joined).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.place.is_not(None))
+    return connection.execute(query).first()
+
+
+def _locked_list(connection: Connection, row: Row[Any]) -> int:
+    """Lock the list that has the ledger.
+
+    Raises:
+        Unsupported: Not a list of messages.
+    """
+    if row.component != Component.MANAGED_LEDGER.value:
+        raise Unsupported(f"ledger {row.ledger_id}: expected a ledger of messages, found one of {row.component}")
+    return data_list(connection, row.topic_id, lock=True)
+
+
+def _locked(connection: Connection, ledger_id: LedgerId) -> tuple[int | None, TopicState | None]:
+    """Lock topic and list of the ledger, in this order, as far as there are any; nothing where no list has it."""
+    row = _listed(connection, ledger_id)
+    try:
+        topic = topic_row(connection, row.topic_id, share=True) if row else None
+        list_id = data_list(connection, topic.topic_id, lock=True) if topic else None
+    except UnknownObject:
+        return None, None
+    if topic is None or _listed(connection, ledger_id) is None:
+        return None, None
+    return list_id, topic.state
+
+
+def _check_source(connection: Connection, row: Row[Any]) -> None:
+    """Require what can be offloaded: closed, with a primary copy."""
+    c = t.ledger_copy.c
+    if row.state != LedgerState.CLOSED.value:
+        raise PreconditionFailed(f"ledger {row.ledger_id}: expected state CLOSED, found {row.state}")
+    primary = select(c.state).where(c.ledger_id == row.ledger_id, c.kind == CopyKind.LEDGER.value)
+    found = connection.execute(primary).scalar_one_or_none()
+    if found != _LIVE:
+        raise PreconditionFailed(f"ledger {row.ledger_id}: expected a LIVE primary copy, found {found or 'none'}")
+
+
+def _writing(ledger_id: int, context: Mapping[str, str]) -> dict[str, Any]:
+    state = CopyState.WRITING.value
+    return {"ledger_id": ledger_id, "kind": TIERED.value, "state": state, "context": dict(context)}

@@ -1,0 +1,145 @@
+"""Tiered copies that are being written: which uploads are over, and how their copies leave the catalog."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, insert, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.intents import INTENT, file_copy_intents
+from infra.catalog.log.ledgers import raise_version
+from infra.catalog.offload.contexts import Readable, as_text, context_in
+from logstore.deletion.intents import DeletionState
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
+from logstore.offload.tiered import UPLOAD_GRACE_S, upload_ended, upload_ends_us
+from logstore.ports.catalog import Cause, Topic
+from logstore.positions import LedgerId
+
+TIERED = CopyKind.OFFLOADED_LEDGER
+_P = t.pending_deletion
+
+
+def abandoned(now_us: int) -> ColumnElement[bool]:
+    """Tiered copies that nobody will publish: their upload can go on no longer.
+
+    Without a time, or with something else in its place, that is not for us to judge: the copy stays, and the ledger.
+    """
+    c = t.ledger_copy.c
+    said = cast(Readable(c.context)["until_us"].as_string(), Text)
+    digits = func.length(said).between(1, 18) & (func.ltrim(said, "0123456789") == "")
+    until = case((digits, cast(said, t.Big)), else_=now_us)
+    over = until + UPLOAD_GRACE_S * 1_000_000 <= now_us
+    return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & over
+
+
+def take_away_abandoned(
+    connection: Connection, list_id: int, batch_id: str, now_us: int, *, cause: Cause | None = None
+) -> int:
+    """File intents for the list's abandoned copies: an uploader that died must not keep a ledger for ever."""
+    dead = abandoned(now_us)
+    return file_copy_intents(connection, list_id, TIERED, dead, batch_id=batch_id, now_us=now_us, cause=cause)
+
+
+def statement_of(topic: Topic, row: Row[Any]) -> LedgerStatement:
+    """What storage should say of a ledger of messages; `row` is one of `ledger`, with `component` of its list."""
+    owner = LedgerOwner(
+        application=row.application,
+        component=Component(row.component),
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        keys={},
+    )
+    return LedgerStatement(owner=owner, ledger_id=row.ledger_id, created_us=row.created_us, epoch=row.epoch)
+
+
+def tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
+    """The row of the ledger's tiered copy, its context as text."""
+    c = t.ledger_copy.c
+    query = select(c.ledger_id, c.kind, c.state, as_text(c.context))
+    return connection.execute(query.where(c.ledger_id == ledger_id, c.kind == TIERED.value)).first()
+
+
+def end_upload(
+    connection: Connection, list_id: int | None, ledger_id: LedgerId, uuid: str, *, until_us: int | None, now_us: int
+) -> None:
+    """See `Offloads.abandon`; the caller holds the lock of the list, if there still is one.
+
+    Args:
+        connection: In a writing transaction.
+        list_id: The list that has the ledger, or None.
+        ledger_id: Whose copy.
+        uuid: The attempt.
+        until_us: When its last request was sent; None: all of them were answered.
+        now_us: The database's clock.
+    """
+    copy = tiered_copy(connection, ledger_id)
+    if copy is None or context_in(copy.context).get("uuid") != uuid:
+        _end_intents(connection, ledger_id, uuid, until_us, now_us)
+    elif copy.state == CopyState.WRITING.value and list_id is not None:
+        _set_context(connection, ledger_id, upload_ended(context_in(copy.context), until_us))
+        this = t.ledger.c.ledger_id == ledger_id
+        file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
+        raise_version(connection, list_id)
+
+
+def publish_copy(connection: Connection, list_id: int, copy: Row[Any]) -> None:
+    """WRITING → LIVE; the upload is over."""
+    _set_context(connection, copy.ledger_id, upload_ended(context_in(copy.context), None), state=CopyState.LIVE.value)
+    raise_version(connection, list_id)
+
+
+def _set_context(connection: Connection, ledger_id: int, context: Mapping[str, str], **more: str) -> None:
+    c = t.ledger_copy.c
+    this = update(t.ledger_copy).where(c.ledger_id == ledger_id, c.kind == TIERED.value)
+    connection.execute(this.values(context=dict(context), **more))
+
+
+def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int) -> None:
+    """Let phase two go to work, and see what it may have missed.
+
+    It deletes nothing before the upload's end. So an intent that still waits for that meets every object later; of
+    one that has waited in vain nobody can say what it saw, and one more is filed. One that waits for nothing was told
+    so by an earlier call of this attempt.
+    """
+    of_copy = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
+    rows = connection.execute(select(*INTENT).where(*of_copy).order_by(_P.c.generation).with_for_update()).all()
+    ours = [row for row in rows if context_in(row.context).get("uuid") == uuid]
+    said = context_in(ours[-1].context) if ours else {}
+    ends_us = upload_ends_us(said)
+    if ends_us is None:
+        return
+    last, context = ours[-1], upload_ended(said, until_us)
+    if last.state == DeletionState.PENDING.value and ends_us > now_us:
+        connection.execute(update(_P).where(_P.c.row_id == last.row_id).values(context=context))
+    else:
+        _file_again(connection, last, context, now_us)
+
+
+def _file_again(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
+    """One more intent for the same copy, of a generation of its own."""
+    of_ledger = (t.ledger.c.ledger_id == ended.ledger_id,)
+    generations = [
+        connection.execute(select(func.max(_P.c.generation)).where(_P.c.ledger_id == ended.ledger_id)).scalar_one(),
+        connection.execute(select(t.ledger.c.generation).where(*of_ledger)).scalar_one_or_none() or 0,
+    ]
+    generation = max(generations) + 1
+    names = (
+        "ledger_id", "copy", "application", "component", "topic_id", "topic", "keys",
+        "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
+        "actor", "reason",
+    )  # fmt: skip
+    same = {name: ended._mapping[name] for name in names}  # noqa: SLF001 - public by SQLAlchemy's documentation
+    connection.execute(
+        insert(_P).values(
+            **same,
+            batch_id="",
+            generation=generation,
+            context=dict(context),
+            state=DeletionState.PENDING.value,
+            attempts=0,
+            objects_deleted=0,
+            bytes_deleted=0,
+            created_us=now_us,
+        )
+    )
+    connection.execute(update(t.ledger).where(*of_ledger).values(generation=generation))

@@ -1,0 +1,1 @@
+"""Fences of bundles in SQL."""

@@ -1,0 +1,1 @@
+"""Cursors: what each subscription has acknowledged."""

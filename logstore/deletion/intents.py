@@ -1,0 +1,176 @@
+"""Two-phase deletion: intents, outcomes, and the decision between them.
+
+Phase one takes a ledger out of its list and files an intent in one SQL transaction. Phase two acts on the
+intent: it compares what the catalog and what storage say *now*, and only then deletes.
+
+Source: PIP-186; its PendingDeleteLedgerInfo is `DeletionIntent`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from logstore.errors import CorruptData
+from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.offload.places import TieredPlace, odd_place
+from logstore.positions import LedgerId, TopicId
+
+
+class DeletionState(StrEnum):
+    """Where an intent stands. Stored by name."""
+
+    PENDING = "PENDING"
+    DELETED = "DELETED"
+    DEAD_LETTERED = "DEAD_LETTERED"
+
+
+class Outcome(StrEnum):
+    """How phase two ended for one intent, or what it is doing."""
+
+    DELETED = "DELETED"
+    ALREADY_GONE = "ALREADY_GONE"
+    STILL_IN_USE = "STILL_IN_USE"  # the list references this copy
+    INVALID = "INVALID"  # an essential property is missing
+    METADATA_MISMATCH = "METADATA_MISMATCH"  # storage says it is somebody else's
+    STALE_CATALOG = "STALE_CATALOG"  # the request speaks of another catalog epoch; nothing changed
+    DEAD_LETTERED = "DEAD_LETTERED"  # attempts exhausted
+    RETRYING = "RETRYING"  # handed to a workflow of its own
+    UNKNOWN = "UNKNOWN"  # no such intent
+
+    @property
+    def state(self) -> DeletionState:
+        """The state an intent with this outcome is in."""
+        if self in _GONE:
+            return DeletionState.DELETED
+        return DeletionState.PENDING if self is Outcome.RETRYING else DeletionState.DEAD_LETTERED
+
+    @property
+    def success(self) -> bool:
+        """Whether nothing of the copy is left in storage."""
+        return self in _GONE
+
+
+_GONE = frozenset({Outcome.DELETED, Outcome.ALREADY_GONE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionIntent:
+    """One row of `pending_deletion`: one copy of one ledger, of one detach."""
+
+    row_id: int
+    batch_id: str
+    ledger_id: LedgerId
+    copy: CopyKind
+    generation: int  # of the detach
+    openings: int = 0  # how often somebody who came late had it opened again after it had ended
+    application: str
+    component: str  # as stored; an unknown one makes the intent INVALID
+    topic_id: TopicId
+    topic: str
+    keys: Mapping[str, str]
+    context: Mapping[str, str] = field(default_factory=dict)  # offload context, kept as found
+    segments: int = 0  # registered when it was detached
+    last_segment: int = -1  # the highest number of them
+    ledger_created_us: int = 0
+    size_bytes: int = 0
+    epoch: int = 0
+    state: DeletionState = DeletionState.PENDING
+    outcome: Outcome | None = None
+    attempts: int = 0
+    last_error: str | None = None
+    handed_to: str | None = None  # workflow of its own that holds the claim, or None: its batch works on it
+    actor: str = ""  # who decided that it goes; empty: nobody did, or an older build has not kept it
+    reason: str = ""
+    damage: str | None = None  # what of the row cannot be read: nothing is deleted on its word
+    trace_id: str | None = None  # of the last act upon the row: its detach, or its last attempt
+    paused: bool = False  # it waits for an operator to resume its batch; told of by a listing alone
+    referenced: bool = False  # a ledger list named this very copy when the row was read
+
+    @property
+    def owner(self) -> LedgerOwner:
+        """Whose ledger the intent says it is; ask `missing_property` first."""
+        return LedgerOwner(
+            application=self.application,
+            component=Component(self.component),
+            topic_id=self.topic_id,
+            topic=self.topic,
+            keys=self.keys,
+        )
+
+
+_ESSENTIAL = {
+    Component.MANAGED_LEDGER: (),
+    Component.MANAGED_CURSOR: ("cursor",),
+    Component.SCHEMA_STORAGE: ("schema",),
+    Component.DELAYED_INDEX: ("bucket",),
+    Component.TXN_SNAPSHOT: ("snapshot",),
+}
+
+
+def missing_property(intent: DeletionIntent) -> str | None:
+    """Name the first essential property that the intent lacks, or None."""
+    if intent.component not in _ESSENTIAL:
+        return f"component (found {intent.component!r})"
+    if not intent.topic or not intent.application:
+        return "topic" if not intent.topic else "application"
+    for key in _ESSENTIAL[Component(intent.component)]:
+        if not intent.keys.get(key):
+            return f"key {key!r} of {intent.component}"
+    lacks = [
+        key for key in ("uuid", "bucket") if intent.copy is CopyKind.OFFLOADED_LEDGER and not intent.context.get(key)
+    ]
+    return f"{lacks[0]} of the offload context" if lacks else None
+
+
+def disowned(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> str | None:
+    """Why an object's own metadata says that it is not of this ledger, or None when it says that it is."""
+    try:
+        statement = LedgerStatement.from_metadata(metadata)
+    except CorruptData as error:
+        return f"{key!r} states no owner ({error})"
+    if statement.owner.digest != intent.owner.digest or statement.ledger_id != intent.ledger_id:
+        return f"{key!r} states ledger {statement.ledger_id} of {statement.owner.topic}"
+    if statement.created_us != intent.ledger_created_us:
+        return f"{key!r} is of another ledger {statement.ledger_id}, of catalog epoch {statement.epoch}"
+    return None
+
+
+class Finding(StrEnum):
+    """What storage holds of a copy."""
+
+    ABSENT = "ABSENT"  # proved by independent reads
+    OWN = "OWN"
+    FOREIGN = "FOREIGN"  # storage's own statement contradicts the intent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCopy:
+    """One copy as storage shows it."""
+
+    finding: Finding
+    data_keys: tuple[str, ...] = ()  # deleted first
+    meta_keys: tuple[str, ...] = ()  # deleted last
+    size_bytes: int = 0
+    objects: int = 0  # found, whosever they are
+    place: TieredPlace | None = None  # where it stands, for a kind of copy that may stand in several
+    uploads: tuple[str, ...] = ()  # keys with parts of an upload that nobody will finish
+    short: bool = False  # fewer segments than were registered: look again before meta goes
+    detail: str = ""
+
+
+def refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
+    """Steps 3 and 4 of phase two: why the intent must not be acted on, or None.
+
+    Source: PIP-186, section on the second phase; refusals are not retried.
+    """
+    if intent.damage:
+        return Outcome.INVALID, f"damaged {intent.damage}"
+    if intent.referenced:
+        return Outcome.STILL_IN_USE, f"the ledger list references the {intent.copy.value} copy"
+    missing = missing_property(intent)
+    if missing:
+        return Outcome.INVALID, f"missing {missing}"
+    odd = odd_place(intent.context) if intent.copy is CopyKind.OFFLOADED_LEDGER else None
+    if odd:
+        return Outcome.INVALID, f"offload context: {odd}"
+    return None

@@ -1,0 +1,97 @@
+"""Which ledgers may go: the whole rule of phase one, as pure functions of one locked view.
+
+The set that retention detaches is always a prefix of the list (apache/pulsar#20898): the walk stops at the
+first ledger that must stay.
+
+Source: Pulsar's retention policy (a limit of time, a limit of size, either of them reached lets go).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from logstore.errors import InvalidInput
+from logstore.log.ledgers import LedgerState
+from logstore.positions import LedgerId, Position
+
+_MOST_S = 100 * 366 * 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """How long consumed ledgers stay. Both at zero or absent: not at all."""
+
+    retention_s: int = 0  # seconds since the ledger was closed; 0: no limit of time
+    retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.retention_s <= _MOST_S:
+            raise InvalidInput("retention", expected="a duration of 0s to 100 years", found=self.retention_s)
+        if self.retention_bytes is not None and not 0 <= self.retention_bytes < 2**63:
+            raise InvalidInput("retention_bytes", expected="0 to 2**63 - 1", found=self.retention_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerFacts:
+    """What the rule looks at, of one listed ledger."""
+
+    ledger_id: LedgerId
+    state: LedgerState
+    entries: int
+    size_bytes: int
+    closed_us: int | None
+    offloading: bool = False  # a copy of it is being written
+
+
+def detachable_prefix(
+    ledgers: Iterable[LedgerFacts],
+    *,
+    marks: Mapping[str, Position],
+    policy: RetentionPolicy,
+    total_bytes: int,
+    last: LedgerId,
+    now_us: int,
+) -> Iterator[LedgerFacts]:
+    """Walk the list from its head and yield ledgers while they may go.
+
+    Args:
+        ledgers: The listed ledgers, ascending by place; drawn no further than needed.
+        marks: Mark-delete position of every subscription.
+        policy: The topic's limits.
+        total_bytes: Size of all listed ledgers.
+        last: The list's last ledger, which always stays.
+        now_us: The catalog's clock.
+    """
+    left = total_bytes
+    for ledger in ledgers:
+        left -= ledger.size_bytes
+        if reason_to_keep(ledger, last=last, marks=marks) or not _outlived(ledger, policy, left, now_us):
+            return
+        yield ledger
+
+
+def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, Position]) -> str | None:
+    """Why the ledger is needed whatever the limits say, or None."""
+    if ledger.state is not LedgerState.CLOSED:
+        return f"it is {ledger.state.value}"
+    if ledger.ledger_id == last:
+        return "it is the last of its list"
+    if ledger.offloading:
+        return "a copy of it is being written"
+    return _unread_by(ledger, marks)
+
+
+def _unread_by(ledger: LedgerFacts, marks: Mapping[str, Position]) -> str | None:
+    end = Position(ledger.ledger_id, ledger.entries - 1)
+    behind = sorted(name for name, mark in marks.items() if ledger.entries and mark < end)
+    if not behind:
+        return None
+    more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
+    return f"not all of it is acknowledged by {', '.join(behind[:3])}{more}"
+
+
+def _outlived(ledger: LedgerFacts, policy: RetentionPolicy, newer_bytes: int, now_us: int) -> bool:
+    age_us = now_us - (ledger.closed_us if ledger.closed_us is not None else now_us)
+    too_old = policy.retention_s > 0 and age_us >= policy.retention_s * 1_000_000
+    too_much = policy.retention_bytes is not None and newer_bytes >= policy.retention_bytes
+    unlimited = policy.retention_s == 0 and policy.retention_bytes is None
+    return unlimited or too_old or too_much

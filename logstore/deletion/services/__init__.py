@@ -1,0 +1,1 @@
+"""How the copies of ledgers are found, verified and removed."""

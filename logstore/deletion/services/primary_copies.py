@@ -1,0 +1,195 @@
+"""The primary copy of ledgers: found by one LIST, verified by the name of its `meta.json`, removed in pages.
+
+Between any two calls here the process may die. Data goes first and `meta.json` last, so what is left of a
+half-deleted ledger still says whose it is; deleting an absent key counts as done, so all of it may repeat.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from itertools import chain, islice
+
+from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
+from logstore.deletion.services.confirmed_deletes import Kept, delete, kept, removal, unconfirmed
+from logstore.errors import CorruptData, SextonError, StoreUnavailable
+from logstore.failpoints import effect
+from logstore.log.ledgers import (
+    ledger_prefix,
+    meta_digest,
+    meta_key,
+    segment_key,
+    segment_number,
+    stated,
+)
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore
+from logstore.ports.storage import Removal
+from logstore.positions import LedgerId
+
+_MOST_STATED = 65_536
+"""Bytes of a `meta.json` that are read; ours has less than 4 KiB."""
+_ASKING = 8
+"""Keys asked for at a time, where a listing does not show them."""
+_MOST_ASKED = 1_000_000
+"""Such keys of one ledger, inclusive: ten times as many segments as a ledger has, and what an hour is enough for."""
+
+_Seen = tuple[ObjectInfo, Mapping[str, str]]
+
+
+class PrimaryCopies:
+    """`CopyStorage` over the primary bucket."""
+
+    def __init__(self, objects: OwnedStore) -> None:
+        """Work on the bucket that `objects` is."""
+        self._objects = objects
+
+    def inspect(self, intent: DeletionIntent) -> StoredCopy:
+        """List the ledger's prefix and judge whose it is.
+
+        One LIST verifies the owner, whose digest is in the name of `meta.json`. Absence is proved by independent
+        reads: an empty listing and a HEAD that finds no `meta.json` (apache/bookkeeper#870), a second listing for
+        what is known to nobody, and a HEAD of each segment that the catalog may have registered. Such segments
+        that a listing lacks are asked for by name as well, and deleted where they stand.
+
+        Raises:
+            StoreUnavailable: Storage did not answer, or its answers contradict each other.
+        """
+        found = list({item.key: item for item in self._objects.list(ledger_prefix(intent.ledger_id))}.values())
+        if not found:
+            return self._prove_absent(intent)
+        direct = [item.key for item in found if _is_direct(item.key, intent.ledger_id)]
+        metas = tuple(key for key in direct if meta_digest(key))
+        data = tuple(key for key in direct if segment_number(key) is not None)
+        unlisted = self._unlisted(intent, frozenset(data))
+        foreign = self._contradiction(intent, found, metas, data) or _disowned(intent, unlisted)
+        expected = _expected(intent)
+        return StoredCopy(
+            finding=Finding.FOREIGN if foreign else Finding.OWN,
+            data_keys=tuple(sorted({*data, *unlisted})),
+            meta_keys=metas or (meta_key(intent.ledger_id, intent.owner),),  # a listing cut short ends before it
+            size_bytes=sum(item.size_bytes for item in (*found, *(info for info, _ in unlisted.values()))),
+            objects=len(found) + len(unlisted),
+            short=not metas or not expected or not expected.issubset(data),
+            detail=foreign or "",
+        )
+
+    def _prove_absent(self, intent: DeletionIntent) -> StoredCopy:
+        key = meta_key(intent.ledger_id, intent.owner)
+        if self._objects.head(key):
+            raise StoreUnavailable(f"{key}: HEAD finds it, LIST does not; deleting nothing on such a listing")
+        again = next(iter(self._objects.list(ledger_prefix(intent.ledger_id))), None)
+        if again:
+            raise StoreUnavailable(f"{again.key}: a second LIST finds it, the first one does not")
+        for key in self._unlisted(intent, frozenset()):
+            raise StoreUnavailable(f"{key}: HEAD finds it, two LISTs do not; deleting nothing on such listings")
+        return StoredCopy(finding=Finding.ABSENT)
+
+    def _unlisted(self, intent: DeletionIntent, listed: frozenset[str]) -> dict[str, _Seen]:
+        """Segments that the catalog may have registered, and that stand although the listing lacks them.
+
+        Where lost races left gaps, every number up to the highest may be a registered one.
+
+        Raises:
+            CorruptData: They are so many that the number is a damaged one.
+            StoreUnavailable: Storage did not answer.
+        """
+        if intent.segments and intent.last_segment - len(listed) >= _MOST_ASKED:
+            expected = f"at most {_MOST_ASKED:,} segments that no listing shows"
+            raise CorruptData(f"ledger {intent.ledger_id}: expected {expected}, found the number {intent.last_segment}")
+        numbers = range(intent.last_segment + 1) if intent.segments else ()
+        names = (segment_key(intent.ledger_id, number) for number in numbers)
+        return _asked(self._objects, (key for key in names if key not in listed))
+
+    def _contradiction(
+        self, intent: DeletionIntent, found: list[ObjectInfo], metas: tuple[str, ...], data: tuple[str, ...]
+    ) -> str | None:
+        """Say what is not ours; objects whose names alone do not tell are asked for their own metadata.
+
+        `meta.json` speaks for itself by its name, and a segment by a number that the catalog registered. A ledger
+        that never took a segment may meet the statement of another one with its id, from before the catalog was
+        replaced: its creator was refused when it put its own.
+        """
+        digest = intent.owner.digest
+        others = [key for key in metas if meta_digest(key) != digest]
+        known = {*metas, *data}
+        unknown = [item.key for item in found if item.key not in known]
+        if others or unknown:
+            return f"found {(others + unknown)[0]!r}, which {digest} ({intent.topic}) never wrote"
+        expected = _expected(intent) if metas else frozenset()
+        silent = [key for key in data if key not in expected]
+        meta = [] if metas and intent.segments else [meta_key(intent.ledger_id, intent.owner)]
+        return next((reason for key in (*meta, *silent) if (reason := self._not_own(intent, key))), None)
+
+    def _not_own(self, intent: DeletionIntent, key: str) -> str | None:
+        """Judge an object by its own metadata."""
+        seen = self._objects.head(key)
+        if seen is None:
+            return None  # it went away since the listing; nothing of it can be harmed
+        return disowned(intent, key, seen[1])
+
+    def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
+        """See `CopyStorage`; they all stand in one bucket."""
+        return unconfirmed(self._objects, absent)
+
+    def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
+        """The content of `meta.json`, ours before another's; where none stands, what the first object says of itself.
+
+        Raises:
+            StoreUnavailable: Storage did not answer.
+        """
+        own = meta_key(intent.ledger_id, intent.owner)
+        listed = [item.key for item in self._objects.list(ledger_prefix(intent.ledger_id))]
+        metas = sorted((key for key in listed if meta_digest(key)), key=lambda key: key != own)
+        content = self._objects.get_range(metas[0], 0, _MOST_STATED) if metas else None
+        if content is not None:
+            return stated(content)
+        seen = self._objects.head(listed[0]) if listed else None
+        return dict(seen[1]) if seen else None
+
+    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
+        """Delete every copy's segments, then the `meta.json` of those that lost all of them."""
+        with effect("storage.delete_data"):
+            data = delete(self._objects, copies.values(), lambda copy: copy.data_keys, on_progress)
+        left = {row: self._left(copies[row], data) for row in copies}
+        whole = [copies[row] for row in copies if not left[row]]
+        with effect("storage.delete_meta"):
+            meta = delete(self._objects, whole, lambda copy: copy.meta_keys, on_progress)
+        return {row: removal(copies[row], left[row] or kept(copies[row].meta_keys, meta)) for row in copies}
+
+    def _left(self, copy: StoredCopy, report: DeleteReport) -> Kept | None:
+        """What is left of the data: keys refused, or for a listing that was short, keys a second one shows."""
+        errors = kept(copy.data_keys, report)
+        if errors or not copy.short or not copy.meta_keys:
+            return errors
+        prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
+        again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
+        return Kept(len(again), f"{again[0]} appeared in a second listing") if again else None
+
+
+def _asked(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Seen]:
+    """Those of the keys that HEAD finds; a few are asked for at a time."""
+    found: dict[str, _Seen] = {}
+    first = list(islice(keys, 1))
+    if not first:
+        return found
+    with ThreadPoolExecutor(_ASKING, thread_name_prefix="head") as threads:
+        rest = chain(first, keys)
+        while batch := list(islice(rest, _ASKING * 32)):
+            heads = [threads.submit(copy_context().run, objects.head, key) for key in batch]
+            found |= {key: seen for key, head in zip(batch, heads, strict=True) if (seen := head.result())}
+    return found
+
+
+def _disowned(intent: DeletionIntent, seen: Mapping[str, _Seen]) -> str | None:
+    return next((reason for key, found in seen.items() if (reason := disowned(intent, key, found[1]))), None)
+
+
+def _is_direct(key: str, ledger_id: LedgerId) -> bool:
+    """Whether the key stands where the ledger's own do; a known name below another prefix is unknown."""
+    return "/" not in key.removeprefix(ledger_prefix(ledger_id))
+
+
+def _expected(intent: DeletionIntent) -> frozenset[str]:
+    """Keys of the registered segments, or nothing where lost races left gaps, so that only a count is known."""
+    if intent.last_segment + 1 != intent.segments:
+        return frozenset()
+    return frozenset(segment_key(intent.ledger_id, number) for number in range(intent.segments))

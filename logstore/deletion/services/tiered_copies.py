@@ -1,0 +1,136 @@
+"""The tiered copy of ledgers: two keys of one attempt, verified by their own metadata, removed data first.
+
+Between any two calls here the process may die. The index goes last, so what is left of a half-deleted copy still
+says whose it is; deleting an absent key counts as done, so all of it may repeat.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
+from logstore.deletion.services.confirmed_deletes import delete, kept, removal, unconfirmed
+from logstore.errors import SextonError, StoreUnavailable, UploadOpen
+from logstore.failpoints import effect
+from logstore.log.ledgers import stated
+from logstore.offload.places import TieredPlace, place_of
+from logstore.offload.tiered import data_key, index_key, upload_ends_us
+from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore
+from logstore.ports.storage import Removal
+
+_Seen = tuple[ObjectInfo, Mapping[str, str]]
+
+
+class TieredCopies:
+    """`CopyStorage` over tiered buckets; each intent's offload context says where its copy stands."""
+
+    def __init__(self, buckets: Buckets, *, now_us: Callable[[], int]) -> None:
+        """Work on buckets by place.
+
+        Args:
+            buckets: Where copies stand.
+            now_us: The catalog's clock, by which an upload's end was set.
+        """
+        self._buckets = buckets
+        self._now_us = now_us
+
+    def inspect(self, intent: DeletionIntent) -> StoredCopy:
+        """List the attempt's prefix, and ask both objects whose they are.
+
+        Absence is proved by two independent reads: an empty listing, and a HEAD of each key that finds nothing.
+
+        Raises:
+            UploadOpen: An upload may still be going, and could put back what is deleted now.
+            StoreUnavailable: Storage did not answer, or LIST and HEAD contradict each other.
+        """
+        self._check_upload(intent)
+        uuid, place = place_of(intent.ledger_id, intent.context)
+        objects, keys = self._buckets(place), (data_key(uuid, intent.ledger_id), index_key(uuid, intent.ledger_id))
+        listed = {found.key for found in objects.list(keys[0])}
+        unknown = sorted(listed.difference(keys))
+        if unknown:
+            detail = f"found {unknown[0]!r}, which no offload writes"
+            return StoredCopy(finding=Finding.FOREIGN, objects=len(listed), detail=detail)
+        seen = {key: found for key in keys if (found := objects.head(key))}
+        if bool(listed) != bool(seen):
+            raise StoreUnavailable(f"{keys[0]}: LIST finds {sorted(listed)}, HEAD {sorted(seen)}; asking again")
+        uploads = _uploads(objects, intent, keys)
+        foreign = next((reason for key, found in seen.items() if (reason := disowned(intent, key, found[1]))), None)
+        return _stored(keys, seen, uploads, foreign, place)
+
+    def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
+        """See `CopyStorage`; each bucket is asked once."""
+        doubted: dict[int, SextonError] = {}
+        places = {one.row_id: place_of(one.ledger_id, one.context)[1] for one in absent}
+        for place in sorted(set(places.values())):
+            here = [one for one in absent if places[one.row_id] == place]
+            doubted |= unconfirmed(self._buckets(place), here)
+        return doubted
+
+    def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
+        """What the index says of whose the copy is; where none stands, what the data says of itself.
+
+        Raises:
+            StoreUnavailable: Storage did not answer.
+        """
+        uuid, place = place_of(intent.ledger_id, intent.context)
+        objects = self._buckets(place)
+        stored = objects.get(index_key(uuid, intent.ledger_id))
+        if stored is not None:
+            told = stated(stored.body)
+            return stated(told["statement"].encode()) if "statement" in told else told
+        seen = objects.head(data_key(uuid, intent.ledger_id))
+        return dict(seen[1]) if seen else None
+
+    def _check_upload(self, intent: DeletionIntent) -> None:
+        ends_us = upload_ends_us(intent.context)
+        left_us = 0 if ends_us is None else ends_us - self._now_us()
+        if left_us > 0:
+            message = f"ledger {intent.ledger_id}: its upload {intent.context['uuid']} may go on"
+            raise UploadOpen(f"{message} for {left_us / 1e6:.0f} s", after_s=left_us / 1e6)
+
+    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
+        """Free what died in mid-upload, then delete every copy's data, then the index of those that lost it."""
+        done: dict[int, Removal] = {}
+        for place in sorted({copy.place for copy in copies.values() if copy.place}):
+            here = {row: copy for row, copy in copies.items() if copy.place == place}
+            done |= _remove(self._buckets(place), here, on_progress)
+        return done
+
+
+def _uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
+    """Keys with parts of an upload that died; a copy that was published had none."""
+    if upload_ends_us(intent.context) is None:
+        return ()
+    return tuple(key for key in objects.open_uploads(keys[0]) if key in keys)
+
+
+def _stored(
+    keys: tuple[str, str], seen: Mapping[str, _Seen], uploads: tuple[str, ...], foreign: str | None, place: TieredPlace
+) -> StoredCopy:
+    if foreign:
+        return StoredCopy(finding=Finding.FOREIGN, objects=len(seen), detail=foreign)
+    if not seen and not uploads:
+        return StoredCopy(finding=Finding.ABSENT)
+    return StoredCopy(
+        finding=Finding.OWN,
+        data_keys=tuple(key for key in keys[:1] if key in seen),
+        meta_keys=tuple(key for key in keys[1:] if key in seen),
+        size_bytes=sum(found[0].size_bytes for found in seen.values()),
+        objects=len(seen),
+        place=place,
+        uploads=uploads,
+    )
+
+
+def _remove(
+    objects: ObjectStore, copies: Mapping[int, StoredCopy], on_progress: Callable[[int], None]
+) -> dict[int, Removal]:
+    for key in (key for copy in copies.values() for key in copy.uploads):
+        with effect("tiered.abort_uploads"):
+            objects.abort_uploads(key)
+    with effect("tiered.delete_data"):
+        data = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
+    left = {row: kept(copy.data_keys, data) for row, copy in copies.items()}
+    whole = [copies[row] for row in copies if not left[row]]
+    with effect("tiered.delete_index"):
+        index = delete(objects, whole, lambda copy: copy.meta_keys, on_progress)
+    return {row: removal(copy, left[row] or kept(copy.meta_keys, index)) for row, copy in copies.items()}

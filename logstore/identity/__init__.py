@@ -1,0 +1,1 @@
+"""Which catalog a store belongs to."""

@@ -1,0 +1,1 @@
+"""Buckets that are used only once their marker names this catalog."""

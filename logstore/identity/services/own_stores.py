@@ -1,0 +1,223 @@
+"""Buckets that are used only once their marker was seen to name this catalog."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import BinaryIO, Final
+
+from logstore.deletion.intents import DeletionState, disowned
+from logstore.errors import AlreadyExists, CatalogMismatch
+from logstore.failpoints import effect
+from logstore.identity.markers import MARKER_KEY, Place, Standing, judge, marked_by, marker_of, refusal
+from logstore.log.ledgers import CopyState, meta_key
+from logstore.offload.tiered import data_key, index_key, was_published
+from logstore.ports.catalog import Identities, KnownCopy
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, StoredObject
+
+_SAMPLE: Final = 16  # copies that are looked for; one that is there, and none that contradicts, is evidence
+_LOOKED_AT: Final = 1_000  # keys of a bucket in which no copy of ours is expected: one page of a listing
+
+
+class OwnStores:
+    """Compares markers with the catalog's id, and puts them where none was ever recorded. Threads share one."""
+
+    def __init__(self, identities: Identities) -> None:
+        """Ask this catalog."""
+        self._identities = identities
+
+    def own(self, place: Place, store: ObjectStore) -> "OwnStore":
+        """The bucket, to be compared before its first use."""
+        return OwnStore(self, place, store)
+
+    def look(self, place: Place, store: ObjectStore) -> Standing:
+        """How the bucket stands to the catalog; looking changes nothing.
+
+        Raises:
+            CatalogMismatch: It is another catalog's, or not the one that this catalog has marked.
+            StoreUnavailable: The store did not answer.
+            ServiceRefused: It refuses us: no such bucket, no permission.
+        """
+        found = _marker(store)
+        catalog_id, marked = self._identities.catalog_id(), self._identities.marked()
+        standing = judge(found, catalog_id=catalog_id, place=place, marked=marked)
+        refused = refusal(standing, found, catalog_id=catalog_id, place=place, marked=marked)
+        if refused:
+            raise refused
+        return standing
+
+    def require(self, place: Place, store: ObjectStore) -> None:
+        """See that the bucket is this catalog's; one without a marker becomes so, once, if the evidence allows it.
+
+        The marker is put before it is recorded: a process that dies in between leaves a bucket that names its catalog.
+        Repeating it is harmless, and of several catalogs that try at once one wins.
+
+        Raises:
+            CatalogMismatch, StoreUnavailable, ServiceRefused: As `look`; or without a marker it holds what this
+                catalog did not write, or lacks all that this catalog wrote.
+        """
+        standing = self.look(place, store)
+        if standing is Standing.UNMARKED:
+            self._adopt(place, store)
+        if (place.role, place.bucket) not in self._identities.marked():
+            with effect("identity.record_marker"):
+                self._identities.record(place.role, place.bucket)
+
+    def confirm(self, place: Place, store: ObjectStore) -> None:
+        """Read the marker again, whatever was seen before: by one request.
+
+        Raises:
+            CatalogMismatch: It is not there, or not this catalog's.
+            StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
+        """
+        found, catalog_id = _marker(store), self._identities.catalog_id()
+        standing = Standing.LOST if found is None else judge(found, catalog_id=catalog_id, place=place, marked=())
+        refused = refusal(standing, found, catalog_id=catalog_id, place=place, marked=())
+        if refused:
+            raise refused
+
+    def _adopt(self, place: Place, store: ObjectStore) -> None:
+        """Mark it, if the evidence allows it; what does not may have been written since by one who marked it first."""
+        try:
+            self._check_evidence(place, store)
+        except CatalogMismatch:
+            if self.look(place, store) is Standing.UNMARKED:
+                raise
+        else:
+            self._mark(place, store)
+
+    def _mark(self, place: Place, store: ObjectStore) -> None:
+        try:
+            with effect("identity.put_marker"):
+                store.put_if_absent(MARKER_KEY, marker_of(self._identities.catalog_id()), metadata={})
+        except AlreadyExists:  # of another catalog, or with another content: what it says counts
+            self.confirm(place, store)
+
+    def _check_evidence(self, place: Place, store: ObjectStore) -> None:
+        """A catalog takes a bucket without a marker if it holds what the catalog wrote; a new one, if it holds nothing.
+
+        Source: the statement that every object carries (PIP-186: nothing is deleted on a mere name).
+        """
+        expected = self._identities.evidence(place.role, place.bucket, limit=_SAMPLE)
+        if sum(_is_stated(place, store, copy) for copy in expected):  # all are looked at: none may contradict
+            return
+        certain = sum(map(_is_certain, expected))
+        if certain:
+            raise _not_ours(place, f"one of {certain} ledgers that this catalog has there", "none of them")
+        keys = (item.key for item in islice(store.list(place.role.prefix), _LOOKED_AT))
+        strange = next((key for key in keys if place.role.holds(key)), None)
+        if strange:
+            raise _not_ours(place, "nothing yet, for this catalog has no ledger there", repr(strange))
+
+
+class OwnStore:
+    """An `OwnedStore`: no request is sent before its bucket was seen to be the catalog's, once in a process."""
+
+    def __init__(self, stores: OwnStores, place: Place, store: ObjectStore) -> None:
+        """Ask nothing yet; see `OwnStores.own`."""
+        self._stores, self._place, self._store = stores, place, store
+        self._lock = threading.Lock()
+        self._seen = False
+
+    def confirm(self) -> None:
+        """See `OwnedStore.confirm`."""
+        self._stores.confirm(self._place, self._store)
+
+    def look(self) -> Standing:
+        """See `OwnStores.look`."""
+        return self._stores.look(self._place, self._store)
+
+    def require(self) -> None:
+        """Compare now, as the first use would; a comparison that failed is made again at the next use.
+
+        Raises:
+            CatalogMismatch, StoreUnavailable, ServiceRefused: See `OwnStores.require`.
+        """
+        if not self._seen:
+            with self._lock:
+                if not self._seen:
+                    self._stores.require(self._place, self._store)
+                    self._seen = True
+
+    def _own(self) -> ObjectStore:
+        self.require()
+        return self._store
+
+    def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+        """See `ObjectStore`."""
+        self._own().put_if_absent(key, body, metadata=metadata)
+
+    def put_file_if_absent(
+        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
+    ) -> None:
+        """See `ObjectStore`."""
+        self._own().put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
+
+    def open_uploads(self, prefix: str) -> list[str]:
+        """See `ObjectStore`."""
+        return self._own().open_uploads(prefix)
+
+    def abort_uploads(self, key: str) -> None:
+        """See `ObjectStore`."""
+        self._own().abort_uploads(key)
+
+    def get(self, key: str) -> StoredObject | None:
+        """See `ObjectStore`."""
+        return self._own().get(key)
+
+    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
+        """See `ObjectStore`."""
+        return self._own().get_range(key, start, length, stating=stating)
+
+    def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
+        """See `ObjectStore`."""
+        return self._own().head(key)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See `ObjectStore`."""
+        return self._own().list(prefix, start_after=start_after)
+
+    def delete(self, keys: Sequence[str]) -> DeleteReport:
+        """See `ObjectStore`."""
+        return self._own().delete(keys)
+
+
+def _marker(store: ObjectStore) -> str | None:
+    stored = store.get(MARKER_KEY)
+    return None if stored is None else marked_by(stored.body)
+
+
+def _is_stated(place: Place, store: ObjectStore, copy: KnownCopy) -> bool:
+    """Whether the bucket holds the copy's statement, as the catalog has it.
+
+    Raises:
+        CatalogMismatch: It holds another one, of a copy that is LIVE.
+    """
+    intent, uuid = copy.intent, copy.intent.context.get("uuid")
+    keys = (
+        (index_key(uuid, intent.ledger_id), data_key(uuid, intent.ledger_id))
+        if uuid
+        else (meta_key(intent.ledger_id, intent.owner),)
+    )
+    for key in keys:
+        seen = store.head(key)
+        why = disowned(intent, key, seen[1]) if seen else None
+        if why and copy.state == CopyState.LIVE.value:
+            raise _not_ours(place, "what this catalog wrote", f"that {why}")
+        if seen and not why:
+            return True
+    return False
+
+
+def _is_certain(copy: KnownCopy) -> bool:
+    """Whether something of the copy was stored, as far as the catalog knows.
+
+    A newborn's creator may have died; of a dead letter storage may have said that it is another's.
+    """
+    going = copy.state == DeletionState.PENDING.value
+    stored = copy.intent.segments > 0 and was_published(copy.intent.context)
+    return copy.state == CopyState.LIVE.value or (going and stored)
+
+
+def _not_ours(place: Place, expected: str, found: str) -> CatalogMismatch:
+    advice = "it has no marker, and is taken only with evidence: check bucket, endpoint and database"
+    return CatalogMismatch(str(place), expected=expected, found=found, advice=advice)

@@ -1,0 +1,13 @@
+"""A topic's log: append, roll, read.
+
+Any process may append and read at any time; SQL makes it safe. What a process remembers between calls (the last
+ledger of a topic, sequence ids of producers) is a hint that a refused registration corrects.
+"""
+
+from logstore.clock import Clock
+from logstore.log.services.append import AppendResult
+from logstore.log.services.managed_ledger import ManagedLedger
+from logstore.log.services.read import READABLE
+from logstore.log.services.roll import Rolled, RollPolicy
+
+__all__ = ["READABLE", "AppendResult", "Clock", "ManagedLedger", "RollPolicy", "Rolled"]

@@ -1,0 +1,222 @@
+"""Placing one segment: which ledger, which number, uploaded and registered, while others append too."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from logstore.clock import Clock
+from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatalog
+from logstore.failpoints import effect
+from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement, segment_key
+from logstore.log.services.registration import Registrar, telling
+from logstore.log.services.roll import Roller, RollPolicy
+from logstore.log.services.segment_file import vouching
+from logstore.ports.catalog import Ledger, Ledgers, ProducerAdvance, Registered, RegisterSegment, Segment, Topic
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId
+
+_STRIDE: Final = 16
+"""How far ahead a loser looks at most, and twice as far with every further loss: many conditional puts on one
+key are slow, and a large upload among quick small ones would otherwise lose for ever."""
+
+_MAX_STRIDE: Final = 1 << 16
+_MAX_NUMBER: Final = 99_999_999  # eight digits in a key
+_PRODUCERS: Final = 10_000  # remembered for a topic at most
+
+
+@dataclass(slots=True, kw_only=True)
+class Hints:
+    """What this process remembers of a topic; may be old, and is forgotten when the catalog disagrees."""
+
+    ledger: Ledger | None = None
+    epoch: int = 0
+    sequences: dict[str, int] = field(default_factory=dict)
+
+    def remember(self, sequences: Mapping[str, int]) -> None:
+        """Add producers' registered sequence ids, within bounds."""
+        if len(self.sequences) + len(sequences) > _PRODUCERS:
+            self.sequences.clear()
+        self.sequences.update(sequences)
+
+    def forget(self) -> None:
+        """Remember nothing."""
+        self.ledger = None
+        self.sequences.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """An encoded segment on its way."""
+
+    content: bytes
+    entries: int
+    sha256: str  # of the content, hexadecimal
+    producers: tuple[ProducerAdvance, ...]
+    upload: str  # unique: tells this upload from any other, even of equal content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where a segment's entries begin."""
+
+    ledger_id: LedgerId
+    first_entry: int
+
+
+@dataclass(slots=True)
+class Race:
+    """One segment's attempts so far."""
+
+    deadline_s: float
+    losses: int = 0
+    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried
+    fenced: set[LedgerId] = field(default_factory=set)
+
+    def behind(self, ledger: Ledger) -> int:
+        """The highest number that is of no use any more; -1: none."""
+        return max(ledger.last_segment, self.tried.get(ledger.ledger_id, -1))
+
+    def has_numbers(self, ledger: Ledger) -> bool:
+        """Whether the ledger has a number left for whatever `next_number` draws."""
+        return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE
+
+    def next_number(self, ledger: Ledger) -> int:
+        """The number to try: the next one at first, then one at random ahead of what was lost to others."""
+        reach = min(_STRIDE << max(0, self.losses - 1), _MAX_STRIDE)
+        return self.behind(ledger) + (random.randint(1, reach) if self.losses else 1)  # noqa: S311 - spreads writers
+
+
+_LOSSES: Final = 24
+"""Lost races of one segment before its writer gives up."""
+
+
+class Placer:
+    """Uploads segments and registers them."""
+
+    def __init__(
+        self,
+        *,
+        ledgers: Ledgers,
+        objects: ObjectStore,
+        registrar: Registrar,
+        roller: Roller,
+        policy: RollPolicy,
+        application: str,
+        clock: Clock,
+    ) -> None:
+        """Register through `registrar` what was uploaded to the primary bucket `objects`."""
+        self._ledgers = ledgers
+        self._objects = objects
+        self._registrar = registrar
+        self._roller = roller
+        self._policy = policy
+        self._application = application
+        self._clock = clock
+
+    def place(self, topic: Topic, hints: Hints, body: Body, *, deadline_s: float) -> Placed:
+        """Upload and register the segment, again under a later number or in another ledger as long as it loses.
+
+        Raises:
+            ProducerFenced: A producer's sequence moved on; encode again without what became a duplicate.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            StoreUnavailable, CatalogBusy: Not registered; bounded retries were not enough.
+            OutcomeUnknown: Perhaps registered, and the catalog could not be asked.
+        """
+        race = Race(deadline_s)
+        while race.losses <= _LOSSES:
+            ledger = self._ledger(topic, hints, race)
+            number = race.tried[ledger.ledger_id] = race.next_number(ledger)
+            write = _registration(topic, ledger, hints.epoch, number, body)
+            try:
+                with telling(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
+                    self._upload(topic, ledger, write, body, race)
+                    registered = self._registrar.register(write, deadline_s=race.deadline_s)
+            except LedgerFenced:
+                race.fenced.add(ledger.ledger_id)
+                hints.ledger = None
+            except StaleCatalog:
+                hints.forget()
+            except AlreadyExists:
+                hints.ledger = None
+            else:
+                hints.ledger = _after(ledger, write, registered)
+                return Placed(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
+            race.losses += 1
+        raise CatalogBusy(f"topic {topic.name}: append lost {race.losses} races to other writers")
+
+    def _ledger(self, topic: Topic, hints: Hints, race: Race) -> Ledger:
+        """The ledger to write to; the hint if it will do, else what the catalog says, rolled where needed."""
+        if hints.ledger and self._takes(hints.ledger, race):
+            return hints.ledger
+        hints.epoch = self._clock.patiently(self._ledgers.epoch, deadline_s=race.deadline_s)
+        last = self._clock.patiently(lambda: self._ledgers.last(topic.topic_id), deadline_s=race.deadline_s)
+        for _ in range(_LOSSES):
+            if last and self._takes(last, race):
+                hints.ledger = last
+                return last
+            last = self._roller.next_ledger(topic.topic_id, last)
+        raise CatalogBusy(f"topic {topic.name}: rolled {_LOSSES} times and found no ledger that takes segments")
+
+    def _takes(self, ledger: Ledger, race: Race) -> bool:
+        return (
+            ledger.state is LedgerState.OPEN
+            and ledger.ledger_id not in race.fenced
+            and race.has_numbers(ledger)
+            and not self._policy.due(ledger, now_us=self._clock.now_us())
+        )
+
+    def _upload(self, topic: Topic, ledger: Ledger, write: RegisterSegment, body: Body, race: Race) -> None:
+        key = segment_key(write.ledger_id, write.number)
+        statement = self._statement(topic, ledger, write.epoch)
+        metadata = statement.to_metadata() | {"upload": body.upload} | vouching(body.content, body.sha256)
+
+        def put() -> None:
+            with effect("append.put_segment"):
+                self._objects.put_if_absent(key, body.content, metadata=metadata)
+
+        try:
+            self._clock.patiently(put, deadline_s=race.deadline_s)
+        except AlreadyExists:
+            if not self._is_own(key, body):
+                raise
+
+    def _is_own(self, key: str, body: Body) -> bool:
+        """Whether an earlier try of this very upload landed although it was reported as failed."""
+        seen = self._objects.head(key)
+        return seen is not None and seen[1].get("upload") == body.upload
+
+    def _statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
+        owner = LedgerOwner(
+            application=self._application,
+            component=ledger.component,
+            topic_id=topic.topic_id,
+            topic=topic.name,
+            keys={},
+        )
+        return LedgerStatement(owner=owner, ledger_id=ledger.ledger_id, created_us=ledger.created_us, epoch=epoch)
+
+
+def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: Body) -> RegisterSegment:
+    return RegisterSegment(
+        topic_id=topic.topic_id,
+        ledger_id=ledger.ledger_id,
+        epoch=epoch,
+        number=number,
+        entries=body.entries,
+        size_bytes=len(body.content),
+        sha256=body.sha256,
+        producers=body.producers,
+    )
+
+
+def _after(ledger: Ledger, write: RegisterSegment, registered: Registered | Segment) -> Ledger | None:
+    """The hint for the next append; none when the registration was found and not answered."""
+    if isinstance(registered, Segment):
+        return None
+    return replace(
+        ledger,
+        entries=registered.ledger_entries,
+        size_bytes=registered.ledger_size_bytes,
+        last_segment=write.number,
+    )

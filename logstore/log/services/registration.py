@@ -1,0 +1,113 @@
+"""Registering an uploaded segment, finding out whether that happened, and giving an upload up."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from logstore.clock import Clock
+from logstore.errors import (
+    AlreadyExists,
+    CatalogBusy,
+    LedgerFenced,
+    OutcomeUnknown,
+    ProducerFenced,
+    RetryableError,
+    StaleCatalog,
+    TerminalError,
+)
+from logstore.failpoints import effect
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.ports.catalog import Ledgers, Registered, RegisterSegment, Segment
+from logstore.positions import LedgerId
+
+_PATIENCE_S: Final = 5.0
+"""As long as tries with pauses last at the most. The caller is waiting for an error that it could have already."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@contextmanager
+def telling(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) -> Iterator[None]:
+    """Surround an upload and the transaction that makes it exist; what they raise is raised.
+
+    A terminal error needs no telling: it is storage that took nothing, or the catalog's own answer.
+
+    Args:
+        ledgers: The catalog.
+        ledger_id: What is uploaded to.
+        epoch: Of the catalog that the ledger is of.
+        clock: For pauses between tries.
+    """
+    try:
+        yield
+    except TerminalError:
+        raise
+    except Exception:
+        _tell(ledgers, ledger_id, epoch, clock)
+        raise
+
+
+def _tell(ledgers: Ledgers, ledger_id: LedgerId, epoch: int, clock: Clock) -> None:
+    """At its best: where the catalog does not hear it either, reconciliation finds what is left."""
+    try:
+        clock.patiently(lambda: ledgers.gave_up(ledger_id, epoch=epoch), deadline_s=clock.monotonic_s() + _PATIENCE_S)
+    except Exception as error:  # noqa: BLE001 - the reason for giving up must not be hidden
+        _LOG.warning("ledger %s: an upload was given up, and the catalog was not told: %s", ledger_id, error)
+
+
+class Registrar:
+    """Registers segments through the group commit."""
+
+    def __init__(self, *, ledgers: Ledgers, committer: GroupCommitter, clock: Clock) -> None:
+        """Write through `committer`, re-read from `ledgers`."""
+        self._ledgers = ledgers
+        self._committer = committer
+        self._clock = clock
+
+    def register(self, write: RegisterSegment, *, deadline_s: float) -> Registered | Segment:
+        """Register the segment; the row itself when it was found registered by an earlier try.
+
+        Args:
+            write: Of an object that only this caller has uploaded.
+            deadline_s: On the clock's `monotonic_s`; not tried after it.
+
+        Raises:
+            AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog: Refused; this number will never land.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            StoreUnavailable, CatalogBusy: Not registered; bounded retries were not enough.
+            OutcomeUnknown: Perhaps registered, and the catalog could not be asked.
+        """
+        doubts: list[Exception] = []
+        try:
+            return self._clock.patiently(lambda: self._try(write, doubts, deadline_s), deadline_s=deadline_s)
+        except RetryableError as error:
+            if any(isinstance(doubt, OutcomeUnknown) for doubt in doubts):
+                raise OutcomeUnknown(f"ledger {write.ledger_id}, segment {write.number}: {doubts[0]}") from error
+            raise
+
+    def _try(self, write: RegisterSegment, doubts: list[Exception], deadline_s: float) -> Registered | Segment:
+        try:
+            return self._commit(write, deadline_s)
+        except (OutcomeUnknown, RetryableError) as error:
+            doubts.append(error)
+            found = self._registered(write)
+            if found is None:
+                raise
+        except (AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog):
+            found = self._registered(write) if doubts else None
+            if found is None:
+                raise
+        return found
+
+    def _commit(self, write: RegisterSegment, deadline_s: float) -> Registered:
+        left_s = deadline_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            raise CatalogBusy(f"ledger {write.ledger_id}, segment {write.number}: not registered in time, giving up")
+        with effect("append.register"):
+            return self._committer.write(write, timeout_s=left_s)
+
+    def _registered(self, write: RegisterSegment) -> Segment | None:
+        rows = self._ledgers.segments(write.ledger_id)
+        own = (write.number, write.entries, write.size_bytes, write.sha256)
+        return next((row for row in rows if (row.number, row.entries, row.size_bytes, row.sha256) == own), None)

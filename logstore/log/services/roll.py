@@ -1,0 +1,135 @@
+"""Rolling: close a topic's last ledger and open the next one.
+
+A ledger is created in two phases, as it is deleted in two: its row first, then its own statement in storage,
+and only then does it join the list. Whoever loses that race uses the winner's ledger; the catalog files a
+deletion intent for the newborn in the transaction that refuses it (apache/pulsar#350).
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.clock import Clock
+from logstore.errors import AlreadyExists, CatalogBusy
+from logstore.failpoints import effect
+from logstore.log.ledgers import LedgerState, LedgerStatement, meta_key
+from logstore.log.services.registration import telling
+from logstore.ports.catalog import Ledger, Ledgers
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId, TopicId
+
+_TRIES: Final = 5
+"""A trim takes a newborn away when its roll was slower than the trim's patience: not twice in a row by chance."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollPolicy:
+    """When a ledger is full. Whichever limit is reached first; a merged batch may carry it past one."""
+
+    max_entries: int = 50_000
+    max_size_bytes: int = 1 << 30
+    max_age_s: float = 4 * 3600
+
+    def due(self, ledger: Ledger, *, now_us: int) -> bool:
+        """Whether the next entries belong in another ledger; never while it is empty."""
+        return ledger.entries > 0 and (
+            ledger.entries >= self.max_entries
+            or ledger.size_bytes >= self.max_size_bytes
+            or now_us - ledger.created_us >= self.max_age_s * 1_000_000
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rolled:
+    """What a roll did."""
+
+    closed: LedgerId | None  # None: this call closed nothing
+    opened: LedgerId  # the ledger that takes appends now, whoever opened it
+
+
+class Roller:
+    """Opens ledgers."""
+
+    def __init__(
+        self, *, ledgers: Ledgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
+    ) -> None:
+        """Work on the primary bucket that `objects` is.
+
+        Args:
+            ledgers: The catalog.
+            objects: The primary bucket.
+            application: Whose ledgers these are, in storage's own statement.
+            clock: For pauses between tries.
+            patience_s: No retry later than this after a roll began.
+        """
+        self._ledgers = ledgers
+        self._objects = objects
+        self._application = application
+        self._clock = clock
+        self._patience_s = patience_s
+
+    def roll(self, topic_id: TopicId) -> Rolled:
+        """Close the last ledger and open the next; an empty open one is kept and nothing happens.
+
+        Idempotency: a crash leaves at most a row that is in no list, which the topic's next trim detaches.
+
+        Raises:
+            UnknownObject: No such topic.
+            PreconditionFailed: The topic is not ACTIVE.
+            StoreUnavailable, CatalogBusy: Bounded retries were not enough.
+        """
+        for _ in range(_TRIES):
+            last = self._ledgers.last(topic_id)
+            if last and last.state is LedgerState.OPEN and not last.entries:
+                return Rolled(closed=None, opened=last.ledger_id)
+            opened = self._open_after(topic_id, last)
+            if opened is not None:
+                was_open = last is not None and last.state is LedgerState.OPEN
+                return Rolled(closed=last.ledger_id if last and was_open else None, opened=opened)
+            winner = self._ledgers.last(topic_id)
+            if winner and (last is None or winner.ledger_id != last.ledger_id):
+                return Rolled(closed=None, opened=winner.ledger_id)
+        raise CatalogBusy(f"topic {topic_id}: {_TRIES} new ledgers were taken away before they joined its list")
+
+    def next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
+        """Try to open one more ledger than `last` and answer with the list's last one, whoever opened it.
+
+        Raises:
+            UnknownObject, PreconditionFailed, StoreUnavailable, CatalogBusy: As `roll`.
+        """
+        self._open_after(topic_id, last)
+        return self._ledgers.last(topic_id)
+
+    def _open_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
+        """Create a ledger and attach it behind `last`; None when another came first, or holds its id in storage."""
+        deadline = self._clock.monotonic_s() + self._patience_s
+        statement = self._clock.patiently(lambda: self._create_row(topic_id), deadline_s=deadline)
+        after = last.ledger_id if last else None
+        try:
+            with telling(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
+                self._clock.patiently(lambda: self._put_meta(statement), deadline_s=deadline)
+                attached = self._clock.patiently(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline)
+        except AlreadyExists:
+            _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
+            return None
+        return statement.ledger_id if attached else None
+
+    def _create_row(self, topic_id: TopicId) -> LedgerStatement:
+        with effect("roll.create_row"):
+            return self._ledgers.create(topic_id, application=self._application)
+
+    def _put_meta(self, statement: LedgerStatement) -> None:
+        key, body = meta_key(statement.ledger_id, statement.owner), statement.to_json()
+        with effect("roll.put_meta"):
+            try:
+                self._objects.put_if_absent(key, body, metadata=statement.to_metadata())
+            except AlreadyExists:
+                stored = self._objects.get(key)
+                if stored is None or stored.body != body:  # not an earlier try of ours: an id was used twice
+                    raise
+
+    def _attach(self, ledger_id: LedgerId, after: LedgerId | None) -> bool:
+        with effect("roll.attach"):
+            return self._ledgers.attach(ledger_id, after=after)

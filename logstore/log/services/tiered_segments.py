@@ -1,0 +1,160 @@
+"""Segments as columns out of tiered copies: each is one row group, read by ranges of the one object."""
+
+import io
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+from logstore.errors import CorruptData
+from logstore.log.entries import unreadable
+from logstore.log.footers import FooterMark
+from logstore.log.services.segment_file import RangeFile, SegmentGone
+from logstore.offload.places import TieredPlace, place_of
+from logstore.offload.tiered import RowGroup, TieredIndex, data_key, index_key
+from logstore.ports.catalog import Copies, Offloads, Segment
+from logstore.ports.objects import Buckets, ObjectStore
+from logstore.positions import LedgerId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+
+_FOOTER: Final = 64 << 10
+"""Bytes at the end of the object that are fetched together: the footer of some hundred row groups."""
+_KEPT_OPEN: Final = 4
+"""Copies whose footer a scan keeps: it goes from ledger to ledger, and reads two segments ahead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """What one scan knows of one tiered copy."""
+
+    objects: ObjectStore
+    key: str
+    size_bytes: int
+    groups: dict[RowGroup, int]  # to its number in the file
+    stating: dict[str, str]  # what its metadata says
+    footer: "pq.FileMetaData"
+
+
+class TieredSegments:
+    """Where tiered copies are found and read."""
+
+    def __init__(self, *, offloads: Offloads, buckets: Buckets) -> None:
+        """Ask `offloads` which copy is LIVE, and read it where its context says."""
+        self._offloads = offloads
+        self._buckets = buckets
+
+    def copies(self, ledger_id: LedgerId) -> Copies | None:
+        """Where the ledger can be read now, or None when no list has it."""
+        return self._offloads.copies(ledger_id)
+
+    def scan(self) -> "TieredScan":
+        """Reads of one scan, which opens each copy once."""
+        return TieredScan(self._buckets)
+
+
+class TieredScan:
+    """Reads of one scan; threads that read ahead share it."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        """Know nothing yet."""
+        self._buckets = buckets
+        self._opened: dict[str, _Opened] = {}
+        self._lock = threading.Lock()
+
+    def read_columns(self, segment: Segment, copies: Copies, columns: Sequence[str]) -> "pa.Table":
+        """The named columns of a segment, in entry order.
+
+        Raises:
+            SegmentGone: There is no such object, or no tiered copy at all.
+            CorruptData: It is not what its index or the segment's row says.
+            StoreUnavailable: The store did not answer.
+        """
+        if copies.tiered is None:
+            raise SegmentGone(segment.ledger_id, f"a tiered copy of ledger {segment.ledger_id}")
+        copy = self._open(segment, *place_of(segment.ledger_id, copies.tiered))
+        number = copy.groups.get(RowGroup(first_entry=segment.first_entry, entries=segment.entries))
+        if number is None:
+            what = f"{segment.entries} entries at {segment.first_entry}"
+            raise CorruptData(f"{copy.key}: expected a row group of {what}, found none in its index")
+        table = _read(copy, segment.ledger_id, number, columns)
+        if table.num_rows != segment.entries:
+            raise CorruptData(f"{copy.key}: expected {segment.entries} entries, found {table.num_rows}")
+        return table
+
+    def _open(self, segment: Segment, uuid: str, place: TieredPlace) -> _Opened:
+        with self._lock:
+            if uuid not in self._opened:
+                self._opened[uuid] = _open(self._buckets(place), uuid, segment.ledger_id)
+            opened = self._opened[uuid]
+            while len(self._opened) > _KEPT_OPEN:
+                del self._opened[next(iter(self._opened))]
+            return opened
+
+
+def _open(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _Opened:
+    key, name = data_key(uuid, ledger_id), index_key(uuid, ledger_id)
+    stored = objects.get(name)
+    if stored is None:
+        raise SegmentGone(ledger_id, name)
+    index = TieredIndex.from_json(stored.body, name=name)
+    footer = _footer(objects, key, index)
+    if footer.num_row_groups != len(index.row_groups):
+        expected, found = len(index.row_groups), footer.num_row_groups
+        raise CorruptData(f"{key}: expected {expected} row groups, found {found}")
+    stating = index.statement.to_metadata()
+    groups = {group: number for number, group in enumerate(index.row_groups)}
+    return _Opened(objects=objects, key=key, size_bytes=index.size_bytes, groups=groups, stating=stating, footer=footer)
+
+
+def _footer(objects: ObjectStore, key: str, index: TieredIndex) -> "pq.FileMetaData":
+    """By one request: what the index vouches for, or of an index from before that, as much as a footer may take."""
+    mark = FooterMark.parse(index.footer, name=key) if index.footer else None
+    ledger_id, stating = index.statement.ledger_id, index.statement.to_metadata()
+    start = max(0, index.size_bytes - (mark.size_bytes if mark else _FOOTER))
+    end = objects.get_range(key, start, index.size_bytes - start, stating=stating)
+    if end is None:
+        raise SegmentGone(ledger_id, key)
+    if mark:
+        return mark.check(end, name=key)
+    file = RangeFile(objects, key, index.size_bytes, ledger_id, held=(start, end), stating=stating)
+    return _parquet(key, file, None).metadata
+
+
+def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str]) -> "pa.Table":
+    held = _whole(copy, ledger_id, number) if "payload" in columns else None
+    file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, held=held, stating=copy.stating)
+    try:
+        table = _parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
+    except unreadable() as error:
+        raise CorruptData(f"{copy.key}: row group {number} cannot be read: {error}") from error
+    missing = set(columns) - set(table.column_names)
+    if missing:
+        raise CorruptData(f"{copy.key}: a tiered copy without columns {sorted(missing)}")
+    return table
+
+
+def _whole(copy: _Opened, ledger_id: LedgerId, number: int) -> tuple[int, bytes]:
+    """A row group in one request: with its payloads nearly all of it is wanted."""
+    group = copy.footer.row_group(number)
+    chunks = [group.column(at) for at in range(group.num_columns)]
+    starts = [each.dictionary_page_offset or each.data_page_offset for each in chunks]
+    ends = [start + each.total_compressed_size for start, each in zip(starts, chunks, strict=True)]
+    found = copy.objects.get_range(copy.key, min(starts), max(ends) - min(starts), stating=copy.stating)
+    if found is None:
+        raise SegmentGone(ledger_id, copy.key)
+    return min(starts), found
+
+
+def _parquet(key: str, file: RangeFile, footer: "pq.FileMetaData | None") -> "pq.ParquetFile":
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+    try:
+        source = pa.PythonFile(cast("io.BytesIO", file), mode="r")
+        return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True)
+    except unreadable() as error:
+        raise CorruptData(f"{key}: not a tiered copy: {error}") from error

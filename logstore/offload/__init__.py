@@ -1,0 +1,1 @@
+"""Tiered copies: their format, and where each of them stands."""

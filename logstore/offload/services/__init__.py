@@ -1,0 +1,1 @@
+"""Writing a tiered copy, and asking storage whether it still stands."""

@@ -1,0 +1,210 @@
+"""Writing the tiered copy of a ledger: built from its segments one at a time, uploaded, and proved.
+
+An attempt has a uuid of its own. The catalog knows it before storage does, so whatever it leaves behind, wherever it
+dies, is named by a row or by a deletion intent (apache/pulsar#13526). It counts only with evidence: the store's own
+answer to what it holds, not to what was sent (apache/pulsar#22839).
+
+Source: Pulsar's tiered storage; two readers never meet a copy that was not proved.
+"""
+
+import hashlib
+import io
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
+from logstore.failpoints import effect
+from logstore.log.entries import COLUMNS
+from logstore.log.footers import mark_footer
+from logstore.log.ledgers import LedgerStatement, digest_of
+from logstore.log.services.segment_file import SegmentGone, read_columns
+from logstore.offload.places import place_of
+from logstore.offload.services.proof import prove_published, stored_digest
+from logstore.offload.tiered import TieredIndex, data_key, index_key, write_copy
+from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
+from logstore.ports.objects import Buckets, ObjectStore
+from logstore.positions import LedgerId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What storage was seen to hold."""
+
+    uuid: str
+    entries: int
+    size_bytes: int  # of the data object
+    sha256: str  # of the data object, hexadecimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded:
+    """What an attempt came to. BEGUN: its copy is stored and proved, and waits to be published."""
+
+    answer: OffloadAnswer
+    evidence: Evidence | None = None  # None: the ledger is gone
+
+
+class Offloader:
+    """Uploads tiered copies. Threads share one."""
+
+    def __init__(
+        self,
+        *,
+        offloads: Offloads,
+        ledgers: Ledgers,
+        primary: ObjectStore,
+        buckets: Buckets,
+        place: Mapping[str, str],
+        folder: Path,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Copy from the primary bucket to the one that `place` names.
+
+        Args:
+            offloads: The catalog's tiered copies.
+            ledgers: The catalog's ledgers.
+            primary: The primary bucket.
+            buckets: Tiered buckets by place.
+            place: The driver's own metadata, kept in the offload context: `driver`, `bucket` and what else it knows.
+            folder: For one file as large as a ledger at a time; made if need be. Not in memory.
+            monotonic_s: For tests.
+        """
+        self._offloads = offloads
+        self._ledgers = ledgers
+        self._primary = primary
+        self._buckets = buckets
+        self._place = dict(place)
+        self._folder = folder
+        self._monotonic_s = monotonic_s
+
+    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float) -> Uploaded:
+        """Write and prove the ledger's tiered copy under a new uuid; `Offloads.publish` is what makes it one.
+
+        Args:
+            ledger_id: Which ledger.
+            uuid: Names the attempt; never used before.
+            timeout_s: Afterwards nothing more is sent.
+
+        Raises:
+            UploadTimedOut, UploadUnproven, StoreUnavailable, CatalogBusy, OutcomeUnknown: A new attempt may succeed.
+            PreconditionFailed: The ledger cannot be offloaded.
+            MissingData, CorruptData: The primary copy lacks something; or a published copy is not in storage.
+        """
+        deadline = self._monotonic_s() + timeout_s  # before the catalog sets the end by its own clock
+        begun = self._offloads.begin(ledger_id, uuid=uuid, place=self._place, timeout_s=timeout_s)
+        if begun.answer is OffloadAnswer.GONE:
+            return Uploaded(answer=OffloadAnswer.GONE)
+        if begun.answer is OffloadAnswer.ALREADY:
+            assert begun.statement is not None
+            copy = Published(statement=begun.statement, entries=begun.entries, context=begun.context)
+            return Uploaded(answer=OffloadAnswer.ALREADY, evidence=self.prove(copy))
+        try:
+            return Uploaded(answer=OffloadAnswer.BEGUN, evidence=self._write(begun, uuid, self._until(uuid, deadline)))
+        except SegmentGone as gone:
+            self._give_up(ledger_id, uuid)
+            if self._offloads.copies(ledger_id) is None:
+                return Uploaded(answer=OffloadAnswer.GONE)
+            raise MissingData(f"ledger {ledger_id}: {gone} is listed and not in storage") from gone
+        except Exception:
+            self._give_up(ledger_id, uuid)
+            raise
+
+    def prove(self, copy: Published) -> Evidence:
+        """Ask storage for a published copy, now; raises as `prove_published`."""
+        return _evidence(prove_published(self._buckets, copy))
+
+    def _until(self, uuid: str, deadline: float) -> Callable[[], None]:
+        def proceed() -> None:
+            if self._monotonic_s() >= deadline:
+                raise UploadTimedOut(f"upload {uuid}: its time is over; nothing more is sent")
+
+        return proceed
+
+    def _give_up(self, ledger_id: LedgerId, uuid: str) -> None:
+        """At its best: an attempt that cannot say so is taken away once its time is over."""
+        try:
+            self._offloads.abandon(ledger_id, uuid)
+        except SextonError as error:
+            _LOG.warning("ledger %s: upload %s failed and was not given up: %s", ledger_id, uuid, error)
+
+    def _write(self, begun: Offload, uuid: str, proceed: Callable[[], None]) -> Evidence:
+        assert begun.statement is not None
+        ledger_id = begun.statement.ledger_id
+        objects = self._buckets(place_of(ledger_id, begun.context)[1])
+        metadata = begun.statement.to_metadata()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            index = self._build(file, begun.statement, uuid, begun.entries, proceed)
+            key = data_key(uuid, ledger_id)
+            with effect("offload.put_data"):
+                objects.put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
+        etag = _prove(objects, key, metadata, size_bytes=index.size_bytes, sha256=index.sha256)
+        index = replace(index, etag=etag)
+        key, body = index_key(uuid, ledger_id), index.to_json()
+        with effect("offload.put_index"):
+            objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, proceed=proceed)
+        _prove(objects, key, metadata, size_bytes=len(body), sha256=digest_of(body))
+        return _evidence(index)
+
+    def _build(
+        self, file: BinaryIO, statement: LedgerStatement, uuid: str, entries: int, proceed: Callable[[], None]
+    ) -> TieredIndex:
+        groups = write_copy(file, self._tables(statement.ledger_id, proceed))
+        reached = sum(group.entries for group in groups)
+        if reached != entries:
+            raise CorruptData(f"ledger {statement.ledger_id}: expected {entries} entries, found {reached} in segments")
+        return TieredIndex(
+            statement=statement,
+            uuid=uuid,
+            entries=entries,
+            size_bytes=file.seek(0, io.SEEK_END),
+            sha256=_digest(file),
+            row_groups=groups,
+            footer=str(mark_footer(file)),
+        )
+
+    def _tables(self, ledger_id: LedgerId, proceed: Callable[[], None]) -> "Iterator[pa.Table]":
+        reached = 0
+        for segment in self._ledgers.segments(ledger_id):
+            proceed()
+            if segment.first_entry != reached:
+                raise CorruptData(f"ledger {ledger_id}: expected a segment at {reached}, found {segment.first_entry}")
+            reached += segment.entries
+            yield read_columns(self._primary, segment, COLUMNS)
+
+
+def _evidence(index: TieredIndex) -> Evidence:
+    return Evidence(uuid=index.uuid, entries=index.entries, size_bytes=index.size_bytes, sha256=index.sha256)
+
+
+def _digest(file: BinaryIO) -> str:
+    file.seek(0)
+    return hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest()
+
+
+def _prove(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str) -> str:
+    """Ask the store what it holds, and read it back; returns its own mark of that content, empty if it has none.
+
+    Raises:
+        UploadUnproven: Nothing, or something else.
+    """
+    found = objects.head(key)
+    if found is None:
+        raise UploadUnproven(f"{key}: the upload was answered and the object is not there")
+    if found[0].size_bytes != size_bytes or found[1] != metadata:
+        raise UploadUnproven(f"{key}: expected {size_bytes} bytes of {dict(metadata)}, found {found}")
+    digest = stored_digest(objects, key, size_bytes)
+    if digest != sha256:
+        raise UploadUnproven(f"{key}: expected SHA-256 {sha256}, found {digest}")
+    return found[0].etag or ""

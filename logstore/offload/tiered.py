@@ -1,0 +1,144 @@
+"""The tiered copy of a ledger: one Parquet file of all its entries, and a small index that vouches for it.
+
+Both are named after the attempt that wrote them: an attempt that died can never be taken for the one that was
+published, and never stands in its way. The data is written first and the index last, and deleted in the same order,
+so that an index vouches for data that is there.
+
+Source: Pulsar's tiered storage (`{uuid}-ledger-{id}` and its `-index`).
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from logstore.errors import CorruptData
+from logstore.log.entries import FORMAT, schema
+from logstore.log.ledgers import LedgerStatement
+from logstore.positions import LedgerId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UPLOAD_GRACE_S = 120
+"""After the time by which an upload has sent its last request: until then that request may still land.
+
+One request may take 5 s to connect, 60 s to be answered, and what it takes to send one part in between.
+"""
+
+_UNTIL = "until_us"
+_TIME = re.compile("[0-9]{1,18}")
+
+
+def data_key(uuid: str, ledger_id: LedgerId) -> str:
+    """Key of the one object with all entries."""
+    return f"{uuid}-ledger-{ledger_id}"
+
+
+def index_key(uuid: str, ledger_id: LedgerId) -> str:
+    """Key of the index: written last, deleted last."""
+    return f"{data_key(uuid, ledger_id)}-index"
+
+
+def upload_ends_us(context: Mapping[str, str]) -> int | None:
+    """From when on nothing more of the upload can land, by the catalog's clock; None: it is over.
+
+    Raises:
+        CorruptData: The context says something else than a time.
+    """
+    until = context.get(_UNTIL)
+    if until is None:
+        return None
+    if not _TIME.fullmatch(str(until)):
+        raise CorruptData(f"offload context: expected microseconds in {_UNTIL}, found {until!r}")
+    return int(until) + UPLOAD_GRACE_S * 1_000_000
+
+
+def was_published(context: Mapping[str, str]) -> bool:
+    """Whether the copy was LIVE once; of one that was not, nobody knows whether anything of it was stored."""
+    return _UNTIL not in context
+
+
+def upload_ended(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
+    """The context once the upload sends nothing more; it never ends later than was said before, if that can be read.
+
+    Args:
+        context: Of the attempt.
+        until_us: When its last request was sent; None: all of them were answered.
+    """
+    rest = {name: value for name, value in context.items() if name != _UNTIL}
+    if until_us is None:
+        return rest
+    said = context.get(_UNTIL)
+    ends_us = min(until_us, int(said)) if said is not None and _TIME.fullmatch(str(said)) else until_us
+    return rest | {_UNTIL: str(ends_us)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Entries of one source segment: `first_entry` (inclusive) to `first_entry + entries` (exclusive)."""
+
+    first_entry: int
+    entries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieredIndex:
+    """What vouches for the data: whose it is, how long, its checksum, and where each segment went."""
+
+    statement: LedgerStatement
+    uuid: str
+    entries: int
+    size_bytes: int  # of the data object
+    sha256: str  # of the data object, hexadecimal
+    row_groups: tuple[RowGroup, ...]  # in the order of the file, which is that of the entries
+    etag: str = ""  # of the data, as the store told it when all of it had been read back; empty: not kept then
+    footer: str = ""  # mark of the data's footer; empty: written before footers were compared
+
+    def to_json(self) -> bytes:
+        """One JSON object; the same for the same copy."""
+        facts = {name: value for name, value in asdict(self).items() if name != "statement"}
+        return json.dumps({**facts, "statement": self.statement.to_metadata()}, sort_keys=True).encode()
+
+    @staticmethod
+    def from_json(body: bytes, *, name: str) -> "TieredIndex":
+        """Read back `to_json`; `name` is what to call the object in an error.
+
+        Raises:
+            CorruptData: It is no index.
+        """
+        try:
+            facts = json.loads(body)
+            return TieredIndex(
+                statement=LedgerStatement.from_metadata(facts["statement"]),
+                uuid=facts["uuid"],
+                entries=facts["entries"],
+                size_bytes=facts["size_bytes"],
+                sha256=facts["sha256"],
+                row_groups=tuple(RowGroup(**group) for group in facts["row_groups"]),
+                etag=facts.get("etag", ""),
+                footer=facts.get("footer", ""),
+            )
+        except (ValueError, KeyError, TypeError, CorruptData) as error:
+            raise CorruptData(f"{name}: not the index of a tiered copy: {error!r}") from error
+
+
+def write_copy(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroup, ...]:
+    """Write segments as one file, one row group each, and say what stands where; one segment is in memory at a time.
+
+    Args:
+        sink: Written from its present place on.
+        segments: All of `COLUMNS`, in entry order, the first with entry 0.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+    whole = schema()
+    groups: list[RowGroup] = []
+    reached = 0
+    with pq.ParquetWriter(sink, whole, **FORMAT) as writer:
+        for table in segments:
+            writer.write_table(table.select(whole.names).cast(whole), row_group_size=table.num_rows)
+            groups.append(RowGroup(first_entry=reached, entries=table.num_rows))
+            reached += table.num_rows
+    return tuple(groups)

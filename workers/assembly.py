@@ -1,0 +1,211 @@
+"""The only place that joins ports and adapters."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
+
+from infra.catalog import Database, SqlCatalog, check_version
+from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.identity.markers import Place, Role
+from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.log.ledgers import CopyKind
+from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services.schemas import SchemaRegistry
+from logstore.log.services.tiered_segments import TieredSegments
+from logstore.offload.places import DRIVER, TieredPlace
+from logstore.offload.services.writing import Offloader
+from logstore.ports.storage import Storages
+from workers.settings import Settings
+from workers.settings.recorded import read_recorded
+
+if TYPE_CHECKING:
+    from infra.objects import Places, S3ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStore:
+    """The log of one process: catalog, buckets, the one writer, and what works over them."""
+
+    catalog: SqlCatalog
+    objects: OwnStore  # the primary bucket
+    buckets: Callable[[TieredPlace], OwnStore]  # tiered ones, by their place
+    offloader: Offloader
+    committer: GroupCommitter
+    managed: ManagedLedger
+    subscriptions: Subscriptions
+    schemas: SchemaRegistry
+    finished_retention_s: float
+
+    @property
+    def storages(self) -> Storages:
+        """Where copies stand, by kind."""
+        return {
+            CopyKind.LEDGER.value: PrimaryCopies(self.objects),
+            CopyKind.OFFLOADED_LEDGER.value: TieredCopies(self.buckets, now_us=self.catalog.offloads.now_us),
+        }
+
+
+@contextmanager
+def open_log(settings: Settings) -> Iterator[LogStore]:
+    """Open the log store that the settings name, and close it at the end.
+
+    Raises:
+        CatalogVersionMismatch: The catalog is not of this build's version.
+        InvalidInput: A database URL that cannot be used.
+        StoreUnavailable: The database does not answer.
+    """
+    database = Database(settings.database_url)
+    try:
+        check_version(database)
+        with _assembled(settings, database) as log:
+            yield log
+    finally:
+        database.close()
+
+
+@contextmanager
+def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
+    catalog = SqlCatalog(database, registration_timeout_s=settings.registration_timeout)
+    own = own_places(settings, OwnStores(catalog.identities))
+    objects, buckets = own(Role.PRIMARY, TieredPlace(settings.primary_bucket)), partial(own, Role.TIERED)
+    committer = GroupCommitter(catalog.commits)
+    managed = ManagedLedger(
+        ledgers=catalog.ledgers,
+        objects=objects,
+        committer=committer,
+        application=settings.application,
+        policy=RollPolicy(
+            max_entries=settings.ledger_max_entries,
+            max_size_bytes=settings.ledger_max_bytes,
+            max_age_s=settings.ledger_max_age,
+        ),
+        registration_timeout_s=settings.registration_timeout,
+        tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
+    )
+    offloader = Offloader(
+        offloads=catalog.offloads,
+        ledgers=catalog.ledgers,
+        primary=objects,
+        buckets=buckets,
+        place=_tiered_place(settings),
+        folder=settings.home / "tmp",
+    )
+    contents = ComponentLedgers(
+        components=catalog.components,
+        ledgers=catalog.ledgers,
+        objects=objects,
+        application=settings.application,
+        patience_s=settings.registration_timeout,
+    )
+    try:
+        yield LogStore(
+            catalog=catalog,
+            objects=objects,
+            buckets=buckets,
+            offloader=offloader,
+            committer=committer,
+            managed=managed,
+            subscriptions=_subscriptions(settings, catalog, committer, contents),
+            schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
+            finished_retention_s=settings.finished_retention,
+        )
+    finally:
+        managed.close()
+        committer.close()
+
+
+def _subscriptions(
+    settings: Settings, catalog: SqlCatalog, committer: GroupCommitter, contents: ComponentLedgers
+) -> Subscriptions:
+    snapshots = CursorLedgers(
+        cursors=catalog.cursors,
+        ledgers=catalog.ledgers,
+        contents=contents,
+        inline_bytes=settings.cursor_inline_bytes,
+    )
+    return Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
+
+
+def _tiered_place(settings: Settings) -> dict[str, str]:
+    """The driver's own metadata, as each offload context keeps it: what deletion will need, whoever asks for it."""
+    endpoint = "" if _on_own_stack(settings) else settings.s3_endpoint
+    known = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": endpoint}
+    return {"driver": DRIVER} | {name: value for name, value in known.items() if value}
+
+
+def _on_own_stack(settings: Settings) -> bool:
+    """Whether the store is the one that this home starts itself: its port may change, so no context names it."""
+    return bool(settings.s3_endpoint) and read_recorded(settings.home).get("s3_endpoint") == settings.s3_endpoint
+
+
+def own_places(
+    settings: Settings, stores: OwnStores, *, hasty: bool = False
+) -> Callable[[Role, TieredPlace], OwnStore]:
+    """Buckets by role and place: each is compared with the catalog before its first use."""
+
+    @cache
+    def places() -> "Places":
+        from infra.objects import Places  # noqa: PLC0415 - start-up time
+
+        home = primary_bucket(settings, hasty=hasty)
+        return Places(home, partial(_store_at, settings, hasty), own_stack=_on_own_stack(settings))
+
+    @cache
+    def at_home(role: Role, place: TieredPlace) -> OwnStore:
+        store = cast("S3ObjectStore", _OnFirstUse(lambda: places()(place)))
+        return stores.own(Place(role=role, bucket=place.bucket, address=settings.s3_endpoint), store)
+
+    @cache
+    def stated(role: Role, store: "S3ObjectStore") -> OwnStore:
+        return stores.own(Place(role=role, bucket=store.bucket, address=store.endpoint), store)
+
+    def own(role: Role, place: TieredPlace) -> OwnStore:
+        return at_home(role, place) if place == TieredPlace(place.bucket) else stated(role, places()(place))
+
+    return own
+
+
+def own_buckets(settings: Settings, stores: OwnStores, *, hasty: bool = False) -> Callable[[Role, str], OwnStore]:
+    """As `own_places`, by the names of buckets of the configured store."""
+    own = own_places(settings, stores, hasty=hasty)
+    return lambda role, bucket: own(role, TieredPlace(bucket))
+
+
+class _OnFirstUse:
+    """The object store, connected when it is first asked: most commands ask it nothing, and boto3 alone takes 0.3 s."""
+
+    def __init__(self, connect: "Callable[[], S3ObjectStore]") -> None:
+        self._connected = cache(connect)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connected(), name)
+
+
+def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore":
+    """The primary bucket; without an endpoint it is AWS's, without keys the host's role is used."""
+    return _store_at(settings, hasty, settings.s3_endpoint, settings.s3_region)
+
+
+def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S3ObjectStore":
+    """Hasty: for a person who waits, and can ask again."""
+    from infra.objects import connect  # noqa: PLC0415 - start-up time
+    from infra.objects.patience import Patience  # noqa: PLC0415
+
+    haste: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0, "patience": Patience(attempts=1)}
+
+    return connect(
+        endpoint or None,
+        region,
+        settings.s3_access_key.get_secret_value() or None,
+        settings.s3_secret_key.get_secret_value() or None,
+        settings.primary_bucket,
+        pool_size=2 * settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
+        **(haste if hasty else {}),
+    )

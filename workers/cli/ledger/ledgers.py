@@ -1,0 +1,121 @@
+"""`ledger list` and `ledger delete`."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from logstore.errors import Unsupported
+from logstore.log.ledgers import Component
+from logstore.positions import LedgerId
+from workers.cli.command import command, group
+from workers.cli.context import Session
+from workers.cli.deletion.failures import ended
+from workers.cli.jobs import counted, finished, started
+from workers.cli.options import (
+    DryRun,
+    DurableDelete,
+    Reason,
+    TopicArgument,
+    Wait,
+    known_number,
+    refuse_durable,
+)
+from workers.cli.output import Answer, note
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import Ledger, Topic
+    from workers.client import Sexton
+
+ledger = group("ledger", "Ledgers of a topic.")
+
+OfComponent = Annotated[
+    Component | None, typer.Option("--component", case_sensitive=False, help="Only ledgers of this component.")
+]
+Tombstones = Annotated[bool, typer.Option("--tombstones", help="Tombstones come with a later release: refused.")]
+Ids = Annotated[list[int], typer.Argument(metavar="ID...", callback=known_number, help="Ledger ids.")]
+Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions still need; they move over the hole.")]
+
+
+@command(ledger, "list", examples=["sexton ledger list persistent://public/default/orders --json"])
+def list_(
+    session: Session, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
+) -> Answer:
+    """List a topic's ledgers: those of messages in order, then those of cursors and schemas."""
+    if tombstones:
+        raise Unsupported("--tombstones: tombstones come with a later release; leave the option out")
+    topic = session.topic(name)
+    found = session.log.catalog.components.listed(topic.topic_id)
+    rows = [_row(one) for one in found if component is None or one.component is component]
+    if not rows and component is not None:
+        note(f"no ledger of topic {name} is of component {component.value}")
+    return Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("keys",), empty="no ledgers")
+
+
+def _shown(row: Mapping[str, object]) -> dict[str, object]:
+    names = {"ledger_id": "ledger", "component": "component", "state": "state", "entries": "entries"}
+    names |= {"size_bytes": "bytes", "copies": "copies", "keys": "keys"}
+    return {shorter: row[name] for name, shorter in names.items()}
+
+
+def _row(found: "Ledger") -> dict[str, object]:
+    return {
+        "ledger_id": found.ledger_id,
+        "component": found.component.value,
+        "state": found.state.value,
+        "entries": found.entries,
+        "size_bytes": found.size_bytes,
+        "copies": [copy.value for copy in found.copies],
+        "generation": found.generation,
+        "tombstone": False,
+        "keys": dict(found.keys),
+    }
+
+
+@command(
+    ledger,
+    "delete",
+    examples=[
+        "sexton ledger delete persistent://public/default/orders 4 5 --dry-run",
+        'sexton ledger delete persistent://public/default/orders 4 5 --reason "bad import"',
+    ],
+)
+def delete(
+    session: Session,
+    name: TopicArgument,
+    ids: Ids,
+    *,
+    force: Force = False,
+    durable_delete: DurableDelete = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    wait: Wait = True,
+) -> Answer:
+    """Delete ledgers in two phases: out of the list in one transaction, then from storage, confirmed.
+
+    A ledger that something still needs is refused without --force, one that is open always.
+    """
+    refuse_durable(durable_delete)
+    topic, wanted = session.topic(name), _distinct(ids)
+    if dry_run:
+        return preview(session, topic, wanted, force=force)
+
+    async def work(client: "Sexton") -> Answer:
+        handle = await client.delete_ledgers(topic, wanted, force, reason, session.actor)
+        if not wait:
+            return Answer(document=started(client, handle))
+        result = await finished(client, handle, "deleting ledgers")
+        outcomes = counted(result.outcomes)
+        return ended(session, {"workflow_id": handle.id}, outcomes, topic=topic, ledger_ids=wanted)
+
+    return session.with_client(work)
+
+
+def preview(session: Session, topic: "Topic", ledger_ids: list[LedgerId] | None, *, force: bool) -> Answer:
+    """What would go, and nothing changed; None asks for what retention lets go."""
+    going = session.log.catalog.deletions.preview(topic.topic_id, ledger_ids, force=force)
+    return Answer(document={"dry_run": True, "detached": len(going), "ledger_ids": [int(one) for one in going]})
+
+
+def _distinct(ids: list[int]) -> list[LedgerId]:
+    return [LedgerId(one) for one in dict.fromkeys(ids)]

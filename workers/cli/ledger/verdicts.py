@@ -1,0 +1,129 @@
+"""Where a ledger stands, in one sentence for whoever was woken by it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from logstore.deletion.intents import DeletionState, Finding, Outcome
+from logstore.log.ledgers import CopyState, LedgerState
+from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
+from workers.cli.times import shown_us
+
+_MOST_NAMES = 3
+_MOST_ERROR = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A known copy, and what storage holds of it."""
+
+    copy: KnownCopy
+    finding: Finding | None  # None: storage could not be asked
+    objects: int = 0
+    size_bytes: int = 0
+    statement: dict[str, str] | None = None
+    detail: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Which copy."""
+        return self.copy.intent.copy.value
+
+
+def verdict(history: LedgerHistory, seen: Sequence[Seen]) -> str:
+    """One sentence: what holds the ledger, or what became of it, and what to do if there is something to do."""
+    if history.live:
+        parts = [_lost(seen) or _kept(history.live, history.references), *_left_of_copies(history.intents)]
+        return "; ".join(parts)
+    return _gone(history, seen)
+
+
+def _lost(seen: Sequence[Seen]) -> str | None:
+    """What contradicts a LIVE copy's row comes before everything else."""
+    live = [one for one in seen if one.copy.state == CopyState.LIVE]
+    whole = any(one.finding is not Finding.ABSENT for one in live)
+    for one in live:
+        if one.finding is Finding.ABSENT:
+            there = "and it is read from its other copy" if whole else "and no other copy: this is data loss"
+            return f"listed, but storage holds nothing of its {one.kind} copy, {there}"
+        if one.finding is Finding.FOREIGN:
+            return f"listed, but storage says that its {one.kind} copy is somebody else's: {one.detail}"
+    return None
+
+
+def _kept(live: LiveLedger, references: Sequence[Reference]) -> str:
+    if live.state is LedgerState.CREATING:
+        return "newborn and in no list yet; if its creator died, a sweep takes it away"
+    if not live.listed:
+        return "in no list, although its row exists: nothing reads it"
+    if live.state is LedgerState.OPEN:
+        return "listed and open: it takes entries"
+    said = (_REASONS[one.kind](one.facts) for one in references if one.kind in _REASONS)
+    needed = [str(one.facts["subscription"]) for one in references if one.kind is ReferenceKind.CURSOR]
+    last = any(one.facts.get("last") for one in references if one.kind is ReferenceKind.LIST)
+    rest = "the last of its list, which always stays" if last else "needed by no subscription: retention lets it go"
+    return next(said, f"listed and {_subscriptions(needed) if needed else rest}")
+
+
+_REASONS: Mapping[ReferenceKind, Callable[[Mapping[str, object]], str]] = {
+    ReferenceKind.OFFLOAD: lambda _: "listed; its tiered copy is being written",
+    ReferenceKind.CURSOR_SNAPSHOT: lambda facts: f"listed: it holds the state of subscription {facts['subscription']}",
+    ReferenceKind.SCHEMA: lambda facts: f"listed: it holds version {facts['version']} of its topic's schema",
+}
+
+
+def _subscriptions(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"needed by subscription{'s' if len(names) > 1 else ''} {', '.join(names[:_MOST_NAMES])}{more}"
+
+
+def _left_of_copies(intents: Sequence[FiledIntent]) -> list[str]:
+    """Copies of a listed ledger that are not gone yet, such as a primary one that was offloaded."""
+    left = [one for one in intents if one.intent.state is not DeletionState.DELETED]
+    return [
+        f"its {one.intent.copy.value} copy of generation {one.intent.generation}: {_unfinished(one)}" for one in left
+    ]
+
+
+def _gone(history: LedgerHistory, seen: Sequence[Seen]) -> str:
+    left = [one for one in history.intents if one.intent.state is not DeletionState.DELETED]
+    if left:
+        worst = min(left, key=lambda one: one.intent.state is DeletionState.PENDING)  # a dead letter needs a person
+        return _unfinished(worst) + (f"; and {len(left) - 1} more of its copies" if len(left) > 1 else "")
+    if not history.intents:
+        return _forgotten(history)
+    ended = _moment(max(one.finished_us or one.created_us for one in history.intents))
+    back = next((one for one in seen if one.finding is Finding.OWN), None)
+    if back:
+        return f"deleted on {ended}, and yet storage holds {back.objects} objects of its {back.kind} copy now"
+    if all(one.intent.outcome is Outcome.ALREADY_GONE for one in history.intents):
+        return f"gone: on {ended} storage held nothing of it any more"
+    return f"deleted on {ended}, confirmed by storage"
+
+
+def _unfinished(one: FiledIntent) -> str:
+    intent, error = one.intent, _short(one.intent.last_error)
+    if intent.state is DeletionState.DEAD_LETTERED:
+        outcome = intent.outcome.value if intent.outcome else "no outcome"
+        return f"dead letter: {outcome}{error}; `sexton deletion redrive {intent.row_id}` tries again"
+    since = f"detached on {_moment(one.created_us)}"
+    if one.stalled:
+        return f"{since}, and no workflow is at work on it{error}; the next sweep takes it up"
+    if intent.handed_to:
+        return f"{since}; {intent.handed_to} is at work on it, {intent.attempts} attempts so far{error}"
+    return f"{since}; batch {intent.batch_id} is to delete it"
+
+
+def _moment(at_us: int) -> str:
+    """To the second: the intents below have the rest."""
+    return shown_us(at_us - at_us % 1_000_000)
+
+
+def _short(error: str | None) -> str:
+    text = error or ""
+    return f": {text if len(text) <= _MOST_ERROR else text[: _MOST_ERROR - 1] + '…'}" if text else ""
+
+
+def _forgotten(history: LedgerHistory) -> str:
+    if history.decisions:
+        return "gone: its deletion ended and was forgotten, and the audit log is all that is left"
+    return "given out once, and nothing is known of it any more"

@@ -1,0 +1,129 @@
+"""`topic append`: entries from JSON lines, all of them checked before the first is written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from logstore.errors import SextonError
+from logstore.names import check_name
+from workers.cli.command import command
+from workers.cli.context import Session
+from workers.cli.errors import ExitCode, Interrupted, failure_of
+from workers.cli.options import TopicArgument, Transaction, refuse_transaction
+from workers.cli.output import Answer, error_line
+from workers.cli.progress import Bar, watching
+from workers.cli.topic.topics import topic
+
+if TYPE_CHECKING:
+    from logstore.log.entries import NewEntry
+    from logstore.ports.catalog import Topic
+    from logstore.positions import Position
+
+_BATCH_BYTES = 16 * 1024 * 1024  # a batch of large payloads ends before its number of entries is reached
+
+File = Annotated[str, typer.Option("--file", metavar="F", help="JSON lines; - is stdin.")]
+Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, max=100_000, help="Entries in one append.")]
+Producer = Annotated[str | None, typer.Option("--producer", metavar="P", help="Deduplicate by its sequence ids.")]
+
+
+@dataclass(slots=True)
+class _Progress:
+    count: int = 0
+    duplicates: int = 0
+    first: "Position | None" = None
+    last: "Position | None" = None
+    lines: int = 0  # up to and including this line all is written
+
+    def document(self) -> dict[str, object]:
+        ends = {"first": self.first, "last": self.last}
+        told = {name: None if position is None else str(position) for name, position in ends.items()}
+        return {"count": self.count, **told, "duplicates": self.duplicates}
+
+
+@command(
+    topic,
+    "append",
+    examples=[
+        "sexton topic append persistent://public/default/orders --file orders.jsonl",
+        """echo '{"key": "k", "payload": "v"}' | sexton topic append persistent://public/default/orders --file -""",
+    ],
+)
+def append(
+    session: Session,
+    name: TopicArgument,
+    *,
+    file: File,
+    batch: Batch = 1000,
+    txn: Transaction = None,
+    producer: Producer = None,
+) -> Answer:
+    """Append JSON lines: key, payload or payload_b64, deliver_at, sequence_id, properties.
+
+    Every line is checked first: a bad one stops the command before anything is written.
+    """
+    from workers.cli.topic.json_lines import parse_lines, rereadable  # noqa: PLC0415 - start-up time
+
+    refuse_transaction(txn)
+    if producer is not None:
+        check_name("producer", producer)
+    with rereadable(file) as source, watching("checking lines") as bar:
+        lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None))
+        target = session.topic(name)
+        source.seek(0)
+        return _append_all(session, target, _Lines(source, producer, lines, batch), bar)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    source: IO[bytes]
+    producer: str | None
+    total: int  # entries that were checked: what the file gained since is not read
+    batch: int
+
+    def batches(self) -> "Iterator[tuple[int, list[NewEntry]]]":
+        """The last line's number and the entries of each append."""
+        from workers.cli.topic.json_lines import parse_lines  # noqa: PLC0415 - start-up time
+
+        held: list[NewEntry] = []
+        number = size = 0
+        parsed = parse_lines(self.source, with_producer=self.producer is not None)
+        for number, entry in islice(parsed, self.total):
+            held.append(entry)
+            size += entry.size_bytes
+            if len(held) >= self.batch or size >= _BATCH_BYTES:
+                yield number, held
+                held, size = [], 0
+        if held:
+            yield number, held
+
+
+def _append_all(session: Session, target: "Topic", lines: _Lines, bar: Bar) -> Answer:
+    from logstore.log.entries import ProducedEntries  # noqa: PLC0415 - start-up time
+
+    done = _Progress()
+    bar.say("appending")
+    try:
+        for number, entries in lines.batches():
+            result = session.log.managed.append(target, ProducedEntries(entries=entries, producer=lines.producer))
+            done.count += result.count
+            done.duplicates += result.duplicates
+            done.first, done.last = done.first or result.first, result.last or done.last
+            done.lines = number
+            bar.advance(done.count, lines.total)
+    except KeyboardInterrupt:
+        return _stopped(done, Interrupted(), ExitCode.INTERRUPTED)
+    except SextonError as error:
+        if not done.lines:
+            raise
+        return _stopped(done, error, ExitCode.PARTIAL)
+    return Answer(document=done.document())
+
+
+def _stopped(done: _Progress, error: SextonError, code: ExitCode) -> Answer:
+    """Say which lines are written, and what stopped the next batch: interrupted, that one may be written too."""
+    error_line(f"stopped after line {done.lines}: {error}")
+    told = {**done.document(), "written_to_line": done.lines, **failure_of(error).document()}
+    return Answer(document=told, code=code)

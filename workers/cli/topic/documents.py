@@ -1,0 +1,93 @@
+"""Topics, subscriptions and entries as JSON documents."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from workers.cli.output import plain, topic_shown
+from workers.cli.times import shown_us
+
+if TYPE_CHECKING:
+    from logstore.cursors.services.subscriptions import Subscription
+    from logstore.log.entries import Entry
+    from logstore.ports.catalog import Topic
+    from logstore.positions import TopicId
+    from workers.assembly import LogStore
+
+
+def topic_document(log: "LogStore", topic: "Topic") -> dict[str, object]:
+    """Everything that `topic show` tells."""
+    known = log.catalog.ledgers.totals(topic.topic_id)
+    return {
+        "topic_id": topic.topic_id,
+        "name": topic_shown(topic.name),
+        "state": topic.state.value,
+        "retention_s": topic.policy.retention_s,
+        "retention_bytes": topic.policy.retention_bytes,
+        "created": shown_us(topic.created_us),
+        "ledgers": known.ledgers,
+        "entries": known.entries,
+        "size_bytes": known.size_bytes,
+        "subscriptions": subscription_documents(log, topic.topic_id, log.subscriptions.all(topic.topic_id)),
+        "max_read_position": None if known.last is None else str(known.last),
+    }
+
+
+def topic_shown_in_list(row: Mapping[str, Any]) -> dict[str, object]:
+    """A topic's document as a line of a table."""
+    return {
+        "name": row["name"],
+        "state": row["state"],
+        "ledgers": row["ledgers"],
+        "entries": row["entries"],
+        "bytes": row["size_bytes"],
+        "last": row["max_read_position"],
+        "subscriptions": ", ".join(_subscription_shown(one) for one in row["subscriptions"]),
+    }
+
+
+def _subscription_shown(one: Mapping[str, object]) -> str:
+    return f"{one['name']} is {'an unknown number' if one['backlog'] is None else plain(one['backlog'])} behind"
+
+
+def subscription_documents(
+    log: "LogStore", topic_id: "TopicId", found: "Sequence[Subscription]"
+) -> list[dict[str, object]]:
+    """Subscriptions with their backlogs; without that where part of a state is lost, which is then named."""
+    backlogs = log.catalog.ledgers.backlogs(topic_id, [one.state for one in found])
+    return [_subscription(one, behind) for one, behind in zip(found, backlogs, strict=True)]
+
+
+def _subscription(found: "Subscription", backlog: int) -> dict[str, object]:
+    lost = found.lost_snapshot
+    return {
+        "name": found.name,
+        "mark_delete": str(found.state.mark_delete),
+        "backlog": backlog if lost is None else None,
+        "created": shown_us(found.created_us),
+        **({} if lost is None else {"lost_ledger": lost}),
+    }
+
+
+def entry_document(entry: "Entry") -> dict[str, object]:
+    """An entry as `topic read` prints it."""
+    return {
+        "position": str(entry.position),
+        "key": entry.key,
+        "payload_b64": base64.b64encode(entry.payload or b"").decode(),
+        "publish_ms": entry.publish_ms,
+        "deliver_at_ms": entry.deliver_at_ms,
+        "properties": dict(entry.properties),
+    }
+
+
+def entry_shown(entry: "Entry", *, most: int | None = 80) -> dict[str, object]:
+    """An entry as people see it: the payload as text where it is text, cut at `most` characters."""
+    text = (entry.payload or b"").decode("utf-8", errors="replace")
+    return {
+        "position": str(entry.position),
+        "key": entry.key,
+        "payload": text if most is None or len(text) <= most else f"{text[: most - 1]}…",
+        "published": shown_us(entry.publish_ms * 1_000),
+        "properties": dict(entry.properties),
+    }

@@ -1,0 +1,192 @@
+"""JSON lines as entries: one object a line, every line checked before anything is written.
+
+A file is read twice, so that its size does not matter: once to check all of it, once to append. What cannot be
+read twice (a pipe) is kept in a temporary file meanwhile.
+"""
+
+import base64
+import binascii
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import IO, NoReturn, TypeVar
+
+from logstore.errors import InvalidInput
+from logstore.log.entries import NewEntry
+from workers.cli.times import delivery_ms
+
+MAX_LINE = 16 * 1024 * 1024
+"""Longest line, bytes, inclusive: one line must not fill the memory."""
+
+_T = TypeVar("_T")
+
+_FIELDS = ("key", "payload", "payload_b64", "deliver_at", "sequence_id", "properties")
+_MAX_INT = 2**63 - 1
+_IN_MEMORY = 8 * 1024 * 1024
+
+
+@contextmanager
+def rereadable(path: str) -> Iterator[IO[bytes]]:
+    """Open a file, or stdin for `-`, so that it can be read twice from its beginning.
+
+    Raises:
+        InvalidInput: It cannot be opened.
+    """
+    try:
+        source: IO[bytes] = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115, PTH123 - closed below
+    except OSError as error:
+        raise InvalidInput(
+            "file", expected="a file that can be read, or -", found=f"{path}: {error.strerror}"
+        ) from error
+    try:
+        if path != "-" and source.seekable():
+            yield source
+            return
+        with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
+            while piece := source.read(1 << 20):
+                kept.write(piece)
+            kept.seek(0)
+            yield kept
+    finally:
+        if path != "-":
+            source.close()
+
+
+def parse_lines(source: IO[bytes], *, with_producer: bool) -> Iterator[tuple[int, NewEntry]]:
+    """Entries with their line numbers, which count from 1; lines of white space are passed over.
+
+    Args:
+        source: Bytes, read as the iterator is drawn.
+        with_producer: Whether sequence ids have a meaning; they are refused otherwise.
+
+    Raises:
+        InvalidInput: `line N: field`, at the first line that is not an entry.
+    """
+    before = -1
+    for number, raw in enumerate(iter(lambda: source.readline(MAX_LINE + 2), b""), start=1):
+        if not raw.strip():
+            continue
+        entry = parse_line(raw, number)
+        if entry.sequence_id is not None:
+            _check_sequence(entry.sequence_id, before, number, with_producer=with_producer)
+            before = entry.sequence_id
+        yield number, entry
+
+
+def _check_sequence(sequence_id: int, before: int, number: int, *, with_producer: bool) -> None:
+    if not with_producer:
+        _refuse(number, "sequence_id", "--producer beside sequence ids", sequence_id)
+    if sequence_id <= before:
+        _refuse(number, "sequence_id", f"more than {before}, the one before", sequence_id)
+
+
+def parse_line(raw: bytes, number: int) -> NewEntry:
+    """One line as an entry.
+
+    Raises:
+        InvalidInput: `line N`, or `line N: field`, with what was expected and what was found.
+    """
+    fields = {name: value for name, value in _object(raw, number).items() if value is not None}
+    for name in fields:
+        if name not in _FIELDS:
+            nearest = get_close_matches(name, _FIELDS, n=1, cutoff=0.0)[0]
+            _refuse(number, name, f"a known field (nearest: {nearest})", name)
+    return NewEntry(
+        payload=_payload(fields, number),
+        key=_optional(fields, "key", number, _text),
+        deliver_at_ms=_optional(fields, "deliver_at", number, delivery_ms),
+        sequence_id=_optional(fields, "sequence_id", number, _sequence),
+        properties=_optional(fields, "properties", number, _properties) or {},
+    )
+
+
+def _object(raw: bytes, number: int) -> Mapping[str, object]:
+    if len(raw.rstrip(b"\r\n")) > MAX_LINE:
+        raise InvalidInput(f"line {number}", expected=f"at most {MAX_LINE} bytes", found=f"{len(raw)} or more")
+    try:
+        text = raw.decode("utf-8")
+        found = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"line {number}", expected="UTF-8 text", found=raw[error.start : error.end]) from None
+    except json.JSONDecodeError as error:
+        expected = f"JSON ({error.msg} at column {error.colno})"
+        raise InvalidInput(f"line {number}", expected=expected, found=text.strip()) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"line {number}", expected=f"JSON ({error})", found=text.strip()) from None
+    if not isinstance(found, dict):
+        raise InvalidInput(f"line {number}", expected="a JSON object", found=found)
+    return found
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} only once")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"no {name}")
+
+
+def _optional(fields: Mapping[str, object], name: str, number: int, convert: Callable[[object], _T]) -> _T | None:
+    if name not in fields:
+        return None
+    try:
+        return convert(fields[name])
+    except ValueError as error:
+        _refuse(number, name, str(error), fields[name])
+
+
+def _payload(fields: Mapping[str, object], number: int) -> bytes:
+    if ("payload" in fields) == ("payload_b64" in fields):
+        found = sorted(fields)
+        _refuse(number, "payload", "either payload or payload_b64", found)
+    text = _optional(fields, "payload", number, _text)
+    if text is not None:
+        return text.encode()
+    packed = _optional(fields, "payload_b64", number, _base64)
+    assert packed is not None
+    return packed
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("text")  # noqa: TRY004 - the caller makes one refusal of all of these
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text that UTF-8 can hold") from None
+    return value
+
+
+def _base64(value: object) -> bytes:
+    try:
+        return base64.b64decode(_text(value), validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("base64 with its padding") from None
+
+
+def _sequence(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT:
+        raise ValueError("a whole number from 0 to 2**63 - 1")
+    return value
+
+
+def _properties(value: object) -> dict[str, str]:
+    rule = "an object whose values are text"
+    if not isinstance(value, dict):
+        raise ValueError(rule)  # noqa: TRY004 - as above
+    try:
+        return {_text(name): _text(item) for name, item in value.items()}
+    except ValueError:
+        raise ValueError(rule) from None
+
+
+def _refuse(number: int, field: str, expected: str, found: object) -> NoReturn:
+    raise InvalidInput(f"line {number}: {field}", expected=expected, found=found)

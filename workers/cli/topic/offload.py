@@ -1,0 +1,111 @@
+"""`topic offload`: tiered copies, and removal of primary copies, started or tried out."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from logstore.positions import LedgerId
+from workers.cli.command import command
+from workers.cli.context import Session
+from workers.cli.deletion.failures import in_part, left_of
+from workers.cli.deletion.failures import why as why_failed
+from workers.cli.errors import ExitCode, code_of_outcomes
+from workers.cli.jobs import counted, finished, started
+from workers.cli.options import DryRun, Reason, TopicArgument, Wait, known_number
+from workers.cli.output import Answer
+from workers.cli.topic.topics import topic
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import Topic
+    from workers.client import Sexton
+
+_BEFORE_ANY = LedgerId(-1)
+_PREVIEW = 10_000  # ledgers that a dry run names
+
+Ledgers = Annotated[
+    list[int] | None,
+    typer.Option("--ledger", metavar="ID", callback=known_number, help="Only this ledger; may be given several times."),
+]
+DeletePrimary = Annotated[
+    bool, typer.Option("--delete-primary", help="Then delete primary copies; ledgers are read from their tiered ones.")
+]
+
+
+@command(
+    topic,
+    "offload",
+    examples=[
+        "sexton topic offload persistent://public/default/orders --dry-run",
+        "sexton topic offload persistent://public/default/orders --ledger 4 --ledger 5",
+        'sexton topic offload persistent://public/default/orders --delete-primary --reason "cold"',
+    ],
+)
+def offload(
+    session: Session,
+    name: TopicArgument,
+    *,
+    ledger: Ledgers = None,
+    delete_primary: DeletePrimary = False,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    wait: Wait = True,
+) -> Answer:
+    """Copy closed ledgers to the tiered bucket, checked by reading them back; they stay readable all along."""
+    found, wanted = session.topic(name), [LedgerId(one) for one in dict.fromkeys(ledger)] if ledger else None
+    if wanted is not None:
+        session.log.catalog.offloads.check(found.topic_id, wanted)
+    if dry_run:
+        return _preview(session, found, wanted, delete_primary=delete_primary)
+
+    async def work(client: "Sexton") -> Answer:
+        handle = await client.offload_topic(found, wanted, delete_primary, reason, session.actor)
+        if not wait:
+            return Answer(document=started(client, handle))
+        result = await finished(client, handle, "offloading")
+        return _answer(session, found, handle.id, result, delete_primary=delete_primary)
+
+    return session.with_client(work)
+
+
+def _preview(session: Session, found: "Topic", wanted: list[LedgerId] | None, *, delete_primary: bool) -> Answer:
+    """What would be copied and what would go, and nothing changed."""
+    offloads = session.log.catalog.offloads
+    copied = offloads.candidates(found.topic_id, wanted, after=_BEFORE_ANY, limit=_PREVIEW)
+    published = offloads.removable(found.topic_id, wanted, after=_BEFORE_ANY, limit=_PREVIEW)
+    going = sorted({*copied, *(one.statement.ledger_id for one in published)}) if delete_primary else []
+    document = {"dry_run": True, "offloaded": len(copied), "ledger_ids": [int(one) for one in copied]}
+    return Answer(document={**document, "removed": [int(one) for one in going]})
+
+
+def _answer(
+    session: Session,
+    found: "Topic",
+    workflow_id: str,
+    result: Any,  # noqa: ANN401 - the workflow's own type
+    *,
+    delete_primary: bool,
+) -> Answer:
+    outcomes = counted(result.outcomes)
+    document: dict[str, object] = {
+        "workflow_id": workflow_id,
+        "offloaded": result.offloaded,
+        "bytes": result.size_bytes,
+        "already": result.already,
+        "gone": result.gone,
+        "running": result.running,
+        "failed": [],
+        "failed_count": result.failed,
+        "refused": result.refused,
+        "refusals": list(result.refusals),
+        "errors": {str(ledger_id): error for ledger_id, error in sorted(result.errors.items())},
+    }
+    if delete_primary:
+        doubts = {str(ledger_id): doubt for ledger_id, doubt in sorted(result.doubts.items())}
+        document |= {"removed": result.removed, "unproved": result.unproved, "doubts": doubts, "outcomes": outcomes}
+    deleted_in_part = code_of_outcomes(outcomes) is ExitCode.PARTIAL
+    if not (result.failed or result.running or result.unproved or result.refused or deleted_in_part):
+        return Answer(document=document)
+    told = [{"id": ledger, "error": why} for ledger, why in [*result.errors.items(), *result.doubts.items()]]
+    left = left_of(session, topic=found) if deleted_in_part else ()
+    kept = [{"id": one.ledger_id, "error": f"deletion {one.row_id}: {why_failed(one)}"} for one in left]
+    return in_part(document, [*told, *kept])

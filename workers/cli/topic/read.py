@@ -1,0 +1,106 @@
+"""`topic read`, `ack` and `seek`: what a consumer sees and acknowledges."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from logstore.errors import InvalidInput
+from logstore.names import check_subscription
+from logstore.positions import LedgerId, Position
+from workers.cli.command import command
+from workers.cli.context import Session
+from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction, refuse_transaction
+from workers.cli.output import Answer
+from workers.cli.topic.documents import entry_document, entry_shown
+from workers.cli.topic.topics import topic
+
+if TYPE_CHECKING:
+    from logstore.cursors.state import CursorState
+    from logstore.ports.catalog import Topic
+
+_ORDERS = "persistent://public/default/orders"
+_BEGINNING = Position(LedgerId(-1), -1)
+_COLUMNS = ("publish_ms", "deliver_at_ms", "key", "payload", "properties")
+
+AsSubscription = Annotated[
+    str | None, typer.Option("--subscription", metavar="S", help="Leave out what it has acknowledged.")
+]
+OfSubscription = Annotated[str, typer.Option("--subscription", metavar="S", help="Whose cursor moves.")]
+FromPosition = Annotated[str | None, typer.Option("--from", metavar="POS", help="First entry, as ledger:entry.")]
+Max = Annotated[int, typer.Option("--max", metavar="N", min=1, max=1_000_000, help="At most so many entries.")]
+Positions = Annotated[
+    list[str] | None, typer.Option("--position", metavar="P", help="One entry, as ledger:entry; may be repeated.")
+]
+UpTo = Annotated[str | None, typer.Option("--to", metavar="P", help="Everything up to and including this entry.")]
+SeekTo = Annotated[str, typer.Option("--to", metavar="P", help="The entry to read next, as ledger:entry.")]
+
+
+@command(topic, "read", examples=[f"sexton topic read {_ORDERS} --subscription billing --max 10 --json"])
+def read(
+    session: Session,
+    name: TopicArgument,
+    *,
+    subscription: AsSubscription = None,
+    start: FromPosition = None,
+    max_entries: Max = 100,
+) -> Answer:
+    """Read entries that a consumer may see now, without acknowledging them."""
+    position = None if start is None else Position.parse(start, field="from")
+    found = session.topic(name)
+    state = _state(session, found, subscription)
+    entries = session.log.managed.read(
+        found, from_position=position, max_entries=max_entries, columns=_COLUMNS, cursor_state=state
+    )
+    return Answer(
+        document=[entry_document(one) for one in entries],
+        shown=[entry_shown(one) for one in entries],
+        wide=[entry_shown(one, most=None) for one in entries] if session.wide else None,
+        empty="no entries",
+    )
+
+
+def _state(session: Session, found: "Topic", subscription: str | None) -> "CursorState":
+    """The subscription's cursor; without one, that of a consumer who has acknowledged nothing."""
+    from logstore.cursors.state import CursorState  # noqa: PLC0415 - start-up time
+
+    if subscription is None:
+        return CursorState(_BEGINNING)
+    return session.log.subscriptions.get(found.topic_id, check_subscription(subscription)).state
+
+
+@command(
+    topic,
+    "ack",
+    examples=[
+        f"sexton topic ack {_ORDERS} --subscription billing --to 4:99",
+        f"sexton topic ack {_ORDERS} --subscription billing --position 4:7 --position 4:9",
+    ],
+)
+def ack(
+    session: Session,
+    name: TopicArgument,
+    *,
+    subscription: OfSubscription,
+    position: Positions = None,
+    to: UpTo = None,
+    txn: Transaction = None,
+) -> Answer:
+    """Acknowledge single entries, or everything up to one."""
+    refuse_transaction(txn)
+    if bool(position) == (to is not None):
+        raise InvalidInput("position", expected="either --position or --to", found="both" if position else "neither")
+    check_subscription(subscription)
+    positions = tuple(Position.parse(one) for one in position or ())
+    up_to = None if to is None else Position.parse(to, field="to")
+    topic_id = session.topic(name).topic_id
+    answer = session.log.subscriptions.acknowledge(topic_id, subscription, positions=positions, up_to=up_to)
+    return Answer(document={"mark_delete": str(answer.mark_delete)})
+
+
+@command(topic, "seek", examples=[f"sexton topic seek {_ORDERS} billing --to 4:0"])
+def seek(session: Session, name: TopicArgument, sub: SubscriptionArgument, *, to: SeekTo) -> Answer:
+    """Set a subscription so that the entry is its next one; what it acknowledged is forgotten."""
+    check_subscription(sub)
+    position = Position.parse(to, field="to")
+    moved = session.log.subscriptions.seek(session.topic(name).topic_id, sub, position)
+    return Answer(document={"mark_delete": str(moved.state.mark_delete)})

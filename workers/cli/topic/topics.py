@@ -1,0 +1,123 @@
+"""`topic create`, `list`, `show`, `roll` and `subscribe`."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from logstore.errors import InvalidInput
+from logstore.names import TopicName, check_subscription
+from logstore.ports.catalog import TopicState
+from workers.cli.command import command, group
+from workers.cli.context import Session
+from workers.cli.filters import encoded_topic
+from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, known_number, refuse_durable
+from workers.cli.output import Answer, note, topic_shown
+from workers.cli.topic.documents import subscription_documents, topic_document, topic_shown_in_list
+
+topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
+
+_ORDERS = "persistent://public/default/orders"
+Retention = Annotated[str, typer.Option("--retention", metavar="D", help="Keep consumed ledgers so long: 15m, 3d.")]
+RetentionBytes = Annotated[
+    int | None,
+    typer.Option("--retention-bytes", metavar="N", callback=known_number, help="Keep the newest N bytes of them."),
+]
+
+
+def _beginning(prefix: str | None) -> str | None:
+    scheme = "persistent://"
+    if prefix is None:
+        return None
+    if (
+        not prefix
+        or not prefix.isprintable()
+        or not (prefix.startswith(scheme) or scheme.startswith(prefix))
+        or len(prefix) > 200
+    ):
+        raise InvalidInput("prefix", expected=f"how a name begins, as {scheme}public/", found=prefix)
+    return prefix
+
+
+Prefix = Annotated[
+    str | None, typer.Option("--prefix", metavar="TEXT", callback=_beginning, help="Only names that begin so.")
+]
+State = Annotated[TopicState | None, typer.Option("--state", case_sensitive=False, help="Only topics in this state.")]
+After = Annotated[
+    str | None, typer.Option("--after", metavar="NAME", help="Only names behind this one: the next page.")
+]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="At most so many.")]
+
+
+@command(topic, "create", examples=[f"sexton topic create {_ORDERS}", f"sexton topic create {_ORDERS} --retention 3d"])
+def create(
+    session: Session,
+    name: TopicArgument,
+    *,
+    retention: Retention = "0s",
+    retention_bytes: RetentionBytes = None,
+    durable_delete: DurableDelete = None,
+) -> Answer:
+    """Create a topic; its consumed ledgers go when a limit is reached, at once if there is none."""
+    from logstore.deletion.retention import RetentionPolicy  # noqa: PLC0415 - start-up time
+    from workers.settings import parse_duration  # noqa: PLC0415
+
+    refuse_durable(durable_delete)
+    encoded = TopicName.parse(name).encoded
+    policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
+    return Answer(document=topic_document(session.log, session.log.catalog.topics.create(encoded, policy)))
+
+
+@command(
+    topic,
+    "list",
+    examples=["sexton topic list --json", "sexton topic list --prefix persistent://public/ --state DELETING"],
+)
+def list_(
+    session: Session, *, prefix: Prefix = None, state: State = None, after: After = None, limit: Limit = 1_000
+) -> Answer:
+    """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
+    behind = encoded_topic(after) or ""
+    named = [one for one in session.log.catalog.topics.all() if topic_shown(one.name).startswith(prefix or "")]
+    rest = [one for one in named if state in {None, one.state} and one.name > behind]
+    if prefix and not named:
+        note(f"no topic's name begins with {prefix}")
+    if len(rest) > limit:
+        note(f"there are {len(rest) - limit:,} more: go on with --after {topic_shown(rest[limit - 1].name)}")
+    found = [topic_document(session.log, one) for one in rest[:limit]]
+    shown = [topic_shown_in_list(row) for row in found]
+    return Answer(document=found, shown=shown, beneath=("subscriptions",), empty="no topics")
+
+
+@command(topic, "show", examples=[f"sexton topic show {_ORDERS} --json"])
+def show(session: Session, name: TopicArgument) -> Answer:
+    """Show one topic."""
+    return Answer(document=topic_document(session.log, session.topic(name)))
+
+
+@command(topic, "roll", examples=[f"sexton topic roll {_ORDERS}"])
+def roll(session: Session, name: TopicArgument) -> Answer:
+    """Close the topic's current ledger and open a new one."""
+    rolled = session.log.managed.roll(session.topic(name))
+    return Answer(document={"closed": rolled.closed, "opened": rolled.opened})
+
+
+class Start(StrEnum):
+    """Where a new subscription begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+From = Annotated[Start, typer.Option("--from", help="Begin at the first entry, or behind the last one.")]
+
+
+@command(topic, "subscribe", examples=[f"sexton topic subscribe {_ORDERS} billing --from earliest"])
+def subscribe(
+    session: Session, name: TopicArgument, sub: SubscriptionArgument, *, start: From = Start.LATEST
+) -> Answer:
+    """Create a subscription; one that exists is shown as it is."""
+    check_subscription(sub)
+    found = session.topic(name)
+    subscription = session.log.subscriptions.subscribe(found.topic_id, sub, latest=start is Start.LATEST)
+    return Answer(document=subscription_documents(session.log, found.topic_id, [subscription])[0])

@@ -1,0 +1,138 @@
+"""`trace`: the spans of a command or of a job, of all processes of this home, as one tree."""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from logstore.errors import InvalidInput, UnknownObject
+from workers.cli.command import command, group
+from workers.cli.context import Session
+from workers.cli.output import Answer, note
+from workers.cli.times import shown_us
+
+if TYPE_CHECKING:
+    from infra.telemetry.span_reader import Sighting, SpanReader
+    from infra.telemetry.span_tree import Node
+
+alone = group("traces", "Traces.")
+
+_TRACE_ID = re.compile(r"[0-9a-fA-F]{32}")
+_MOST_RELATED = 10
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="A workflow's id (its newest run) or a trace's id, 32 digits.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a page with a timeline, for any browser.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A trace, and how it was come by."""
+
+    trace_id: str
+    workflow_id: str | None
+    roots: "list[Node]"
+    left_out: int
+    related: "list[Sighting]"
+
+    @property
+    def start_ns(self) -> int:
+        """When its first span began."""
+        return min(root.span.start_ns for root in self.roots)
+
+    @property
+    def end_ns(self) -> int:
+        """When its last span ended."""
+        return max(node.span.end_ns for root in self.roots for node in root.walk())
+
+    def facts(self) -> dict[str, object]:
+        """What is said of it as a whole."""
+        from infra.telemetry.span_tree import errors  # noqa: PLC0415 - start-up time
+
+        nodes = [node.span for root in self.roots for node in root.walk()]
+        return {
+            "trace_id": self.trace_id,
+            "workflow_id": self.workflow_id,
+            "started": shown_us(self.start_ns // 1_000),
+            "duration_ms": round((self.end_ns - self.start_ns) / 1e6, 3),
+            "spans": sum(span.count for span in nodes) + self.left_out,
+            "errors": errors(self.roots),
+            "left_out": self.left_out,
+            "services": sorted({span.service for span in nodes}),
+            "related": [
+                {
+                    "trace_id": one.trace_id,
+                    "run_id": one.run_id,
+                    "span": one.name,
+                    "at": shown_us(one.start_ns // 1_000),
+                }
+                for one in self.related
+            ],
+        }
+
+
+@command(
+    alone,
+    "trace",
+    examples=["sexton trace trim-topic/7", "sexton trace 4bf92f3577b34da6a3ce929d0e0e4736 --html trace.html"],
+)
+def trace(session: Session, name: Id, *, html: Html = None) -> Answer:
+    """Draw the spans of a trace as a tree: what called what, when, for how long, with what error.
+
+    A trace joins the command, the workflows that it started, their activities and every S3, SQL and ZooKeeper call.
+    Equal spans beside each other are one line (how many, how long in all, how long the longest), but with `--wide`.
+    """
+    from infra.telemetry.span_reader import SpanReader  # noqa: PLC0415 - start-up time
+    from infra.telemetry.span_tree import document  # noqa: PLC0415
+    from workers.cli.trace.lines import drawn  # noqa: PLC0415
+
+    reader = SpanReader(session.settings.traces_dir)
+    found = _found(session, reader, name)
+    facts = found.facts()
+    told: dict[str, Any] = {**facts, "tree": [document(root, found.start_ns) for root in found.roots]}
+    if html is not None:
+        _write_page(html, found)
+        told["html"] = str(html)
+    return Answer(document=told, draw=partial(drawn, found))
+
+
+def _found(session: Session, reader: "SpanReader", name: str) -> Found:
+    from infra.telemetry.span_tree import grown  # noqa: PLC0415 - start-up time
+
+    is_trace = _TRACE_ID.fullmatch(name) is not None
+    sightings = [] if is_trace else reader.sightings(name)
+    if not is_trace and not sightings:
+        raise _unknown(session, "a workflow that has spans", name)
+    trace_id = name.lower() if is_trace else sightings[0].trace_id
+    rows = reader.trace(trace_id)
+    if not rows.spans:
+        raise _unknown(session, "a trace that has spans", name)
+    return Found(
+        trace_id=trace_id,
+        workflow_id=None if is_trace else name,
+        roots=grown(rows),
+        left_out=rows.left_out,
+        related=sightings[1 : _MOST_RELATED + 1],
+    )
+
+
+def _unknown(session: Session, what: str, name: str) -> UnknownObject:
+    """Files are pruned, and other machines have their own: a collector, where there is one, may have the spans."""
+    collector = session.services.collector()
+    where = f"{what} in {session.settings.traces_dir}"
+    also = f"; the collector at {collector} gets all spans too: look there" if collector else ""
+    return UnknownObject("id", expected=f"{where}, where files are kept for a time{also}", found=name)
+
+
+def _write_page(path: Path, found: Found) -> None:
+    from workers.cli.trace.page import page  # noqa: PLC0415 - start-up time
+
+    try:
+        path.write_text(page(found), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput("html", expected=f"a file that can be written ({error.strerror})", found=path) from error
+    note(f"wrote {path}")

@@ -1,0 +1,288 @@
+"""`Sexton`: start and watch jobs from a program, one typed method a job.
+
+Example:
+    ```python
+    async with await Sexton.connect(load_settings({}, os.environ, Path.cwd()).settings) as sexton:
+        handle = await sexton.trim_topic(topic, reason="end of day", actor="billing")
+        print((await handle.result()).outcomes)
+    ```
+"""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from temporalio.client import Client, WorkflowHandle
+from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
+
+from activities.deletion import Certificate
+from logstore.errors import OutcomeUnknown
+from logstore.ports.catalog import Cause, Claim, Topic
+from logstore.positions import LedgerId
+from workers.client.batches import Batches, released
+from workers.client.connections import connect_client, open_catalog
+from workers.client.offload_jobs import OffloadJobs
+from workers.client.requests import ascending, deletion_policy, of_topic
+from workers.client.visibility import WorkflowRow, visible_workflows
+from workers.client.waiting import Say, result_of
+from workers.operations import schedules
+from workers.settings import Settings
+from workflows import search_attributes
+from workflows.deletion import delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.delete_topic import DeleteTopic
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.trim_topics import TrimTopics
+from workflows.deletion.values import (
+    DeleteLedgersInput,
+    DeleteLedgersProgress,
+    DeleteTopicInput,
+    DeleteTopicResult,
+    DeletionPolicy,
+    ExplicitDetach,
+    SweepDeletionsInput,
+    SweepDeletionsResult,
+    TrimTopicInput,
+    TrimTopicResult,
+    TrimTopicsInput,
+    TrimTopicsResult,
+)
+
+R = TypeVar("R")
+
+_LET_GO_S = 0.2  # for a thread to get a processor; 6 of 40 programs aborted without, none of 120 with it
+_STARTED_WITHIN_S = 120.0  # after that a redriven batch that nobody started is found by a sweep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriven:
+    """Dead letters that are tried again."""
+
+    started: int  # rows
+    handle: WorkflowHandle[DeleteLedgers, Certificate] | None = None  # of their batch; None if there are no rows
+
+
+class Sexton(OffloadJobs):
+    """Jobs on one Temporal namespace and one catalog.
+
+    What a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.
+    """
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        """Use a client that was made with `connect_client`, or one with the pydantic data converter."""
+        super().__init__(client, settings)
+        self.batches = Batches(client, self._release)
+
+    @staticmethod
+    async def connect(settings: Settings) -> "Sexton":
+        """Connect to Temporal; see `connect_client`."""
+        return Sexton(await connect_client(settings), settings)
+
+    async def __aenter__(self) -> Self:
+        """Use it for one block; see `close`."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Give the SDK's threads time to let go of the last answer; await it before the program may end.
+
+        Temporal's SDK has no call that ends them. One that still holds Python's lock when the interpreter is finalized
+        aborts the process ("PyGILState_Release", exit code 134), after all work is done.
+        """
+        await asyncio.sleep(_LET_GO_S)
+
+    async def result_of(self, handle: WorkflowHandle[Any, R], say: Say) -> R:
+        """The job's result; `say` is told what is waited for and, where nothing moves for 10 s, why and what to do.
+
+        Raises:
+            JobStopped: It was terminated or cancelled, or a job that it waited for was.
+            WorkflowFailureError: It failed, or a guard refused what it was asked.
+        """
+        result: R = await result_of(self.client, handle, say)
+        return result
+
+    async def trim_topic(
+        self, topic: Topic, reason: str = "", actor: str = ""
+    ) -> WorkflowHandle[TrimTopic, TrimTopicResult]:
+        """Delete what retention lets go; joins a trim of the topic that runs already, which then passes once more."""
+        request = TrimTopicInput(
+            topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._policy
+        )
+        self._checked(request)
+        return await (await self.ours()).start_workflow(
+            TrimTopic.run,
+            request,
+            id=trim_topic.workflow_id(topic.topic_id),
+            task_queue=self._settings.task_queue,
+            start_signal="again",
+            static_summary=f"trim {topic.name}",
+            search_attributes=of_topic(topic),
+        )
+
+    async def trim_topics(self, reason: str = "", actor: str = "") -> WorkflowHandle[TrimTopics, TrimTopicsResult]:
+        """Delete what retention lets go of all topics, in one batch; joins a trim of all topics that runs already."""
+        request = self._checked(TrimTopicsInput(actor=actor, reason=reason, policy=self._policy))
+        return await (await self.ours()).start_workflow(
+            TrimTopics.run,
+            request,
+            id=trim_topics.workflow_id(),
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary="trim all topics",
+        )
+
+    async def delete_topic(
+        self, topic: Topic, reason: str = "", actor: str = ""
+    ) -> WorkflowHandle[DeleteTopic, DeleteTopicResult]:
+        """Delete everything of the topic and the topic; joins its deletion if that runs, else goes on from there."""
+        epoch, policy = await asyncio.to_thread(self._epoch), self._policy
+        request = DeleteTopicInput(
+            topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, catalog_epoch=epoch, policy=policy
+        )
+        self._checked(request)
+        return await (await self.ours()).start_workflow(
+            DeleteTopic.run,
+            request,
+            id=delete_topic.workflow_id(topic.topic_id),
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"delete {topic.name}",
+            search_attributes=of_topic(topic),
+        )
+
+    async def delete_ledgers(
+        self,
+        topic: Topic,
+        ledger_ids: Sequence[LedgerId],
+        force: bool = False,
+        reason: str = "",
+        actor: str = "",
+    ) -> WorkflowHandle[DeleteLedgers, Certificate]:
+        """Detach and delete given ledgers, all or none; when one is needed, none.
+
+        The result then says so in `refused`, with the type `LedgerStillNeeded`; `UnknownObject` where there is no such
+        ledger. `result_of` raises both.
+
+        Raises:
+            InvalidInput: None, or more than `MOST_IDS` ids.
+        """
+        detach = self._checked(ExplicitDetach(ledger_ids=ascending(ledger_ids), force=force))
+        batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
+        request = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=topic.topic_id,
+            topic=topic.name,
+            catalog_epoch=await asyncio.to_thread(self._epoch),
+            actor=actor,
+            reason=reason,
+            policy=self._policy,
+            detach=detach,
+        )
+        self._checked(request)
+        return await (await self.ours()).start_workflow(
+            DeleteLedgers.run,
+            request,
+            id=delete_ledgers.workflow_id(batch_id),
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"delete {len(detach.ledger_ids)} ledgers of {topic.name}",
+            search_attributes=of_topic(topic, batch_id),
+        )
+
+    async def sweep_deletions(
+        self, reason: str = "", actor: str = ""
+    ) -> WorkflowHandle[SweepDeletions, SweepDeletionsResult]:
+        """Take up deletions that nobody works on, and forget old ones; joins a sweep that runs already."""
+        request = self._checked(SweepDeletionsInput(actor=actor, reason=reason, policy=self._policy))
+        return await (await self.ours()).start_workflow(
+            SweepDeletions.run,
+            request,
+            id=sweep_deletions.workflow_id(),
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary="sweep deletions",
+        )
+
+    async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> Redriven:
+        """Try dead letters again, None: all there are; see `Redrives.redrive` for what is refused."""
+        batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
+        asked = self._checked(Cause(actor=actor, reason=reason, workflow_id=delete_ledgers.workflow_id(batch_id)))
+        await self.ours()  # before rows change
+        count, epoch = await asyncio.to_thread(self._redrive, row_ids, batch_id, asked)
+        if not count:
+            return Redriven(started=0)
+        request = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=0,
+            topic="",
+            catalog_epoch=epoch,
+            actor=actor,
+            reason=reason,
+            policy=self._policy,
+            carried=DeleteLedgersProgress(intents=count),
+        )
+        self._checked(request)
+        handle = await (await self.ours()).start_workflow(
+            DeleteLedgers.run,
+            request,
+            id=asked.workflow_id,
+            task_queue=self._settings.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"{count} dead letters, tried again",
+            search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.RUN_ID, batch_id)]),
+        )
+        return Redriven(started=count, handle=handle)
+
+    def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
+        """How many rows, and the catalog's epoch; one that may have landed is asked for once more, by its name."""
+        claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_STARTED_WITHIN_S)
+        with open_catalog(self._settings) as catalog:
+            epoch = catalog.ledgers.epoch()
+            try:
+                done = catalog.redrives.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+            except OutcomeUnknown:
+                done = catalog.redrives.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+            return done.intents, epoch
+
+    def _release(self, batch_id: str) -> DeleteLedgersProgress | None:
+        with open_catalog(self._settings) as catalog:
+            return released(catalog.deletions, batch_id)
+
+    async def list_workflows(
+        self,
+        type: str | None = None,  # noqa: A002 - Temporal's word
+        status: str | None = None,
+        topic: str | None = None,
+        limit: int = 100,
+    ) -> list[WorkflowRow]:
+        """Jobs, newest first.
+
+        Args:
+            type: A workflow type, e.g. `trim-topic`.
+            status: Temporal's name of a status, e.g. `Running`.
+            topic: An encoded topic name.
+            limit: At most so many.
+        """
+        return await visible_workflows(self.client, type, status, topic, limit=limit)
+
+    async def apply_schedules(self) -> list[schedules.Applied]:
+        """Bring the namespace's recurring jobs to what the settings say; see `workers.operations.schedules`."""
+        return await schedules.apply_schedules(await self.ours(), self._settings, self._policy)
+
+    async def list_schedules(self) -> list[schedules.ScheduleRow]:
+        """Those recurring jobs that are scheduled."""
+        return await schedules.list_schedules(self.client)
+
+    @property
+    def _policy(self) -> DeletionPolicy:
+        return deletion_policy(self._settings)
+
+    def _epoch(self) -> int:
+        with open_catalog(self._settings) as catalog:
+            return catalog.ledgers.epoch()

@@ -1,0 +1,236 @@
+"""Waiting for a job: what is waited for, why nothing moves, and what to do.
+
+A job that no worker serves, whose task fails again and again, or that was paused, waits for ever and says nothing. A
+command that waits for it here says within seconds why.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
+from temporalio.api.failure.v1 import Failure
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    DescribeWorkflowExecutionResponse,
+    GetWorkflowExecutionHistoryRequest,
+    GetWorkflowExecutionHistoryReverseRequest,
+)
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import ApplicationError, CancelledError, ChildWorkflowError, TerminatedError
+from temporalio.service import RPCError
+
+from activities.deletion import Certificate
+from logstore.errors import SextonError
+from workflows.deletion.delete_ledgers import DeleteLedgers
+
+Say = Callable[[str], None]
+
+PATIENCE_S: Final = 10.0
+"""For so long nothing has to move before it is said why."""
+
+_LOOK_EVERY_S: Final = 2.0
+_DEEPEST: Final = 3  # a trim, its batch, and what the batch hands over
+_MOST_CHILDREN: Final = 10  # looked at of one job
+_ANSWERED_WITHIN_S: Final = 2.0  # by a worker, to a query
+_SAYS_NOTHING: Final = {f"{what}{how}" for what in ("", "workflow ") for how in ("terminated", "cancelled", "canceled")}
+_SERVE: Final = "start one with `sexton worker run`, or `sexton up`"
+_LEFT: Final = {"offload-topic": "what was copied stays copied; ask for the rest again"}
+_SWEPT: Final = "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
+
+
+class JobStopped(SextonError):
+    """Somebody terminated or cancelled what was waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One job, a moment ago."""
+
+    id: str
+    kind: str
+    queue: str
+    found: DescribeWorkflowExecutionResponse
+
+    def progress(self) -> tuple[object, ...]:
+        """Differs once anything has moved."""
+        info = self.found.workflow_execution_info
+        beats = [(one.activity_id, str(one.heartbeat_details)) for one in self.found.pending_activities]
+        return self.id, info.execution.run_id, info.history_length, *beats
+
+
+async def result_of(
+    client: Client,
+    handle: WorkflowHandle[Any, Any],
+    say: Say,
+    *,
+    patience_s: float = PATIENCE_S,
+    look_every_s: float = _LOOK_EVERY_S,
+) -> Any:  # noqa: ANN401 - the workflow's own result type
+    """The job's result; meanwhile `say` is told what is waited for and, once nothing moves, why and what to do.
+
+    Raises:
+        JobStopped: It was terminated or cancelled, or a job that it waited for was.
+        WorkflowFailureError: It failed, or a guard refused; its cause has the error's name as its type.
+    """
+    watch = asyncio.create_task(_watch(client, handle.id, say, patience_s, look_every_s))
+    try:
+        return _unless_refused(await handle.result())
+    except WorkflowFailureError as error:
+        stopped = _stopped(handle.id, error)
+        if stopped is None:
+            raise
+        raise JobStopped(stopped) from error
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+
+def _unless_refused(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
+    """Raise what a guard refused as the failure that it is to the caller; the workflow itself completed."""
+    refusal = result.refused if isinstance(result, Certificate) else None
+    if refusal is not None:
+        told = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
+        raise WorkflowFailureError(cause=told)
+    return result
+
+
+def _stopped(workflow_id: str, error: WorkflowFailureError) -> str | None:
+    """The sentence of one that was stopped by hand."""
+    cause: BaseException | None = error.cause
+    stopped, at = workflow_id, cause
+    while isinstance(at, ChildWorkflowError | ApplicationError):  # a run says its child's failure as its own
+        stopped = at.workflow_id if isinstance(at, ChildWorkflowError) else stopped
+        at = at.cause
+    if not isinstance(at, TerminatedError | CancelledError):
+        return None
+    done = "terminated" if isinstance(at, TerminatedError) else "cancelled"
+    why = f" ({at.message})" if at.message and at.message.lower() not in _SAYS_NOTHING else ""
+    through = "" if stopped == workflow_id else f", for which {workflow_id} waited,"
+    return f"{stopped}{through} was {done}{why}; {_LEFT.get(workflow_id.partition('/')[0], _SWEPT)}"
+
+
+async def _watch(client: Client, workflow_id: str, say: Say, patience_s: float, look_every_s: float) -> None:
+    clock = asyncio.get_running_loop().time
+    seen: object = None
+    since, told, begun = clock(), "", False
+    while True:
+        try:
+            if not begun:
+                say(await _joined(client, workflow_id))
+                begun = True
+            looks = [look async for look in _tree(client, workflow_id, _DEEPEST)]
+            now = tuple(look.progress() for look in looks)
+            if now != seen:
+                seen, since, told = now, clock(), ""
+            elif clock() - since >= patience_s:
+                reasons = [reason for look in looks if (reason := await _reason(client, look))]
+                text = f"nothing has moved for {patience_s:.0f} s: " + ("; ".join(reasons) or "no reason is known")
+                if text != told:
+                    say(text)
+                    told = text
+        except RPCError:  # awaiting the result raises it too
+            begun = True
+        await asyncio.sleep(look_every_s)
+
+
+async def _joined(client: Client, workflow_id: str) -> str:
+    """Whether this client started the run, or another one did, and when."""
+    request = GetWorkflowExecutionHistoryRequest(
+        namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id), maximum_page_size=1
+    )
+    (first, *_) = (await client.workflow_service.get_workflow_execution_history(request)).history.events
+    started = first.workflow_execution_started_event_attributes
+    if started.identity == client.identity:
+        return f"started {workflow_id}"
+    since = f"{first.event_time.ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
+    return f"joined {workflow_id}, which has been running since {since}"
+
+
+async def _tree(client: Client, workflow_id: str, deep: int) -> AsyncIterator[_Look]:
+    """The job, and jobs that it waits for."""
+    found = (await client.get_workflow_handle(workflow_id).describe()).raw_description
+    info = found.workflow_execution_info
+    yield _Look(workflow_id, info.type.name, info.task_queue, found)
+    for child in list(found.pending_children)[: _MOST_CHILDREN if deep > 1 else 0]:
+        async for look in _tree(client, child.workflow_id, deep - 1):
+            yield look
+
+
+async def _reason(client: Client, look: _Look) -> str | None:
+    """Why this job does not move, and what to do; None where it waits for others alone."""
+    if look.found.HasField("pending_workflow_task"):
+        return await _of_task(client, look)
+    for one in look.found.pending_activities:
+        return await _of_activity(client, look, one)
+    if look.kind == "delete-ledgers" and await _paused(client, look.id):
+        return f"{look.id} is paused; `sexton deletion resume {look.id}` lets it go on"
+    return None
+
+
+async def _of_task(client: Client, look: _Look) -> str:
+    task = look.found.pending_workflow_task
+    if task.attempt > 1:
+        why = await _last_failure(client, look.id)
+        told = f"the workflow task of {look.id} fails again and again (attempt {task.attempt}){why}"
+        stop = f"`temporal workflow terminate --workflow-id {look.id}`"
+        return f"{told}; the worker's log says where; it goes on once a worker can do it, or stop it with {stop}"
+    return f"the workflow task of {look.id} waits: " + await _served(
+        client, look.queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+    )
+
+
+async def _of_activity(client: Client, look: _Look, one: PendingActivityInfo) -> str:
+    name = f"activity {one.activity_type.name} of {look.id}"
+    if one.paused:
+        return f"{name} is paused; `temporal activity unpause --workflow-id {look.id} --activity-id {one.activity_id}`"
+    if one.HasField("last_failure"):
+        sentence = _innermost(one.last_failure)
+        return f"{name} is tried again and again (attempt {one.attempt}): {sentence}; it goes on once that is mended"
+    if one.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
+        worker = f" by {one.last_worker_identity}" if one.last_worker_identity else ""
+        return f"{name} is being done{worker}, since {one.last_started_time.ToDatetime():%H:%M:%S} UTC; wait for it"
+    queue = one.activity_options.task_queue.name or look.queue
+    return f"{name} waits: " + await _served(client, queue, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
+
+
+async def _served(client: Client, queue: str, kind: TaskQueueType.ValueType) -> str:
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
+    )
+    pollers = (await client.workflow_service.describe_task_queue(request)).pollers
+    if not pollers:
+        return f"no worker polls the task queue {queue}; {_SERVE}"
+    names = ", ".join(sorted({one.identity for one in pollers})[:3])
+    return f"nobody has picked it up from the task queue {queue}, though {names} polled it a while ago; {_SERVE}"
+
+
+async def _last_failure(client: Client, workflow_id: str) -> str:
+    request = GetWorkflowExecutionHistoryReverseRequest(
+        namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id), maximum_page_size=5
+    )
+    events = (await client.workflow_service.get_workflow_execution_history_reverse(request)).history.events
+    failed = [one.workflow_task_failed_event_attributes for one in events]
+    sentence = next((_innermost(one.failure) for one in failed if one.HasField("failure")), "")
+    return f": {sentence}" if sentence else ""
+
+
+def _innermost(failure: Failure) -> str:
+    while failure.HasField("cause"):
+        failure = failure.cause
+    kind = failure.application_failure_info.type
+    return f"{kind}: {failure.message}" if kind else failure.message
+
+
+async def _paused(client: Client, workflow_id: str) -> bool:
+    """Whether the batch is; one that does not answer is not known to be."""
+    try:
+        async with asyncio.timeout(_ANSWERED_WITHIN_S):
+            handle = client.get_workflow_handle_for(DeleteLedgers.run, workflow_id)
+            return (await handle.query(DeleteLedgers.progress)).paused
+    except (RPCError, TimeoutError):
+        return False

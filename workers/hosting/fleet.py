@@ -1,0 +1,228 @@
+"""A worker process: workflows and activities on task queues, until SIGTERM; then it drains."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from pydantic import ValidationError
+from temporalio.client import Client
+from temporalio.common import MetricMeter
+from temporalio.worker import Worker
+
+from activities.ownership import owner_queue
+from infra.stack.home import StackHome
+from infra.stack.workers import recorded
+from infra.telemetry.logs import start_logs
+from infra.telemetry.metrics import Metrics, start_metrics
+from infra.telemetry.tracing import start_tracing
+from logstore import failpoints
+from logstore.errors import InvalidInput, SextonError
+from logstore.ownership import checked_worker_id
+from logstore.ports.owners import Owners
+from workers.assembly import LogStore, open_log
+from workers.client.connections import connect_client
+from workers.hosting.gauges import DeletionGauges
+from workers.hosting.hosted import all_activities, owner_activities, upload_activities
+from workers.hosting.inputs import CheckedRunner
+from workers.hosting.interceptors import ActivityEdge, InHand
+from workers.hosting.ownership_telemetry import OwnershipTelemetry
+from workers.hosting.owning import Ownership, new_ownership
+from workers.hosting.trace_upkeep import traces_pruned
+from workers.hosting.traced_runs import WorkflowEdge
+from workers.operations import namespace, search_attributes
+from workers.operations.identity import compare_buckets
+from workers.settings import OFF, Settings
+from workflows.deletion.delete_ledger import DeleteLedger
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.delete_topic import DeleteTopic
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.trim_topics import TrimTopics
+from workflows.limits import uploads_queue
+from workflows.offload.offload_ledger import OffloadLedger
+from workflows.offload.offload_topic import OffloadTopic
+
+WORKFLOWS = [
+    TrimTopic,
+    TrimTopics,
+    DeleteTopic,
+    DeleteLedgers,
+    DeleteLedger,
+    SweepDeletions,
+    OffloadTopic,
+    OffloadLedger,
+]
+
+FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
+"""Input that is no JSON of its type: the workflow fails, where it would else try to read it for ever."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """What the Temporal workers of one process have in common."""
+
+    client: Client
+    log: LogStore
+    owners: Owners
+    settings: Settings
+    in_hand: InHand
+
+    def shared(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
+        """The worker of one queue, with every workflow and activity of this build."""
+        return self._worker(
+            queue,
+            threads,
+            self.settings.activity_threads,
+            activities=all_activities(self.log, self.owners),
+            workflows=WORKFLOWS,
+            workflow_runner=CheckedRunner(),
+            workflow_failure_exception_types=FAILURES,
+        )
+
+    def uploader(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
+        """The worker for the uploads of `queue`: they take minutes, and a deletion must not wait for one to end."""
+        activities = upload_activities(self.log)
+        return self._worker(uploads_queue(queue), threads, self.settings.upload_threads, activities=activities)
+
+    def owner(self, worker_id: str, threads: ThreadPoolExecutor) -> Worker:
+        """The worker for what this process owns: activities alone, and never versioned.
+
+        Versioned ones stop getting tasks past 100 queues, and a roll-out would leave owners without their work.
+        """
+        activities = owner_activities(self.log, self.owners)
+        return self._worker(owner_queue(worker_id), threads, self.settings.activity_threads, activities=activities)
+
+    def _worker(self, queue: str, threads: ThreadPoolExecutor, at_once: int, **rest: Any) -> Worker:  # noqa: ANN401
+        return Worker(
+            self.client,
+            task_queue=queue,
+            activity_executor=threads,
+            max_concurrent_activities=at_once,
+            graceful_shutdown_timeout=timedelta(seconds=self.settings.drain_timeout),
+            interceptors=[WorkflowEdge(), ActivityEdge(), self.in_hand],
+            **rest,
+        )
+
+
+async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str | None) -> None:
+    """Serve `queues` until SIGTERM or SIGINT, then drain: work in hand ends, none is taken.
+
+    Raises:
+        InvalidInput: A worker id that cannot be one, no queue, a queue without a name, or nothing can listen at the
+            address for metrics.
+        ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
+        PreconditionFailed: The namespace lacks our search attributes.
+        WorkerIdTaken: Another process lives under this worker id.
+        CatalogMismatch: Buckets, namespace or ZooKeeper's path are not this catalog's.
+    """
+    failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
+    start_logs(level=settings.log_level)
+    name = checked_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
+    if not queues or not all(queues):
+        raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
+    metrics = start_metrics(settings.metrics_address) if settings.metrics_address != OFF else None
+    tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)
+    try:
+        client = await connect_client(settings, identity=name, runtime=metrics.runtime if metrics else None)
+        await search_attributes.require(client)
+        with ExitStack() as while_serving:
+            if metrics:
+                while_serving.enter_context(recorded(StackHome.at(settings.home), name, metrics.url))
+            await _serve(client, settings, queues, name, metrics)
+    finally:
+        tracing.shutdown()
+
+
+async def _serve(client: Client, settings: Settings, queues: Sequence[str], name: str, metrics: Metrics | None) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    in_hand = InHand()
+    with (
+        open_log(settings) as log,
+        ThreadPoolExecutor(settings.activity_threads, "activity") as threads,
+        ThreadPoolExecutor(settings.activity_threads, "owner") as owner_threads,
+        ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
+    ):
+        await asyncio.to_thread(compare_buckets, log, settings)
+        await namespace.require(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
+        owners = new_ownership(
+            settings,
+            log,
+            name,
+            lambda: in_hand.activities / settings.activity_threads,
+            events=OwnershipTelemetry(metrics.runtime.metric_meter if metrics else MetricMeter.noop),
+        )
+        crew = Crew(client=client, log=log, owners=owners, settings=settings, in_hand=in_hand)
+        workers = [crew.shared(queue, threads) for queue in queues]
+        workers += [crew.uploader(queue, upload_threads) for queue in queues]
+        workers.append(crew.owner(name, owner_threads))
+        async with traces_pruned(settings), _gauges(log, metrics), _taking_part(owners, stop) as gave_up:
+            _log.info(
+                "serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address"
+            )
+            await _until(stop, gave_up, workers, settings)
+        if owners.failure:
+            raise owners.failure
+    _log.info("drained")
+
+
+@asynccontextmanager
+async def _taking_part(owners: Ownership, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
+    """Own bundles while the block runs; what it is given ends when this worker owns nothing and never will again."""
+    await _joined(owners, stop)
+    try:
+        yield asyncio.create_task(asyncio.to_thread(owners.stopping.wait))
+    finally:
+        await asyncio.to_thread(owners.stop)
+
+
+async def _joined(owners: Ownership, stop: asyncio.Event) -> None:
+    """Join, unless told to end first: an earlier process of this worker's id is waited for, and writes of others."""
+    joining = asyncio.create_task(asyncio.to_thread(owners.start))
+    told = asyncio.create_task(stop.wait())
+    await asyncio.wait([joining, told], return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if joining.done():
+        await joining
+        return
+    await asyncio.to_thread(owners.stop)
+    with suppress(SextonError):  # that it could not join is no failure any more
+        await joining
+
+
+async def _until(
+    stop: asyncio.Event, gave_up: asyncio.Task[bool], workers: Sequence[Worker], settings: Settings
+) -> None:
+    """Run the workers until a signal, the end of ownership, or the failure of one of them; then drain."""
+    running = [asyncio.create_task(worker.run()) for worker in workers]
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopped, gave_up, *running], return_when=asyncio.FIRST_COMPLETED)
+    _log.info("draining for at most %s s", settings.drain_timeout)
+    await asyncio.gather(*(worker.shutdown() for worker in workers))
+    await asyncio.gather(*running)
+
+
+@asynccontextmanager
+async def _gauges(log: LogStore, metrics: Metrics | None) -> AsyncIterator[None]:
+    """Keep the gauges fresh while the block runs, if anybody can read them."""
+    if metrics is None:
+        yield
+        return
+    reading = asyncio.create_task(DeletionGauges(metrics.runtime.metric_meter, log.catalog.deletions).run())
+    try:
+        yield
+    finally:
+        reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await reading

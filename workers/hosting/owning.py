@@ -1,0 +1,112 @@
+"""How a worker takes part in ownership: on ZooKeeper, or alone because a setting says so."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from infra.coordination.events import OwnershipEvents
+from infra.coordination.identity import claim_path
+from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
+from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.sole import SoleOwner
+from logstore.errors import SextonError
+from logstore.names import TopicName
+from logstore.ownership import BundleId, Lease, bundle_of
+from logstore.ports.catalog import Fences, Topic
+from logstore.ports.owners import Owners
+from workers.assembly import LogStore
+from workers.settings import Settings
+
+
+class Ownership(Owners, Protocol):
+    """One worker's part, started once and stopped once."""
+
+    stopping: threading.Event
+    """Set once it owns nothing and never will again."""
+
+    failure: SextonError | None
+    """Why it gave up, if it did: the worker then shuts down."""
+
+    def start(self) -> None:
+        """Join; see the adapters for what it raises."""
+
+    def stop(self) -> None:
+        """Give everything up at once."""
+
+    def leases(self) -> list[Lease]:
+        """All that this worker may write under now."""
+
+
+class TopicCaches:
+    """What the process remembers of a bundle's topics: dropped when it goes, read again when it comes."""
+
+    def __init__(self, log: LogStore) -> None:
+        """Take the log whose caches they are."""
+        self._log = log
+        self._bundles = log.catalog.fences.bundles()
+
+    def acquired(self, lease: Lease) -> None:
+        """Load the bundle's topics again, before work resumes under the lease.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: The catalog did not answer.
+        """
+        self._log.subscriptions.forget()
+        self._log.managed.load_again(partial(self._belongs, lease.bundle))
+
+    def unloaded(self, bundle: BundleId) -> None:
+        """Others change them from now on."""
+        del bundle
+        self._log.subscriptions.forget()
+
+    def _belongs(self, bundle: BundleId, topic: Topic) -> bool:
+        return bundle_of(TopicName.from_encoded(topic.name), bundles=self._bundles) == bundle
+
+
+def new_ownership(
+    settings: Settings,
+    log: LogStore,
+    worker_id: str,
+    load: Callable[[], float],
+    *,
+    events: OwnershipEvents | None = None,
+) -> Ownership:
+    """What the settings ask for, not yet started; `load` is work in hand, 0 or more, 1 when nothing more fits.
+
+    Raises:
+        ServiceFailed: No ZooKeeper is known, and no setting says that there is none.
+    """
+    fences: Fences = log.catalog.fences
+    if settings.ownership == "single":
+        return SoleOwner(worker_id, fences, events)
+    ensemble = ensemble_of(settings)
+
+    def connect(tell: Callable[[Link], None]) -> Session:
+        session = Session(ensemble, tell)
+        try:
+            claim_path(session, log.catalog.identities.catalog_id())
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    policy = OwnerPolicy(
+        expired=ExpiredPolicy(settings.session_expired_policy),
+        reconnect_attempts=settings.session_reconnect_attempts,
+    )
+    return BundleOwner(worker_id, connect, fences, TopicCaches(log), policy=policy, load=load, events=events)
+
+
+def ensemble_of(settings: Settings) -> Ensemble:
+    """Where ZooKeeper is.
+
+    Raises:
+        ServiceFailed: It is not known.
+    """
+    scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
+    return Ensemble(
+        hosts=settings.required("zookeeper"),
+        timeout_s=float(settings.session_timeout),
+        auth=(scheme, credential) if credential else None,
+    )

@@ -1,0 +1,1 @@
+"""What an operator does: bring the stack up, ask how it is, apply schedules, see owners."""

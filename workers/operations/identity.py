@@ -1,0 +1,87 @@
+"""Whether the stores that the settings name are the catalog's: adopted by upgrades, compared at every start."""
+
+import logging
+
+from infra.catalog import Database, SqlCatalog
+from logstore.errors import CatalogMismatch, ServiceRefused, SextonError
+from logstore.identity.markers import Role
+from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.offload.places import TieredPlace
+from logstore.ports.catalog import Identities
+from workers.assembly import LogStore, own_buckets
+from workers.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+def buckets_of(settings: Settings) -> tuple[tuple[Role, str], ...]:
+    """Every bucket that the settings name."""
+    return (
+        (Role.PRIMARY, settings.primary_bucket),
+        (Role.TIERED, settings.tiered_bucket),
+        (Role.RECORDS, settings.records_bucket),
+    )
+
+
+def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
+    """Mark each bucket as the catalog's, unless it is marked; returns a phrase for each bucket.
+
+    A bucket whose store does not answer, or that does not exist, is marked at its first use.
+
+    Raises:
+        CatalogMismatch: A bucket is not the catalog's.
+    """
+    own = own_buckets(settings, OwnStores(SqlCatalog(database).identities))
+    asked = {bucket: _unanswered(own(role, bucket)) for role, bucket in buckets_of(settings)}
+    return {bucket: f"not marked yet: {why}" if why else "marked" for bucket, why in asked.items()}
+
+
+def _unanswered(store: OwnStore) -> SextonError | None:
+    """Compare the bucket with the catalog; why that cannot be done now, or None.
+
+    Raises:
+        CatalogMismatch: It is not the catalog's.
+    """
+    try:
+        store.require()
+    except CatalogMismatch:
+        raise
+    except SextonError as error:
+        return error
+    return None
+
+
+def compare_buckets(log: LogStore, settings: Settings) -> None:
+    """Refuse to start on buckets of another catalog.
+
+    Where the store does not answer now, or refuses us for a moment, the first use of each bucket compares.
+
+    Raises:
+        CatalogMismatch: A bucket is not the catalog's.
+        ServiceRefused: The store refuses us the primary bucket: no such bucket, no permission, wrong keys.
+    """
+    for store in (log.objects, log.buckets(TieredPlace(settings.tiered_bucket))):
+        why = _unanswered(store)
+        if store is log.objects and isinstance(why, ServiceRefused) and not why.may_pass:
+            raise why
+        if why:
+            _log.warning("a bucket is compared with the catalog at its first use: %s", why)
+
+
+def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
+    """Refuse a primary bucket that is another catalog's, for a process that starts jobs and uses no bucket itself.
+
+    A store that is not known, does not answer or refuses us is no obstacle: durable jobs wait for it.
+
+    Raises:
+        CatalogMismatch: It is another catalog's, or not the one that this catalog has marked.
+    """
+    if not settings.store_is_known:
+        return
+    store = own_buckets(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
+    try:
+        store.look()
+    except CatalogMismatch:
+        raise
+    except SextonError as error:
+        _log.info("the primary bucket is left to the workers: %s", error)

@@ -1,0 +1,152 @@
+"""Who owns what, as an operator sees it: owner nodes and sessions beside fences."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from infra.coordination.directory import Directory, LiveWorker
+from infra.coordination.identity import compare_path
+from infra.coordination.session import Session
+from logstore.ownership import BundleId, OwnerNode, bundle_name
+from logstore.ports.catalog import Fence, Fences
+from workers.hosting.owning import ensemble_of
+from workers.settings import Settings
+
+_PATIENCE_S: Final = 5.0  # of a person who asks; a worker's own is its session timeout
+
+
+class SessionState(StrEnum):
+    """What is known of the session that made an owner's node."""
+
+    ALIVE = "ALIVE"  # it stands, and the worker is enlisted in it
+    UNLISTED = "UNLISTED"  # it stands, and the worker is not enlisted in it: it is starting or ending
+    GONE = "GONE"  # it does not stand: the node is about to vanish, or was put there by hand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An owner's node."""
+
+    worker_id: str  # empty: the node cannot be read
+    session: int | None  # None: there are no sessions
+    state: SessionState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleRow:
+    """One bundle."""
+
+    bundle: BundleId
+    name: str
+    held: Held | None
+    fence: int  # 0: it was never acquired
+    fenced_by: str | None  # who acquired it last: mostly the owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow:
+    """One worker."""
+
+    worker_id: str
+    load: float | None  # as it told last; None where no worker tells
+    room: bool | None  # whether it takes bundles now
+    bundles: int  # that name it as their owner
+    session: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """All bundles ascending, and workers by id."""
+
+    bundles: list[BundleRow]
+    workers: list[WorkerRow]
+
+    def __str__(self) -> str:
+        free = sum(row.held is None for row in self.bundles)
+        return f"{len(self.bundles)} bundles, {free} without an owner"
+
+
+@contextmanager
+def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterator[Directory]:
+    """Look into ZooKeeper, without taking part.
+
+    Raises:
+        CatalogMismatch: The path is another catalog's.
+        ServiceFailed: It is not known, cannot be reached, or refuses us.
+    """
+    with open_session(settings) as session:
+        compare_path(session, catalog_id)
+        yield Directory(session, bundles)
+
+
+@contextmanager
+def open_session(settings: Settings) -> Iterator[Session]:
+    """A session that only looks.
+
+    Raises:
+        ServiceFailed: ZooKeeper is not known, cannot be reached, or refuses us.
+    """
+    ensemble = ensemble_of(settings)
+    session = Session(replace(ensemble, timeout_s=min(ensemble.timeout_s, _PATIENCE_S)), lambda _: None)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def overview(fences: Fences, directory: Directory | None) -> Overview:
+    """Join what ZooKeeper and the catalog say; without ZooKeeper whoever acquired a bundle last owns it.
+
+    It is not of one moment: nodes are read before sessions, and both before fences.
+
+    Raises:
+        StoreUnavailable, SessionLost, ServiceFailed: One of the two could not be asked.
+    """
+    if directory is None:
+        last = {one.bundle: one for one in fences.fences()}
+        held = {one: Held(worker_id=fence.worker_id, session=None, state=None) for one, fence in last.items()}
+        live: Mapping[str, LiveWorker] = {}
+    else:
+        nodes, live, sessions = directory.owners(), directory.live_workers(), directory.sessions()
+        held = {one: _held(node, live, sessions) for one, node in nodes.items()}
+        last = {one.bundle: one for one in fences.fences()}
+    count = fences.bundles()
+    rows = [_row(one, count, held.get(one), last.get(one)) for one in map(BundleId, range(count))]
+    return Overview(bundles=rows, workers=_workers(held, live, known=directory is not None))
+
+
+def _held(node: OwnerNode, live: Mapping[str, LiveWorker], sessions: Collection[int]) -> Held:
+    worker = live.get(node.worker_id)
+    if node.session not in sessions:
+        state = SessionState.GONE
+    elif worker is None or worker.session != node.session:
+        state = SessionState.UNLISTED
+    else:
+        state = SessionState.ALIVE
+    return Held(worker_id=node.worker_id, session=node.session, state=state)
+
+
+def _row(bundle: BundleId, count: int, held: Held | None, last: Fence | None) -> BundleRow:
+    return BundleRow(
+        bundle=bundle,
+        name=bundle_name(bundle, bundles=count),
+        held=held,
+        fence=last.counter if last else 0,
+        fenced_by=last.worker_id if last else None,
+    )
+
+
+def _workers(held: Mapping[BundleId, Held], live: Mapping[str, LiveWorker], *, known: bool) -> list[WorkerRow]:
+    """Those alive; where none of them tells that it is, those that bundles name."""
+    named = Counter(one.worker_id for one in held.values())
+    if not known:
+        return [
+            WorkerRow(worker_id=one, load=None, room=None, bundles=n, session=None) for one, n in sorted(named.items())
+        ]
+    return [
+        WorkerRow(worker_id=name, load=one.load.load, room=one.load.room, bundles=named[name], session=one.session)
+        for name, one in sorted(live.items())
+    ]

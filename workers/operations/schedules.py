@@ -1,0 +1,212 @@
+"""Recurring jobs as Temporal schedules: a table of them, and how a namespace is brought to it.
+
+A run is skipped while an earlier one is at work, and of those missed while Temporal was away at most one is made up
+for: what is left to do is read from SQL, not counted in runs.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionExecutionStartWorkflow,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleDescription,
+    ScheduleHandle,
+    ScheduleIntervalSpec,
+    ScheduleOverlapPolicy,
+    SchedulePolicy,
+    ScheduleSpec,
+    ScheduleState,
+    ScheduleUpdate,
+    ScheduleUpdateInput,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from workers.settings import Settings
+from workflows.deletion import sweep_deletions, trim_topics
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topics import TrimTopics
+from workflows.deletion.values import DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
+
+_SWEEP: Final = "sexton-sweep"
+_TRIM: Final = "sexton-trim"
+_OFF: Final = "its interval is 0s"
+"""Note of a schedule that was paused because the settings turn it off; who pauses by hand leaves another one."""
+_LEAST_CATCHUP: Final = timedelta(seconds=10)  # the server takes no less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurring:
+    """A job that is to run again and again."""
+
+    schedule_id: str
+    workflow: Any  # the workflow's `run`
+    workflow_id: str  # the server appends the time
+    arg: object
+    interval_s: int  # 0: not at all
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What became of one schedule."""
+
+    schedule_id: str
+    change: str  # created, updated, unchanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRow:
+    """A schedule as the namespace has it."""
+
+    schedule_id: str
+    workflow: str
+    interval_s: int
+    next_run: datetime | None  # None: paused, or never
+    last_run: datetime | None
+    paused: bool
+
+
+def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]:
+    """Every job of this build that recurs."""
+    return (
+        Recurring(
+            schedule_id=_SWEEP,
+            workflow=SweepDeletions.run,
+            workflow_id=sweep_deletions.workflow_id(),
+            arg=SweepDeletionsInput(actor=_SWEEP, reason="schedule", policy=policy),
+            interval_s=settings.sweep_interval,
+            summary="sweep deletions that nobody works on",
+        ),
+        Recurring(
+            schedule_id=_TRIM,
+            workflow=TrimTopics.run,
+            workflow_id=trim_topics.workflow_id(),
+            arg=TrimTopicsInput(actor=_TRIM, reason="schedule", policy=policy),
+            interval_s=settings.trim_interval,
+            summary="trim all topics",
+        ),
+    )
+
+
+async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[Applied]:
+    """Create what is missing and update what differs; whatever else the namespace schedules is left alone.
+
+    A job with interval 0 is left out, or paused where its schedule exists. Repeating it is harmless. A schedule that
+    somebody paused by hand stays paused.
+    """
+    jobs = recurring(settings, policy)
+    found = await asyncio.gather(*(_apply(client, job, settings.task_queue) for job in jobs))
+    return [one for one in found if one]
+
+
+async def list_schedules(client: Client) -> list[ScheduleRow]:
+    """Those of our jobs that are scheduled."""
+    found = await asyncio.gather(*(_described(client.get_schedule_handle(name)) for name in (_SWEEP, _TRIM)))
+    return [_row(one) for one in found if one]
+
+
+async def _apply(client: Client, job: Recurring, task_queue: str) -> Applied | None:
+    handle = client.get_schedule_handle(job.schedule_id)
+    found = await _described(handle)
+    if found is None and not job.interval_s:
+        return None
+    if found is None:
+        try:
+            await client.create_schedule(job.schedule_id, _schedule(job, task_queue, ScheduleState()))
+            return Applied(schedule_id=job.schedule_id, change="created")
+        except ScheduleAlreadyRunningError:  # another process came first
+            found = await handle.describe()
+    if await _same(client, found, job, task_queue):
+        return Applied(schedule_id=job.schedule_id, change="unchanged")
+    await handle.update(lambda now: _updated(now, job, task_queue))
+    return Applied(schedule_id=job.schedule_id, change="updated")
+
+
+async def _described(handle: ScheduleHandle) -> ScheduleDescription | None:
+    try:
+        return await handle.describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+
+
+def _schedule(job: Recurring, task_queue: str, state: ScheduleState) -> Schedule:
+    every = timedelta(seconds=job.interval_s)
+    return Schedule(
+        action=ScheduleActionStartWorkflow(
+            job.workflow, job.arg, id=job.workflow_id, task_queue=task_queue, static_summary=job.summary
+        ),
+        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=every)]),
+        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=max(every, _LEAST_CATCHUP)),
+        state=state,
+    )
+
+
+def _updated(now: ScheduleUpdateInput, job: Recurring, task_queue: str) -> ScheduleUpdate:
+    found = now.description.schedule
+    state = _wanted_state(found.state, job)
+    if not job.interval_s:
+        return ScheduleUpdate(schedule=replace(found, state=state))
+    return ScheduleUpdate(schedule=_schedule(job, task_queue, state))
+
+
+def _wanted_state(found: ScheduleState, job: Recurring) -> ScheduleState:
+    """Paused where the settings turn it off, running again where they had, else as somebody left it."""
+    if not job.interval_s and not found.paused:
+        return replace(found, paused=True, note=_OFF)
+    if job.interval_s and found.paused and found.note == _OFF:
+        return replace(found, paused=False, note=None)
+    return found
+
+
+async def _same(client: Client, found: ScheduleDescription, job: Recurring, task_queue: str) -> bool:
+    """Whether an update would change anything."""
+    schedule = found.schedule
+    paused = (schedule.state.paused, schedule.state.note)
+    state = _wanted_state(schedule.state, job)
+    if (state.paused, state.note) != paused:
+        return False
+    if not job.interval_s:
+        return True
+    wanted = _schedule(job, task_queue, state)
+    return await _facts(client, schedule) == await _facts(client, wanted)
+
+
+async def _facts(client: Client, schedule: Schedule) -> tuple[object, ...]:
+    """What an operator would see differ; arguments as they travel, for the server gives them back so."""
+    action = schedule.action
+    if not isinstance(action, ScheduleActionStartWorkflow):
+        return (action,)
+    raw = [one for one in action.args if hasattr(one, "metadata") and hasattr(one, "data")]
+    payloads = raw or await client.data_converter.encode(action.args)
+    every = [(one.every, one.offset or timedelta()) for one in schedule.spec.intervals]
+    plan = (every, schedule.policy.overlap, schedule.policy.catchup_window)
+    return (action.workflow, action.id, action.task_queue, [one.data for one in payloads], *plan)
+
+
+def _row(found: ScheduleDescription) -> ScheduleRow:
+    schedule = found.schedule
+    action: Any = schedule.action
+    intervals = schedule.spec.intervals
+    recent = [one.started_at for one in found.info.recent_actions if _is_run(one.action)]
+    upcoming = [] if schedule.state.paused else list(found.info.next_action_times)
+    return ScheduleRow(
+        schedule_id=found.id,
+        workflow=str(action.workflow),
+        interval_s=int(intervals[0].every.total_seconds()) if intervals else 0,
+        next_run=min(upcoming, default=None),
+        last_run=max(recent, default=None),
+        paused=schedule.state.paused,
+    )
+
+
+def _is_run(action: object) -> bool:
+    return isinstance(action, ScheduleActionExecutionStartWorkflow)

@@ -1,0 +1,207 @@
+"""The embedded stack with its worker: `up` and `down`."""
+
+import asyncio
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from infra.catalog import Database, SqlCatalog, shown_url, upgrade, version
+from infra.stack import stack
+from infra.stack.home import StackHome
+from infra.stack.ports import WantedPorts
+from infra.stack.process import ServiceProcess
+from logstore.errors import ServiceFailed
+from workers.client import Sexton
+from workers.client.connections import connect_client, open_catalog
+from workers.operations import namespace, search_attributes
+from workers.operations.identity import adopt_buckets
+from workers.operations.status import WORKER, pollers
+from workers.settings import OFF, Settings
+
+ANY_METRICS_PORT = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0"}
+"""For the environment of a worker whose stack has any free ports."""
+_POLL_WITHIN_S = 60.0  # importing the SDKs takes seconds on a busy machine
+_LEAVE_S = 15.0  # beyond draining
+_SHOWN_OF_HOME = 40  # characters: an id has 128 at most
+
+Say = Callable[[str], None]
+
+
+def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say) -> dict[str, object]:
+    """Start what does not run, and return when all is healthy; see `infra.stack.up`.
+
+    Raises:
+        ServiceFailed: Something could not be started. What this call started is stopped again, servers and worker.
+        CatalogVersionMismatch: The catalog was written by a newer build; the same.
+        CatalogMismatch: Buckets or namespace are not this catalog's; the same.
+    """
+    where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
+    settings = at(settings, where)
+    worker = ServiceProcess(WORKER, StackHome.at(settings.home))
+    earlier = worker.running()
+    try:
+        on_progress("bringing the catalog to this build's version")
+        upgrade_catalog(settings)
+        asyncio.run(_register(settings))
+        extra = ANY_METRICS_PORT if free_ports and settings.metrics_address != OFF else None
+        pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
+        if pids:  # without a worker runs would only pile up
+            asyncio.run(_apply_schedules(settings))
+    except BaseException:
+        with suppress(ServiceFailed):  # the first failure is the one to tell
+            if earlier is None:
+                worker.kill()  # it came to nothing that is worth a drain
+            stack.undo(settings.home, where.started)
+        raise
+    return {
+        "temporal": where.temporal,
+        "ui": where.ui,
+        "s3": where.s3,
+        "zookeeper": where.zookeeper,
+        "database": shown_url(settings.database_url),
+        "worker_pids": pids,
+        "home": str(settings.home.absolute()),
+    }
+
+
+def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bool = False) -> stack.StackOptions:
+    """What the settings wish of the embedded stack."""
+    wanted = WantedPorts(
+        temporal=settings.temporal_port,
+        ui=settings.ui_port,
+        s3=settings.s3_port,
+        zookeeper=settings.zookeeper_port,
+    )
+    return stack.StackOptions(
+        home=settings.home,
+        ports=WantedPorts.any_free() if free_ports else wanted,
+        temporal_in_memory=in_memory,
+        buckets=(settings.primary_bucket, settings.tiered_bucket, settings.records_bucket),
+    )
+
+
+def at(settings: Settings, where: stack.StackAddresses) -> Settings:
+    """The settings with the addresses of a stack that has just been started."""
+    return Settings.model_validate(
+        settings.model_dump()
+        | {
+            "temporal_address": where.temporal,
+            "ui_address": where.ui,
+            "s3_endpoint": where.s3,
+            "s3_region": where.region,
+            "s3_access_key": where.access_key,
+            "s3_secret_key": where.secret_key,
+            "zookeeper": where.zookeeper,
+        }
+    )
+
+
+def upgrade_catalog(settings: Settings) -> dict[str, object]:
+    """Create the catalog's tables, or bring them to this build's version, and mark its buckets.
+
+    Raises:
+        CatalogVersionMismatch: It was written by a newer build.
+        CatalogMismatch: A bucket is not this catalog's.
+        StoreUnavailable: The database does not answer.
+    """
+    database = Database(settings.database_url)
+    try:
+        upgrade(database, bundles=settings.bundles)
+        return {
+            "database": shown_url(settings.database_url),
+            "version": version(database),
+            "catalog_id": SqlCatalog(database).identities.catalog_id(),
+            "buckets": adopt_buckets(settings, database) if settings.store_is_known else {},
+        }
+    finally:
+        database.close()
+
+
+async def _apply_schedules(settings: Settings) -> None:
+    await Sexton(await connect_client(settings), settings).apply_schedules()
+
+
+async def _register(settings: Settings) -> None:
+    client = await connect_client(settings)
+    await search_attributes.register(client)
+    await namespace.require(client, await asyncio.to_thread(_catalog_id, settings))
+
+
+def _catalog_id(settings: Settings) -> str:
+    with open_catalog(settings) as catalog:
+        return catalog.identities.catalog_id()
+
+
+def start_worker(
+    settings: Settings,
+    *,
+    name: str = WORKER,
+    extra: Mapping[str, str] | None = None,
+    alone: bool = False,
+    on_progress: Say = lambda _: None,
+) -> int:
+    """Start a worker process of the home unless it runs, and wait until it polls; its pid.
+
+    Args:
+        settings: The home's.
+        name: Of its pid file and its log.
+        extra: Variables of its environment.
+        alone: Whether it is told these settings and nothing else, neither this process's environment nor a file.
+        on_progress: Called with a sentence for people.
+
+    Raises:
+        ServiceFailed: It did not come to poll; says what its log ends with.
+    """
+    process = ServiceProcess(name, StackHome.at(settings.home))
+    found = process.running()
+    if found:
+        return int(found.pid)
+    on_progress(f"starting {name}")
+    identity = _identity(name, settings.home)
+    argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "worker", "run", "--worker-id", identity]
+    env, cwd = (_alone(settings), settings.home) if alone else (dict(os.environ), Path.cwd())
+    since = process.start(argv, cwd=cwd, env={**env, **(extra or {})})
+    try:
+        asyncio.run(_polling(settings, identity, process))
+    except BaseException as fault:
+        said = process.last_words(since)
+        process.kill()
+        if not isinstance(fault, ServiceFailed):
+            raise
+        raise ServiceFailed(name, f"{fault.problem} ({said})", advice=f"read {process.log_file}") from fault
+    running = process.running()
+    return int(running.pid) if running else 0
+
+
+def _alone(settings: Settings) -> dict[str, str]:
+    foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+    return foreign | settings.environment()
+
+
+def _identity(name: str, home: Path) -> str:
+    """A worker id of its own for each start; of a home's name it shows what such an id may hold, and not too much."""
+    shown = re.sub(r"[^A-Za-z0-9._-]+", "-", home.absolute().name)[:_SHOWN_OF_HOME].strip("-") or "home"
+    return f"{name}@{shown}-{time.time_ns():x}"
+
+
+async def _polling(settings: Settings, identity: str, process: ServiceProcess) -> None:
+    client = await connect_client(settings)
+    give_up = time.monotonic() + _POLL_WITHIN_S
+    while identity not in await pollers(client, settings):
+        if process.running() is None:
+            raise ServiceFailed(process.name, "it ended while starting", advice="see its log")
+        if time.monotonic() > give_up:
+            raise ServiceFailed(process.name, f"it did not poll within {_POLL_WITHIN_S:.0f} s", advice="see its log")
+        await asyncio.sleep(0.1)
+
+
+def down(settings: Settings) -> list[str]:
+    """Stop the home's workers, which drain, then its services; the names of what ran."""
+    home = StackHome.at(settings.home)
+    workers = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
+    stopped = [name for name in workers if ServiceProcess(name, home).stop(settings.drain_timeout + _LEAVE_S)]
+    return stopped + stack.down(settings.home)

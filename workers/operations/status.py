@@ -1,0 +1,167 @@
+"""`status`: whether each service that the settings name answers and serves us, whoever started it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    DescribeTaskQueueRequest,
+    GetSystemInfoRequest,
+)
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from infra.catalog import Database, check_version
+from infra.catalog.engine.health import check_takes_writes, lost_write_ahead
+from infra.coordination.directory import Directory
+from infra.stack.home import StackHome
+from infra.stack.workers import dead_workers, live_workers
+from logstore.errors import SextonError
+from logstore.identity.markers import MARKER_KEY
+from logstore.ownership import MAX_BUNDLES
+from workers.assembly import primary_bucket
+from workers.client.connections import connect_client
+from workers.client.temporal_faults import temporal_fault
+from workers.operations.identity import buckets_of
+from workers.operations.identity_row import IDENTITY, identity_row
+from workers.operations.owners_view import open_session
+from workers.settings import Settings
+
+Row = Mapping[str, object]
+Check = Callable[[Settings], str]
+
+WORKER: Final = "worker"
+_FRESH_S = 70.0  # an idle worker's poll is answered and made anew each minute
+_ANSWER_WITHIN = timedelta(seconds=5)
+_AT_ONCE: Final = 8
+
+
+def status(settings: Settings) -> list[Row]:
+    """Whether each service answers; all are asked at once, and none is waited for longer than a few seconds."""
+    checks: dict[str, Check] = {"temporal": _temporal, "object store": _objects, "zookeeper": _zookeeper}
+    if settings.ownership == "single":
+        del checks["zookeeper"]
+    where = {
+        "temporal": settings.temporal_address,
+        "object store": settings.s3_endpoint or ("AWS" if settings.store_is_known else ""),
+        "zookeeper": settings.zookeeper,
+    }
+    lost = _lost(settings)  # before anything opens the database: SQLite would put an empty file in its place
+    rows: list[Callable[[], Row]] = [
+        *(partial(_at, where[name], checked, name, check, settings) for name, check in checks.items()),
+        lambda: lost or checked("database", _database, settings),
+        lambda: {"name": IDENTITY, "ok": False, "detail": "cannot be told"} if lost else identity_row(settings),
+        lambda: _workers(settings),
+    ]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda row: row(), rows))
+
+
+def _at(where: str, check: Callable[..., Row], *given: object) -> Row:
+    row = check(*given)
+    return {**row, "detail": f"{where}: {row['detail']}" if where else row["detail"]}
+
+
+def checked(name: str, check: Check, settings: Settings) -> Row:
+    """The row of one check, whose errors are its detail."""
+    try:
+        return {"name": name, "ok": True, "detail": check(settings)}
+    except RPCError as error:
+        return {"name": name, "ok": False, "detail": str(temporal_fault(error) or f"temporal: {error.message}")}
+    except (SextonError, OSError) as error:
+        return {"name": name, "ok": False, "detail": str(error)}
+
+
+def _temporal(settings: Settings) -> str:
+    async def ask() -> str:
+        client = await connect_client(settings)
+        wanted = DescribeNamespaceRequest(namespace=client.namespace)
+        await client.workflow_service.describe_namespace(wanted, timeout=_ANSWER_WITHIN)
+        return await server_version(client)
+
+    return f"server {asyncio.run(ask())}"
+
+
+async def server_version(client: Client) -> str:
+    """What Temporal calls itself."""
+    answer = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=_ANSWER_WITHIN)
+    return str(answer.server_version)
+
+
+def _objects(settings: Settings) -> str:
+    """A signed listing of each bucket, whose answer bears the marks of the store's own."""
+    if not settings.store_is_known:
+        settings.required("s3_endpoint")
+    names = [bucket for _, bucket in buckets_of(settings)]
+    store = primary_bucket(settings, hasty=True)
+    for name in names:
+        next(iter(store.for_bucket(name).list(MARKER_KEY)), None)
+    return ", ".join(names)
+
+
+def _zookeeper(settings: Settings) -> str:
+    with open_session(settings) as session:
+        return f"{len(Directory(session, MAX_BUNDLES).live_workers())} workers have a session"
+
+
+def _lost(settings: Settings) -> Row | None:
+    pids = [one.pid for one in live_workers(StackHome.at(settings.home))]
+    try:
+        database = Database(settings.database_url)
+    except SextonError:
+        return None  # the check of the database says it
+    why = lost_write_ahead(database, pids)
+    database.close()
+    return {"name": "database", "ok": False, "detail": str(why)} if why else None
+
+
+def _database(settings: Settings) -> str:
+    database = Database(settings.database_url)
+    try:
+        check_version(database)
+        check_takes_writes(database)
+    finally:
+        database.close()
+    return "this build's version, and takes writes"
+
+
+def _workers(settings: Settings) -> Row:
+    """Who polls the task queue, wherever it runs, and where those of this home show their metrics.
+
+    Temporal forgets one that went away only after minutes: one whose process ended in this home is not counted.
+    """
+    home = StackHome.at(settings.home)
+
+    async def ask() -> list[str]:
+        return sorted(await pollers(await connect_client(settings), settings, within_s=_FRESH_S) - dead_workers(home))
+
+    try:
+        names = asyncio.run(ask())
+    except SextonError:
+        return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
+    except RPCError as error:  # it answered, and refused: no such namespace, no permission
+        told = f"temporal: {error.message}"
+        return {"name": WORKER, "ok": False, "detail": f"cannot be told: {temporal_fault(error) or told}"}
+    urls = {one.worker_id: one.metrics_url for one in live_workers(home)}
+    shown = [f"{name} ({urls[name]})" if name in urls else name for name in names]
+    advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
+    return {"name": WORKER, "ok": bool(names), "detail": ", ".join(shown) or advice}
+
+
+async def pollers(client: Client, settings: Settings, *, within_s: float = 300.0) -> set[str]:
+    """The identities of those that asked for work of the task queue within the last seconds."""
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace,
+        task_queue=TaskQueue(name=settings.task_queue),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+    )
+    answer = await client.workflow_service.describe_task_queue(request, timeout=_ANSWER_WITHIN)
+    oldest = time.time() - within_s
+    return {poller.identity for poller in answer.pollers if poller.last_access_time.ToSeconds() >= oldest}

@@ -1,0 +1,53 @@
+"""Phase two of a batch, as every workflow that made one starts it and waits for it.
+
+Abandoned by its parent's end and by its cancellation: the intents are filed, so their deletion must not stop with
+whoever filed them.
+"""
+
+from temporalio import workflow
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.exceptions import ChildWorkflowError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.deletion import Certificate
+    from workflows import search_attributes
+    from workflows.deletion import delete_ledgers
+    from workflows.deletion.delete_ledgers import DeleteLedgers
+    from workflows.deletion.values import DeleteLedgersInput
+
+
+async def start_batch(
+    request: DeleteLedgersInput, *, summary: str
+) -> workflow.ChildWorkflowHandle[DeleteLedgers, Certificate]:
+    """Start `delete-ledgers` on a batch whose rows are claimed for it; await the handle for its certificate."""
+    return await workflow.start_child_workflow(
+        DeleteLedgers.run,
+        request,
+        id=delete_ledgers.workflow_id(request.batch_id),
+        parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+        cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
+        static_summary=summary,
+        search_attributes=_attributes(request),
+    )
+
+
+async def certificate_within(
+    batch: workflow.ChildWorkflowHandle[DeleteLedgers, Certificate], patience_s: float
+) -> Certificate | None:
+    """The batch's certificate, or None if it takes longer or ended early: its rows are listed, and found again.
+
+    A batch that is paused must not keep a recurring job from what comes after it.
+    """
+    ended, _ = await workflow.wait([batch], timeout=patience_s)
+    if not ended:
+        return None
+    try:
+        return await batch
+    except ChildWorkflowError as error:
+        workflow.logger.warning("%s ended early, its rows are found again: %s", batch.id, error.cause)
+        return None
+
+
+def _attributes(request: DeleteLedgersInput) -> TypedSearchAttributes:
+    topic = [SearchAttributePair(search_attributes.TOPIC, request.topic)] if request.topic else []
+    return TypedSearchAttributes([*topic, SearchAttributePair(search_attributes.RUN_ID, request.batch_id)])

@@ -1,0 +1,158 @@
+"""`delete-ledger`: nothing of one copy of one ledger is left in storage, or its row says why.
+
+Destroys the objects of exactly that copy. Invariant: storage and catalog are both asked again just before the
+delete. To stop it, terminate it: its row stays listed as unfinished and is taken up again. It fails, with the
+outcome as its error type, when the outcome is not a success, so that the Failed filter shows the dead letters.
+
+1. Delete the copy under a claim, at the topic's owner; retry what may help, `retry_interval_s` apart. The batch's own
+   attempt counts: where it was the only one allowed, none is made here.
+2. Attempts exhausted, or storage keeps the same number of keys again and again (`NoProgress`): keep the row as a
+   dead letter with its error.
+3. Where a sweep or a trim gave the row to another batch meanwhile, it is that one's: complete as taken over.
+
+Source: PIP-186, second phase; 10 attempts, 600 s apart.
+"""
+
+import asyncio
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
+from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
+    from logstore.deletion.intents import Outcome
+    from workflows import search_attributes
+    from workflows.deletion.values import DeleteLedgerInput, DeleteLedgerProgress
+    from workflows.routing import Route
+
+_STUCK = "NoProgress"  # type of the error after which no further attempt is made
+_HELD = "ClaimHeld"  # another workflow is at work on the row
+_NOT_OF_THE_ROW = {_HELD, "NotOwner", "InvalidInput"}  # another workflow or owner has it, or there is none: no failure
+_ONE_ATTEMPT, _TAKEN_OVER = "one attempt is the batch's", "taken over is no failure"  # patches
+
+_DEAD_LETTER = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(seconds=60),  # two small transactions
+    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: a dead letter is never dropped
+)
+
+
+def workflow_id(key: IntentKey) -> str:
+    """`delete-ledger/{ledger}/{copy}/{generation}`: a later detach has another generation.
+
+    A row that was opened again after it had ended has a further part, which counts how often.
+    """
+    return delete_ledger_id(key)
+
+
+def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
+    return workflow.ActivityConfig(
+        start_to_close_timeout=timedelta(hours=1),  # 100,000 segments in pages of 1,000, throttled to 30 a second
+        heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+        retry_policy=RetryPolicy(
+            initial_interval=timedelta(seconds=1),  # after a lost worker; an answered failure says its own delay
+            maximum_interval=timedelta(seconds=10),
+            maximum_attempts=max(1, request.max_attempts - 1),
+        ),
+    )
+
+
+@workflow.defn(name="delete-ledger")
+class DeleteLedger:
+    """See the module's text."""
+
+    @workflow.init
+    def __init__(self, request: DeleteLedgerInput) -> None:
+        """Begin at the first step."""
+        self._route = Route(request.topic, patience_s=request.owner_patience_s)
+        self._progress = DeleteLedgerProgress(step="deleting")
+
+    @workflow.run
+    async def run(self, request: DeleteLedgerInput) -> OneResult:
+        """Do the numbered steps."""
+        search_attributes.ensure_topic(request.topic)
+        workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
+        try:
+            result = await self._ended(request)
+        except ActivityError as error:
+            if not _is_held(error) or not workflow.patched(_TAKEN_OVER):
+                raise
+            result = OneResult(outcome=Outcome.RETRYING, detail=f"taken over by another workflow: {error.cause}")
+        self._progress = DeleteLedgerProgress(step="ended", outcome=result.outcome)
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([result.outcome.value])])
+        workflow.set_current_details(f"**{result.outcome.value}** — {result.objects} objects. {result.detail}")
+        if not result.outcome.success and result.outcome is not Outcome.RETRYING:
+            raise ApplicationError(result.detail, type=_failure(result), non_retryable=True)
+        return result
+
+    @workflow.query
+    def progress(self) -> DeleteLedgerProgress:
+        """Which step it is at, and how it ended."""
+        return self._progress
+
+    async def _ended(self, request: DeleteLedgerInput) -> OneResult:
+        if request.max_attempts == 1 and workflow.patched(_ONE_ATTEMPT):
+            return await self._give_up(request, "")
+        one = OneInput(key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s)
+        try:
+            return await self._route.execute(LedgerDeletion.delete_one, one, _delete_one(request))
+        except ActivityError as error:
+            if is_cancelled_exception(error) or _type(error) in _NOT_OF_THE_ROW:
+                raise
+            return await self._give_up(request, str(error.cause or error))
+
+    async def _give_up(self, request: DeleteLedgerInput, error: str) -> OneResult:
+        self._progress = DeleteLedgerProgress(step="giving up")
+        letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=error)
+        return await self._route.execute(LedgerDeletion.dead_letter, letter, _DEAD_LETTER)
+
+
+def _type(error: ActivityError) -> str | None:
+    return error.cause.type if isinstance(error.cause, ApplicationError) else None
+
+
+def _is_held(error: ActivityError) -> bool:
+    return _type(error) == _HELD
+
+
+def _failure(result: OneResult) -> str:
+    """The outcome; a dead letter that storage would not let go says so."""
+    stuck = result.outcome is Outcome.DEAD_LETTERED and result.detail.startswith(f"{_STUCK}: ")
+    return _STUCK if stuck else result.outcome.value
+
+
+async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:
+    """Give a row of a batch a workflow that an operator can open, or leave it to the one it has.
+
+    Abandoned, for it may retry longer than the batch lives; and it may be started again once it has ended, for it may
+    have failed, or have been told that the row was another's: one that finds the row ended says so again.
+    """
+    key = request.key
+    try:
+        child = await workflow.start_child_workflow(
+            DeleteLedger.run,
+            request,
+            id=workflow_id(key),
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            static_summary=f"ledger {key.ledger_id} of {request.topic}",
+            search_attributes=TypedSearchAttributes(
+                [
+                    SearchAttributePair(search_attributes.TOPIC, request.topic),
+                    SearchAttributePair(search_attributes.LEDGER_ID, key.ledger_id),
+                    SearchAttributePair(search_attributes.RUN_ID, batch_id),
+                ]
+            ),
+        )
+    except WorkflowAlreadyStartedError:
+        workflow.logger.info("already at work alone: %s", key)
+    else:
+        child.add_done_callback(_heard)
+
+
+def _heard(child: asyncio.Task[OneResult]) -> None:
+    """Take note of how a child ended; its row says so, and nobody here waits for it."""
+    if not child.cancelled():
+        child.exception()

@@ -1,0 +1,141 @@
+"""`delete-topic`: nothing of the topic is left, in storage or in the catalog, but intents and the audit log.
+
+Destroys every ledger of the topic, of whatever component, and the topic. Invariant: a ledger has its row or its
+intent until it is gone from storage; the topic's row goes last. To stop it, cancel or terminate it: the topic stays
+DELETING, a started `delete-ledgers` goes on by itself, and starting it again goes on from there.
+
+1. Set the topic DELETING: who comes from then on can attach nothing to it.
+2. Detach everything of it (phase one) once those who came before have ended, taking up stalled intents of the topic.
+3. Run `delete-ledgers` on that batch (phase two). What fails there goes on alone, and does not hold up the topic.
+4. Remove cursors, producers, schemas, lists and the topic; if a ledger is attached still, go back to 2.
+
+Source: PIP-186.
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ChildWorkflowError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.deletion import DetachResult
+    from activities.deletion.topic_deletion import (
+        Begun,
+        DetachAllInput,
+        Removed,
+        RemoveInput,
+        TopicDeletion,
+        TopicOrder,
+    )
+    from logstore.deletion.intents import Outcome
+    from workflows import search_attributes
+    from workflows.deletion import batches, delete_ledgers
+    from workflows.deletion.values import DeleteLedgersInput, DeleteLedgersProgress, DeleteTopicInput, DeleteTopicResult
+
+_SQL = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
+    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
+)
+
+
+def workflow_id(topic_id: int) -> str:
+    """`delete-topic/{topic_id}`: a name created again has another id."""
+    return f"delete-topic/{topic_id}"
+
+
+@workflow.defn(name="delete-topic")
+class DeleteTopic:
+    """See the module's text."""
+
+    @workflow.init
+    def __init__(self, request: DeleteTopicInput) -> None:
+        """Start from what an earlier run carried over."""
+        self._request = request
+        self._result = request.carried
+
+    @workflow.run
+    async def run(self, request: DeleteTopicInput) -> DeleteTopicResult:
+        """Do the numbered steps until nothing is attached to the topic."""
+        search_attributes.ensure_topic(request.topic)
+        begun: Begun = await workflow.execute_activity_method(TopicDeletion.set_deleting, self._order(), **_SQL)
+        order = replace(self._order(), catalog_epoch=begun.catalog_epoch)
+        while True:
+            await self._delete_everything(order)
+            self._note(step="removing")
+            last = RemoveInput(order=order, since_us=begun.since_us)
+            removed = await workflow.execute_activity_method(TopicDeletion.remove, last, **_SQL)
+            self._count(removed)
+            if removed.gone:
+                return self._result
+            if workflow.info().is_continue_as_new_suggested():
+                workflow.continue_as_new(replace(request, catalog_epoch=begun.catalog_epoch, carried=self._result))
+
+    @workflow.query
+    def progress(self) -> DeleteTopicResult:
+        """Which step it is at, and what was deleted so far."""
+        return self._result
+
+    def _order(self) -> TopicOrder:
+        request = self._request
+        return TopicOrder(
+            topic_id=request.topic_id,
+            topic=request.topic,
+            actor=request.actor,
+            reason=request.reason,
+            catalog_epoch=request.catalog_epoch,
+        )
+
+    async def _delete_everything(self, order: TopicOrder) -> None:
+        self._note(step="detaching", passes=self._result.passes + 1)
+        batch_id = f"{order.topic_id}-{workflow.uuid4().hex[:12]}"
+        detached = await workflow.execute_activity_method(
+            TopicDeletion.detach_all,
+            DetachAllInput(order=order, batch_id=batch_id, batch_workflow_id=delete_ledgers.workflow_id(batch_id)),
+            **_SQL,
+        )
+        self._note(step="deleting", detached=self._result.detached + detached.ledgers)
+        if detached.intents:
+            await self._phase_two(batch_id, detached)
+
+    async def _phase_two(self, batch_id: str, detached: DetachResult) -> None:
+        """However it ends, its rows are listed, and the topic need not wait for them."""
+        request = self._request
+        batch = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=request.topic_id,
+            topic=request.topic,
+            catalog_epoch=detached.catalog_epoch,
+            actor=request.actor,
+            reason=request.reason,
+            policy=request.policy,
+            carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
+        )
+        try:
+            await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
+        except ChildWorkflowError as error:
+            if workflow.cancellation_reason() is not None:
+                raise
+            workflow.logger.warning("batch %s did not end well, its rows are taken up later: %s", batch_id, error.cause)
+
+    def _count(self, removed: Removed) -> None:
+        outcomes = dict(sorted(removed.outcomes.items()))
+        self._note(
+            step="ended" if removed.gone else "detaching",
+            outcomes=outcomes,
+            deleted=sum(count for name, count in outcomes.items() if Outcome(name).success),
+            objects=removed.objects,
+            size_bytes=removed.size_bytes,
+        )
+        if removed.gone:
+            workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(outcomes))])
+
+    def _note(self, **changes: object) -> None:
+        self._result = replace(self._result, **changes)  # type: ignore[arg-type]
+        done = self._result
+        workflow.set_current_details(
+            f"**{done.step}** — {done.detached:,} ledgers detached, {done.deleted:,} copies deleted, "
+            f"{done.objects:,} objects, {done.size_bytes:,} bytes"
+        )

@@ -1,0 +1,142 @@
+"""`trim-topic`: every ledger that retention lets go is out of the topic's list and gone from storage.
+
+Destroys ledgers that every subscription has acknowledged and no limit keeps. Invariant: what goes is a prefix of
+the list, decided under its lock. To stop it, cancel or terminate it: a started `delete-ledgers` goes on by itself.
+
+Repeat until a pass that began after the last `again` detaches nothing:
+1. Roll the last ledger if it is idle and past its age, if that works now.
+2. Detach what retention lets go (phase one), taking up stalled intents of the topic, at the topic's owner.
+3. Run `delete-ledgers` on that batch (phase two).
+
+Source: PIP-186; Pulsar's retention.
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
+    from activities.deletion.retention import Retention, RollInput
+    from workflows import search_attributes
+    from workflows.deletion import batches, delete_ledgers
+    from workflows.deletion.values import DeleteLedgersInput, DeleteLedgersProgress, TrimTopicInput, TrimTopicResult
+    from workflows.routing import Route
+
+_SQL = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
+    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
+)
+_ROLL = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions
+    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    retry_policy=RetryPolicy(maximum_attempts=3),  # the next trim tries again
+)
+
+
+def workflow_id(topic_id: int) -> str:
+    """`trim-topic/{topic_id}`: one at a time a topic; a name created again has another id."""
+    return f"trim-topic/{topic_id}"
+
+
+@workflow.defn(name="trim-topic")
+class TrimTopic:
+    """See the module's text."""
+
+    @workflow.init
+    def __init__(self, request: TrimTopicInput) -> None:
+        """Start from what an earlier run carried over."""
+        self._request = request
+        self._result = request.carried
+        self._asked_again = False
+        self._route = Route(request.topic, patience_s=request.policy.owner_patience_s)
+
+    @workflow.run
+    async def run(self, request: TrimTopicInput) -> TrimTopicResult:
+        """Do the numbered steps until there is nothing left to do."""
+        search_attributes.ensure_topic(request.topic)
+        while True:
+            self._asked_again = False
+            detached = await self._pass()
+            if not detached.intents and not self._asked_again:
+                return self._result
+            if workflow.info().is_continue_as_new_suggested():
+                workflow.continue_as_new(replace(request, carried=self._result))
+
+    @workflow.signal
+    def again(self) -> None:
+        """Ask for one more pass, begun after this."""
+        self._asked_again = True
+
+    @workflow.query
+    def progress(self) -> TrimTopicResult:
+        """What the passes did so far."""
+        return self._result
+
+    async def _pass(self) -> DetachResult:
+        request = self._request
+        await self._roll_idle()
+        batch_id = f"{request.topic_id}-{workflow.uuid4().hex[:12]}"
+        detached = await self._route.execute(
+            LedgerDeletion.detach,
+            DetachInput(
+                topic_id=request.topic_id,
+                batch_id=batch_id,
+                batch_workflow_id=delete_ledgers.workflow_id(batch_id),
+                actor=request.actor,
+                reason=request.reason,
+            ),
+            _SQL,
+        )
+        self._result = replace(
+            self._result, detached=self._result.detached + detached.ledgers, passes=self._result.passes + 1
+        )
+        if detached.intents:
+            self._add(await self._phase_two(batch_id, detached))
+        return detached
+
+    async def _roll_idle(self) -> None:
+        """At its best: what cannot be rolled now must not keep what can be deleted (apache/pulsar#26431)."""
+        try:
+            roll = RollInput(topic_id=self._request.topic_id, topic=self._request.topic)
+            await workflow.execute_activity_method(Retention.roll_idle, roll, **_ROLL)
+        except ActivityError as error:
+            cause = error.cause
+            misnamed = isinstance(cause, ApplicationError) and cause.type == "InvalidInput"
+            if misnamed or is_cancelled_exception(error):
+                raise
+            workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
+
+    async def _phase_two(self, batch_id: str, detached: DetachResult) -> Certificate:
+        request = self._request
+        batch = DeleteLedgersInput(
+            batch_id=batch_id,
+            topic_id=request.topic_id,
+            topic=request.topic,
+            catalog_epoch=detached.catalog_epoch,
+            actor=request.actor,
+            reason=request.reason,
+            policy=request.policy,
+            carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
+            owner=detached.owner,
+        )
+        return await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
+
+    def _add(self, done: Certificate) -> None:
+        before = self._result
+        names = sorted({*before.outcomes, *done.outcomes})
+        self._result = replace(
+            before,
+            outcomes={name: before.outcomes.get(name, 0) + done.outcomes.get(name, 0) for name in names},
+            deleted=before.deleted + done.deleted,
+            objects=before.objects + done.objects,
+            size_bytes=before.size_bytes + done.size_bytes,
+        )
+        workflow.set_current_details(
+            f"{self._result.detached:,} ledgers detached, {self._result.deleted:,} copies deleted, "
+            f"{self._result.objects:,} objects, in {self._result.passes} passes"
+        )

@@ -1,0 +1,266 @@
+"""What travels to and from the deletion workflows, and what a batch's values come to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from activities.deletion import Certificate, ChunkResult, IntentKey, Range, Refusal
+from logstore.deletion.intents import Outcome
+from logstore.errors import LedgerStillNeeded, UnknownObject
+
+MOST_OBJECTS_PER_S = 1_000_000
+"""The highest rate of a batch, inclusive: far beyond any store, so that more is a slip of the finger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionPolicy:
+    """How phase two works; set from the settings of who starts it."""
+
+    parallelism: int = 4  # chunks at once
+    chunk: int = 100  # rows in a chunk
+    max_attempts: int = 10
+    retry_interval_s: int = 600
+    owner_patience_s: int = 10  # how long a topic's owner may let work lie before somebody else gets it
+    alone: int = 500  # children of one run, then it continues as new: the server refuses 2,000 pending ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgerInput:
+    """One intent, and how patiently to try."""
+
+    key: IntentKey
+    topic: str  # encoded; for filters, and to find its owner
+    catalog_epoch: int
+    max_attempts: int = 10  # the batch's own attempt counts as one
+    retry_interval_s: int = 600
+    owner_patience_s: int = 10  # how long the topic's owner may let it lie before somebody else gets it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgerProgress:
+    """Where the deletion of one copy is."""
+
+    step: str  # deleting, giving up, ended
+    outcome: Outcome | None = None  # once it ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplicitDetach:
+    """Phase one for given ledgers."""
+
+    ledger_ids: list[int]  # 1 to 10,000
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgersProgress:
+    """How far the batch is; counts are of rows and confirmed objects."""
+
+    intents: int = 0
+    after: int = 0  # every row up to this id was visited
+    outcomes: dict[str, int] = field(default_factory=dict)
+    objects: int = 0
+    size_bytes: int = 0
+    detached: int = 0
+    finished: dict[str, int] = field(default_factory=dict)  # asked for and ended before: outcome -> rows
+    paused: bool = False  # no chunk is started; those in hand end
+    rate: int = 0  # objects a second for the whole batch; 0: unlimited
+    done: int = 0  # rows that ended, or have a workflow of their own
+    left: int = 0  # rows not met yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRate:
+    """How fast a batch may delete from now on."""
+
+    objects_per_s: int  # 0 to `MOST_OBJECTS_PER_S`; 0: unlimited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgersInput:
+    """One batch. Give `detach` to do phase one here."""
+
+    batch_id: str
+    topic_id: int
+    topic: str  # encoded
+    catalog_epoch: int
+    actor: str
+    reason: str
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    detach: ExplicitDetach | None = None
+    carried: DeleteLedgersProgress = field(default_factory=DeleteLedgersProgress)
+    owner: str = ""  # the worker that detached the topic's ledgers as its owner, if one did: it is not looked up
+
+
+_REFUSALS = {LedgerStillNeeded.__name__, UnknownObject.__name__}
+
+
+def added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+    """Counts by outcome, together."""
+    return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
+
+
+def rest_of(part: Range, result: ChunkResult) -> Range | None:
+    """What a slice has left of its range, or None."""
+    if not result.next_row:
+        return None
+    return Range(first=result.next_row, last=part.last, rows=max(1, part.rows - sum(result.outcomes.values())))
+
+
+def with_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLedgersProgress:
+    """The batch's progress, once a chunk has ended so."""
+    return replace(
+        progress,
+        outcomes=added(progress.outcomes, result.outcomes),
+        objects=progress.objects + result.objects,
+        size_bytes=progress.size_bytes + result.size_bytes,
+    )
+
+
+def stale(batch_id: str, progress: DeleteLedgersProgress) -> Certificate:
+    """The catalog was rebuilt meanwhile: its own rows say what is left to do, under the new epoch."""
+    left = progress.intents - sum(progress.outcomes.values())
+    return Certificate(
+        batch_id=batch_id,
+        outcomes=added(progress.outcomes, {Outcome.STALE_CATALOG.value: left} if left > 0 else {}),
+        objects=progress.objects,
+        size_bytes=progress.size_bytes,
+    )
+
+
+def whole_of(certificate: Certificate, progress: DeleteLedgersProgress) -> Certificate:
+    """With what had ended before the batch, and what another batch took up from it."""
+    outcomes = added(certificate.outcomes, progress.finished)
+    elsewhere = progress.intents - sum(certificate.outcomes.values())
+    return replace(certificate, outcomes=added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {}))
+
+
+def refused(batch_id: str, error: ActivityError) -> Certificate | None:
+    """The result of a batch whose phase one a guard refused; None where it failed for another reason."""
+    cause = error.cause
+    if not isinstance(cause, ApplicationError) or cause.type not in _REFUSALS:
+        return None
+    why = Refusal(type=cause.type, message=cause.message, details=list(cause.details))
+    return Certificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=why)
+
+
+def shown(done: DeleteLedgersProgress | Certificate) -> str:
+    """Markdown for an operator."""
+    if isinstance(done, Certificate) and done.refused:
+        return f"**Refused**, nothing changed: {done.refused.message} ({done.refused.type})"
+    orders = [] if isinstance(done, Certificate) else _orders(done)
+    told = ", ".join([f"{done.objects:,} objects", f"{done.size_bytes:,} bytes", *orders])
+    rows = "".join(f"- **{name}** — {count:,} copies\n" for name, count in sorted(done.outcomes.items()))
+    return f"{told}\n\n{rows}"  # a list: the Web UI draws tables without lines or space between columns
+
+
+def _orders(progress: DeleteLedgersProgress) -> list[str]:
+    rate = [f"at most {progress.rate:,} objects a second"] if progress.rate else []
+    return [*(["**paused**"] if progress.paused else []), *rate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepDeletionsResult:
+    """What the sweep found and did; all zero in a run that had nothing to do."""
+
+    batches: int = 0
+    intents: int = 0  # stalled ones taken up, and new ones of newborn ledgers
+    newborn: int = 0  # ledgers that nobody had attached
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies, of the batches that ended meanwhile
+    deleted: int = 0  # copies of which nothing is left
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+    uncertified: int = 0  # batches that take longer than the sweep waits, or ended early: they, or their rows, go on
+    forgotten: int = 0  # finished rows
+    forgotten_runs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepDeletionsInput:
+    """Who asks, and how phase two of what is found works."""
+
+    actor: str = "schedule"
+    reason: str = ""
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    patience_s: float = 300.0  # for one batch: one that is paused must not keep what stalls after it
+    carried: SweepDeletionsResult = field(default_factory=SweepDeletionsResult)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicResult:
+    """The certificate: what became of the topic's copies since its deletion began, counted from their rows."""
+
+    step: str = "beginning"  # detaching, deleting, removing, ended
+    detached: int = 0  # ledgers
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies; RETRYING: they go on alone
+    deleted: int = 0  # copies of which nothing is left
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+    passes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicInput:
+    """Which topic, and why."""
+
+    topic_id: int
+    topic: str  # encoded; the topic of that id must bear it
+    actor: str
+    reason: str
+    catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    carried: DeleteTopicResult = field(default_factory=DeleteTopicResult)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicResult:
+    """What the passes did together."""
+
+    detached: int = 0  # ledgers
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies
+    deleted: int = 0  # copies of which nothing is left
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+    passes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicInput:
+    """Which topic, and why."""
+
+    topic_id: int
+    topic: str  # encoded; for filters and people
+    actor: str
+    reason: str
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    carried: TrimTopicResult = field(default_factory=TrimTopicResult)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicsResult:
+    """What became of all topics together."""
+
+    topics: int = 0  # looked at
+    failed: int = 0  # of them, skipped; the next trim meets them again
+    troubles: list[str] = field(default_factory=list)  # a sample of why
+    detached: int = 0  # ledgers
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies
+    deleted: int = 0  # copies of which nothing is left
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+    uncertified: bool = False  # phase two takes longer than the trim waits, or ended early: it, or its rows, go on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicsInput:
+    """Who asks, and how phase two works."""
+
+    actor: str = "schedule"
+    reason: str = ""
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    patience_s: int = 300  # for phase two: a batch that is paused must not keep all topics from being trimmed
+    page: int = 50  # topics: were each of them contended for a minute, a page would still end within its hour
+    batch_id: str = ""  # of this trim, once it has one
+    after: int = 0  # every topic up to this id was visited
+    carried: TrimTopicsResult = field(default_factory=TrimTopicsResult)

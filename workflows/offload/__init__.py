@@ -1,0 +1,1 @@
+"""Durable jobs of offload: of one ledger, and of a topic."""

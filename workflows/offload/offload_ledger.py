@@ -1,0 +1,102 @@
+"""`offload-ledger`: a ledger has a tiered copy that was read back, or is gone.
+
+Destroys nothing a reader could miss: of attempts that lose, the objects nobody was ever shown are left to deletion.
+Invariant: a copy is shown to readers only after storage was seen to hold all of it, and a ledger that is being
+offloaded is not deleted. To stop it, cancel or terminate it: what it has uploaded is deleted by the topic's next
+trims, a terminated one's once its time is over.
+
+1. Under a new uuid, upload the copy and check what storage holds; every retry is a new attempt.
+2. Publish it, unless another attempt or a delete came first.
+3. Where this attempt lost and the ledger is still listed, begin again.
+
+Source: Pulsar's tiered storage; apache/pulsar#13219, #22839.
+"""
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.offload import LedgerOffload, PublishInput, UploadInput, UploadResult
+    from logstore.ports.catalog import OffloadAnswer
+    from workflows import search_attributes
+    from workflows.offload.values import (
+        OffloadLedgerInput,
+        OffloadLedgerProgress,
+        OffloadLedgerResult,
+        OffloadOutcome,
+        OffloadPolicy,
+    )
+
+_TURNS = 3  # uploads that were proved and lost to another attempt: it is at work, let it be
+_PUBLISH = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(minutes=2),  # one small transaction
+    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
+)
+
+
+def workflow_id(ledger_id: int) -> str:
+    """`offload-ledger/{ledger}`: ids of ledgers are never used again."""
+    return f"offload-ledger/{ledger_id}"
+
+
+def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
+    return workflow.ActivityConfig(
+        task_queue=policy.queue or None,
+        start_to_close_timeout=timedelta(seconds=2 * policy.timeout_s + 300),  # upload, then read it all back
+        heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+        retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=5), maximum_attempts=policy.attempts),
+    )
+
+
+@workflow.defn(name="offload-ledger")
+class OffloadLedger:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        """Begin at the first step."""
+        self._progress = OffloadLedgerProgress(step="uploading")
+
+    @workflow.run
+    async def run(self, request: OffloadLedgerInput) -> OffloadLedgerResult:
+        """Do the numbered steps."""
+        search_attributes.ensure_topic(request.topic)
+        workflow.set_current_details(f"Offloading ledger **{request.ledger_id}**")
+        for turn in range(1, _TURNS + 1):
+            self._progress = OffloadLedgerProgress(step="uploading", turn=turn)
+            upload = UploadInput(ledger_id=request.ledger_id, timeout_s=request.policy.timeout_s)
+            done = await workflow.execute_activity_method(LedgerOffload.upload, upload, **_upload(request.policy))
+            self._progress = OffloadLedgerProgress(step="publishing", turn=turn, size_bytes=done.size_bytes)
+            outcome = await self._publish(request.ledger_id, done)
+            if outcome:
+                return self._ended(outcome, done)
+        message = f"ledger {request.ledger_id}: {_TURNS} uploads lost to other attempts"
+        raise ApplicationError(message, type="OffloadOvertaken", non_retryable=True)
+
+    @workflow.query
+    def progress(self) -> OffloadLedgerProgress:
+        """Which step it is at."""
+        return self._progress
+
+    async def _publish(self, ledger_id: int, done: UploadResult) -> OffloadOutcome | None:
+        if done.answer is not OffloadAnswer.BEGUN:
+            return OffloadOutcome(done.answer.value)
+        publish = PublishInput(ledger_id=ledger_id, uuid=done.uuid)
+        found = await workflow.execute_activity_method(LedgerOffload.publish, publish, **_PUBLISH)
+        if found is OffloadAnswer.BEGUN:
+            return None
+        return OffloadOutcome.GONE if found is OffloadAnswer.GONE else OffloadOutcome.OFFLOADED
+
+    def _ended(self, outcome: OffloadOutcome, done: UploadResult) -> OffloadLedgerResult:
+        self._progress = OffloadLedgerProgress(step="ended", turn=self._progress.turn, size_bytes=done.size_bytes)
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome.value])])
+        if outcome is OffloadOutcome.GONE:
+            workflow.set_current_details("**GONE** — the ledger was deleted")
+            return OffloadLedgerResult(outcome=outcome)
+        workflow.set_current_details(f"**{outcome.value}** — {done.size_bytes:,} bytes, SHA-256 `{done.sha256}`")
+        return OffloadLedgerResult(
+            outcome=outcome, uuid=done.uuid, entries=done.entries, size_bytes=done.size_bytes, sha256=done.sha256
+        )

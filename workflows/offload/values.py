@@ -1,0 +1,96 @@
+"""What travels to and from the offload workflows."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from workflows.deletion.values import DeletionPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadPolicy:
+    """How offload works; set from the settings of who starts it."""
+
+    timeout_s: int = 45 * 60  # of one attempt
+    attempts: int = 5  # of one upload, before the workflow fails
+    parallelism: int = 2  # ledgers of one topic at once
+    queue: str = ""  # where uploads run, so that they take no thread from deletions; empty: where the workflow does
+
+
+class OffloadOutcome(StrEnum):
+    """How the offload of one ledger ended."""
+
+    OFFLOADED = "OFFLOADED"  # by this run
+    ALREADY = "ALREADY"  # by an earlier one; its objects were looked at again
+    GONE = "GONE"  # the ledger was deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadLedgerInput:
+    """Which ledger."""
+
+    ledger_id: int
+    topic: str  # encoded; for filters only
+    policy: OffloadPolicy = field(default_factory=OffloadPolicy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadLedgerResult:
+    """How it ended, and what storage was seen to hold."""
+
+    outcome: OffloadOutcome
+    uuid: str = ""
+    entries: int = 0
+    size_bytes: int = 0  # of the data object
+    sha256: str = ""  # of the data object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadLedgerProgress:
+    """Where the offload of one ledger is."""
+
+    step: str  # uploading, publishing, ended
+    turn: int = 1
+    size_bytes: int = 0  # proved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadAsk:
+    """What somebody wants of the topic."""
+
+    actor: str
+    reason: str
+    ledger_ids: list[int] | None = None  # 1 to 4,000; None: every closed ledger
+    delete_primary: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadTopicResult:
+    """What was done for all that was asked; counts of ledgers."""
+
+    offloaded: int = 0
+    already: int = 0  # by somebody else, meanwhile
+    gone: int = 0  # deleted meanwhile
+    running: int = 0  # another workflow was at work on it, and still is
+    failed: int = 0
+    size_bytes: int = 0  # of data objects uploaded
+    errors: dict[int, str] = field(default_factory=dict)  # by ledger, at most 20
+    removed: int = 0  # primary copies taken out of the catalog
+    outcomes: dict[str, int] = field(default_factory=dict)  # of their deletion
+    unproved: int = 0  # primary copies kept: storage did not show the tiered one
+    doubts: dict[int, str] = field(default_factory=dict)  # why, by ledger, at most 20
+    refused: int = 0  # asks that were not done, or not to their end
+    refusals: list[str] = field(default_factory=list)  # why, at most 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadTopicInput:
+    """Which topic. What is asked comes here or by the signal `ask`."""
+
+    topic_id: int
+    topic: str  # encoded; for filters and people
+    policy: OffloadPolicy = field(default_factory=OffloadPolicy)
+    deletion: DeletionPolicy = field(default_factory=DeletionPolicy)
+    asks: list[OffloadAsk] = field(default_factory=list)
+    after: int = -1  # every ledger up to this id was visited for the first of the asks
+    removed_after: int = -1  # as `after`, for the removal of primary copies
+    carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)
