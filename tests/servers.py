@@ -11,11 +11,12 @@ from typing import Final
 
 from sqlalchemy import text
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from infra.objects import ensure_bucket, make_client
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
 from logstore.offload.places import TieredPlace
+from tests.migrated import migrate
 from tests.shared import worker_number
 from workers.assembly import open_log
 from workers.settings import Settings
@@ -68,7 +69,7 @@ def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> S
     )
     _create_buckets(settings)
     database = Database(settings.database_url)
-    upgrade(database)
+    migrate(database)
     database.write(lambda found: found.execute(text("UPDATE catalog SET catalog_id = :id"), {"id": CATALOG_ID}))
     database.close()
     mark_buckets(settings)

@@ -1,4 +1,4 @@
-"""A world of its own for each test, from one migrated catalog."""
+"""A world of its own for each test."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -6,27 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database, upgrade
 from tests.activities.world import World, open_world
 
 
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty, migrated catalog, to be copied."""
-    path = tmp_path_factory.mktemp("template") / "catalog.db"
-    database = Database(f"sqlite:///{path}")
-    upgrade(database)
-    database.close()
-    return path
-
-
 @pytest.fixture
-def new_world(template: Path, tmp_path: Path) -> Iterator[Callable[[], World]]:
+def new_world(tmp_path: Path) -> Iterator[Callable[[], World]]:
     """Makes any number of worlds that know nothing of each other."""
     numbers, made = itertools.count(), list[World]()
 
     def make() -> World:
-        made.append(open_world(template, tmp_path / str(next(numbers))))
+        made.append(open_world(tmp_path / str(next(numbers))))
         return made[-1]
 
     yield make

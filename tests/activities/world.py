@@ -1,7 +1,6 @@
 """A catalog in SQLite and a bucket in memory, filled with ledgers that activities act on."""
 
 import asyncio
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
+from tests.migrated import migrate
 
 T = TypeVar("T")
 
@@ -196,11 +196,11 @@ def _deletion(catalog: SqlCatalog, storages: Storages, owners: Owners) -> Ledger
     )
 
 
-def open_world(template: Path, folder: Path) -> World:
-    """A fresh catalog, copied from the migrated `template`, with one topic and an empty bucket."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(template, folder / "catalog.db")
-    catalog = SqlCatalog(Database(f"sqlite:///{folder / 'catalog.db'}"))
+def open_world(folder: Path) -> World:
+    """A fresh catalog with one topic, and an empty bucket."""
+    database = Database(f"sqlite:///{folder / 'catalog.db'}")
+    migrate(database)
+    catalog = SqlCatalog(database)
     objects, tiered = PartlyBlind(), PartlyBlind()
     buckets: Buckets = {TieredPlace(BUCKET): tiered}.__getitem__
     storages: Storages = {

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from tests.infra.coordination.conftest import zookeeper
 from tests.infra.coordination.zookeeper import ZooKeeper
+from tests.migrated import migrate
 from tests.ownership import story
 from tests.ownership.crew import Crew
 from tests.postgres import postgres
@@ -42,7 +43,7 @@ def crew(zookeeper: ZooKeeper, catalog_url: str, tmp_path: Path) -> Iterator[Cre
     with zookeeper.client() as client:
         client.create(path)
     database = Database(catalog_url)
-    upgrade(database, bundles=BUNDLES)
+    migrate(database, bundles=BUNDLES)
     story.begin(database)
     database.close()
     made = Crew(tmp_path, catalog_url, zookeeper, path, TIMEOUT_S)

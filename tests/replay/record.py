@@ -30,7 +30,6 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
 from activities.deletion import AdoptInput, DetachResult, IntentKey
-from infra.catalog import Database, upgrade
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -603,22 +602,18 @@ async def _server() -> AsyncIterator[WorkflowEnvironment]:
 async def record(folder: Path, types: Sequence[str]) -> None:
     """Run every scene of the types and write its history below `folder`, in place of what is there."""
     with tempfile.TemporaryDirectory() as scratch:
-        template = Path(scratch) / "template.db"
-        database = Database(f"sqlite:///{template}")
-        upgrade(database)
-        database.close()
         async with _server() as environment:
             for type_ in types:
                 target = folder / type_ / VERSION
                 shutil.rmtree(target, ignore_errors=True)
                 target.mkdir(parents=True)
                 for scene in SCENES[type_]:
-                    await _record(environment, scene, template, target / f"{scene.__name__}.json")
+                    await _record(environment, scene, Path(scratch), target / f"{scene.__name__}.json")
 
 
-async def _record(environment: WorkflowEnvironment, scene: Scene, template: Path, target: Path) -> None:
+async def _record(environment: WorkflowEnvironment, scene: Scene, scratch: Path, target: Path) -> None:
     number = next(_numbers)
-    world = open_world(template, template.parent / str(number))
+    world = open_world(scratch / str(number))
     with House(environment, world, queue=f"recorded-{number}") as house:
         handle = await scene(house)
         history = (await handle.fetch_history()).to_json_dict()

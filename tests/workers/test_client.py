@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, TopicId
+from tests.migrated import migrate
 from workers.client import Sexton
 from workers.client.connections import connect_client
 from workers.settings import Settings
@@ -102,7 +103,7 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
 
     settings = Settings(home=tmp_path, s3_endpoint=endpoint)
     database = Database(settings.database_url)
-    upgrade(database)
+    migrate(database)
     database.close()
     client: Any = SimpleNamespace(start_workflow=start)
     with pytest.MonkeyPatch.context() as patch:

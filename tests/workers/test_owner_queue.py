@@ -6,8 +6,9 @@ from typing import Any, get_type_hints
 import pytest
 
 from activities.ownership import TopicWork
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from tests.fakes.owners import NobodyOwns
+from tests.migrated import migrate
 from workers.assembly import open_log
 from workers.hosting.hosted import all_activities, owner_activities
 from workers.settings import Settings
@@ -22,7 +23,7 @@ def settings(tmp_path: Path) -> Settings:
     """A catalog and no store, which nothing here asks."""
     made = Settings.model_validate({"home": tmp_path, "s3_endpoint": "http://127.0.0.1:9", "s3_region": "us-east-1"})
     database = Database(made.database_url)
-    upgrade(database)
+    migrate(database)
     database.close()
     return made
 

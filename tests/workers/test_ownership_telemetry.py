@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.directory import Directory
 from infra.coordination.events import Unloaded
@@ -26,6 +26,7 @@ from tests.fakes.meter import FakeMeter, series
 from tests.infra.coordination.conftest import ensemble, zookeeper
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
+from tests.migrated import migrate
 from workers.hosting import ownership_telemetry
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 
@@ -172,7 +173,7 @@ def test_worker_that_gives_up_ends_its_recovery_with_the_reason(world: _World) -
 def test_sole_owner_shows_its_bundles_and_no_session(world: _World, tmp_path: Path) -> None:
     """With ownership=single there is none whose state could be shown."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    upgrade(database, bundles=_N)
+    migrate(database, bundles=_N)
     owner = SoleOwner("a", SqlFences(database), world.telemetry)
     owner.start()
     assert (world.metric("bundles"), world.metric("bundles_acquired_total")) == (_N, _N)
@@ -188,7 +189,7 @@ def test_worker_on_a_real_zookeeper_tells_all_of_it(
 ) -> None:
     """Joining, a bundle taken away, a session that expires, the end; with every call of an acquisition in its span."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    upgrade(database, bundles=_N)
+    migrate(database, bundles=_N)
     sessions: list[Session] = []
 
     def connect(tell: Any) -> Session:

@@ -17,13 +17,14 @@ from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.directory import LiveWorker
 from infra.stack.home import StackHome
 from infra.stack.ports import ChosenPorts, record_ports
 from infra.stack.workers import WorkerRecord, recorded
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
+from tests.migrated import migrate
 from workers.operations.doctor import _ownership, doctor
 from workers.operations.status import checked, status
 from workers.settings import Settings
@@ -127,7 +128,7 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     """Bundles without an owner are told; that no worker has a session is not well, with what to do."""
     settings = Settings(home=tmp_path, zookeeper="127.0.0.1:1")
     database = Database(settings.database_url)
-    upgrade(database, bundles=4)
+    migrate(database, bundles=4)
     SqlFences(database).raise_fences([BundleId(1)], "w")
     database.close()
     live = {"w": LiveWorker(session=7, load=WorkerLoad())}
@@ -193,7 +194,7 @@ def _upgraded(home: Path, **changes: object) -> Settings:
     told = {"home": home, "temporal_address": "127.0.0.1:1", "s3_endpoint": "http://127.0.0.1:1", "ownership": "single"}
     settings = Settings.model_validate(told | changes)
     database = Database(settings.database_url)
-    upgrade(database)
+    migrate(database)
     database.close()
     return settings
 

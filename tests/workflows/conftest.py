@@ -13,13 +13,13 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
 from activities.deletion import pulse
-from tests.activities.conftest import new_world, template
+from tests.activities.conftest import new_world
 from tests.activities.world import World
 from tests.workflows.house import House
 from tests.workflows.neighbours import Neighbours
 from workflows import search_attributes
 
-__all__ = ["new_world", "template"]
+__all__ = ["new_world"]
 
 _SERVER = [
     f"--dynamic-config-value={value}"

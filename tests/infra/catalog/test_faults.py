@@ -11,6 +11,7 @@ from sqlalchemy import Connection, event, text
 from infra.catalog import Database, SqlCatalog, upgrade
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed, SextonError, StoreUnavailable
+from tests.migrated import migrate
 from tests.postgres import Postgres
 
 Connect = Callable[..., Database]
@@ -95,7 +96,7 @@ def test_sqlite_that_cannot_write_is_store_unavailable_and_recovers(
 ) -> None:
     """A full or read-only disk: nothing happened, reading goes on, and so does writing once there is room."""
     healthy, poor = connect(sqlite_url), connect(sqlite_url)
-    upgrade(healthy)
+    migrate(healthy)
 
     @event.listens_for(poor.engine, "connect")
     def limit(connection: sqlite3.Connection, _: object) -> None:
@@ -118,7 +119,7 @@ def test_sqlite_that_cannot_write_is_store_unavailable_and_recovers(
 def test_write_that_dies_while_committing_is_rolled_back(url: str, connect: Connect) -> None:
     """A connection whose commit was cut off is not handed out again with its transaction open."""
     database = connect(url, pool_size=1)
-    upgrade(database)
+    migrate(database)
     armed = [True]
 
     @event.listens_for(database.engine, "commit")
@@ -171,7 +172,7 @@ def test_postgres_connection_lost_while_idle_goes_unnoticed(
 ) -> None:
     """A connection that died in the pool is replaced: nothing was under way, so nobody needs to know."""
     database = connect(postgres_url)
-    upgrade(database)
+    migrate(database)
     for _ in range(3):
         with database.engine.connect() as connection:
             _kill(postgres, connection)
@@ -185,7 +186,7 @@ def test_postgres_connection_lost_in_the_middle_is_retried_once(
 ) -> None:
     """Before its commit a transaction has done nothing: it is run again, and its effect is there once."""
     database = connect(postgres_url)
-    upgrade(database)
+    migrate(database)
     runs: list[int] = []
 
     def work(connection: Connection) -> None:
@@ -205,7 +206,7 @@ def test_postgres_connection_lost_every_time_is_store_unavailable(
 ) -> None:
     """The second loss is told, and nothing happened."""
     database = connect(postgres_url)
-    upgrade(database)
+    migrate(database)
 
     def work(connection: Connection) -> None:
         _bump(connection)
@@ -224,7 +225,7 @@ def test_postgres_connection_lost_while_committing_is_outcome_unknown(
 ) -> None:
     """Nobody can tell whether it landed: the caller re-reads, and the next call works."""
     database = connect(postgres_url)
-    upgrade(database)
+    migrate(database)
     armed = [True]
 
     @event.listens_for(database.engine, "commit")
@@ -245,7 +246,7 @@ def test_postgres_connection_lost_while_committing_is_outcome_unknown(
 def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: Postgres, connect: Connect) -> None:
     """While it is down everything is StoreUnavailable; when it is back the same catalog goes on."""
     database = connect(own_postgres.url("postgres"))
-    upgrade(database)
+    migrate(database)
     catalog = SqlCatalog(database)
     topic = catalog.topics.create("persistent://a/b/c", RetentionPolicy())
     own_postgres.crash()
@@ -263,7 +264,7 @@ def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: Postgr
 def test_number_that_no_database_holds_is_invalid_input(url: str, connect: Connect) -> None:
     """SQLite's driver and PostgreSQL refuse it each in their own way; the caller reads one sentence, and no bug."""
     database = connect(url)
-    upgrade(database)
+    migrate(database)
 
     def store(connection: Connection) -> None:
         connection.execute(text("UPDATE catalog SET next_ledger_id = :number"), {"number": 2**70})
@@ -280,7 +281,7 @@ def test_number_that_no_database_holds_is_invalid_input(url: str, connect: Conne
 def test_text_that_postgres_cannot_hold_is_invalid_input(postgres_url: str, connect: Connect) -> None:
     """A character 0 in a name is bad input, not a database that is away: asking again would not help."""
     database = connect(postgres_url)
-    upgrade(database)
+    migrate(database)
     with pytest.raises(InvalidInput, match="one that the catalog can hold") as caught:
         SqlCatalog(database).topics.create("persistent://a/b/\x00", RetentionPolicy())
     _sentence(caught.value)

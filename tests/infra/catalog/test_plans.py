@@ -6,8 +6,9 @@ from typing import Any
 
 from sqlalchemy import event
 
-from infra.catalog import Database, SqlCatalog, upgrade
+from infra.catalog import Database, SqlCatalog
 from logstore.ports.catalog import Cause, Claim
+from tests.migrated import migrate
 
 
 def _plan(database: Database, work: Callable[[], Any]) -> list[str]:
@@ -40,7 +41,7 @@ def _explained(database: Database, statement: str, parameters: Any) -> list[str]
 def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
     """Every worker asks every 15 s: it must not walk over a month of finished rows."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    upgrade(database)
+    migrate(database)
     plan = _plan(database, SqlCatalog(database).deletions.inflight)
     database.close()
     reads = [line for line in plan if "pending_deletion" in line]
@@ -52,7 +53,7 @@ def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
 def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> None:
     """Once a minute, beside a month of finished rows and every ledger there is: it must walk over none of them."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    upgrade(database)
+    migrate(database)
     sweeps, nobody = SqlCatalog(database).sweeps, Claim(workflow_id="w", run_id="", ttl_s=1)
     cause = Cause(actor="tests", reason="a test", workflow_id="w")
     plans = _plans(database, lambda: sweeps.adopt(batch_id="b", claim=nobody, limit=9))

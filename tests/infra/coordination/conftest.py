@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.session import Ensemble
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
+from tests.migrated import migrate
 
 _numbers = itertools.count()
 
@@ -50,7 +51,7 @@ def looker(zookeeper: ZooKeeper, ensemble: Ensemble) -> Iterator[KazooClient]:
 def crew(ensemble: Ensemble, tmp_path: Path) -> Iterator[Crew]:
     """Nobody yet."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    upgrade(database, bundles=BUNDLES)
+    migrate(database, bundles=BUNDLES)
     made = Crew(ensemble, SqlFences(database))
     yield made
     made.dismiss()

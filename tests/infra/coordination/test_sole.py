@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database, SqlCatalog, upgrade
+from infra.catalog import Database, SqlCatalog
 from infra.coordination.sole import SoleOwner
 from logstore.errors import CatalogBusy, NotOwner
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease
+from tests.migrated import migrate
 
 _TOPIC = TopicName.parse("persistent://shop/main/orders")
 
@@ -18,7 +19,7 @@ _TOPIC = TopicName.parse("persistent://shop/main/orders")
 def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     """A catalog of eight bundles."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    upgrade(database, bundles=8)
+    migrate(database, bundles=8)
     yield SqlCatalog(database)
     database.close()
 

@@ -7,11 +7,11 @@ from logstore.names import TopicName
 from tests.activities.world import NAME, World
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from tests.workers.cli.test_ledger_explain import template, world
+from tests.workers.cli.test_ledger_explain import world
 from workers.cli.workflow import Kind
 from workers.hosting.fleet import WORKFLOWS
 
-__all__ = ["template", "world"]
+__all__ = ["world"]
 
 _NONE = "persistent://public/default/none"
 

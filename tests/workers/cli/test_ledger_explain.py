@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from infra.catalog import Database, upgrade
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.log.ledgers import CopyKind, ledger_prefix, meta_key
 from logstore.names import TopicName
@@ -23,20 +22,10 @@ from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty, migrated catalog, to be copied."""
-    path = tmp_path_factory.mktemp("template") / "catalog.db"
-    database = Database(f"sqlite:///{path}")
-    upgrade(database)
-    database.close()
-    return path
-
-
 @pytest.fixture
-def world(template: Path, tmp_path: Path, services: FakeServices) -> Iterator[World]:
+def world(tmp_path: Path, services: FakeServices) -> Iterator[World]:
     """A catalog and a bucket, behind the command line."""
-    made = open_world(template, tmp_path / "world")
+    made = open_world(tmp_path / "world")
     storages = {CopyKind.LEDGER.value: PrimaryCopies(made.objects)}
     services.log = SimpleNamespace(catalog=made.catalog, storages=storages, closed=0)  # type: ignore[assignment]
     yield made

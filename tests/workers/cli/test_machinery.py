@@ -15,10 +15,11 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from logstore import errors
 from logstore.deletion.retention import RetentionPolicy
 from logstore.names import TopicName
+from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
 from workers import VERSION
@@ -331,7 +332,7 @@ def _with_catalog(home: Path) -> str:
     ports = {"temporal": 1, "s3": 1, "zookeeper": 1}
     (home / "ports.json").write_text(json.dumps(ports))
     database = Database(f"sqlite:///{home}/catalog.db")
-    upgrade(database)
+    migrate(database)
     database.close()
     return str(home)
 

@@ -12,7 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.catalog import Database, SqlCatalog, upgrade
+from infra.catalog import Database, SqlCatalog
 from infra.coordination.directory import OWNERS, SESSIONS, WORKERS
 from infra.coordination.nodes import Nodes
 from infra.coordination.owner import BundleOwner, OwnerPolicy
@@ -25,6 +25,7 @@ from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_na
 from logstore.ports.catalog import Fence
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper
 from tests.logstore.eventually import assert_eventually
+from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
 from workers.operations.unloading import Unloading
@@ -42,7 +43,7 @@ Join = Callable[..., Session]
 def catalog(tmp_path: Path, services: FakeServices, ensemble: Ensemble) -> Iterator[SqlCatalog]:
     """A catalog of four bundles behind the command line, which also knows where ZooKeeper is."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    upgrade(database, bundles=_N)
+    migrate(database, bundles=_N)
     made = SqlCatalog(database)
     services.log = SimpleNamespace(catalog=made, closed=0)  # type: ignore[assignment]
     services.environ |= {"SEXTON_ZOOKEEPER": ensemble.hosts, "SEXTON_SESSION_TIMEOUT": "2s"}

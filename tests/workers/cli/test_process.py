@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
+from tests.migrated import migrate
 
 _SEXTON = Path(sys.executable).with_name("sexton")
 
@@ -19,7 +20,7 @@ def home(tmp_path: Path) -> Path:
     """A home with a catalog."""
     (tmp_path / "ports.json").write_text(json.dumps({"temporal": 1, "s3": 1, "zookeeper": 1}))
     database = Database(f"sqlite:///{tmp_path}/catalog.db")
-    upgrade(database)
+    migrate(database)
     database.close()
     return tmp_path
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
+from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.client.waiting import JobStopped
@@ -30,7 +31,7 @@ def lone() -> Iterator[Settings]:
     where = stack.up(options)
     settings = Settings(home=home, temporal_address=where.temporal, ui_address=where.ui, ownership="single")
     database = Database(settings.database_url)
-    upgrade(database)
+    migrate(database)
     database.close()
     yield settings
     stack.kill(home)

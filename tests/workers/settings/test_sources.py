@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database
 from logstore.errors import InvalidInput, ServiceFailed
+from tests.migrated import migrate
 from workers.settings import Loaded, Settings, load_settings
 
 
@@ -76,7 +77,7 @@ def test_settings_home_with_signs_of_a_url_keeps_its_own_catalog(tmp_path: Path,
     """Two homes are two stacks, whatever they are called."""
     settings = load_settings({"home": str(tmp_path / name)}, {}, tmp_path).settings
     database = Database(settings.database_url)
-    upgrade(database)
+    migrate(database)
     database.close()
     assert (tmp_path / name / "catalog.db").is_file()
 

@@ -1,0 +1,28 @@
+"""Catalogs copied from one that was migrated: a copy takes a millisecond, the migrations a third of a second of CPU."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from infra.catalog import Database, upgrade
+from infra.catalog.engine.versions import DEFAULT_BUNDLES
+
+
+def migrate(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
+    """As `upgrade` of a database that is empty yet; every copy bears the same catalog id."""
+    if not database.is_sqlite:
+        upgrade(database, bundles=bundles)
+        return
+    assert database.is_absent
+    database.make_folder()
+    Path(str(database.engine.url.database)).write_bytes(_file(bundles))
+
+
+@cache
+def _file(bundles: int) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "catalog.db"
+        database = Database(f"sqlite:///{path}")
+        upgrade(database, bundles=bundles)
+        database.close()
+        return path.read_bytes()
