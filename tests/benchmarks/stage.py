@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement, meta_key, segment_key
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
+from tests.benchmarks.puts import Put, put_all
 from workers.assembly import LogStore, open_log
 from workers.demo.run import prepare
 from workers.demo.throw_away import remove
@@ -27,7 +27,6 @@ from workers.settings import Settings
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_THREADS = 8
 _BODY = b"x" * 100
 
 
@@ -76,9 +75,7 @@ def make_ledgers(on: Stage, name: str, *, ledgers: int, segments: int) -> tuple[
     topic = on.log.catalog.topics.create(name, RetentionPolicy())
     first = on.log.catalog.ledgers.create(topic.topic_id, application=on.settings.application)
     ids = _rows(on, topic, first, ledgers, segments)
-    statements = [_statement(first, ledger_id) for ledger_id in ids]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(lambda one: _objects(on, one, segments), statements))
+    put_all(on.settings, _objects(ids, first, segments))
     return topic, ids
 
 
@@ -122,12 +119,10 @@ def _copy(row: LedgerId) -> dict[str, object]:
     return {"ledger_id": row, "kind": CopyKind.LEDGER.value, "state": CopyState.LIVE.value, "context": {}}
 
 
-def _statement(first: LedgerStatement, ledger_id: LedgerId) -> LedgerStatement:
-    return LedgerStatement(owner=first.owner, ledger_id=ledger_id, created_us=first.created_us, epoch=first.epoch)
-
-
-def _objects(on: Stage, one: LedgerStatement, segments: int) -> None:
-    metadata = one.to_metadata()
-    on.log.objects.put_if_absent(meta_key(one.ledger_id, one.owner), one.to_json(), metadata=metadata)
-    for number in range(segments):
-        on.log.objects.put_if_absent(segment_key(one.ledger_id, number), _BODY, metadata=metadata)
+def _objects(ids: list[LedgerId], first: LedgerStatement, segments: int) -> Iterator[Put]:
+    for ledger_id in ids:
+        one = LedgerStatement(owner=first.owner, ledger_id=ledger_id, created_us=first.created_us, epoch=first.epoch)
+        metadata = one.to_metadata()
+        yield meta_key(one.ledger_id, one.owner), one.to_json(), metadata
+        for number in range(segments):
+            yield segment_key(one.ledger_id, number), _BODY, metadata
