@@ -148,6 +148,7 @@ class Certificate:
     outcomes: dict[str, int]
     objects: int
     size_bytes: int
+    owner: str = ""  # which worker owned the batch's topic at its end, as far as that was told
     refused: Refusal | None = None  # then nothing was detached, and there are no outcomes
 
     @property

@@ -260,6 +260,22 @@ async def test_batch_whose_owner_changes_in_its_midst_is_ended_by_the_next(stree
     assert set(visits) == {"a", _SHARED, "b"}
 
 
+async def test_trim_whose_batch_changed_owner_goes_on_at_the_next(street: Neighbours) -> None:
+    """The first one may be dead by then, and work that is sent to it would lie for all of `owner_patience_s`."""
+    house = street.house
+    house.world.fill(4)
+    street.moves_in("a")
+
+    def overtaken() -> None:
+        street.moves_in("b")
+
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=overtaken))
+    async with street.shared(), street.owner("a"), street.owner("b"):
+        result = await (await house.trim()).result()
+    assert result.deleted == 4
+    assert street.visits("deletion.detach") == [_SHARED, "a", "b"]
+
+
 async def test_batch_whose_owner_is_of_an_older_build_is_done_by_anybody(street: Neighbours) -> None:
     """A roll-out leaves owners for a while that lack an activity: they are not asked again and again."""
     house = street.house

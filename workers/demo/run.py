@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from workers.demo.auditor import Auditor, Stored
 from workers.demo.damage import check_damage
 from workers.demo.interrupts import Interrupts
 from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
-from workers.demo.scenario import Written, write_topics
+from workers.demo.scenario import Written, planned, write_topics
 from workers.demo.takeover import Fences, check_takeover, owned
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
 from workers.operations import search_attributes
@@ -100,8 +101,11 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     settings = at(settings, where)
     prepare(settings)
     auditor = Auditor(settings)
-    with open_log(settings) as log:
+    with ThreadPoolExecutor(1) as beside, open_log(settings) as log:
+        fatal = {failpoints.VARIABLE: _death(settings, topics, ledgers), **_WORKERS}
+        first = beside.submit(start_worker, settings, name=_FIRST, extra=fatal, alone=True, on_progress=say)
         written = list(write_topics(log, topics=topics, ledgers=ledgers, say=say))
+        first.result()
     planted = [*_PLANTED, *_contest(written)]
     for key in planted:
         auditor.plant(key, b"not Sexton's")
@@ -154,22 +158,20 @@ def _contest(written: Sequence[Written]) -> list[str]:
     return []
 
 
-def _death(settings: Settings, written: Sequence[Written]) -> str:
+def _death(settings: Settings, topics: int, ledgers: int) -> str:
     """When the worker kills itself: half way, or at the first chunk where there is only one."""
-    chunks = sum(-(-len(one.doomed) // settings.deletion_chunk) for one in written)
+    chunks = sum(-(-count // settings.deletion_chunk) for count in planned(topics, ledgers))
     return f"storage.delete_data.after=kill@{max(1, min(_LATEST_DEATH, chunks // 2))}"
 
 
 async def _trim_through_a_crash(
     settings: Settings, auditor: Auditor, written: Sequence[Written], say: Say
 ) -> tuple[list[TrimTopicResult], "_Death"]:
-    """Start trims, let the only worker die by SIGKILL in phase two, start another, wait for the trims.
+    """Start trims, let the first worker die by SIGKILL in phase two, start another, wait for the trims.
 
     Returns:
         The trims' results, and what there was at the moment of death.
     """
-    fatal = {failpoints.VARIABLE: _death(settings, written), **_WORKERS}
-    await asyncio.to_thread(start_worker, settings, name=_FIRST, extra=fatal, alone=True, on_progress=say)
     fences = await asyncio.to_thread(owned, auditor, bundles=settings.bundles, by=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")

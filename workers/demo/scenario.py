@@ -52,6 +52,12 @@ class Written:
         return list(self.payloads)[len(self.doomed) :]
 
 
+def planned(topics: int, ledgers: int) -> list[int]:
+    """How many ledgers of each topic will be doomed, before they are written."""
+    plans = (_PLANS[number % len(_PLANS)][1] for number in range(topics))
+    return [min(*plan(ledgers).values(), ledgers - 1) for plan in plans]
+
+
 def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str], None]) -> Iterator[Written]:
     """Create topics in turn: one read by all, one with a slow subscription, one that nobody reads."""
     for number in range(topics):

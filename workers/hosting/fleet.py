@@ -64,6 +64,7 @@ WORKFLOWS = [
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
 """Input that is no JSON of its type: the workflow fails, where it would else try to read it for ever."""
 
+_REMEMBERED = timedelta(seconds=5)  # so long a killed worker's workflows wait for the one that had them in memory
 _log = logging.getLogger(__name__)
 
 
@@ -87,6 +88,7 @@ class Crew:
             workflows=WORKFLOWS,
             workflow_runner=CheckedRunner(),
             workflow_failure_exception_types=FAILURES,
+            sticky_queue_schedule_to_start_timeout=_REMEMBERED,
         )
 
     def uploader(self, queue: str, threads: ThreadPoolExecutor) -> Worker:

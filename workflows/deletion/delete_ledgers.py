@@ -129,7 +129,7 @@ class DeleteLedgers:
                 carried = replace(request, detach=None, carried=self._progress, owner=self._route.owner)
                 workflow.continue_as_new(carried)
         counted = stale(request.batch_id, self._progress) if page.stale else await self._certify()
-        whole = self._ended(whole_of(counted, self._progress))
+        whole = self._ended(replace(whole_of(counted, self._progress), owner=self._route.owner))
         await workflow.wait_condition(workflow.all_handlers_finished)
         return whole
 

@@ -127,6 +127,7 @@ class TrimTopic:
         return await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
 
     def _add(self, done: Certificate) -> None:
+        self._route.owner = done.owner or self._route.owner  # it may have lost the topic, or died, since the detach
         before = self._result
         names = sorted({*before.outcomes, *done.outcomes})
         self._result = replace(
