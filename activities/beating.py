@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from temporalio import activity
 
+from activities.defined import raise_if_cancelled
+
 _BEAT_EVERY_S = 2.0  # a fifth of the heartbeat timeout
 
 
@@ -17,20 +19,21 @@ def beating() -> Iterator[None]:
     Without it a worker that is killed in a transaction is taken for busy until the whole timeout of the activity
     has passed, and its job stands still that long.
 
-    A cancellation is raised in the activity's thread by the number of that thread. CPython 3.11 lends this number to a
-    thread that is being started, which then dies of the cancellation before it has said that it runs, and `start` waits
-    for ever. So a cancellation waits until the thread runs.
+    It beats on after a cancellation: the activity ends after the unit in hand, and until then nobody begins it anew.
+
+    Raises:
+        CancelledError: The activity was cancelled before it began.
     """
+    raise_if_cancelled()
     ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(_BEAT_EVERY_S) and not activity.is_cancelled():
+        while not ended.wait(_BEAT_EVERY_S):
             activity.heartbeat()
 
     context = contextvars.copy_context()  # knows the activity
     thread = threading.Thread(target=context.run, args=(beat,), name="beating", daemon=True)
-    with activity.shield_thread_cancel_exception():
-        thread.start()
+    thread.start()
     try:
         yield
     finally:

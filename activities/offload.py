@@ -8,12 +8,14 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.beating import beating
+from activities.defined import defined
 from activities.deletion import metrics
 from activities.naming import check_topic_name
 from logstore.errors import SextonError
 from logstore.offload.services.writing import Evidence, Uploaded
 from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads, Published, Topics
 from logstore.positions import LedgerId, TopicId
+from logstore.units import between_units
 
 _SAMPLE = 20  # doubts that are told by name
 _BATCH_CLAIM_S = 120.0  # until the batch's own workflow renews it
@@ -121,7 +123,7 @@ class LedgerOffload:
         self._topics = topics
         self._new_uuid = new_uuid
 
-    @activity.defn(name="offload.upload")
+    @defined(name="offload.upload")
     @beating()
     def upload(self, request: UploadInput) -> UploadResult:
         """Write a ledger's tiered copy and prove by reading it back that storage holds it (apache/pulsar#22839).
@@ -143,7 +145,7 @@ class LedgerOffload:
             sha256=done.evidence.sha256,
         )
 
-    @activity.defn(name="offload.publish")
+    @defined(name="offload.publish")
     @beating()
     def publish(self, request: PublishInput) -> OffloadAnswer:
         """Make a proved copy the ledger's tiered copy, or leave it to deletion where the attempt has lost.
@@ -158,7 +160,7 @@ class LedgerOffload:
             return OffloadAnswer.ALREADY
         return OffloadAnswer.GONE if self._offloads.copies(ledger_id) is None else OffloadAnswer.BEGUN
 
-    @activity.defn(name="offload.candidates")
+    @defined(name="offload.candidates")
     @beating()
     def candidates(self, request: CandidatesInput) -> Candidates:
         """Find which ledgers of a topic are to be offloaded next.
@@ -173,7 +175,7 @@ class LedgerOffload:
         found = self._offloads.candidates(topic_id, asked, after=after, limit=request.limit)
         return Candidates(ledger_ids=[int(ledger_id) for ledger_id in found], gone=len(gone))
 
-    @activity.defn(name="offload.remove_primaries")
+    @defined(name="offload.remove_primaries")
     @beating()
     def remove_primaries(self, request: RemovePrimariesInput) -> RemovePrimariesResult:
         """Take primary copies out of the catalog where storage holds the LIVE tiered one, and file an intent for each.
@@ -212,6 +214,7 @@ class LedgerOffload:
         """Ledgers whose tiered copy storage does not show now, and why; a silent store shows nothing either."""
         doubts: dict[LedgerId, str] = {}
         for copy in page:
+            between_units()
             try:
                 self._uploader.prove(copy)
             except SextonError as error:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from temporalio import activity
-
 from activities.beating import beating
+from activities.defined import defined
 from logstore.errors import InvalidInput, OutcomeUnknown, RetryableError, ServiceFailed
 from logstore.names import TopicName
 from logstore.ownership import Lease
@@ -120,7 +119,7 @@ class Ownership:
         """Take what this worker knows of ownership."""
         self._owners = owners
 
-    @activity.defn(name="ownership.look_up")
+    @defined(name="ownership.look_up")
     @beating()
     def look_up(self, request: LookUpInput) -> Located:
         """Say who owns the topic, once ZooKeeper can be asked.

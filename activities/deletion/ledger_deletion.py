@@ -12,6 +12,7 @@ from dataclasses import replace
 from temporalio import activity
 
 from activities.beating import beating
+from activities.defined import defined
 from activities.deletion import metrics
 from activities.deletion.answers import (
     chunk_result,
@@ -59,7 +60,7 @@ class LedgerDeletion(CopyDeletion):
         self._ledgers = ledgers
         self._topics = topics
 
-    @activity.defn(name="deletion.detach")
+    @defined(name="deletion.detach")
     @beating()
     def detach(self, request: DetachInput) -> DetachResult:
         """Take ledgers out of their list and file an intent per copy, in one SQL transaction.
@@ -94,7 +95,7 @@ class LedgerDeletion(CopyDeletion):
             owner=owner_of(lease),
         )
 
-    @activity.defn(name="deletion.next_ranges")
+    @defined(name="deletion.next_ranges")
     @beating()
     def next_ranges(self, request: RangesInput) -> RangesPage:
         """Read which unfinished rows of the batch come next.
@@ -109,7 +110,7 @@ class LedgerDeletion(CopyDeletion):
             self._deletions.renew(request.batch_id, own_claim(_BATCH_CLAIM_S))
         return RangesPage(ranges=[Range(first=part.first, last=part.last, rows=part.rows) for part in found])
 
-    @activity.defn(name="deletion.delete_chunk")
+    @defined(name="deletion.delete_chunk")
     def delete_chunk(self, request: ChunkInput) -> ChunkResult:
         """Phase two for a range of rows: many ledgers share listings, pages and transactions.
 
@@ -140,7 +141,7 @@ class LedgerDeletion(CopyDeletion):
         result = chunk_result(intents, ended, many_topics=request.many_topics)
         return replace(result, next_row=found[len(intents)].row_id if len(intents) < len(found) else 0)
 
-    @activity.defn(name="deletion.hand_over_chunk")
+    @defined(name="deletion.hand_over_chunk")
     @beating()
     def hand_over_chunk(self, request: ChunkInput) -> ChunkResult:
         """Hand every unfinished row of the range to a workflow of its own, once the chunk as a whole gave up.
@@ -173,7 +174,7 @@ class LedgerDeletion(CopyDeletion):
         metrics.received(tried)
         metrics.failed(tried)
 
-    @activity.defn(name="deletion.certify")
+    @defined(name="deletion.certify")
     @beating()
     def certify(self, request: CertifyInput) -> Certificate:
         """Count the batch from its rows, close its run and write the audit row.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from temporalio import activity
 
 from activities.beating import beating
+from activities.defined import defined
 from activities.deletion import metrics
 from activities.deletion.answers import later, result_of, sentence, wait_s
 from activities.deletion.pace import Pace
@@ -51,7 +52,7 @@ class CopyDeletion:
         self._storages = storages
         self._leases = Leases(owners)
 
-    @activity.defn(name="deletion.delete_one")
+    @defined(name="deletion.delete_one")
     def delete_one(self, request: OneInput) -> OneResult:
         """Phase two for one intent.
 
@@ -135,7 +136,7 @@ class CopyDeletion:
             return later(error, after_s)
         return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
 
-    @activity.defn(name="deletion.dead_letter")
+    @defined(name="deletion.dead_letter")
     @beating()
     def dead_letter(self, request: DeadLetterInput) -> OneResult:
         """Keep an exhausted intent as a dead letter with its error: listed, never dropped.

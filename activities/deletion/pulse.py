@@ -8,6 +8,7 @@ from typing import Self
 
 from temporalio import activity
 
+from activities.defined import raise_if_cancelled
 from logstore.errors import SextonError, TerminalError
 
 _BEAT_EVERY_S = 2.0  # a fifth of the heartbeat timeout: one slow call is no death
@@ -19,7 +20,8 @@ class Pulse:
     """Beats per unit of work, and while one unit takes long; renews the claim at most every 15 s.
 
     A page that the store throttles, or a catalog that makes a writer wait, outlasts a heartbeat timeout. A retry
-    would then run beside work that is well alive (dust-tt/dust#4272), hence a thread that beats for it.
+    would then run beside work that is well alive (dust-tt/dust#4272), hence a thread that beats for it. It beats on
+    after a cancellation, which is raised at the next unit.
     """
 
     def __init__(self, renew: Callable[[], object], *, just_claimed: bool = False) -> None:
@@ -43,8 +45,7 @@ class Pulse:
         if not self._renewed:
             self._renew()
             self._renewed = time.monotonic()
-        with activity.shield_thread_cancel_exception():  # see `beating`: no cancellation while it is being started
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,6 +57,7 @@ class Pulse:
 
         Raises:
             ClaimHeld: Another workflow took the work over.
+            CancelledError: The activity was cancelled.
         """
         self._examined += 1
         self._beat()
@@ -66,6 +68,7 @@ class Pulse:
         self._beat()
 
     def _beat(self) -> None:
+        raise_if_cancelled()
         if self._lost:
             raise self._lost
         if time.monotonic() - self._beaten >= _LEAST_S:
@@ -76,7 +79,7 @@ class Pulse:
         activity.heartbeat(self._examined, self._objects)
 
     def _live(self) -> None:
-        while not self._ended.wait(_BEAT_EVERY_S) and not activity.is_cancelled():
+        while not self._ended.wait(_BEAT_EVERY_S):
             self._heartbeat()
             if time.monotonic() - self._renewed >= _RENEW_EVERY_S:
                 self._try_to_renew()

@@ -5,9 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from temporalio import activity
-
 from activities.beating import beating
+from activities.defined import defined
 from activities.naming import check_topic_name
 from logstore.errors import SextonError
 from logstore.ports.catalog import Topic, Topics, TopicState
@@ -53,7 +52,7 @@ class Retention:
         self._roller = roller
         self._settler = settler
 
-    @activity.defn(name="retention.roll_idle")
+    @defined(name="retention.roll_idle")
     @beating()
     def roll_idle(self, request: RollInput) -> bool:
         """Roll the topic's last ledger if it has entries and is past its age, and settle its cursors.

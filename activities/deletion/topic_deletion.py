@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from temporalio import activity
 
 from activities.beating import beating
+from activities.defined import defined
 from activities.deletion import DetachResult, metrics
 from logstore.errors import StaleCatalog
 from logstore.ports.catalog import Cause, Claim, Ledgers, TopicDeletions
@@ -67,7 +68,7 @@ class TopicDeletion:
         self._topics = topics
         self._ledgers = ledgers
 
-    @activity.defn(name="topic.set_deleting")
+    @defined(name="topic.set_deleting")
     @beating()
     def set_deleting(self, request: TopicOrder) -> Begun:
         """Set the topic DELETING, so that nothing can be attached to it any more.
@@ -79,7 +80,7 @@ class TopicDeletion:
         since_us = self._topics.begin(TopicId(request.topic_id), request.topic, _cause(request))
         return Begun(since_us=since_us, catalog_epoch=epoch)
 
-    @activity.defn(name="topic.detach_all")
+    @defined(name="topic.detach_all")
     @beating()
     def detach_all(self, request: DetachAllInput) -> DetachResult:
         """Replace every ledger of the topic by an intent for each of its copies, in one SQL transaction.
@@ -101,7 +102,7 @@ class TopicDeletion:
         metrics.sent(detached.filed)
         return DetachResult(ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=epoch)
 
-    @activity.defn(name="topic.remove")
+    @defined(name="topic.remove")
     @beating()
     def remove(self, request: RemoveInput) -> Removed:
         """Remove what is left of the topic in the catalog, if no ledger is attached to it, and count its copies.

@@ -8,10 +8,12 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.beating import beating
+from activities.defined import defined
 from activities.deletion import DetachResult, metrics
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import Cause, Claim, Deletions, Detached, Ledgers, Topic, Topics, TopicTrims
 from logstore.positions import TopicId
+from logstore.units import between_units
 
 _BATCH_CLAIM_S = 120.0  # a page renews it, and whoever does phase two
 _SAMPLE = 5  # troubles told of a page
@@ -96,7 +98,7 @@ class Trimming:
         self._ledgers = ledgers
         self._idle = idle
 
-    @activity.defn(name="trimming.next_pages")
+    @defined(name="trimming.next_pages")
     @beating()
     def next_pages(self, request: PagesInput) -> Pages:
         """Read which topics come next.
@@ -110,7 +112,7 @@ class Trimming:
             pages=[TopicPage(first=part[0].topic_id, last=part[-1].topic_id, topics=len(part)) for part in cut]
         )
 
-    @activity.defn(name="trimming.trim_page")
+    @defined(name="trimming.trim_page")
     @beating()
     def trim_page(self, request: TrimPageInput) -> TrimPageResult:
         """Roll what is idle and detach what retention lets go, topic by topic, into the batch.
@@ -129,6 +131,7 @@ class Trimming:
         promising = self._trims.promising([topic.topic_id for topic in topics])
         done, failed = list[Detached](), 0
         for topic in [topic for topic in topics if topic.topic_id in promising]:
+            between_units()
             try:
                 done.append(self._detach(topic, request, claim))
             except (StoreUnavailable, OutcomeUnknown):
@@ -150,7 +153,7 @@ class Trimming:
         metrics.sent(detached.filed)
         return detached
 
-    @activity.defn(name="trimming.count_batch")
+    @defined(name="trimming.count_batch")
     @beating()
     def count_batch(self, request: BatchInput) -> DetachResult:
         """Count the whole batch from its rows.
@@ -176,6 +179,7 @@ class Trimming:
         """Settle and roll, at its best; once the store gives no answer, the other topics are not made to wait."""
         troubles: list[str] = []
         for topic in self._idle.due(topics):
+            between_units()
             try:
                 self._idle.prepare(topic)
             except StoreUnavailable as error:

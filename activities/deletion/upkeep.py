@@ -3,6 +3,7 @@
 from temporalio import activity
 
 from activities.beating import beating
+from activities.defined import defined
 from activities.deletion import metrics
 from activities.deletion.values import (
     AdoptInput,
@@ -28,7 +29,7 @@ class DeletionUpkeep:
         self._ledgers = ledgers
         self._finished_retention_s = finished_retention_s
 
-    @activity.defn(name="deletion.adopt")
+    @defined(name="deletion.adopt")
     @beating()
     def adopt(self, request: AdoptInput) -> DetachResult:
         """Take a page of stalled intents and of ledgers that nobody attached into a batch of its own.
@@ -43,7 +44,7 @@ class DeletionUpkeep:
         epoch = self._ledgers.epoch() if adopted.intents else 0
         return DetachResult(ledgers=adopted.ledgers, intents=adopted.intents, catalog_epoch=epoch)
 
-    @activity.defn(name="deletion.forget")
+    @defined(name="deletion.forget")
     @beating()
     def forget(self, request: ForgetInput) -> ForgetResult:
         """Remove a page of rows that ended long ago, and of batches that have no rows left.
@@ -56,7 +57,7 @@ class DeletionUpkeep:
         gone = self._sweeps.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
         return ForgetResult(rows=gone.rows, runs=gone.runs)
 
-    @activity.defn(name="deletion.hold_batch")
+    @defined(name="deletion.hold_batch")
     @beating()
     def hold_batch(self, request: HoldBatchInput) -> None:
         """Keep the batch claimed while it is paused, so that no sweep takes its rows for abandoned.
@@ -68,7 +69,7 @@ class DeletionUpkeep:
         claim = Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=_PAUSED_S)
         self._deletions.renew(request.batch_id, claim)
 
-    @activity.defn(name="deletion.pause_batch")
+    @defined(name="deletion.pause_batch")
     @beating()
     def pause_batch(self, request: PauseBatchInput) -> None:
         """Write down that the batch is paused, or is not any more: no sweep takes up what an operator holds back.

@@ -13,6 +13,7 @@ from infra.objects.patience import Pace, Patience
 from infra.objects.single_delete import SingleDelete, Tally
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
+from logstore.units import between_units
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -131,6 +132,7 @@ class BulkDelete:
 
     def _page(self, todo: list[str], at: int, tally: Tally, again: dict[str, str]) -> int:
         """Delete the page that begins at `at`, in whichever way the store takes; returns its length."""
+        between_units()
         refused: _BulkRefused | None = None
         if self._ability.worth_asking:
             try:

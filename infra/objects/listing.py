@@ -9,6 +9,7 @@ from infra.objects.answers import translated
 from infra.objects.patience import Patience
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.ports.objects import ObjectInfo
+from logstore.units import between_units
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -59,6 +60,7 @@ class Listing:
             yield page
             if not page["IsTruncated"]:
                 return
+            between_units()
             self._go_on_at(page.get("NextContinuationToken"))
 
     def _page(self) -> "ListObjectsV2OutputTypeDef":

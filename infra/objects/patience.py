@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from infra.objects.answers import retry_after_s
 from logstore.errors import ServiceRefused, SextonError, StoreUnavailable
+from logstore.units import between_units
 
 T = TypeVar("T")
 _UNLIMITED = math.inf
@@ -48,6 +49,7 @@ class Patience:
                 if not _may_pass(error) or failures >= self.attempts or self.clock() >= last_start:
                     raise
                 self.wait(failures, error)
+                between_units()  # not before the first: what cleans up after an end is asked for once
 
     def wait(self, failures: int, error: BaseException | None = None) -> None:
         """Sleep after the given number of consecutive failures (1 or more), longer where the store asked for it."""

@@ -13,6 +13,7 @@ from infra.objects.answers import ABSENT, BAD_REQUEST, code_of, is_throttle, tra
 from infra.objects.patience import Pace, Patience
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
+from logstore.units import between_units
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -63,6 +64,7 @@ class SingleDelete:
         """Delete one key, unless another met a store that does not work; returns why this key failed."""
         if hopeless.is_set():
             raise StoreUnavailable(f"delete {self._bucket}/{key}: not asked, the store had stopped answering")
+        between_units()
         try:
             return self._patience.ask(lambda: self._one(key))
         except SextonError:

@@ -45,7 +45,7 @@ class ObjectStore(Protocol):
     Keys are text of 1 to 1,024 UTF-8 bytes, no part between slashes empty, `.` or `..`, no backslash, and come
     back as they went in: some stores keep keys as file paths and would take others for another key.
     Every method may raise `StoreUnavailable` (nothing is known to have happened, except that a put or a delete
-    may have landed).
+    may have landed). One that makes several requests asks `between_units`, and ends with what that raises.
     """
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:

@@ -251,12 +251,7 @@ def test_one_cancelled_passes_the_cancellation_on_and_keeps_the_row(world: World
     """A cancellation is no error of storage: it ends the attempt and nothing records it as failed."""
     ledger, key = alone(world)
     env = environment(_name(key))
-
-    def stop() -> None:
-        env.cancel()
-        raise CancelledError("Cancelled")
-
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=stop))
+    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=env.cancel))
     with pytest.raises(CancelledError):
         env.run(world.deletion.delete_one, one_input(key))
     assert len(world.left_of(ledger)) == 3

@@ -31,14 +31,18 @@ def publish(world: World, ledger: LedgerId, uuid: str) -> OffloadAnswer:
     return run(world.offload.publish, PublishInput(ledger_id=ledger, uuid=uuid))
 
 
-def remove_page(world: World, **more: Any) -> RemovePrimariesResult:
+def removal_input(world: World, **more: Any) -> RemovePrimariesInput:
     fixed: dict[str, Any] = {
         "batch_id": BATCH,
         "batch_workflow_id": BATCH_WORKFLOW,
         "actor": "tests",
         "reason": "a test",
     }
-    return run(world.offload.remove_primaries, RemovePrimariesInput(topic_id=world.topic.topic_id, **(fixed | more)))
+    return RemovePrimariesInput(topic_id=world.topic.topic_id, **(fixed | more))
+
+
+def remove_page(world: World, **more: Any) -> RemovePrimariesResult:
+    return run(world.offload.remove_primaries, removal_input(world, **more))
 
 
 def remove_primaries(world: World) -> int:

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from infra.objects.keys import check_key, check_metadata, check_written_key, refusal
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
+from logstore.units import between_units
 
 
 class Operation(StrEnum):
@@ -199,6 +200,7 @@ class FakeObjectStore:
         deleted: set[str] = set()
         try:
             for key in todo:
+                between_units()
                 self._delete_one(key, deleted, failed)
         except StoreUnavailable as error:
             if not deleted and not failed:

@@ -10,6 +10,7 @@ from logstore.errors import MissingData, StoreUnavailable, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import segment_key
 from logstore.positions import LedgerId
+from logstore.units import ended_by
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import NAME, World, at
 
@@ -271,3 +272,20 @@ def test_store_that_does_not_answer_is_no_loss(world: World) -> None:
     world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         world.process().get(world.topic.topic_id, NAME)
+
+
+def test_settle_ends_between_two_cursors(world: World) -> None:
+    """Whoever asked for it may end it: the cursor keeps what it keeps."""
+    second, third = world.fill(), world.fill()
+    process, topic_id = world.process(inline_bytes=1), world.topic.topic_id
+    _ack(world, process, *range(100), ledger=third)
+    process.acknowledge(topic_id, NAME, up_to=at(0, 99))
+    world.catalog.detach(topic_id, [second])
+    world.catalog.cursors._store(topic_id, NAME, world.catalog.cursors.get(topic_id, NAME).state)
+
+    def end() -> None:
+        raise InterruptedError
+
+    with ended_by(end), pytest.raises(InterruptedError):
+        world.process().settle(topic_id)
+    assert world.catalog.cursors.get(topic_id, NAME).state.mark_delete == at(0, 99)

@@ -68,9 +68,9 @@ class Gate:
         self._open.set()
 
     def wait(self) -> None:
-        """Be held; wakes often, so that a cancellation gets in."""
+        """Be held until the gate opens, or the activity is cancelled: then what comes next has to notice it."""
         self.reached.set()
-        while not self._open.wait(0.01):
+        while not self._open.wait(0.01) and not (activity.in_activity() and activity.is_cancelled()):
             pass
 
 

@@ -15,6 +15,7 @@ from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeede
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cursors, StoredCursor
 from logstore.positions import LedgerId, Position, TopicId
+from logstore.units import between_units
 
 _TRIES: Final = 16
 """Snapshots that other processes put in place of the one just loaded, in a row."""
@@ -129,6 +130,7 @@ class Subscriptions:
         """
         troubles = []
         for name in self._cursors.outgrown([topic_id]).get(topic_id, []):
+            between_units()
             try:
                 self.acknowledge(topic_id, name)
                 self._ledgers.settle(topic_id, name)

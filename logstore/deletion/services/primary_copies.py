@@ -24,6 +24,7 @@ from logstore.log.ledgers import (
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId
+from logstore.units import between_units
 
 _MOST_STATED = 65_536
 """Bytes of a `meta.json` that are read; ours has less than 4 KiB."""
@@ -174,6 +175,7 @@ def _asked(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Seen]:
     with ThreadPoolExecutor(_ASKING, thread_name_prefix="head") as threads:
         rest = chain(first, keys)
         while batch := list(islice(rest, _ASKING * 32)):
+            between_units()
             heads = [threads.submit(copy_context().run, objects.head, key) for key in batch]
             found |= {key: seen for key, head in zip(batch, heads, strict=True) if (seen := head.result())}
     return found

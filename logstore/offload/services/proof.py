@@ -11,6 +11,7 @@ from logstore.offload.places import place_of
 from logstore.offload.tiered import TieredIndex, data_key, index_key
 from logstore.ports.catalog import Published
 from logstore.ports.objects import Buckets, ObjectStore
+from logstore.units import between_units
 
 _READ_BACK: Final = 8 << 20  # bytes at a time
 
@@ -57,6 +58,7 @@ def stored_digest(objects: ObjectStore, key: str, size_bytes: int) -> str:
     """SHA-256 of what the store holds now, hexadecimal, read in parts; of less where it holds less."""
     digest, at = hashlib.sha256(), 0
     while at < size_bytes and (part := objects.get_range(key, at, _READ_BACK)):
+        between_units()
         digest.update(part)
         at += len(part)
     return digest.hexdigest()

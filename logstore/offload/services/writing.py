@@ -29,6 +29,7 @@ from logstore.offload.tiered import TieredIndex, data_key, index_key, write_copy
 from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
+from logstore.units import between_units
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,6 +127,7 @@ class Offloader:
 
     def _until(self, uuid: str, deadline: float) -> Callable[[], None]:
         def proceed() -> None:
+            between_units()
             if self._monotonic_s() >= deadline:
                 raise UploadTimedOut(f"upload {uuid}: its time is over; nothing more is sent")
 

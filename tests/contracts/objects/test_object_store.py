@@ -15,6 +15,7 @@ from infra.objects.store import S3ObjectStore
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, OutcomeUnknown, ServiceRefused
 from logstore.failpoints import SimulatedCrash
 from logstore.ports.objects import ObjectStore, keys_of
+from logstore.units import ended_by
 from tests.contracts.objects.conftest import PART_BYTES
 from tests.fakes.objects import FakeObjectStore
 
@@ -306,6 +307,34 @@ def test_delete_of_a_key_spares_the_keys_below_it(store: ObjectStore) -> None:
     put(store, "x", "x/1", "x/2", "y", "y/1")
     assert store.delete(["x", "y/1"]).deleted == frozenset({"x", "y/1"})
     assert keys_of(store.list("")) == ["x/1", "x/2", "y"]
+
+
+def test_delete_ends_between_pages(store: ObjectStore) -> None:
+    """Who asked for it may end it: what was not reached stands."""
+    asked = []
+
+    def once() -> None:
+        asked.append(True)
+        if len(asked) > 1:
+            raise InterruptedError
+
+    absent = [f"absent/{number:04d}" for number in range(1_000)]
+    put(store, "reached", "spared")
+    with ended_by(once), pytest.raises(InterruptedError):
+        store.delete(["reached", *absent, "spared"])
+    assert keys_of(store.list("")) == ["spared"]
+
+
+def test_delete_one_by_one_ends_before_a_key(store: ObjectStore) -> None:
+    """Of keys that no bulk delete can name none is reached."""
+
+    def end() -> None:
+        raise InterruptedError
+
+    put(store, *CONTROL_KEYS)
+    with ended_by(end), pytest.raises(InterruptedError):
+        store.delete(CONTROL_KEYS)
+    assert sorted(keys_of(store.list(""))) == sorted(CONTROL_KEYS)
 
 
 def test_delete_of_no_keys_reports_nothing(store: ObjectStore) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from infra.objects.patience import Pace, Patience
 from logstore.errors import PreconditionFailed, StoreUnavailable
+from logstore.units import ended_by
 from tests.infra.objects.peer import fault, scripted
 from tests.infra.objects.test_store import OK, in_turn, store_at
 
@@ -96,3 +97,19 @@ def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
         pace.accepted(pace.page)
     assert all(0 <= two - one <= 25 for one, two in pairwise(pages))
     assert (pace.page, pace.keys_per_s) == (1000, math.inf)
+
+
+def test_patience_asks_no_second_time_for_what_was_ended() -> None:
+    """The first time it asks all the same, for what cleans up after the end."""
+    clock, asked = Clock(), []
+
+    def attempt() -> None:
+        asked.append(clock.now)
+        raise StoreUnavailable("down")
+
+    def end() -> None:
+        raise InterruptedError
+
+    with ended_by(end), pytest.raises(InterruptedError):
+        Patience(sleep=clock.sleep, clock=clock).ask(attempt)
+    assert len(asked) == 1

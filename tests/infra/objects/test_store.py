@@ -10,6 +10,7 @@ from infra.objects.patience import Patience
 from infra.objects.store import S3ObjectStore
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
 from logstore.ports.objects import DeleteReport, keys_of
+from logstore.units import ended_by
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 
 NO_WAITS = Patience(attempts=4, sleep=lambda _s: None)
@@ -292,6 +293,18 @@ def test_list_whose_token_leads_back_to_itself_raises() -> None:
     with scripted(in_turn(listing(truncated=True, token="t"))) as peer, pytest.raises(StoreUnavailable):
         list(store_at(peer).list(""))
     assert len(peer.requests) == 2
+
+
+def test_list_ends_between_pages() -> None:
+    """Who asked for it may end it."""
+
+    def end() -> None:
+        raise InterruptedError
+
+    pages = in_turn(listing("a", truncated=True, token="t"), listing("b"))
+    with scripted(pages) as peer, ended_by(end), pytest.raises(InterruptedError):
+        list(store_at(peer).list(""))
+    assert len(peer.requests) == 1
 
 
 def test_list_page_that_failed_is_asked_again_with_the_same_token() -> None:

@@ -1,0 +1,32 @@
+"""Long work is done in units, and whoever asked for it may end it between two of them.
+
+A unit is at most one request to a store, one part of an object, one ledger or one topic. Code that goes through many
+calls `between_units` before each; the caller says with `ended_by` what is to be asked there. Threads that get a copy of
+the context ask the same.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+
+def _never() -> None:
+    """Work that nobody can end goes on."""
+
+
+_check: ContextVar[Callable[[], None]] = ContextVar("sexton_unit_check", default=_never)
+
+
+@contextmanager
+def ended_by(check: Callable[[], None]) -> Iterator[None]:
+    """Within the block, or the decorated function, `check` is called between units; what it raises ends the work."""
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+def between_units() -> None:
+    """Go on, or raise what ends the work: it then stands as if its process had died here."""
+    _check.get()()
