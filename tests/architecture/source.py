@@ -41,15 +41,15 @@ class Module:
                 yield node.module
 
 
-@cache
 def modules(*folders: str) -> tuple[Module, ...]:
     """Every module of the folders, or of all of them."""
-    found = []
-    for folder in folders or FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            found.append(Module(path=path, text=text, tree=ast.parse(text)))
-    return tuple(found)
+    return tuple(module for folder in folders or FOLDERS for module in _of(folder))
+
+
+@cache
+def _of(folder: str) -> tuple[Module, ...]:
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / folder).rglob("*.py"))}
+    return tuple(Module(path=path, text=text, tree=ast.parse(text)) for path, text in texts.items())
 
 
 def decorator(node: ast.AST, name: str) -> ast.Call | None:
