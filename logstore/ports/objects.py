@@ -120,6 +120,13 @@ def keys_of(objects: Iterable[ObjectInfo]) -> list[str]:
 class OwnedStore(ObjectStore, Protocol):
     """A bucket of a catalog. Any method may raise `CatalogMismatch`: it is refused where it is not the catalog's."""
 
+    def require(self) -> None:
+        """See that the bucket is the catalog's, as the first use would; seen once, it is not asked again.
+
+        Raises:
+            CatalogMismatch: It is not.
+        """
+
     def confirm(self) -> None:
         """See that the bucket is the catalog's now, whatever was seen before.
 

@@ -329,7 +329,7 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
         deletions=spied,
         ledgers=site.world.catalog.ledgers,
         topics=site.world.catalog.topics,
-        storages=site.world.storages,
+        storages=site.world.log.storages,
         owners=site.owners,
     )
     pause = Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: time.sleep(0.1))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,20 +27,18 @@ from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
 from logstore.deletion.intents import DeletionIntent
 from logstore.deletion.retention import RetentionPolicy
-from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
-from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload.places import TieredPlace
-from logstore.offload.services.writing import Offloader
 from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
-from logstore.ports.objects import Buckets, ObjectInfo
+from logstore.ports.objects import ObjectInfo
 from logstore.ports.owners import Owners
-from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
+from workers.assembly import LogStore, Policies, assemble
+from workers.assembly.activities import Activities, activities_over
 
 T = TypeVar("T")
 
@@ -77,15 +76,29 @@ class World:
     catalog: SqlCatalog
     objects: PartlyBlind
     topic: Topic
-    deletion: LedgerDeletion
-    upkeep: DeletionUpkeep
+    log: LogStore
+    activities: Activities
     tiered: PartlyBlind
-    offload: LedgerOffload
-    storages: Storages
+    opened: ExitStack  # what the log needs to be closed
+
+    @property
+    def deletion(self) -> LedgerDeletion:
+        """Of a worker that owns nothing, where nobody does."""
+        return self.activities.deletion
+
+    @property
+    def upkeep(self) -> DeletionUpkeep:
+        """Of the same worker."""
+        return self.activities.upkeep
+
+    @property
+    def offload(self) -> LedgerOffload:
+        """Of the same worker."""
+        return self.activities.offload
 
     def deletion_at(self, owners: Owners) -> LedgerDeletion:
         """The deletion activities of a worker that sees ownership so."""
-        return _deletion(self.catalog, self.storages, owners)
+        return activities_over(self.log, owners).deletion
 
     def fill_readable(self, count: int) -> list[LedgerId]:
         """As `fill`, with segments that hold entries, each its position as payload."""
@@ -190,47 +203,29 @@ class World:
         return self.catalog.database.write(work)
 
 
-def _deletion(catalog: SqlCatalog, storages: Storages, owners: Owners) -> LedgerDeletion:
-    return LedgerDeletion(
-        deletions=catalog.deletions, ledgers=catalog.ledgers, topics=catalog.topics, storages=storages, owners=owners
-    )
-
-
 def open_world(folder: Path) -> World:
     """A fresh catalog with one topic, and an empty bucket."""
     database = Database(f"sqlite:///{folder / 'catalog.db'}")
     migrate(database)
     catalog = SqlCatalog(database)
     objects, tiered = PartlyBlind(), PartlyBlind()
-    buckets: Buckets = {TieredPlace(BUCKET): tiered}.__getitem__
-    storages: Storages = {
-        CopyKind.LEDGER.value: PrimaryCopies(objects),
-        CopyKind.OFFLOADED_LEDGER.value: TieredCopies(buckets, now_us=catalog.offloads.now_us),
-    }
-    offloader = Offloader(
-        offloads=catalog.offloads,
-        ledgers=catalog.ledgers,
-        primary=objects,
-        buckets=buckets,
-        place={"driver": "aws-s3", "bucket": BUCKET},
-        folder=folder / "tmp",
+    opened = ExitStack()
+    log = opened.enter_context(
+        assemble(
+            catalog=catalog,
+            objects=objects,
+            buckets={TieredPlace(BUCKET): tiered}.__getitem__,
+            policies=Policies(scratch=folder / "tmp", tiered_place={"driver": "aws-s3", "bucket": BUCKET}),
+        )
     )
     return World(
         catalog=catalog,
         objects=objects,
         topic=catalog.topics.create(NAME, RetentionPolicy()),
-        deletion=_deletion(catalog, storages, NobodyOwns()),
-        storages=storages,
-        upkeep=DeletionUpkeep(
-            sweeps=catalog.sweeps,
-            deletions=catalog.deletions,
-            ledgers=catalog.ledgers,
-            finished_retention_s=30 * 86_400,
-        ),
+        log=log,
+        activities=activities_over(log, NobodyOwns()),
         tiered=tiered,
-        offload=LedgerOffload(
-            uploader=offloader, offloads=catalog.offloads, ledgers=catalog.ledgers, topics=catalog.topics
-        ),
+        opened=opened,
     )
 
 

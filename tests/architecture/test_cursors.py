@@ -4,7 +4,7 @@ import ast
 
 from tests.architecture.source import Module, modules
 
-_OWNERS = {"logstore/cursors/services/subscriptions.py", "workers/assembly.py"}
+_OWNERS = {"logstore/cursors/services/subscriptions.py", "workers/assembly/log.py"}
 _BELOW = "infra/catalog/"  # what implements the port
 
 

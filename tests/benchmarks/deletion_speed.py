@@ -27,7 +27,7 @@ from logstore.log.ledgers import CopyKind, ledger_prefix
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.bare import Bare, bare_activity
-from tests.benchmarks.stage import Stage, make_ledgers, stage
+from tests.benchmarks.stage import Stage, make_ledgers, stage, write_rows
 from workers.client.connections import connect_client
 from workers.settings import Settings, load_settings
 from workflows import search_attributes
@@ -144,7 +144,7 @@ def idle_latency(on: Stage) -> dict[str, Any]:
 async def _idle(on: Stage) -> dict[str, Any]:
     topic, ids = await asyncio.to_thread(make_ledgers, on, _name(), ledgers=_IDLE_RUNS, segments=1)
     await asyncio.to_thread(_detach, on, topic)
-    await asyncio.to_thread(on.log.catalog.database.write, _let_go)
+    await asyncio.to_thread(write_rows, on, _let_go)
     client = await connect_client(on.settings)
     plain = await Client.connect(on.settings.temporal_address)
     ours: list[float] = []

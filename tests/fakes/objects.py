@@ -79,6 +79,10 @@ class FakeObjectStore:
         self._faults: list[Fault] = []
         self._lock = threading.RLock()
 
+    def require(self) -> None:
+        """As `confirm`."""
+        self.confirm()
+
     def confirm(self) -> None:
         """See `OwnedStore`; it is the catalog's unless a test says otherwise."""
         if self.refusal:

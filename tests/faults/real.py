@@ -23,6 +23,7 @@ from activities.deletion.retention import Retention
 from activities.deletion.topic_deletion import TopicDeletion
 from activities.deletion.trimming import Trimming
 from activities.offload import LedgerOffload
+from infra.catalog import SqlCatalog
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
@@ -139,6 +140,7 @@ class RealWorld:
         """The log as any process opens it."""
         del registration_timeout_s
         with open_log(self.settings) as log:
+            assert isinstance(log.catalog, SqlCatalog)
             retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
             yield Process(
                 catalog=log.catalog,
@@ -155,7 +157,7 @@ class RealWorld:
                     sweeps=log.catalog.sweeps,
                     deletions=log.catalog.deletions,
                     ledgers=log.catalog.ledgers,
-                    finished_retention_s=log.finished_retention_s,
+                    finished_retention_s=log.policies.finished_retention_s,
                 ),
                 retention=retention,
                 subscriptions=log.subscriptions,

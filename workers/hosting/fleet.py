@@ -28,9 +28,9 @@ from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import checked_worker_id
 from logstore.ports.owners import Owners
 from workers.assembly import LogStore, open_log
+from workers.assembly.activities import activities_over
 from workers.client.connections import connect_client
 from workers.hosting.gauges import DeletionGauges
-from workers.hosting.hosted import all_activities, owner_activities, upload_activities
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, InHand
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
@@ -84,7 +84,7 @@ class Crew:
             queue,
             threads,
             self.settings.activity_threads,
-            activities=all_activities(self.log, self.owners),
+            activities=activities_over(self.log, self.owners).all(),
             workflows=WORKFLOWS,
             workflow_runner=CheckedRunner(),
             workflow_failure_exception_types=FAILURES,
@@ -93,7 +93,7 @@ class Crew:
 
     def uploader(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
         """The worker for the uploads of `queue`: they take minutes, and a deletion must not wait for one to end."""
-        activities = upload_activities(self.log)
+        activities = activities_over(self.log, self.owners).of_uploads()
         return self._worker(uploads_queue(queue), threads, self.settings.upload_threads, activities=activities)
 
     def owner(self, worker_id: str, threads: ThreadPoolExecutor) -> Worker:
@@ -101,7 +101,7 @@ class Crew:
 
         Versioned ones stop getting tasks past 100 queues, and a roll-out would leave owners without their work.
         """
-        activities = owner_activities(self.log, self.owners)
+        activities = activities_over(self.log, self.owners).of_owners()
         return self._worker(owner_queue(worker_id), threads, self.settings.activity_threads, activities=activities)
 
     def _worker(self, queue: str, threads: ThreadPoolExecutor, at_once: int, **rest: Any) -> Worker:  # noqa: ANN401

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from infra.objects import clock_s
 from infra.stack.java import find_java
 from logstore.errors import ServiceFailed
-from workers.assembly import primary_bucket
+from workers.assembly.adapters import primary_bucket
 from workers.client.connections import connect_client, open_catalog
 from workers.operations import search_attributes
 from workers.operations.owners_view import open_directory, overview

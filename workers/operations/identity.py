@@ -5,10 +5,12 @@ import logging
 from infra.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, ServiceRefused, SextonError
 from logstore.identity.markers import Role
-from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.identity.services.own_stores import OwnStores
 from logstore.offload.places import TieredPlace
 from logstore.ports.catalog import Identities
-from workers.assembly import LogStore, own_buckets
+from logstore.ports.objects import OwnedStore
+from workers.assembly import LogStore
+from workers.assembly.adapters import own_buckets
 from workers.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
     return {bucket: f"not marked yet: {why}" if why else "marked" for bucket, why in asked.items()}
 
 
-def _unanswered(store: OwnStore) -> SextonError | None:
+def _unanswered(store: OwnedStore) -> SextonError | None:
     """Compare the bucket with the catalog; why that cannot be done now, or None.
 
     Raises:

@@ -13,7 +13,7 @@ from logstore.errors import CatalogMismatch, SextonError
 from logstore.identity.markers import Standing
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.ports.catalog import Identities
-from workers.assembly import own_buckets
+from workers.assembly.adapters import own_buckets
 from workers.client.connections import connect_client, open_catalog
 from workers.operations import namespace
 from workers.operations.identity import buckets_of

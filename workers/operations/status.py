@@ -26,7 +26,7 @@ from infra.stack.workers import dead_workers, live_workers
 from logstore.errors import SextonError
 from logstore.identity.markers import MARKER_KEY
 from logstore.ownership import MAX_BUNDLES
-from workers.assembly import primary_bucket
+from workers.assembly.adapters import primary_bucket
 from workers.client.connections import connect_client
 from workers.client.temporal_faults import temporal_fault
 from workers.operations.identity import buckets_of

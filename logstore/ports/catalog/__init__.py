@@ -135,3 +135,5 @@ class Catalog(Protocol):
     def audit_log(self) -> AuditLog: ...  # noqa: D102
     @property
     def identities(self) -> Identities: ...  # noqa: D102
+    @property
+    def inspection(self) -> Inspection: ...  # noqa: D102

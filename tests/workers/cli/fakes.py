@@ -60,7 +60,7 @@ class FakeLog:
             append=self._append, roll=self._roll, read=self._read, last_position=self._last_position
         )
         self.contents: list[bytes] = []  # of schema versions
-        self.finished_retention_s = 86_400.0
+        self.policies = SimpleNamespace(finished_retention_s=86_400.0)
         self.components: list[Ledger] = []  # beside the data ledgers
         self.schemas = SimpleNamespace(
             set=self._set_schema, all=lambda _: self._versions(), read=lambda _, version: self._schema(version)
@@ -89,7 +89,7 @@ class FakeLog:
         )
 
     def _due(self, *, older_than_s: float) -> Due:
-        assert older_than_s == self.finished_retention_s
+        assert older_than_s == self.policies.finished_retention_s
         return Due(stalled=4, newborn=1, uploads=0, rows=7, runs=2)
 
     def _preview_redrive(self, row_ids: list[int] | None) -> int:

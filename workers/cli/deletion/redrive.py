@@ -70,7 +70,7 @@ def sweep(session: Session, *, reason: Reason = "", dry_run: DryRun = False, wai
     if dry_run:
         log = session.log
         return Answer(
-            document={"dry_run": True, **asdict(log.catalog.sweeps.due(older_than_s=log.finished_retention_s))}
+            document={"dry_run": True, **asdict(log.catalog.sweeps.due(older_than_s=log.policies.finished_retention_s))}
         )
 
     async def work(client: "Sexton") -> Answer:

@@ -1,55 +1,21 @@
-"""The only place that joins ports and adapters."""
+"""The adapters that settings name: database, buckets, and the log assembled over them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from infra.catalog import Database, SqlCatalog, check_version
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
-from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.identity.markers import Place, Role
 from logstore.identity.services.own_stores import OwnStore, OwnStores
-from logstore.log.ledgers import CopyKind
-from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.component_ledgers import ComponentLedgers
-from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.schemas import SchemaRegistry
-from logstore.log.services.tiered_segments import TieredSegments
+from logstore.log.services import RollPolicy
 from logstore.offload.places import DRIVER, TieredPlace
-from logstore.offload.services.writing import Offloader
-from logstore.ports.storage import Storages
+from workers.assembly.log import LogStore, Policies, assemble
 from workers.settings import Settings
 from workers.settings.recorded import read_recorded
 
 if TYPE_CHECKING:
     from infra.objects import Places, S3ObjectStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogStore:
-    """The log of one process: catalog, buckets, the one writer, and what works over them."""
-
-    catalog: SqlCatalog
-    objects: OwnStore  # the primary bucket
-    buckets: Callable[[TieredPlace], OwnStore]  # tiered ones, by their place
-    offloader: Offloader
-    committer: GroupCommitter
-    managed: ManagedLedger
-    subscriptions: Subscriptions
-    schemas: SchemaRegistry
-    finished_retention_s: float
-
-    @property
-    def storages(self) -> Storages:
-        """Where copies stand, by kind."""
-        return {
-            CopyKind.LEDGER.value: PrimaryCopies(self.objects),
-            CopyKind.OFFLOADED_LEDGER.value: TieredCopies(self.buckets, now_us=self.catalog.offloads.now_us),
-        }
 
 
 @contextmanager
@@ -64,73 +30,33 @@ def open_log(settings: Settings) -> Iterator[LogStore]:
     database = Database(settings.database_url)
     try:
         check_version(database)
-        with _assembled(settings, database) as log:
+        catalog = SqlCatalog(database, registration_timeout_s=settings.registration_timeout)
+        own = own_places(settings, OwnStores(catalog.identities))
+        with assemble(
+            catalog=catalog,
+            objects=own(Role.PRIMARY, TieredPlace(settings.primary_bucket)),
+            buckets=partial(own, Role.TIERED),
+            policies=_policies(settings),
+        ) as log:
             yield log
     finally:
         database.close()
 
 
-@contextmanager
-def _assembled(settings: Settings, database: Database) -> Iterator[LogStore]:
-    catalog = SqlCatalog(database, registration_timeout_s=settings.registration_timeout)
-    own = own_places(settings, OwnStores(catalog.identities))
-    objects, buckets = own(Role.PRIMARY, TieredPlace(settings.primary_bucket)), partial(own, Role.TIERED)
-    committer = GroupCommitter(catalog.commits)
-    managed = ManagedLedger(
-        ledgers=catalog.ledgers,
-        objects=objects,
-        committer=committer,
+def _policies(settings: Settings) -> Policies:
+    return Policies(
+        scratch=settings.home / "tmp",
+        tiered_place=_tiered_place(settings),
         application=settings.application,
-        policy=RollPolicy(
+        roll=RollPolicy(
             max_entries=settings.ledger_max_entries,
             max_size_bytes=settings.ledger_max_bytes,
             max_age_s=settings.ledger_max_age,
         ),
         registration_timeout_s=settings.registration_timeout,
-        tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
+        cursor_inline_bytes=settings.cursor_inline_bytes,
+        finished_retention_s=settings.finished_retention,
     )
-    offloader = Offloader(
-        offloads=catalog.offloads,
-        ledgers=catalog.ledgers,
-        primary=objects,
-        buckets=buckets,
-        place=_tiered_place(settings),
-        folder=settings.home / "tmp",
-    )
-    contents = ComponentLedgers(
-        components=catalog.components,
-        ledgers=catalog.ledgers,
-        objects=objects,
-        application=settings.application,
-        patience_s=settings.registration_timeout,
-    )
-    try:
-        yield LogStore(
-            catalog=catalog,
-            objects=objects,
-            buckets=buckets,
-            offloader=offloader,
-            committer=committer,
-            managed=managed,
-            subscriptions=_subscriptions(settings, catalog, committer, contents),
-            schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
-            finished_retention_s=settings.finished_retention,
-        )
-    finally:
-        managed.close()
-        committer.close()
-
-
-def _subscriptions(
-    settings: Settings, catalog: SqlCatalog, committer: GroupCommitter, contents: ComponentLedgers
-) -> Subscriptions:
-    snapshots = CursorLedgers(
-        cursors=catalog.cursors,
-        ledgers=catalog.ledgers,
-        contents=contents,
-        inline_bytes=settings.cursor_inline_bytes,
-    )
-    return Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
 
 
 def _tiered_place(settings: Settings) -> dict[str, str]:

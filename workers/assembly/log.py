@@ -1,0 +1,138 @@
+"""The log of one process, assembled over any catalog and any buckets: the real ones, or those of tests."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from logstore.clock import Clock
+from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.log.ledgers import CopyKind
+from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services.schemas import SchemaRegistry
+from logstore.log.services.tiered_segments import TieredSegments
+from logstore.offload.services.writing import Offloader
+from logstore.ports.catalog import Catalog
+from logstore.ports.objects import Buckets, OwnedStore
+from logstore.ports.storage import Storages
+
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """What an operator decides of the log's behaviour. The defaults are those of the settings."""
+
+    scratch: Path  # a folder in which tiered copies are built
+    tiered_place: Mapping[str, str]  # the driver's own metadata of new tiered copies, as each offload context keeps it
+    application: str = "sexton"
+    roll: RollPolicy = field(default_factory=RollPolicy)
+    registration_timeout_s: float = 600
+    cursor_inline_bytes: int = 16_384
+    finished_retention_s: float = 30 * _DAY_S
+    new_uuid: Callable[[], str] = lambda: str(uuid4())  # of an offload's attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStore:
+    """The log of one process: catalog, buckets, the one writer, and the services over them."""
+
+    catalog: Catalog
+    objects: OwnedStore  # the primary bucket
+    buckets: Buckets  # tiered ones, by their place
+    storages: Storages  # where copies stand, by kind
+    policies: Policies
+    committer: GroupCommitter
+    managed: ManagedLedger
+    subscriptions: Subscriptions
+    schemas: SchemaRegistry
+    offloader: Offloader
+
+
+@contextmanager
+def assemble(
+    *, catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies: Policies, clock: Clock | None = None
+) -> Iterator[LogStore]:
+    """Join the services of a log over ports, and end its writer at the end.
+
+    Args:
+        catalog: Metadata, in SQL or in memory.
+        objects: The primary bucket.
+        buckets: Tiered buckets, by place.
+        policies: An operator's choices.
+        clock: For tests; the process's own by default.
+    """
+    clock = clock or Clock()
+    committer = GroupCommitter(catalog.commits)
+    managed = ManagedLedger(
+        ledgers=catalog.ledgers,
+        objects=objects,
+        committer=committer,
+        application=policies.application,
+        policy=policies.roll,
+        registration_timeout_s=policies.registration_timeout_s,
+        tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
+        clock=clock,
+    )
+    subscriptions, schemas = _components(catalog, objects, policies, committer, clock)
+    try:
+        yield LogStore(
+            catalog=catalog,
+            objects=objects,
+            buckets=buckets,
+            storages={
+                CopyKind.LEDGER.value: PrimaryCopies(objects),
+                CopyKind.OFFLOADED_LEDGER.value: TieredCopies(buckets, now_us=catalog.offloads.now_us),
+            },
+            policies=policies,
+            committer=committer,
+            managed=managed,
+            subscriptions=subscriptions,
+            schemas=schemas,
+            offloader=_offloader(catalog, objects, buckets, policies, clock),
+        )
+    finally:
+        managed.close()
+        committer.close()
+
+
+def _components(
+    catalog: Catalog, objects: OwnedStore, policies: Policies, committer: GroupCommitter, clock: Clock
+) -> tuple[Subscriptions, SchemaRegistry]:
+    """What keeps its contents in component ledgers."""
+    contents = ComponentLedgers(
+        components=catalog.components,
+        ledgers=catalog.ledgers,
+        objects=objects,
+        application=policies.application,
+        patience_s=policies.registration_timeout_s,
+        clock=clock,
+    )
+    snapshots = CursorLedgers(
+        cursors=catalog.cursors,
+        ledgers=catalog.ledgers,
+        contents=contents,
+        inline_bytes=policies.cursor_inline_bytes,
+        clock=clock,
+    )
+    subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
+    return subscriptions, SchemaRegistry(schemas=catalog.schemas, contents=contents)
+
+
+def _offloader(catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies: Policies, clock: Clock) -> Offloader:
+    return Offloader(
+        offloads=catalog.offloads,
+        ledgers=catalog.ledgers,
+        primary=objects,
+        buckets=buckets,
+        place=policies.tiered_place,
+        folder=policies.scratch,
+        monotonic_s=clock.monotonic_s,
+    )
