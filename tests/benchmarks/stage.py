@@ -1,5 +1,6 @@
 """What measurements stand on: a real stack of their own, one real worker, and many ledgers made quickly."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -54,6 +55,7 @@ class Stage:
 @contextmanager
 def stage(settings: Settings, *, workers: int = 1) -> Iterator[Stage]:
     """Start a throw-away stack with `workers` worker processes; killed at the end."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each run of a workflow would compile its modules anew
     home = Path(tempfile.mkdtemp(prefix="sexton-bench-"))
     own = Settings.model_validate(settings.model_dump() | {"home": home, "database_url": ""})
     try:
