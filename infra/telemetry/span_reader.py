@@ -41,6 +41,7 @@ class TraceRows:
     trace_id: str
     spans: dict[str, SpanRow] = field(default_factory=dict)  # by span id: one that was written twice is there once
     left_out: int = 0  # neither kept nor summed: spans that are no calls, beyond the most
+    unreadable: int = 0  # lines that hold the trace's id and are no span: cut short by a crash, or damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,9 @@ class SpanReader:
         """
         found, sums = TraceRows(trace_id=trace_id), dict[tuple[str | None, str, str | None], SpanRow]()
         for row in self._rows(f'"{trace_id}"'):
-            if row.get("trace_id") == trace_id:
+            if row is None:
+                found.unreadable += 1
+            elif row["trace_id"] == trace_id:
                 _keep(found, sums, _span(row))
         found.spans.update((one.span_id, one) for one in sums.values())
         return found
@@ -78,20 +81,20 @@ class SpanReader:
         """Traces that name the workflow: first those of its own runs, and among these the newest first."""
         found: dict[str, Sighting] = {}
         for row in self._rows(json.dumps(workflow_id)):
-            attributes = row.get("attributes") or {}
-            if attributes.get("temporalWorkflowID") == workflow_id:
+            attributes = (row or {}).get("attributes") or {}
+            if row is not None and attributes.get("temporalWorkflowID") == workflow_id:
                 _sight(found, row, attributes.get("temporalRunID"))
         return sorted(found.values(), key=_precedence)
 
-    def _rows(self, needle: str) -> Iterator[dict[str, Any]]:
-        """Spans whose line holds `needle`; a line that a crash cut short is passed over."""
+    def _rows(self, needle: str) -> Iterator[dict[str, Any] | None]:
+        """Spans whose line holds `needle`; None for such a line that is no span."""
         wanted = needle.encode()
         for path in sorted(self._traces_dir.glob("*.jsonl")):
             try:
                 with path.open("rb") as file:
                     for line in file:
-                        if wanted in line and (row := _parsed(line)) is not None:
-                            yield row
+                        if wanted in line:
+                            yield _parsed(line)
             except FileNotFoundError:  # pruned since
                 continue
 
@@ -101,16 +104,28 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) else None
+    return row if isinstance(row, dict) and _is_span(row) else None
+
+
+def _is_span(row: Mapping[str, Any]) -> bool:
+    """Whether it has what is read of it, each of its type."""
+    texts, maps = ("trace_id", "span_id", "name"), ("status", "attributes", "resource")
+    return (
+        all(isinstance(row.get(name), str) for name in texts)
+        and isinstance(row.get("parent_id"), str | None)
+        and isinstance(row.get("start_ns"), int)
+        and isinstance(row.get("end_ns"), int | None)
+        and all(isinstance(row.get(name) or {}, Mapping) for name in maps)
+    )
 
 
 def _span(row: Mapping[str, Any]) -> SpanRow:
     status, attributes = row.get("status") or {}, row.get("attributes") or {}
-    start, end = int(row["start_ns"]), int(row["end_ns"] or row["start_ns"])
+    start, end = row["start_ns"], row.get("end_ns") or row["start_ns"]
     return SpanRow(
-        span_id=str(row["span_id"]),
-        parent_id=row["parent_id"],
-        name=str(row["name"]),
+        span_id=row["span_id"],
+        parent_id=row.get("parent_id"),
+        name=row["name"],
         service=str((row.get("resource") or {}).get("service.name", "unknown")),
         start_ns=start,
         end_ns=end,
@@ -152,9 +167,9 @@ def add(one: SpanRow, other: SpanRow) -> SpanRow:
 
 
 def _sight(found: dict[str, Sighting], row: Mapping[str, Any], run_id: str | None) -> None:
-    name = str(row["name"])
+    name: str = row["name"]
     rank = 0 if name.startswith(_OWN) else 1 if name.startswith(_STARTS) else 2
-    seen = Sighting(trace_id=row["trace_id"], run_id=run_id, name=name, start_ns=int(row["start_ns"]), rank=rank)
+    seen = Sighting(trace_id=row["trace_id"], run_id=run_id, name=name, start_ns=row["start_ns"], rank=rank)
     earlier = found.get(seen.trace_id)
     if earlier is None or _precedence(seen) < _precedence(earlier):
         found[seen.trace_id] = seen

@@ -113,6 +113,18 @@ def test_of_a_huge_trace_calls_beyond_the_most_are_sums(tmp_path: Path, monkeypa
     assert sum(one.count for one in rows.spans.values()) == 101
 
 
+@pytest.mark.parametrize("field", ["name", "start_ns", "span_id", "trace_id"])
+def test_a_line_that_lacks_a_field_of_a_span_is_passed_over_and_counted(tmp_path: Path, field: str) -> None:
+    """One damaged line does not hide the rest of a trace, nor the traces of a workflow."""
+    whole, damaged = (span(one, "RunWorkflow:w", temporalWorkflowID="w/1") for one in "ab")
+    damaged["sexton.note"] = TRACE  # the line names the trace whatever it lacks
+    del damaged[field]
+    write(tmp_path / "one.jsonl", damaged, whole)
+    rows = SpanReader(tmp_path).trace(TRACE)
+    assert (list(rows.spans), rows.unreadable) == (["a"], 1)
+    assert [one.trace_id for one in SpanReader(tmp_path).sightings("w/1")] == [TRACE]
+
+
 def test_a_workflow_is_found_by_its_own_newest_run(tmp_path: Path) -> None:
     """Not by a later question that somebody asked it, nor by a name that only begins like it."""
     write(

@@ -47,6 +47,8 @@ def drawn(found: "Found", every: bool) -> Group:
 def _rest(found: "Found") -> Iterator[Text]:
     if found.left_out:
         yield Text(f"{found.left_out:,} more spans are not shown: the trace has too many")
+    if found.unreadable:
+        yield Text(f"{found.unreadable:,} lines of the trace cannot be read, and were passed over")
     if found.related:
         yield Text("other traces that name the workflow, newest first of its runs:")
     for one in found.related:

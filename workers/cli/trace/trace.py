@@ -37,6 +37,7 @@ class Found:
     workflow_id: str | None
     roots: "list[Node]"
     left_out: int
+    unreadable: int
     related: "list[Sighting]"
 
     @property
@@ -62,6 +63,7 @@ class Found:
             "spans": sum(span.count for span in nodes) + self.left_out,
             "errors": errors(self.roots),
             "left_out": self.left_out,
+            "unreadable": self.unreadable,
             "services": sorted({span.service for span in nodes}),
             "related": [
                 {
@@ -116,6 +118,7 @@ def _found(session: Session, reader: "SpanReader", name: str) -> Found:
         workflow_id=None if is_trace else name,
         roots=grown(rows),
         left_out=rows.left_out,
+        unreadable=rows.unreadable,
         related=sightings[1 : _MOST_RELATED + 1],
     )
 
