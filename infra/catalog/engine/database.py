@@ -3,7 +3,8 @@
 import random
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,13 +51,19 @@ class Database:
         self.engine = _sqlite(parsed, pool) if self.is_sqlite else _postgresql(parsed, pool, patience_s)
         self._reader = self.engine.execution_options(**_reading(self.is_sqlite))
 
-    def only_looking(self) -> "Database":
-        """The same database for who must not change it, not even to bring a file into our mode: to be closed too."""
+    @contextmanager
+    def only_looking(self) -> Iterator["Database"]:
+        """The same database for reads that must not change it, not even to bring a SQLite file into our mode."""
+        if not self.is_sqlite:  # its reads change nothing as they are
+            yield self
+            return
         twin = Database(self._url, pool_size=1, patience_s=self._patience_s)
-        if self.is_sqlite:
-            twin.engine = _looking(self.engine.url)
-            twin._reader = twin.engine.execution_options(**_reading(True))
-        return twin
+        twin.engine = _looking(self.engine.url)
+        twin._reader = twin.engine.execution_options(**_reading(True))
+        try:
+            yield twin
+        finally:
+            twin.close()
 
     def close(self) -> None:
         """Close every connection."""

@@ -76,11 +76,8 @@ def check_version(database: Database) -> None:
 
 def version(database: Database) -> str | None:
     """The catalog's version, or None when it has no tables yet; see `check_version` for what is raised."""
-    looking = database.only_looking()
-    try:
+    with database.only_looking() as looking:
         return looking.read(_version)
-    finally:
-        looking.close()
 
 
 def _mismatch(version: str | None) -> CatalogVersionMismatch:

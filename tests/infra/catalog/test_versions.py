@@ -323,3 +323,12 @@ def test_topic_of_the_first_release_is_deleted_whole(url: str, connect: Connect)
     again = catalog.topics.create(NAME, RetentionPolicy())
     assert again.topic_id > topic.topic_id
     assert catalog.ledgers.create(again.topic_id, application="sexton").ledger_id == NEXT_LEDGER
+
+
+def test_only_a_sqlite_file_is_looked_at_through_an_engine_of_its_own(tmp_path: Path) -> None:
+    """A connection to PostgreSQL brings nothing into our mode: its version is read through the engine that is there."""
+    for url, own in ((f"sqlite:///{tmp_path}/catalog.db", True), ("postgresql+psycopg://nobody@127.0.0.1/none", False)):
+        database = Database(url)
+        with database.only_looking() as looking:
+            assert (looking.engine is not database.engine) is own
+        database.close()
