@@ -16,8 +16,9 @@ from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 from workers.client import Sexton
-from workers.client.connections import connect_client, open_catalog
-from workers.operations import namespace, search_attributes
+from workers.client.connections import connect_client
+from workers.client.own_jobs import OwnJobs
+from workers.operations import search_attributes
 from workers.operations.identity import adopt_buckets
 from workers.operations.status import WORKER, pollers
 from workers.settings import OFF, Settings
@@ -128,12 +129,7 @@ async def _apply_schedules(settings: Settings) -> None:
 async def _register(settings: Settings) -> None:
     client = await connect_client(settings)
     await search_attributes.register(client)
-    await namespace.require(client, await asyncio.to_thread(_catalog_id, settings))
-
-
-def _catalog_id(settings: Settings) -> str:
-    with open_catalog(settings) as catalog:
-        return catalog.identities.catalog_id()
+    await OwnJobs(client, settings).ours()
 
 
 def start_worker(
