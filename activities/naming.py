@@ -6,6 +6,15 @@ from logstore.ports.catalog import Topics
 from logstore.positions import TopicId
 
 
+def is_topic_name(name: str) -> bool:
+    """Whether an encoded name can be a topic's; one that is empty or damaged names none."""
+    try:
+        TopicName.from_encoded(name)
+    except InvalidInput:
+        return False
+    return True
+
+
 def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
     """Refuse an encoded name that the topic of that id does not bear; ids and names stay together for ever.
 
@@ -14,9 +23,7 @@ def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
     Raises:
         InvalidInput: It bears another.
     """
-    try:
-        TopicName.from_encoded(name)
-    except InvalidInput:
+    if not is_topic_name(name):
         return  # none, or damaged in the catalog: nobody meant another topic
     try:
         found = topics.by_id(TopicId(topic_id))

@@ -10,7 +10,7 @@ from temporalio import activity
 from activities.beating import beating
 from activities.defined import defined
 from activities.deletion import metrics
-from activities.naming import check_topic_name
+from activities.naming import check_topic_name, is_topic_name
 from logstore.errors import SextonError
 from logstore.offload.services.writing import Evidence, Uploaded
 from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads, Published, Topics
@@ -24,7 +24,7 @@ _BATCH_CLAIM_S = 120.0  # until the batch's own workflow renews it
 class Uploader(Protocol):
     """Writes and proves tiered copies; see `logstore.offload.services.writing.Offloader`."""
 
-    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float) -> Uploaded:
+    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> Uploaded:
         """Upload one ledger under a new uuid."""
 
     def prove(self, copy: Published) -> Evidence:
@@ -37,6 +37,7 @@ class UploadInput:
 
     ledger_id: int
     timeout_s: float  # afterwards nothing more is sent
+    topic: str = ""  # encoded; the ledger's topic must bear it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +132,11 @@ class LedgerOffload:
         Idempotency: every attempt has a uuid of its own; what an earlier one may have left gets its deletion intent
         before this one begins, and two that overlap never touch the same object.
         Heartbeat: while it runs.
-        Raises: PreconditionFailed, MissingData, CorruptData (terminal); anything else (retry).
+        Raises: InvalidInput, PreconditionFailed, MissingData, CorruptData (terminal); anything else (retry).
         """
         ledger_id, attempt = LedgerId(request.ledger_id), self._new_uuid()
-        done = self._uploader.upload(ledger_id, attempt, timeout_s=request.timeout_s)
+        topic = request.topic if is_topic_name(request.topic) else None
+        done = self._uploader.upload(ledger_id, attempt, timeout_s=request.timeout_s, topic=topic)
         if done.evidence is None:
             return UploadResult(answer=done.answer)
         return UploadResult(

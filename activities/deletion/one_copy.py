@@ -11,7 +11,8 @@ from activities.deletion.answers import later, result_of, sentence, wait_s
 from activities.deletion.pace import Pace
 from activities.deletion.phase_two import examine, remove
 from activities.deletion.pulse import Pulse
-from activities.deletion.values import DeadLetterInput, IntentKey, OneInput, OneResult
+from activities.deletion.values import DeadLetterInput, OneInput, OneResult
+from activities.naming import is_topic_name
 from activities.ownership import Elsewhere, Leases, owner_of
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import (
@@ -58,9 +59,9 @@ class CopyDeletion:
 
         Idempotency: keyed by (ledger, copy, generation); a finished row answers with its outcome.
         Heartbeat: per page; a hint only.
-        Raises: ClaimHeld, NotOwner (terminal); NoProgress (terminal) when storage keeps the same number of keys again
-            and again; anything else is retried after `retry_interval_s`, or once an upload of the copy is over, and
-            kept on the row.
+        Raises: InvalidInput, ClaimHeld, NotOwner (terminal); NoProgress (terminal) when storage keeps the same number
+            of keys again and again; anything else is retried after `retry_interval_s`, or once an upload of the copy is
+            over, and kept on the row.
         """
         lease = self._leases.of(request)
         if isinstance(lease, Elsewhere):
@@ -76,7 +77,7 @@ class CopyDeletion:
 
     def _delete_one(self, request: OneInput, lease: Lease | None) -> OneResult:
         with beating():  # another writer may make this one wait longer than a heartbeat timeout
-            intent = self._take(request.key, request.catalog_epoch, lease)
+            intent = self._take(request, lease)
         if intent.state is not DeletionState.PENDING:
             return result_of(intent)
         metrics.received([intent])
@@ -97,7 +98,10 @@ class CopyDeletion:
             owner=owner_of(lease),
         )
 
-    def _take(self, key: IntentKey, catalog_epoch: int, lease: Lease | None, *, attempt: bool = True) -> DeletionIntent:
+    def _take(
+        self, request: OneInput | DeadLetterInput, lease: Lease | None, *, attempt: bool = True
+    ) -> DeletionIntent:
+        key = request.key
         if key.copy not in set(CopyKind):
             raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
         return self._deletions.take(
@@ -105,8 +109,9 @@ class CopyDeletion:
             CopyKind(key.copy),
             key.generation,
             own_claim(),
-            epoch=catalog_epoch,
+            epoch=request.catalog_epoch,
             attempt=attempt,
+            topic=request.topic if is_topic_name(request.topic) else None,
             lease=lease,
         )
 
@@ -142,13 +147,13 @@ class CopyDeletion:
         """Keep an exhausted intent as a dead letter with its error: listed, never dropped.
 
         Idempotency: a row that ended meanwhile keeps its outcome, which is returned.
-        Raises: ClaimHeld, NotOwner, UnknownObject (terminal); StoreUnavailable (retry).
+        Raises: InvalidInput, ClaimHeld, NotOwner, UnknownObject (terminal); StoreUnavailable (retry).
         """
         lease = self._leases.of(request)
         if isinstance(lease, Elsewhere):
             return OneResult(outcome=Outcome.UNKNOWN, elsewhere=lease)
         try:
-            intent = self._take(request.key, request.catalog_epoch, lease, attempt=False)
+            intent = self._take(request, lease, attempt=False)
         except StaleCatalog as error:
             return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
         if intent.state is DeletionState.PENDING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from logstore.errors import CorruptData
-from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_topic_of
 from logstore.offload.places import TieredPlace, odd_place
 from logstore.positions import LedgerId, TopicId
 
@@ -174,3 +174,13 @@ def refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
     if odd:
         return Outcome.INVALID, f"offload context: {odd}"
     return None
+
+
+def require_topic(intent: DeletionIntent, topic: str | None) -> None:
+    """Refuse an intent of another topic than was named; None names any, and a row that ends as INVALID bears none.
+
+    Raises:
+        InvalidInput: It bears another name.
+    """
+    if refusal(intent) is None:
+        require_topic_of(intent.ledger_id, intent.topic, topic)

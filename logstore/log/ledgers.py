@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from logstore.errors import CorruptData
+from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, TopicId
 
 
@@ -180,3 +180,13 @@ def segment_number(key: str) -> int | None:
     """The number of a segment's key, or None when the key is something else."""
     found = _SEGMENT.fullmatch(key.rpartition("/")[2])
     return int(found["number"]) if found else None
+
+
+def require_topic_of(ledger_id: LedgerId, topic: str, named: str | None) -> None:
+    """Refuse a ledger that is of another topic than was named beside its id; None names any.
+
+    Raises:
+        InvalidInput: They differ.
+    """
+    if named not in {None, topic}:
+        raise InvalidInput("topic", expected=f"the topic of ledger {ledger_id}, {topic}", found=named)

@@ -1,6 +1,7 @@
 """`deletion.delete_one` and `deletion.dead_letter`: one intent alone, to an end that is never silence."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from logstore import failpoints
 from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, StoreUnavailable, UnknownObject
 from logstore.log.ledgers import ledger_prefix
+from logstore.names import TopicName
 from logstore.positions import LedgerId
 from tests.activities.world import World, chunk_input, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -115,6 +117,22 @@ def test_one_whose_storage_speaks_of_bad_input_becomes_a_dead_letter_in_the_end(
         delete(world, key)
     assert (caught.value.type, caught.value.non_retryable) == ("CorruptData", False)
     assert (world.intents()[0].last_error or "").startswith("InvalidInput: put b/k: expected a key")
+
+
+def test_one_named_with_another_topic_is_refused_and_keeps_everything(world: World) -> None:
+    """By field, expected and found: the id and the name beside it mean two ledgers."""
+    ledger, key = alone(world)
+    before = world.intents()
+    other = TopicName.parse("persistent://public/default/other").encoded
+    letter = DeadLetterInput(key=key, catalog_epoch=1, error="StoreUnavailable: 503", topic=other)
+    for work, request in (
+        (world.deletion.delete_one, replace(one_input(key), topic=other)),
+        (world.deletion.dead_letter, letter),
+    ):
+        with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found '{other}'"):
+            run(work, request, workflow_id=_name(key))
+    assert world.intents() == before
+    assert len(world.left_of(ledger)) == 3
 
 
 @pytest.mark.parametrize("operation", [Operation.LIST, Operation.DELETE])

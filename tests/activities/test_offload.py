@@ -10,7 +10,8 @@ from activities.deletion import IntentKey
 from activities.deletion.answers import key_of
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, RemovePrimariesResult, UploadInput
 from logstore.deletion.intents import Outcome
-from logstore.errors import UploadUnproven
+from logstore.errors import InvalidInput, UploadUnproven
+from logstore.names import TopicName
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
@@ -106,6 +107,16 @@ def test_upload_twice_leaves_one_live_copy_and_one_intent(world: World) -> None:
     world.detach()
     assert run(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
     assert {key.partition("-ledger-")[0] for key in world.tiered.keys} == {second}
+
+
+def test_upload_named_with_another_topic_is_refused_and_leaves_nothing(world: World) -> None:
+    """The id and the name beside it mean two ledgers."""
+    (ledger,) = world.fill_readable(1)
+    other = TopicName.parse("persistent://public/default/other").encoded
+    with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found '{other}'"):
+        run(world.offload.upload, UploadInput(ledger_id=ledger, timeout_s=60, topic=other))
+    assert world.sql("SELECT count(*) FROM ledger_copy WHERE kind = 'OFFLOADED_LEDGER'") == [(0,)]
+    run(world.offload.upload, UploadInput(ledger_id=ledger, timeout_s=60, topic=world.topic.name))
 
 
 def test_upload_that_storage_does_not_prove_raises(world: World) -> None:

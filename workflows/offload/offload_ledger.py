@@ -67,7 +67,7 @@ class OffloadLedger:
         workflow.set_current_details(f"Offloading ledger **{request.ledger_id}**")
         for turn in range(1, _TURNS + 1):
             self._progress = OffloadLedgerProgress(step="uploading", turn=turn)
-            upload = UploadInput(ledger_id=request.ledger_id, timeout_s=request.policy.timeout_s)
+            upload = UploadInput(ledger_id=request.ledger_id, timeout_s=request.policy.timeout_s, topic=request.topic)
             done = await workflow.execute_activity_method(LedgerOffload.upload, upload, **_upload(request.policy))
             self._progress = OffloadLedgerProgress(step="publishing", turn=turn, size_bytes=done.size_bytes)
             outcome = await self._publish(request.ledger_id, done)

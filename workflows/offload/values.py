@@ -29,7 +29,7 @@ class OffloadLedgerInput:
     """Which ledger."""
 
     ledger_id: int
-    topic: str  # encoded; for filters only
+    topic: str  # encoded; the ledger's topic must bear it
     policy: OffloadPolicy = field(default_factory=OffloadPolicy)
 
 

@@ -29,7 +29,7 @@ from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.offload.contexts import as_text, context_or_none
 from infra.catalog.ownership.fences import hold_lease
-from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
 from logstore.errors import ClaimHeld, SextonError, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
@@ -122,6 +122,7 @@ class SqlDeletions(PhaseOne, Pauses):
         *,
         epoch: int | None = None,
         attempt: bool = True,
+        topic: str | None = None,
         lease: Lease | None = None,
     ) -> DeletionIntent:
         """See `Deletions.take`."""
@@ -130,19 +131,23 @@ class SqlDeletions(PhaseOne, Pauses):
         def work(connection: Connection) -> DeletionIntent:
             hold_lease(connection, lease)
             require_epoch(connection, epoch)
-            return self._take(connection, key, claim, attempt=attempt)
+            return self._take(connection, key, claim, attempt=attempt, topic=topic)
 
         with effect("catalog.take"):
             return self._db.write(work)
 
-    def _take(self, connection: Connection, key: ColumnElement[bool], claim: Claim, *, attempt: bool) -> DeletionIntent:
+    def _take(
+        self, connection: Connection, key: ColumnElement[bool], claim: Claim, *, attempt: bool, topic: str | None
+    ) -> DeletionIntent:
         row = connection.execute(select(*INTENT).where(key).with_for_update()).first()
         if row is None:
             raise UnknownObject(
                 "deletion", expected="an intent that was filed and not yet removed", found=claim.workflow_id
             )
-        if row.state != _PENDING:
-            return to_intent(row)
+        intent = to_intent(row)
+        require_topic(intent, topic)
+        if intent.state is not DeletionState.PENDING:
+            return intent
         now = self._db.now_us(connection)
         other = row.claim_workflow or holder(connection, row.batch_id, now)
         if other not in {None, claim.workflow_id} and (not row.claim_workflow or row.claim_until_us > now):

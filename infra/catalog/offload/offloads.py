@@ -16,7 +16,7 @@ from infra.catalog.offload.primary_removal import PrimaryRemoval
 from infra.catalog.offload.uploads import TIERED, end_upload, publish_copy, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.failpoints import effect
-from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
 from logstore.ports.catalog import Copies, Offload, OffloadAnswer, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 
@@ -38,20 +38,23 @@ class SqlOffloads(PrimaryRemoval):
         super().__init__(database)
         self._db = database
 
-    def begin(self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float) -> Offload:
+    def begin(
+        self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float, topic: str | None = None
+    ) -> Offload:
         """See `Offloads.begin`."""
 
         def work(connection: Connection) -> Offload:
             row = _listed(connection, ledger_id)
             if row is None:
                 return _GONE
-            topic = active_topic(connection, row.topic_id)
+            found = active_topic(connection, row.topic_id)
+            require_topic_of(ledger_id, found.name, topic)
             list_id = _locked_list(connection, row)
             row = _listed(connection, ledger_id)
             if row is None:
                 return _GONE
             attempt = _Attempt(uuid=uuid, place=place, timeout_us=int(timeout_s * 1_000_000))
-            return self._begin(connection, topic, row, list_id, attempt)
+            return self._begin(connection, found, row, list_id, attempt)
 
         with effect("catalog.begin_offload"):
             return self._db.write(work)

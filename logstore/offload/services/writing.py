@@ -89,21 +89,23 @@ class Offloader:
         self._folder = folder
         self._monotonic_s = monotonic_s
 
-    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float) -> Uploaded:
+    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None = None) -> Uploaded:
         """Write and prove the ledger's tiered copy under a new uuid; `Offloads.publish` is what makes it one.
 
         Args:
             ledger_id: Which ledger.
             uuid: Names the attempt; never used before.
             timeout_s: Afterwards nothing more is sent.
+            topic: The encoded name that the ledger's topic should bear; None: any.
 
         Raises:
             UploadTimedOut, UploadUnproven, StoreUnavailable, CatalogBusy, OutcomeUnknown: A new attempt may succeed.
+            InvalidInput: The ledger is of another topic.
             PreconditionFailed: The ledger cannot be offloaded.
             MissingData, CorruptData: The primary copy lacks something; or a published copy is not in storage.
         """
         deadline = self._monotonic_s() + timeout_s  # before the catalog sets the end by its own clock
-        begun = self._offloads.begin(ledger_id, uuid=uuid, place=self._place, timeout_s=timeout_s)
+        begun = self._offloads.begin(ledger_id, uuid=uuid, place=self._place, timeout_s=timeout_s, topic=topic)
         if begun.answer is OffloadAnswer.GONE:
             return Uploaded(answer=OffloadAnswer.GONE)
         if begun.answer is OffloadAnswer.ALREADY:

@@ -143,14 +143,17 @@ class Deletions(Protocol):
         *,
         epoch: int | None = None,
         attempt: bool = True,
+        topic: str | None = None,
         lease: Lease | None = None,
     ) -> DeletionIntent:
         """Claim one row and count an attempt unless told otherwise; says whether it is referenced now.
 
-        A finished row is returned as it is. One transaction, for it is most of what a single deletion waits for.
+        A finished row is returned as it is. `topic` is the encoded name that the row should bear; None: any, and a
+        damaged row may bear any. One transaction, for it is most of what a single deletion waits for.
 
         Raises:
             StaleCatalog: `epoch` is given and not the catalog's; nothing changed.
+            InvalidInput: The row bears another topic; nothing changed.
             UnknownObject: No such row: it was never filed, or has been removed.
             ClaimHeld: Another workflow holds it.
             NotOwner: The lease was overtaken, whatever became of the row.

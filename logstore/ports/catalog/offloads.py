@@ -48,7 +48,9 @@ class Published:
 class Offloads(Protocol):
     """Tiered copies of data ledgers. Whatever changes one locks the ledger's list and raises its version."""
 
-    def begin(self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float) -> Offload:
+    def begin(
+        self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float, topic: str | None = None
+    ) -> Offload:
         """Make the ledger's tiered copy this attempt's to write, for at most `timeout_s` and `UPLOAD_GRACE_S`.
 
         The copy of an earlier attempt that was never published is replaced, and a deletion intent filed for it in
@@ -59,10 +61,12 @@ class Offloads(Protocol):
             uuid: Names the attempt; never used before.
             place: The driver's own metadata, which deletion will find in the offload context (apache/pulsar#16687).
             timeout_s: After this the attempt sends nothing more to storage.
+            topic: The encoded name that the ledger's topic should bear; None: any.
 
         Idempotency: keyed by `uuid`; a repeated call does not prolong it.
 
         Raises:
+            InvalidInput: The ledger is of another topic; nothing changed.
             PreconditionFailed: The topic is not ACTIVE, the ledger is not CLOSED, or its primary copy is not LIVE.
             Unsupported: Not a ledger of messages.
         """

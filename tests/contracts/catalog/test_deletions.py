@@ -1,12 +1,13 @@
 """The queue of phase two: claimed, handed over, ended once, counted once."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
-from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
+from logstore.errors import ClaimHeld, InvalidInput, StaleCatalog, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Cause, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
@@ -175,6 +176,17 @@ def test_hand_over_moves_the_claim_and_counts_the_first_attempt(world: World) ->
         deletions.take(mine.ledger_id, mine.copy, mine.generation, claim("somebody"))
     taken = deletions.take(mine.ledger_id, mine.copy, mine.generation, claim("delete-ledger/1"))
     assert taken == replace(found, attempts=2)
+
+
+def test_take_of_an_intent_of_another_topic_is_refused_and_changes_nothing(world: World) -> None:
+    """A mistyped name beside a ledger's id means another ledger; its own name, and no name, are right."""
+    intent = _batch(world, 1, ttl_s=-1)[0]
+    take = partial(world.catalog.deletions.take, intent.ledger_id, intent.copy, intent.generation, claim("alone"))
+    with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {intent.ledger_id}, .*found 'other'"):
+        take(topic="other")
+    assert _now(world, intent) == intent
+    assert take(topic=intent.topic).attempts == 1
+    assert take(topic=None).attempts == 2
 
 
 def test_hand_over_again_keeps_the_claim(world: World) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
-from logstore.errors import LedgerStillNeeded, PreconditionFailed, UnknownObject
+from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Copies, Detached, Ended, Offload, OffloadAnswer, Published, Topic, TopicState
 from logstore.positions import LedgerId
@@ -67,6 +67,17 @@ def test_begin_makes_the_copy_of_a_closed_ledger_the_attempts_own(world: World) 
     assert 0 < until_us - world.catalog.offloads.now_us() <= 60_000_000
     assert world.rows().versions == [before[0] + 1]
     assert world.catalog.offloads.copies(ledger) == Copies(primary=True)  # nobody reads a copy that is being written
+
+
+def test_begin_of_a_ledger_of_another_topic_is_refused_and_changes_nothing(world: World) -> None:
+    """A mistyped name beside a ledger's id means another ledger."""
+    topic = new_topic(world)
+    ledger = filled(world, topic.topic_id, 2)[0]
+    before = world.rows().versions
+    with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found 'other'"):
+        world.catalog.offloads.begin(ledger, uuid="u-1", place=PLACE, timeout_s=60, topic="other")
+    assert world.rows().versions == before
+    assert world.catalog.offloads.begin(ledger, uuid="u-2", place=PLACE, timeout_s=60, topic=topic.name).statement
 
 
 def test_begin_repeated_does_not_prolong_the_attempt(world: World) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome, require_topic
 from logstore.errors import ClaimHeld, PreconditionFailed, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
@@ -141,6 +141,7 @@ class FakeDeletions(FakePhaseOne):
         *,
         epoch: int | None = None,
         attempt: bool = True,
+        topic: str | None = None,
         lease: Lease | None = None,
     ) -> DeletionIntent:
         """See the port."""
@@ -154,6 +155,7 @@ class FakeDeletions(FakePhaseOne):
             row = next((one for one in rows if (one.ledger_id, one.copy, one.generation) == key), None)
             if row is None:
                 raise UnknownObject("deletion", expected="an intent that was filed", found=claim.workflow_id)
+            require_topic(row, topic)
             if row.state is not DeletionState.PENDING:
                 return row
             self._require_free(row, claim)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import CorruptData, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
-from logstore.log.ledgers import CopyKind, CopyState, LedgerState
+from logstore.log.ledgers import CopyKind, CopyState, LedgerState, require_topic_of
 from logstore.offload.tiered import upload_ended, upload_ends_us
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
@@ -25,13 +25,15 @@ class FakeOffloads:
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
 
-    def begin(self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float) -> Offload:
+    def begin(
+        self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float, topic: str | None = None
+    ) -> Offload:
         """See the port."""
         with effect("catalog.begin_offload"), self._catalog.lock:
             if not self._is_listed(ledger_id):
                 return Offload(answer=OffloadAnswer.GONE)
             row, statement = self._catalog.ledger_rows[ledger_id], self._catalog.statements[ledger_id]
-            self._catalog.topic(row.topic_id, active=True)
+            require_topic_of(ledger_id, self._catalog.topic(row.topic_id, active=True).name, topic)
             tiered = self._catalog.copies[ledger_id].get(_TIERED)
             answer = OffloadAnswer.BEGUN
             if tiered and tiered.state is CopyState.LIVE:

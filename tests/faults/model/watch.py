@@ -134,12 +134,15 @@ class WatchedDeletions(FakeDeletions):
         *,
         epoch: int | None = None,
         attempt: bool = True,
+        topic: str | None = None,
         lease: Lease | None = None,
     ) -> DeletionIntent:
         """See the port."""
         with self._catalog.lock:
             rows = list(self._catalog.intent_rows.values())
-            taken = super().take(ledger_id, copy, generation, claim, epoch=epoch, attempt=attempt, lease=lease)
+            taken = super().take(
+                ledger_id, copy, generation, claim, epoch=epoch, attempt=attempt, topic=topic, lease=lease
+            )
             before = next(one for one in rows if one.row_id == taken.row_id)
             holder = self.holder(before)
             if before.state.value == "PENDING" and holder not in {None, claim.workflow_id}:
