@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from temporalio.api.common.v1 import Payload
-
-from tests.driver.server import Attempt, Execution, Server, Task
+from tests.driver.server import Attempt, Server, Task
 from tests.driver.worker import Worker
 
 _NEVER: Final = 5_000  # attempts after which nothing will ever end
@@ -44,12 +42,20 @@ class _Sleeper:
 class Driver:
     """See the module's text."""
 
-    def __init__(self, server: Server, script: Script | None = None) -> None:
-        """Nothing is driven yet."""
+    def __init__(self, server: Server, script: Script | None = None, *, forgetful: bool = False) -> None:
+        """Nothing is driven yet.
+
+        Args:
+            server: Whose workflows.
+            script: What becomes of attempts.
+            forgetful: Whether every activation is of a run that is replayed first, as with a cache of none.
+        """
         self.server = server
         self.script = script or Script()
         self.made: list[Attempt] = []
+        self._forgetful = forgetful
         self._asleep: list[_Sleeper] = []
+        self._in_hand: list[Attempt] = []  # the last one was begun while the others are in hand
 
     def run(self, worker: Worker, *, until: Callable[[], bool] = lambda: False) -> None:
         """Make attempts until that is so or, by default, until there is nothing left to do.
@@ -78,10 +84,16 @@ class Driver:
             else:
                 self._make(worker, self.server.begin(self.script.choose(ready)))
         except BaseException:
-            self._asleep.clear()
-            self.server.lose_worker()
+            self.lose_worker()
             raise
+        if self._forgetful:
+            self.server.forget()
         return True
+
+    def lose_worker(self) -> None:
+        """Its process died, and whoever slept in it."""
+        self._asleep.clear()
+        self.server.lose_worker()
 
     def _make(self, worker: Worker, attempt: Attempt) -> None:
         self.made.append(attempt)
@@ -90,14 +102,20 @@ class Driver:
             self._asleep.append(_Sleeper(attempt, len(self.made) + _SLEEPS))
             self.server.give_up(attempt)
             return
-        outcome = worker.attempt(attempt)
+        self._in_hand.append(attempt)
+        try:
+            outcome = worker.attempt(attempt)
+        finally:
+            self._in_hand.pop()
         if ending is Ending.UNHEARD:
             self.server.give_up(attempt)
         else:
             self.server.end(attempt, outcome)
 
-
-def answer_of(execution: Execution) -> Payload:
-    """What a workflow answered."""
-    assert execution.result is not None, f"{execution.workflow_id} is {execution.status}: {execution.failure}"
-    return execution.result
+    def overtake(self, worker: Worker) -> None:
+        """Take the attempt in hand for dead: its retry comes first, to its end, on that worker."""
+        task = self._in_hand[-1].task
+        self.server.give_up(self._in_hand[-1])
+        if not task.in_hand and task.execution.tasks.get(task.command.seq) is task:
+            self.server.time.skip_to(task.due_ns)
+            self._make(worker, self.server.begin(task))

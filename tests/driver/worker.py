@@ -24,7 +24,7 @@ class Worker:
 
     def __init__(self, activities: Sequence[Callable[..., Any]]) -> None:
         """Take the methods, as a worker of Temporal does."""
-        self._known = {definition.name: definition for definition in map(_definition, activities)}
+        self._known = {one.name: one for one in map(activity._Definition.must_from_callable, activities)}
 
     def attempt(self, attempt: Attempt) -> Payload | Failure:
         """Make it, to its end; a `SimulatedCrash` of the process goes through."""
@@ -79,9 +79,3 @@ def _ended(coroutine: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as done:
         return done.value
     raise AssertionError("an activity that waits on a loop")
-
-
-def _definition(method: Callable[..., Any]) -> activity._Definition:
-    found = activity._Definition.from_callable(method)
-    assert found
-    return found

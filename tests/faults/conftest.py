@@ -4,27 +4,34 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.catalog import Database, upgrade
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.effects import hits
-from tests.faults.job import Job
-from tests.faults.offload_job import COLD, OffloadJob
+from tests.faults.offloading import COLD, Offloading
+from tests.faults.operators import Operators
 from tests.faults.scene import PAIR, SHORT
 from tests.faults.world import World
 
 SEED = 20_261_120
 
 
+Start = Callable[..., Operators]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """A way through the main job, and how often it hits each point."""
+    """A way through the main job, and what a run of it comes to where nothing happens."""
 
-    start: Callable[[], Job[World]]  # a job of its own, ready to go this way
-    go: Callable[[Job[World]], Job[World]]
-    hits: dict[str, int]
+    start: Start  # operators of their own, ready to go this way; takes what `Operators` takes
+    go: Callable[[Operators], Operators]
+    hits: dict[str, int]  # by failpoint
+    workflows: frozenset[str]  # that ran
+    activities: frozenset[str]
+    writes: int
 
 
 @pytest.fixture(scope="session")
@@ -55,40 +62,43 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     `together`: two topics trimmed in one batch, from where they are written. `delete`: these, written and deleted.
     `clear`: a topic with tiered copies of every state is deleted.
     """
-    written = Job(World(fresh(), template))
-    written.drive(written.write)
+    written, pair = Operators(World(fresh(), template)), Operators(World(fresh(), template), PAIR)
+    cold = Offloading(World(fresh(), template), COLD)
+    for one in (written, pair, cold):
+        one.drive(one.write)
 
-    pair = Job(World(fresh(), template), PAIR)
-    pair.drive(pair.write)
-
-    cold = OffloadJob(World(fresh(), template), COLD)
-    cold.drive(cold.write)
-
-    def short() -> Job[World]:
+    def short(**more: Any) -> Operators:
         world = World(fresh(), template)
         world.store.plan(_outage())
-        return Job(world, SHORT)
+        return Operators(world, SHORT, **more)
 
-    def offload() -> Job[World]:
-        return cold.fork(cold.world.fork(fresh()))
+    def delete(**more: Any) -> Operators:
+        return Operators(World(fresh(), template), PAIR, **more)
 
-    def remove() -> Job[World]:
-        return written.fork(written.world.fork(fresh()))
-
-    def together() -> Job[World]:
-        return pair.fork(pair.world.fork(fresh()))
-
-    def delete() -> Job[World]:
-        return Job(World(fresh(), template), PAIR)
+    def forked(one: Operators) -> Start:
+        return lambda **more: one.fork(one.world.fork(fresh()), **more)
 
     return {
-        "short": Course(start=short, go=Job.run, hits=hits(lambda: Job.run(short()))),
-        "offload": Course(start=offload, go=Job.run, hits=hits(lambda: Job.run(offload()))),
-        "remove": Course(start=remove, go=Job.run, hits=hits(lambda: Job.run(remove()))),
-        "together": Course(start=together, go=Job.trim_all, hits=hits(lambda: Job.trim_all(together()))),
-        "delete": Course(start=delete, go=Job.delete, hits=hits(lambda: Job.delete(delete()))),
-        "clear": Course(start=offload, go=_clear, hits=hits(lambda: _clear(offload()))),
+        "short": _course(short, Operators.run),
+        "offload": _course(forked(cold), Operators.run),
+        "remove": _course(forked(written), Operators.run),
+        "together": _course(forked(pair), Operators.trim_all),
+        "delete": _course(delete, Operators.delete),
+        "clear": _course(forked(cold), _clear),
     }
+
+
+def _course(start: Start, go: Callable[[Operators], Operators]) -> Course:
+    undisturbed = start()
+    found = hits(lambda: go(undisturbed))
+    return Course(
+        start=start,
+        go=go,
+        hits=found,
+        workflows=frozenset(undisturbed.driver.server.types),
+        activities=frozenset(one.type for one in undisturbed.driver.made),
+        writes=undisturbed.world.writes,
+    )
 
 
 def _outage() -> Fault:
@@ -97,9 +107,9 @@ def _outage() -> Fault:
     return Fault(operation=Operation.PUT, kind=kind, times=5, matches=is_segment)
 
 
-def _clear(job: Job[World]) -> Job[World]:
-    assert isinstance(job, OffloadJob)
-    return job.clear()
+def _clear(operators: Operators) -> Operators:
+    assert isinstance(operators, Offloading)
+    return operators.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,7 @@ import boto3
 from botocore.config import Config
 from temporalio.client import WorkflowHandle
 
-from activities.deletion import DeletionUpkeep, IntentKey, LedgerDeletion
-from activities.deletion.retention import Retention
-from activities.deletion.topic_deletion import TopicDeletion
-from activities.deletion.trimming import Trimming
-from activities.offload import LedgerOffload
-from infra.catalog import SqlCatalog
+from activities.deletion import IntentKey
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
@@ -31,11 +26,9 @@ from logstore.deletion.intents import DeletionState
 from logstore.identity.markers import MARKER_KEY, marker_of
 from logstore.ports.catalog import Cause, Claim
 from tests.faults.auditor import Seen, look, payload_of
-from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
-from tests.faults.world import Process
 from tests.servers import CATALOG_ID
-from workers.assembly import open_log
+from workers.assembly import LogStore, open_log
 from workers.client import Sexton
 from workers.client.connections import connect_client
 from workers.operations.stack import start_worker
@@ -136,47 +129,11 @@ class RealWorld:
         self.plant(f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/notes.txt", b"somebody else's")
 
     @contextmanager
-    def process(self, *, registration_timeout_s: float = 600) -> Iterator[Process]:
+    def process(self, *, registration_timeout_s: float = 600) -> Iterator[LogStore]:
         """The log as any process opens it."""
         del registration_timeout_s
         with open_log(self.settings) as log:
-            assert isinstance(log.catalog, SqlCatalog)
-            retention = Retention(topics=log.catalog.topics, roller=log.managed, settler=log.subscriptions)
-            yield Process(
-                catalog=log.catalog,
-                committer=log.committer,
-                managed=log.managed,
-                deletion=LedgerDeletion(
-                    deletions=log.catalog.deletions,
-                    ledgers=log.catalog.ledgers,
-                    topics=log.catalog.topics,
-                    storages=log.storages,
-                    owners=OwnsWhatItMeets(log.catalog.fences),
-                ),
-                upkeep=DeletionUpkeep(
-                    sweeps=log.catalog.sweeps,
-                    deletions=log.catalog.deletions,
-                    ledgers=log.catalog.ledgers,
-                    finished_retention_s=log.policies.finished_retention_s,
-                ),
-                retention=retention,
-                subscriptions=log.subscriptions,
-                schemas=log.schemas,
-                topics=TopicDeletion(topics=log.catalog.topic_deletions, ledgers=log.catalog.ledgers),
-                offload=LedgerOffload(
-                    uploader=log.offloader,
-                    offloads=log.catalog.offloads,
-                    ledgers=log.catalog.ledgers,
-                    topics=log.catalog.topics,
-                ),
-                trimming=Trimming(
-                    topics=log.catalog.topics,
-                    trims=log.catalog.topic_trims,
-                    deletions=log.catalog.deletions,
-                    ledgers=log.catalog.ledgers,
-                    idle=retention,
-                ),
-            )
+            yield log
 
     def close(self) -> None:
         """Close the auditor's connections, and end workers that a failed test left."""

@@ -27,7 +27,7 @@ class Trouble(Enum):
     SQUATTED = "holds an object of another application under the ledger's prefix"
     LISTED_EMPTY = "answers one listing with nothing although objects are there"
     LISTED_SHORT = "leaves a segment out of one listing"
-    SILENT = "answers no listing for three tries"
+    SILENT = "answers no listing for as many tries as a chunk has"
 
     @property
     def deadly(self) -> bool:

@@ -1,38 +1,55 @@
 """The fault matrix in one process: the main job, interrupted at every effect, keeps promises 1, 2, 3 and 8.
 
-A crash raises at the point and everything of the process is made anew; SQL and objects stay as they are. What the
-auditor looks at right after a crash is what an operator would find if nothing ever came back.
+A crash raises at the point and everything of the process is made anew; SQL, objects and what Temporal keeps stay as
+they are. What the auditor looks at right after a crash is what an operator would find if nothing ever came back.
 """
 
 import random
+from typing import Any
 
 import pytest
+from temporalio import activity, workflow
 
+from tests.driver.driver import Ending
+from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import wrong_at_rest
 from tests.faults.conftest import SEED, Course
 from tests.faults.effects import INTERRUPTIONS, Interruption, interruptions, named_in_source
-from tests.faults.job import Job, again
-from tests.faults.world import World
+from tests.faults.operators import Operators
+from tests.faults.scripts import AnyOrder, FirstOfEach
+from workers.assembly.activities import activities_over
+from workers.hosting.fleet import WORKFLOWS
 
-_SAMPLE = 1  # hits of one point in one course; all of them with --all-faults
-_PARTS = 4  # of long tests, so that each stays short
-_PAIRS = 4  # of interruptions, in each course and part
-_WRITES = 16  # one in so many is the last that a process makes
+_PAIRS = 6  # of interruptions, in each course
+_WRITES = 24  # one in so many is the last that a process makes
+_EVERY = 1_000  # hits of one point, with --all-faults
+_COURSES = ("short", "offload", "remove", "together", "delete", "clear")
+_DONE_TWICE = {("after", "crash"), ("reported_failed", "fail")}
+_ONLY_IF_UNASKED = {
+    "ownership.look_up"
+}  # of a worker that could not ask for an owner; `tests/workflows/test_routing.py`
 
 
-def _survive(course: Course, *armed: Interruption) -> Job[World]:
+def _survive(course: Course, *armed: Interruption, fatal: int | None = None, **more: Any) -> Operators:
     """Go the course with the interruptions armed, and require every promise."""
-    job = course.start()
+    operators = course.start(**more)
+    operators.world.fatal = fatal
     for one in armed:
         one.arm()
-    course.go(job)
-    wrong = [*job.wrong, *wrong_at_rest(job.world.look(), job.expected)]
+    course.go(operators)
+    wrong = [*operators.wrong, *wrong_at_rest(operators.world.look(), operators.expected)]
     assert not wrong, f"{', '.join(map(str, armed))}: {wrong}"
-    return job
+    return operators
 
 
-def _most(config: pytest.Config) -> int:
-    return 1_000 if config.getoption("--all-faults") else _SAMPLE
+def _require_no_change_by_a_second_run(operators: Operators) -> None:
+    """Running it twice equals running it once, in storage, in rows and in counters (PIP-186, idempotency)."""
+    before = operators.world.look()
+    operators.again()
+    after = operators.world.look()
+    assert after.objects == before.objects, "a second run changed storage"
+    assert after.rows == before.rows, "a second run changed rows"
+    assert not wrong_at_rest(after, operators.expected)
 
 
 def _where(effect: str, courses: dict[str, Course], config: pytest.Config) -> list[Course]:
@@ -41,10 +58,12 @@ def _where(effect: str, courses: dict[str, Course], config: pytest.Config) -> li
     return found if config.getoption("--all-faults") else found[:1]
 
 
-def test_main_job_undisturbed_keeps_every_promise(courses: dict[str, Course]) -> None:
+@pytest.mark.parametrize("name", _COURSES)
+def test_main_job_undisturbed_keeps_every_promise(name: str, courses: dict[str, Course]) -> None:
     """The expectations themselves are met, so that what fails below fails for its interruption."""
-    for course in courses.values():
-        assert not _survive(course).crashes
+    operators = _survive(courses[name])
+    assert not operators.crashes
+    _require_no_change_by_a_second_run(operators)
 
 
 def test_main_job_hits_every_effect_that_the_source_names(courses: dict[str, Course]) -> None:
@@ -55,6 +74,16 @@ def test_main_job_hits_every_effect_that_the_source_names(courses: dict[str, Cou
         assert not missing, f"{where}: the main job of these tests never comes to {sorted(missing)}"
 
 
+def test_main_job_runs_every_workflow_and_every_activity_that_a_worker_serves(courses: dict[str, Course]) -> None:
+    """One that is registered and that no course comes to would be one that no fault has met."""
+    assert tuple(courses) == _COURSES
+    served = {workflow._Definition.must_from_class(one).name for one in WORKFLOWS}
+    assert served == {name for course in courses.values() for name in course.workflows}
+    with courses["short"].start().world.process() as log:
+        hosted = {activity._Definition.must_from_callable(one).name for one in activities_over(log, NobodyOwns()).all()}
+    assert hosted - _ONLY_IF_UNASKED == {name for course in courses.values() for name in course.activities}
+
+
 @pytest.mark.parametrize(("moment", "action"), INTERRUPTIONS, ids=str)
 @pytest.mark.parametrize("effect", sorted(named_in_source()))
 def test_main_job_interrupted_at_an_effect_keeps_every_promise(
@@ -63,65 +92,76 @@ def test_main_job_interrupted_at_an_effect_keeps_every_promise(
     """At every crash point a ledger is referenced, newborn, intended or gone (apache/pulsar#13526, #16569, #350)."""
     done = 0
     for course in _where(effect, courses, pytestconfig):
-        for one in interruptions(course.hits, effect, moment, action, most=_most(pytestconfig)):
-            job = _survive(course, one)
-            assert job.crashes == ([one.point] if action == "crash" else []), f"{one} did not happen"
+        for one in _hits(course, effect, moment, action, pytestconfig):
+            operators = _survive(course, one)
+            assert operators.crashes == ([one.point] if action == "crash" else []), f"{one} did not happen"
+            if (moment, action) in _DONE_TWICE:
+                _require_no_change_by_a_second_run(operators)
             done += 1
     assert done
 
 
-@pytest.mark.parametrize("part", range(_PARTS))
+def _hits(course: Course, effect: str, moment: str, action: str, config: pytest.Config) -> list[Interruption]:
+    """Of a point that is met often, the first hit or the last one, by its name; all of them with --all-faults."""
+    every = interruptions(course.hits, effect, moment, action, most=_EVERY)
+    if config.getoption("--all-faults"):
+        return every
+    return every[:1] if INTERRUPTIONS.index((moment, action)) % 2 else every[-1:]
+
+
+@pytest.mark.parametrize("name", _COURSES)
 def test_main_job_killed_before_any_write_keeps_every_promise(
-    part: int, courses: dict[str, Course], pytestconfig: pytest.Config
+    name: str, courses: dict[str, Course], pytestconfig: pytest.Config
 ) -> None:
     """Before every commit and every key put or deleted, failpoint or not: no effect hides two (apache/pulsar#13526)."""
-    step = _PARTS * (1 if pytestconfig.getoption("--all-faults") else _WRITES)
-    for course in courses.values():
-        undisturbed = course.start()
-        course.go(undisturbed)
-        for fatal in range(1 + part, undisturbed.world.writes + 1, step):
-            job = course.start()
-            job.world.fatal = fatal
-            course.go(job)
-            assert job.crashes == [f"write {fatal}"]
-            wrong = [*job.wrong, *wrong_at_rest(job.world.look(), job.expected)]
-            assert not wrong, f"killed before write {fatal}: {wrong}"
+    step = 1 if pytestconfig.getoption("--all-faults") else _WRITES
+    for fatal in range(step, courses[name].writes + 1, step):
+        assert _survive(courses[name], fatal=fatal).crashes == [f"write {fatal}"]
 
 
-@pytest.mark.parametrize("part", range(_PARTS))
-@pytest.mark.parametrize(("moment", "action"), [("after", "crash"), ("reported_failed", "fail")])
-def test_main_job_run_again_after_an_interruption_changes_nothing(
-    part: int, moment: str, action: str, courses: dict[str, Course], pytestconfig: pytest.Config
-) -> None:
-    """Running it twice equals running it once, in storage, in rows and in counters (PIP-186, idempotency)."""
-    for effect in sorted(named_in_source())[part::_PARTS]:
-        for course in _where(effect, courses, pytestconfig):
-            for one in interruptions(course.hits, effect, moment, action, most=1):
-                job = _survive(course, one)
-                before = job.world.look()
-                again(job)
-                after = job.world.look()
-                assert after.objects == before.objects, f"{one}: a second run changed storage"
-                assert after.rows == before.rows, f"{one}: a second run changed rows"
-                assert not wrong_at_rest(after, job.expected), one
-
-
-@pytest.mark.timeout(900)  # twenty times as many programs with --all-faults
-@pytest.mark.parametrize("part", range(_PARTS))
+@pytest.mark.timeout(900)  # forty times as many programs with --all-faults
+@pytest.mark.parametrize("name", _COURSES)
 def test_main_job_interrupted_twice_keeps_every_promise(
-    part: int, courses: dict[str, Course], pytestconfig: pytest.Config
+    name: str, courses: dict[str, Course], pytestconfig: pytest.Config
 ) -> None:
     """A second crash may meet what the first one left behind (apache/pulsar#982)."""
-    dice = random.Random(SEED + part)
-    for name, course in courses.items():
-        every = [
-            one
-            for effect in sorted(named_in_source())
-            for moment, action in INTERRUPTIONS
-            for one in interruptions(course.hits, effect, moment, action, most=1_000)
-        ]
-        assert len(every) > 100, f"{name}: too few interruptions to choose from"
-        for _ in range(_PAIRS * (40 if pytestconfig.getoption("--all-faults") else 1)):
-            first, second = sorted(dice.sample(every, 2))
-            if first.point != second.point:  # a point is armed once
-                _survive(course, first, second)
+    dice = random.Random(f"{SEED} {name}")
+    every = [
+        one
+        for effect in sorted(named_in_source())
+        for moment, action in INTERRUPTIONS
+        for one in interruptions(courses[name].hits, effect, moment, action, most=_EVERY)
+    ]
+    assert len(every) > 100, f"{name}: too few interruptions to choose from"
+    for _ in range(_PAIRS * (40 if pytestconfig.getoption("--all-faults") else 1)):
+        first, second = sorted(dice.sample(every, 2))
+        if first.point != second.point:  # a point is armed once
+            _survive(courses[name], first, second)
+
+
+@pytest.mark.parametrize("ending", [Ending.UNHEARD, Ending.LATE], ids=lambda ending: ending.name.lower())
+@pytest.mark.parametrize("name", _COURSES)
+def test_attempt_of_each_activity_that_happens_twice_keeps_every_promise(
+    ending: Ending, name: str, courses: dict[str, Course]
+) -> None:
+    """Its answer is lost, or it is thought dead and goes on behind its retry (temporalio/sdk-python#1048)."""
+    operators = _survive(courses[name], script=FirstOfEach(ending))
+    assert len(operators.driver.made) > len(courses[name].activities)
+    _require_no_change_by_a_second_run(operators)
+
+
+@pytest.mark.parametrize("name", _COURSES)
+def test_workflows_that_are_replayed_and_continued_as_often_as_can_be_keep_every_promise(
+    name: str, courses: dict[str, Course]
+) -> None:
+    """A worker that remembers no run, and a server that finds every history long."""
+    _survive(courses[name], forgetful=True, long_after=4)
+
+
+@pytest.mark.parametrize("name", _COURSES)
+def test_workflows_whose_steps_come_in_any_order_keep_every_promise(
+    name: str, courses: dict[str, Course], pytestconfig: pytest.Config
+) -> None:
+    """Runs that go on beside each other, and attempts that are lost or late, as chance has it (dust-tt/dust#4272)."""
+    for seed in range(100 if pytestconfig.getoption("--all-faults") else 2):
+        _survive(courses[name], script=AnyOrder(SEED + seed))

@@ -1,137 +1,111 @@
 """Two attempts of one activity at the same time: the first only seemed dead, and goes on behind the second.
 
-The second attempt runs to its end just before one call that the first one makes, for every such call in turn.
+The second attempt runs to its end, in a process of its own, just before one call that the first one makes.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from temporalio.testing import ActivityEnvironment
 
-from activities.deletion import ChunkInput, ChunkResult, LedgerDeletion, Range
-from infra.catalog.deletion.deletions import SqlDeletions
-from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import RowRange
-from tests.fakes.owners import NobodyOwns
+from tests.driver.driver import Ending, Script
+from tests.driver.server import Attempt
+from tests.driver.worker import Worker
 from tests.faults.auditor import Intent, wrong_at_any_moment, wrong_at_rest
-from tests.faults.job import Job
-from tests.faults.scene import ORDERS, SHORT, TopicPlan
+from tests.faults.conftest import Course
+from tests.faults.operators import Operators
+from tests.faults.owning import OwnsWhatItMeets
+from tests.faults.scene import SHORT
 from tests.faults.world import World
+from workers.assembly.activities import activities_over
 
 _MOST_CALLS = 200
+_CHUNK = "deletion.delete_chunk"
 
 
-@dataclass(slots=True)
-class _Calls:
-    """Counts the calls of the first attempt, and lets the second one run before one of them."""
+class Overtaken(Script):
+    """The first attempt of one activity is overtaken just before one of its calls, counted from 1."""
 
-    rival: Callable[[], object]
-    before: int
-    made: int = 0
-    running: bool = False
+    def __init__(self, activity: str, before: int) -> None:
+        """Take which."""
+        self._activity, self._before = activity, before
+        self._watched: Attempt | None = None
+        self._watching = False
+        self.calls = 0
+        self.operators: Operators
+        self.seen: dict[int, Intent] = {}  # that had ended when the second attempt had
 
-    def __call__(self) -> None:
-        if self.running:
+    def ending(self, attempt: Attempt) -> Ending:
+        """See `Script`."""
+        self._watching = self._watched is None and attempt.type == self._activity
+        self._watched = attempt if self._watching else self._watched
+        return Ending.ANSWERED
+
+    def call(self) -> None:
+        """The process is about to ask a store or the database."""
+        if not self._watching:
             return
-        self.made += 1
-        if self.made == self.before:
-            self.running = True
-            self.rival()
-            self.running = False
+        self.calls += 1
+        if self.calls == self._before:
+            self._watching = False
+            self._overtake()
+
+    def _overtake(self) -> None:
+        world = self.operators.world
+        with world.process() as log:
+            self.operators.driver.overtake(Worker(activities_over(log, OwnsWhatItMeets(log.catalog.fences)).all()))
+        self.seen = _ended(world)
 
 
-class _Watched:
-    """The queue of phase two, whose every call is one that the second attempt may come before."""
-
-    def __init__(self, deletions: SqlDeletions, calls: _Calls) -> None:
-        self._deletions = deletions
-        self._calls = calls
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: object, **options: object) -> object:
-            self._calls()
-            return getattr(self._deletions, name)(*args, **options)
-
-        return call
-
-
-def _detached(world: World, plan: TopicPlan) -> tuple[Job[World], ChunkInput]:
-    """Everything written, phase one done, and phase two of all of it as one chunk."""
-    job = Job(world, (plan,))
-    job.drive(job.write)
-    with world.process() as process:
-        topic = process.catalog.topics.get(plan.name)
-        job._process = process
-        detached = job._detach(f"{topic.topic_id}-overlap", f"trim-topic/{topic.topic_id}", topic, None)
-        (rows,) = process.catalog.deletions.ranges(f"{topic.topic_id}-overlap", after=0, rows=1_000, limit=1)
-    return job, ChunkInput(
-        batch_id=f"{topic.topic_id}-overlap", chunk=_range(rows), catalog_epoch=detached.catalog_epoch
-    )
-
-
-def _range(rows: RowRange) -> Range:
-    return Range(first=rows.first, last=rows.last, rows=rows.rows)
-
-
-def _attempt(world: World, request: ChunkInput, calls: _Calls | None = None) -> ChunkResult:
-    with world.process() as process:
-        deletion = process.deletion
-        if calls:
-            watched: Any = _Watched(process.catalog.deletions, calls)
-            storages = {CopyKind.LEDGER.value: PrimaryCopies(world.store)}
-            deletion = LedgerDeletion(
-                deletions=watched,
-                ledgers=process.catalog.ledgers,
-                topics=process.catalog.topics,
-                storages=storages,
-                owners=NobodyOwns(),
-            )
-        environment = ActivityEnvironment()
-        environment.info = replace(environment.info, workflow_id=f"delete-ledgers/{request.batch_id}")
-        return environment.run(deletion.delete_chunk, request)
-
-
-def _go_on(job: Job[World], request: ChunkInput, result: ChunkResult) -> None:
-    """What the batch does with the answer of the attempt it waited for, and then with the rest."""
-    for key in result.alone:
-        job._delete_ledger(key, request.catalog_epoch, request.batch_id)
-    job._delete_ledgers(request.batch_id, request.catalog_epoch)
-
-
-def _ended(world: World) -> Mapping[int, Intent]:
+def _ended(world: World) -> dict[int, Intent]:
     return {row: intent for row, intent in world.look().intents.items() if intent.state != "PENDING"}
 
 
-@pytest.mark.parametrize("plan", [*SHORT, ORDERS], ids=lambda plan: plan.name.rpartition("/")[2])
+def _overtaken(
+    start: Callable[..., Operators], activity: str, before: int, go: Callable[[Operators], object]
+) -> Overtaken:
+    """Go a course so, and require every promise; of what it comes to."""
+    script = Overtaken(activity, before)
+    script.operators = start(script=script)
+    script.operators.world.before_call = script.call
+    go(script.operators)
+    return script
+
+
 def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes(
-    plan: TopicPlan, template: Path, fresh: Callable[[], Path]
+    template: Path, fresh: Callable[[], Path]
 ) -> None:
     """Two attempts may overlap, and what ended keeps its outcome (temporalio/sdk-python#1048, dust-tt/dust#4272)."""
-    written, request = _detached(World(fresh(), template), plan)
+    written = Operators(World(fresh(), template), SHORT)
+    written.drive(written.write)
     for before in range(1, _MOST_CALLS):
-        world = written.world.fork(fresh())
-        after_rival: dict[int, Intent] = {}
-
-        def rival(world: World = world, seen: dict[int, Intent] = after_rival) -> None:
-            _attempt(world, request)
-            seen.update(_ended(world))
-
-        calls = _Calls(rival, before)
-        world.store.before_call = calls
-        first = _attempt(world, request, calls)
-        world.store.before_call = lambda: None
-        if calls.made < before:
+        script = _overtaken(
+            lambda **more: written.fork(written.world.fork(fresh()), **more),
+            _CHUNK,
+            before,
+            lambda operators: operators.drive(operators.remove),
+        )
+        if script.calls < before:
             return
+        world = script.operators.world
         assert not wrong_at_any_moment(world.look()), f"overtaken before call {before}"
-        kept = {row: intent for row, intent in _ended(world).items() if row in after_rival}
-        assert kept == after_rival, f"overtaken before call {before}: an outcome changed after it was final"
-        assert sum(first.outcomes.values()) == request.chunk.rows
-        job = written.fork(world)
-        job.drive(partial(_go_on, job, request, first)).sweep()
-        assert not wrong_at_rest(world.look(), job.expected), f"overtaken before call {before}"
+        kept = {row: intent for row, intent in _ended(world).items() if row in script.seen}
+        assert kept == script.seen, f"overtaken before call {before}: an outcome changed after it was final"
+        assert not wrong_at_rest(world.look(), script.operators.expected), f"overtaken before call {before}"
     raise AssertionError("the first attempt made more calls than this test tries")
+
+
+@pytest.mark.parametrize("name", ["short", "offload", "remove", "together", "delete", "clear"])
+def test_attempt_of_any_activity_overtaken_by_its_retry_keeps_every_promise(
+    name: str, courses: dict[str, Course], pytestconfig: pytest.Config
+) -> None:
+    """Of each activity that no course before comes to: before its first call, its last one, and one in between."""
+    every = pytestconfig.getoption("--all-faults")
+    before = [course for other, course in courses.items() if other < name] if not every else []
+    course = courses[name]
+    for activity in sorted(course.activities.difference(*(other.activities for other in before))):
+        counted = _overtaken(course.start, activity, 0, course.go).calls
+        for call in range(1, counted + 1) if every else sorted({1, -(-counted // 2), counted}):
+            operators = _overtaken(course.start, activity, call, course.go).operators
+            wrong = wrong_at_rest(operators.world.look(), operators.expected)
+            assert not wrong, f"{activity}, overtaken before call {call} of {counted}: {wrong}"

@@ -14,7 +14,7 @@ from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
-from tests.faults.job import Job
+from tests.faults.programs import Programs
 from tests.faults.real import REAL, RealWorld, Worker, eventually, trim
 from tests.faults.scene import TopicPlan
 from tests.servers import settings_on
@@ -78,8 +78,8 @@ def world(own_stack: OwnStack, tmp_path: Path) -> Iterator[RealWorld]:
 
 async def _until_a_worker_died(world: RealWorld) -> "asyncio.Future[None]":
     """Write, trim, and let the only worker die with segments gone and their ledgers' statements left."""
-    job = Job(world, REAL)
-    await asyncio.to_thread(lambda: job.drive(job.write))
+    programs = Programs(world, REAL)
+    await asyncio.to_thread(lambda: programs.drive(programs.write))
     first = await asyncio.to_thread(Worker, world, "worker-1", _IN_PHASE_TWO)
     trimming = asyncio.ensure_future(trim(world))
     await eventually(lambda: not first.alive, "the worker dies in phase two")
@@ -129,8 +129,8 @@ def test_worker_paused_past_its_heartbeat_and_continued_harms_nothing(world: Rea
     """A zombie attempt overlaps the retry, and its work counts once (temporalio/sdk-python#1048, dust-tt/dust#4272)."""
 
     async def run() -> None:
-        job = Job(world, _MANY)
-        await asyncio.to_thread(lambda: job.drive(job.write))
+        programs = Programs(world, _MANY)
+        await asyncio.to_thread(lambda: programs.drive(programs.write))
         zombie = await asyncio.to_thread(Worker, world, "worker-1")
         trimming = asyncio.ensure_future(trim(world, _MANY))
         await eventually(lambda: bool(world.ended()), "phase two has begun", within_s=30)

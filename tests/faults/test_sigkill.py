@@ -17,7 +17,8 @@ from logstore.errors import ServiceFailed
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.conftest import SEED, Course
 from tests.faults.effects import Interruption, hits
-from tests.faults.job import Job
+from tests.faults.operators import Operators
+from tests.faults.programs import Programs
 from tests.faults.real import (
     REAL,
     WRITTEN,
@@ -62,8 +63,8 @@ Case = Callable[[RealWorld, Interruption], Awaitable[None]]
 
 async def _dies_in(world: RealWorld, one: Interruption, work: Callable[[RealWorld], Awaitable[None]]) -> None:
     """A worker meets its failpoint in `work`; another one goes on."""
-    job = Job(world, REAL)
-    await asyncio.to_thread(lambda: job.drive(job.write))
+    programs = Programs(world, REAL)
+    await asyncio.to_thread(lambda: programs.drive(programs.write))
     first = await asyncio.to_thread(Worker, world, "worker-1", str(one))
     working = asyncio.ensure_future(work(world))
     if one.action == "kill":
@@ -93,8 +94,8 @@ async def _worker_dies_in_an_offload(world: RealWorld, one: Interruption) -> Non
 
 async def _worker_dies_before_it_polls(world: RealWorld, one: Interruption) -> None:
     """A worker ends as it starts, killed or for what it was told; the next one begins as if nothing had been."""
-    job = Job(world, REAL)
-    await asyncio.to_thread(lambda: job.drive(job.write))
+    programs = Programs(world, REAL)
+    await asyncio.to_thread(lambda: programs.drive(programs.write))
     with pytest.raises(ServiceFailed, match="ended while starting"):
         await asyncio.to_thread(Worker, world, "worker-1", str(one))
     await asyncio.to_thread(Worker, world, "worker-2")
@@ -104,8 +105,8 @@ async def _worker_dies_before_it_polls(world: RealWorld, one: Interruption) -> N
 
 async def _worker_dies_as_it_marks(world: RealWorld, one: Interruption) -> None:
     """A worker on a store from before markers is killed as it marks a bucket, or told that it failed."""
-    job = Job(world, REAL)
-    await asyncio.to_thread(lambda: job.drive(job.write))
+    programs = Programs(world, REAL)
+    await asyncio.to_thread(lambda: programs.drive(programs.write))
     await asyncio.to_thread(world.unmark)
     if one.action == "kill":
         with pytest.raises(ServiceFailed, match="ended while starting"):
@@ -192,10 +193,10 @@ def every_case(
     template: Path, fresh: Callable[[], Path], courses: dict[str, Course]
 ) -> list[tuple[Case, Interruption]]:
     """Every failpoint with every way to die there, by who meets it, from dry runs of the same plan in one process."""
-    job = Job(World(fresh(), template), REAL)
-    written = hits(lambda: job.drive(job.write))
-    trimmed = hits(lambda: job.drive(job.remove))
-    deleted = hits(lambda: job.drive(job.delete_topics))
+    operators = Operators(World(fresh(), template), REAL)
+    written = hits(lambda: operators.drive(operators.write))
+    trimmed = hits(lambda: operators.drive(operators.remove))
+    deleted = hits(lambda: operators.drive(operators.delete_topics))
     cold = {name: count for name, count in courses["offload"].hits.items() if name.startswith(_OF_TIERED_COPIES)}
     started = {name: 1 for name in trimmed if name.startswith(_AT_THE_START)}
     alone = {name: 1 for name in courses["remove"].hits if name.startswith(_OF_ONE_LEDGER)}

@@ -17,9 +17,10 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import wrong_at_any_moment
-from tests.faults.job import Job
+from tests.faults.operators import Operators
 from tests.faults.scene import PAIR
-from tests.faults.world import Process, World
+from tests.faults.world import World
+from workers.assembly import LogStore
 
 _PLAN = PAIR[0]
 _WRITERS = 3
@@ -37,24 +38,23 @@ def _go_on(stop: threading.Event, act: Callable[[], object]) -> int:
     return done
 
 
-def _append(process: Process, topic: Topic) -> object:
+def _append(process: LogStore, topic: Topic) -> object:
     return process.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x")]))
 
 
-def _create_again(process: Process) -> object:
+def _create_again(process: LogStore) -> object:
     return process.catalog.topics.create(_PLAN.name, RetentionPolicy())
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("_turn", range(3))
 def test_topic_deleted_under_everybody_leaves_nothing_of_it(
-    turn: int, template: Path, fresh: Callable[[], Path]
+    _turn: int, template: Path, fresh: Callable[[], Path]
 ) -> None:
     """Whatever runs beside it (apache/pulsar#13526, #350), what is stored is of the topic created again."""
-    job = Job(World(fresh(), template), (_PLAN,), run=f"{turn}")
-    job.drive(job.write)
-    job.deletes = True
+    operators = Operators(World(fresh(), template), (_PLAN,))
+    operators.drive(operators.write)
     stop = threading.Event()
-    with job.world.process() as process:
+    with operators.world.process() as process:
         topic = process.catalog.topics.get(_PLAN.name)
         cursors = process.catalog.cursors
         acts: list[Callable[[], object]] = [
@@ -65,11 +65,11 @@ def test_topic_deleted_under_everybody_leaves_nothing_of_it(
         ]
         with ThreadPoolExecutor(len(acts)) as pool:
             running = [pool.submit(_go_on, stop, act) for act in acts]
-            job.drive(job.delete_topics)
+            operators.drive(operators.delete_topics)
             stop.set()
             done = [one.result() for one in running]
-    job.drive(job.keep_up)
-    seen = job.world.look()
+    operators.drive(operators.keep_up)
+    seen = operators.world.look()
     assert done[-1] <= 1
     assert topic.topic_id not in seen.topics
     assert not wrong_at_any_moment(seen)
@@ -80,9 +80,8 @@ def test_topic_deleted_under_everybody_leaves_nothing_of_it(
 
 def test_writer_that_uploads_behind_the_deletion_leaves_nothing(template: Path, fresh: Callable[[], Path]) -> None:
     """Its segment comes when phase two has looked already; the refusal lets that look again, without reconciliation."""
-    job = Job(World(fresh(), template), (_PLAN,))
-    job.drive(job.write)
-    job.deletes = True
+    operators = Operators(World(fresh(), template), (_PLAN,))
+    operators.drive(operators.write)
     reached, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -90,14 +89,14 @@ def test_writer_that_uploads_behind_the_deletion_leaves_nothing(template: Path, 
         go_on.wait(30)
 
     fault = Fault(operation=Operation.PUT, kind=FaultKind.CALL, matches=lambda key: ".parquet" in key, action=wait)
-    job.world.store.plan(fault)
-    with job.world.process() as process, ThreadPoolExecutor(1) as pool:
+    operators.world.store.plan(fault)
+    with operators.world.process() as process, ThreadPoolExecutor(1) as pool:
         late = pool.submit(_append, process, process.catalog.topics.get(_PLAN.name))
         assert reached.wait(30)
-        job.drive(job.delete_topics)
-        assert not job.world.look().stored
+        operators.drive(operators.delete_topics)
+        assert not operators.world.look().stored
         go_on.set()
         assert isinstance(late.exception(30), SextonError)
-    assert job.world.look().stored
-    job.drive(job.keep_up)
-    assert not job.world.look().stored
+    assert operators.world.look().stored
+    operators.drive(operators.keep_up)
+    assert not operators.world.look().stored

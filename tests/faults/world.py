@@ -4,43 +4,28 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from sqlalchemy import Connection, event
 
-from activities.deletion import DeletionUpkeep, LedgerDeletion
-from activities.deletion.retention import Retention
-from activities.deletion.topic_deletion import TopicDeletion
-from activities.deletion.trimming import Trimming
-from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
 from logstore.clock import Clock
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
-from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.markers import MARKER_KEY, Place, Role, marker_of
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.log.ledgers import CopyKind
-from logstore.log.services import ManagedLedger
-from logstore.log.services.component_ledgers import ComponentLedgers
-from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.schemas import SchemaRegistry
 from logstore.offload.places import TieredPlace
-from logstore.offload.services.writing import Offloader
 from logstore.ports.objects import ObjectInfo
-from logstore.ports.storage import Storages
 from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
-from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import INLINE_BYTES, PLANTED, Trouble
+from workers.assembly import LogStore, Policies, assemble
 
 FOREVER = 1_000_000
-MONTH_S = 30 * 86_400
 PART_BYTES = 400  # tiered copies here are some kilobytes
 BUCKET = "cold"
 LATER_US = 3_600_000_000
@@ -79,23 +64,6 @@ class LyingStore(Store):
         yield from sorted(metas_first[: self.short.pop(prefix, FOREVER)], key=lambda item: item.key)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """Everything that dies with a process."""
-
-    catalog: SqlCatalog
-    committer: GroupCommitter
-    managed: ManagedLedger
-    deletion: LedgerDeletion
-    upkeep: DeletionUpkeep
-    retention: Retention
-    subscriptions: Subscriptions
-    schemas: SchemaRegistry
-    topics: TopicDeletion
-    offload: LedgerOffload
-    trimming: Trimming
-
-
 class World:
     """SQL and objects."""
 
@@ -108,6 +76,8 @@ class World:
         self.store = store or LyingStore()
         self.tiered = tiered or LyingStore()
         self.tiered.part_bytes = PART_BYTES
+        self.before_call: Callable[[], None] = lambda: None  # of a store or of the database
+        self.store.before_call = self.tiered.before_call = self._call
         self.store.before_write = self.tiered.before_write = self._write
         self.writes = 0
         self.fatal: int | None = None  # before which write, counted from 1, its process dies
@@ -122,6 +92,9 @@ class World:
         forked = World(database, self.database, store=self.store.copied(), tiered=self.tiered.copied())
         forked.planted = dict(self.planted)
         return forked
+
+    def _call(self, *_: object) -> None:
+        self.before_call()
 
     def _write(self) -> None:
         """Called before a commit lands, and before a key is put or deleted, whatever failpoints there are."""
@@ -165,86 +138,25 @@ class World:
         )
 
     @contextmanager
-    def process(self, *, registration_timeout_s: float = 600) -> Iterator[Process]:
+    def process(self, *, registration_timeout_s: float = 600) -> Iterator[LogStore]:
         """A process over what there is; closed as a process is, however it ends."""
         database = Database(f"sqlite:///{self.database}")
         event.listen(database.engine, "connect", _without_fsync)
         event.listen(database.engine, "commit", self._commit)
+        event.listen(database.engine, "checkout", self._call)
         catalog = SqlCatalog(database, registration_timeout_s=registration_timeout_s)
         primary, cold = self._buckets(catalog)
-        committer = GroupCommitter(catalog.commits)
+        policies = Policies(
+            scratch=self.database.parent / "tmp",
+            tiered_place={"driver": "aws-s3", "bucket": BUCKET},
+            cursor_inline_bytes=INLINE_BYTES,
+        )
         clock = Clock(sleep=lambda _: None)
-        managed = ManagedLedger(
-            ledgers=catalog.ledgers,
-            objects=primary,
-            committer=committer,
-            application="sexton",
-            clock=clock,
-        )
-        contents = ComponentLedgers(
-            components=catalog.components,
-            ledgers=catalog.ledgers,
-            objects=primary,
-            application="sexton",
-            clock=clock,
-        )
-        snapshots = CursorLedgers(
-            cursors=catalog.cursors,
-            ledgers=catalog.ledgers,
-            contents=contents,
-            inline_bytes=INLINE_BYTES,
-            clock=clock,
-        )
-        subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
-        storages: Storages = {
-            CopyKind.LEDGER.value: PrimaryCopies(primary),
-            CopyKind.OFFLOADED_LEDGER.value: TieredCopies(cold, now_us=lambda: catalog.offloads.now_us() + LATER_US),
-        }
-        offloader = Offloader(
-            offloads=catalog.offloads,
-            ledgers=catalog.ledgers,
-            primary=primary,
-            buckets=cold,
-            place={"driver": "aws-s3", "bucket": BUCKET},
-            folder=self.database.parent / "tmp",
-        )
-        retention = Retention(topics=catalog.topics, roller=managed, settler=subscriptions)
+        later = TieredCopies(cold, now_us=lambda: catalog.offloads.now_us() + LATER_US)
         try:
-            yield Process(
-                catalog=catalog,
-                committer=committer,
-                managed=managed,
-                deletion=LedgerDeletion(
-                    deletions=catalog.deletions,
-                    ledgers=catalog.ledgers,
-                    topics=catalog.topics,
-                    storages=storages,
-                    owners=OwnsWhatItMeets(catalog.fences),
-                ),
-                upkeep=DeletionUpkeep(
-                    sweeps=catalog.sweeps,
-                    deletions=catalog.deletions,
-                    ledgers=catalog.ledgers,
-                    finished_retention_s=MONTH_S,
-                ),
-                retention=retention,
-                subscriptions=subscriptions,
-                schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
-                topics=TopicDeletion(topics=catalog.topic_deletions, ledgers=catalog.ledgers),
-                offload=LedgerOffload(
-                    uploader=offloader, offloads=catalog.offloads, ledgers=catalog.ledgers, topics=catalog.topics
-                ),
-                trimming=Trimming(
-                    topics=catalog.topics,
-                    trims=catalog.topic_trims,
-                    deletions=catalog.deletions,
-                    ledgers=catalog.ledgers,
-                    idle=retention,
-                ),
-            )
+            with assemble(catalog=catalog, objects=primary, buckets=cold, policies=policies, clock=clock) as log:
+                yield replace(log, storages={**log.storages, CopyKind.OFFLOADED_LEDGER.value: later})
         finally:
-            managed.close()
-            committer.close()
             database.close()
 
     def trouble(self, ledger_id: int, trouble: Trouble, *, last_segment: int) -> None:
@@ -262,7 +174,7 @@ class World:
             case Trouble.LISTED_SHORT:
                 self.store.short[prefix] = 2
             case Trouble.SILENT:
-                self.store.plan(_fault(Operation.LIST, FaultKind.BEFORE, prefix, 3))
+                self.store.plan(_fault(Operation.LIST, FaultKind.BEFORE, prefix, 10))
 
 
 def _catalog_id(database: Path) -> str:

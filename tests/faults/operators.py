@@ -1,0 +1,224 @@
+"""Operators and schedules: they start workflows, which a worker of the programs' process then works on.
+
+The workflows are the real ones, on the driver of `tests/driver`. Its server is what outlives a process beside SQL and
+objects: a run goes on where it was, by replay.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Self
+
+from logstore.ports.catalog import Cause, Claim, Detached, Topic
+from tests.driver.driver import Driver, Script
+from tests.driver.server import Execution, Server, Status
+from tests.driver.worker import Worker
+from tests.faults.auditor import LONG_GONE, Expected
+from tests.faults.owning import OwnsWhatItMeets
+from tests.faults.programs import Programs
+from tests.faults.scene import TOPICS, TopicPlan
+from tests.faults.world import World
+from workers.assembly.activities import activities_over
+from workflows.deletion import delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.delete_topic import DeleteTopic
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.trim_topics import TrimTopics
+from workflows.deletion.values import (
+    DeleteLedgersInput,
+    DeleteTopicInput,
+    DeletionPolicy,
+    ExplicitDetach,
+    SweepDeletionsInput,
+    TrimTopicInput,
+    TrimTopicsInput,
+)
+
+CAUSE: Final[dict[str, Any]] = {"actor": "tests", "reason": "the main job"}
+POLICY: Final = DeletionPolicy(chunk=2, parallelism=2, max_attempts=6, retry_interval_s=1)
+
+
+class Operators(Programs[World]):
+    """Programs, and operators who start workflows."""
+
+    def __init__(
+        self,
+        world: World,
+        plans: Sequence[TopicPlan] = TOPICS,
+        *,
+        script: Script | None = None,
+        long_after: int = 1_000_000,
+        forgetful: bool = False,
+    ) -> None:
+        """Begin with an empty memory, and a server that nobody asked for anything.
+
+        Args:
+            world: What they work on, and what outlives their processes.
+            plans: Its topics.
+            script: What becomes of attempts.
+            long_after: Activations after which a run is asked to continue as new.
+            forgetful: Whether every activation is of a run that is replayed.
+        """
+        super().__init__(world, plans)
+        self.driver = Driver(Server(long_after=long_after), script, forgetful=forgetful)
+        self.deletes = False  # whole topics, at the end
+        self._worker: Worker
+        self._turn = 1
+
+    def fork(self, world: World, **more: Any) -> Self:
+        """The same so far, over a fork of its world; nothing was asked of the server yet."""
+        forked = type(self)(world, self.plans, **more)
+        forked.memory = dict(self.memory)
+        return forked
+
+    def _enter(self) -> None:
+        owners = OwnsWhatItMeets(self._process.catalog.fences)
+        self._worker = Worker(activities_over(self._process, owners).all())
+
+    def _died(self) -> None:
+        self.driver.lose_worker()
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        """What must be true of its topics in the end."""
+        return {plan.name: plan.expected_once_deleted if self.deletes else plan.expected for plan in self.plans}
+
+    # -- courses
+
+    def run(self) -> Self:
+        """All of it, and at the end what a topic's next trim would do about newborn ledgers."""
+        return self.drive(self.write, self.remove, self.keep_up).sweep()
+
+    def trim_all(self) -> Self:
+        """Write what is not written yet, then trim all topics in one batch, which is paused for a while."""
+        return self.drive(self.write, self.trim_topics, self.delete_picked, self.keep_up).sweep()
+
+    def delete(self) -> Self:
+        """Write what is not written yet, then delete every topic as a whole."""
+        self.deletes = True
+        return self.drive(self.write, self.delete_topics)
+
+    def sweep(self) -> Self:
+        """Trims that take any ledger for abandoned that is not attached."""
+        return self.drive(lambda: self.trim_each("sweep", self.plans), registration_timeout_s=-1)
+
+    def again(self) -> Self:
+        """The same once more, as a user or a schedule would run it; what can be done once only is left out."""
+        self._turn += 1
+        self.writes_again = True
+        kept = ("list", "seek", "pick", "once", "troubles", *(["create"] if self.deletes else []))
+        self.memory = {name: answer for name, answer in self.memory.items() if name.startswith(kept)}
+        return self.drive(self.delete_topics) if self.deletes else self.run()
+
+    # -- what operators ask
+
+    def remove(self) -> None:
+        """Trim every topic, and delete one ledger by its id."""
+        self.trim_each("trim", [plan for plan in self.plans if plan.picked is None])
+        self.delete_picked()
+
+    def trim_each(self, what: str, plans: Sequence[TopicPlan]) -> None:
+        """Trim topics, all at the same time."""
+        for plan in plans:
+            topic = self._topic(plan)
+            request = TrimTopicInput(**_named(topic), policy=POLICY, **CAUSE)
+            self._start(what, TrimTopic, request, trim_topic.workflow_id(topic.topic_id))
+        self._work()
+
+    def delete_picked(self) -> None:
+        """Delete one ledger by its id, out of the middle."""
+        for plan in self.plans:
+            if plan.picked is not None:
+                self._delete_picked(self._topic(plan), plan.picked)
+        self._work()
+
+    def _delete_picked(self, topic: Topic, place: int) -> None:
+        listed = self._client(f"pick {topic.name}", lambda: self._process.catalog.ledgers.listed(topic.topic_id))
+        batch_id = f"{topic.topic_id}-pick-{self._turn}"
+        request = DeleteLedgersInput(
+            batch_id=batch_id,
+            catalog_epoch=self._process.catalog.ledgers.epoch(),
+            detach=ExplicitDetach(ledger_ids=[int(listed[place].ledger_id)]),
+            policy=POLICY,
+            **_named(topic),
+            **CAUSE,
+        )
+        self._start("pick", DeleteLedgers, request, delete_ledgers.workflow_id(batch_id))
+
+    def trim_topics(self) -> None:
+        """Trim all topics in one batch, a page for each two, and pause that batch for a while."""
+        request = TrimTopicsInput(page=2, policy=POLICY, **CAUSE)
+        trim = self._start("trim all", TrimTopics, request, trim_topics.workflow_id())
+        self._work(until=lambda: bool(self._batches()) or not trim.is_open)
+        self._tell("pause")
+        self._work(until=lambda: not self.driver.server.ready())
+        self._tell("resume")
+        self._work()
+
+    def _batches(self) -> list[Execution]:
+        return [one for one in self.driver.server.running if one.run.start.type == "delete-ledgers"]
+
+    def _tell(self, what: str) -> None:
+        """Ask the batch that runs for an update, and wait for the answer or for its end."""
+        name, server = f"{self._turn} {what}", self.driver.server
+        for batch in self._batches():
+            server.update(batch.workflow_id, what, update_id=name)
+            self._work(until=lambda: not batch.is_open or batch.updates[name] is not None)  # noqa: B023 - used here
+
+    def delete_topics(self) -> None:
+        """Delete every topic as a whole, all at the same time."""
+        for plan in self.plans:
+            topic = self._topic(plan)
+            request = DeleteTopicInput(**_named(topic), policy=POLICY, **CAUSE)
+            self._start("delete", DeleteTopic, request, delete_topic.workflow_id(topic.topic_id))
+        self._work()
+
+    def keep_up(self) -> None:
+        """Redrive the dead letters and die before their workflow is started; then sweep, which finds them."""
+        self._client("age", self._plant_what_ended_long_ago)
+        redriven: Detached = self._client("redrive", self._redrive)
+        if redriven.intents:
+            deletions = self._process.catalog.deletions
+            for at, tell in enumerate((deletions.pause, deletions.resume, deletions.pause, deletions.release)):
+                self._client(f"redrive {at}", partial(tell, "redrive"))
+        workflow_id = f"{sweep_deletions.workflow_id()}-{self._turn}"  # a schedule appends its time
+        self._start("sweep", SweepDeletions, SweepDeletionsInput(policy=POLICY, **CAUSE), workflow_id)
+        self._work()
+
+    def _plant_what_ended_long_ago(self) -> None:
+        columns = "row_id, ledger_id, state, outcome, finished_us, batch_id, copy, generation, application, component"
+        more = "topic_id, topic, keys, context, segments, last_segment, ledger_created_us, size_bytes, epoch, attempts"
+        values = f"-1, {LONG_GONE}, 'DELETED', 'DELETED', 1, 'old', 'LEDGER', 1, 'sexton', 'MANAGED_LEDGER'"
+        row = f"{values}, 1, 'persistent://shop/main/old', '{{}}', '{{}}', 0, -1, 1, 0, 1, 1, 0, 0, 1"
+        old = f"INSERT OR IGNORE INTO pending_deletion ({columns}, {more}, objects_deleted, bytes_deleted, created_us)"
+        with sqlite3.connect(self.world.database) as connection:
+            connection.execute(f"{old} VALUES ({row})")
+        connection.close()
+
+    def _redrive(self) -> Detached:
+        """Under one name, whoever repeats it, so that doing it again asks for nothing new."""
+        return self._process.catalog.redrives.redrive(
+            None,
+            batch_id="redrive",
+            claim=Claim(workflow_id="delete-ledgers/redrive", run_id="", ttl_s=-1),
+            cause=Cause(actor="tests", reason="mended", workflow_id="delete-ledgers/redrive"),
+        )
+
+    # -- the server
+
+    def _start(self, what: str, workflow: type, request: object, workflow_id: str) -> Execution:
+        """Start a workflow, once in each turn."""
+        begin = partial(self.driver.server.start, workflow, request, id=workflow_id)
+        return self._client(f"{self._turn} {what} {workflow_id}", begin)
+
+    def _work(self, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Work until that is so, or until nothing is left to do and what was started has succeeded."""
+        self.driver.run(self._worker, until=until)
+        for one in self.driver.server.executions.values():
+            wrong = one.parent is None and one.status not in {Status.COMPLETED, Status.RUNNING}
+            assert not wrong, f"{one.workflow_id} is {one.status.name}: {one.failure and one.failure.message}"
+
+
+def _named(topic: Topic) -> dict[str, Any]:
+    return {"topic_id": topic.topic_id, "topic": topic.name}

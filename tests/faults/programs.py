@@ -1,0 +1,209 @@
+"""Programs that write a topic's log, in one process that may die between any two effects.
+
+`memory` is what they keep of their calls that were answered. A call that died with its process, or failed in a way that
+may pass, is made again by the next process; one that was answered is never made again.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import AlreadyExists, OutcomeUnknown, RetryableError
+from logstore.failpoints import SimulatedCrash
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.names import TopicName
+from logstore.ownership import bundle_of
+from logstore.ports.catalog import Cause, Topic
+from logstore.positions import Position
+from tests.faults.auditor import Seen, payload_of, wrong_at_any_moment
+from tests.faults.scene import HOLE, HOLED, PER_LEDGER, PER_SEGMENT, SCHEMAS, SEGMENTS, TopicPlan, Trouble
+from workers.assembly import LogStore
+
+T = TypeVar("T")
+
+NEVER = 40
+"""Tries of one call after which a test gives up."""
+
+_PRODUCER = "writer"
+
+
+class Site(Protocol):
+    """Where programs work: what outlives their processes."""
+
+    def process(self, *, registration_timeout_s: float = 600) -> AbstractContextManager[LogStore]:
+        """The log as a process of its own opens it."""
+
+    def look(self) -> Seen:
+        """What the auditor sees now."""
+
+    def trouble(self, ledger_id: int, trouble: Trouble, *, last_segment: int) -> None:
+        """Let storage misbehave for one ledger."""
+
+
+SiteT = TypeVar("SiteT", bound=Site)
+
+
+class Programs(Generic[SiteT]):
+    """Programs over a world."""
+
+    def __init__(self, world: SiteT, plans: Sequence[TopicPlan]) -> None:
+        """Begin with an empty memory.
+
+        Args:
+            world: What they work on, and what outlives their processes.
+            plans: Its topics.
+        """
+        self.world = world
+        self.plans = plans
+        self.memory: dict[str, Any] = {}
+        self.writes_again = False
+        self.crashes: list[str] = []
+        self.wrong: list[str] = []  # what the auditor found right after a crash
+        self._process: LogStore
+
+    def remember(self) -> None:
+        """Called when the memory has grown."""
+
+    def _enter(self) -> None:
+        """Called when a process has begun."""
+
+    def _died(self) -> None:
+        """Called when a process has died."""
+
+    def drive(self, *steps: Callable[[], None], registration_timeout_s: float = 600) -> Self:
+        """Go through the steps in order, in as many processes as it takes."""
+        while True:
+            with self.world.process(registration_timeout_s=registration_timeout_s) as self._process:
+                self._enter()
+                try:
+                    for step in steps:
+                        step()
+                except SimulatedCrash as crash:
+                    self.crashes.append(str(crash))
+                    self._died()
+                else:
+                    return self
+            self.wrong += [f"right after {self.crashes[-1]}: {it}" for it in wrong_at_any_moment(self.world.look())]
+
+    def write(self) -> None:
+        """Create, subscribe, append, roll and acknowledge; then let storage misbehave."""
+        for plan in self.plans:
+            topic = self._topic(plan)
+            self._unload(plan)
+            for name in plan.subscriptions:
+                self._client(f"subscribe {plan.name} {name}", partial(self._subscribe, topic, name))
+            for index in range(plan.ledgers):
+                self._write_ledger(plan, topic, index)
+            self._acknowledge(plan, topic)
+            if plan.components:
+                self._outgrow(plan, topic)
+                self._describe(plan, topic)
+        self._once("troubles", self._let_storage_misbehave)
+
+    def _unload(self, plan: TopicPlan) -> None:
+        """Write down who unloads the topic's bundle."""
+        bundle = bundle_of(TopicName.parse(plan.name), bundles=self._process.catalog.fences.bundles())
+        cause, detail = Cause(actor="tests", reason="the main job", workflow_id=""), {"bundle": bundle}
+        self._client(f"unload {bundle}", lambda: self._process.catalog.audit_log.record("unload", cause, detail=detail))
+
+    def _topic(self, plan: TopicPlan) -> Topic:
+        def create() -> Topic:
+            try:
+                return self._process.catalog.topics.create(plan.name, self._policy(plan))
+            except AlreadyExists:
+                return self._process.catalog.topics.get(plan.name)
+
+        return self._client(f"create {plan.name}", create)
+
+    def _policy(self, plan: TopicPlan) -> RetentionPolicy:
+        return RetentionPolicy() if plan.picked is None else RetentionPolicy(retention_s=86_400)
+
+    def _write_ledger(self, plan: TopicPlan, topic: Topic, index: int) -> None:
+        if index and not self.writes_again:
+            self._client(f"roll {plan.name} {index}", lambda: self._process.managed.roll(topic))
+        for part in range(SEGMENTS):
+            first = index * PER_LEDGER + part * PER_SEGMENT
+            entries = [
+                NewEntry(payload=payload_of(plan.name, number), sequence_id=number)
+                for number in range(first, first + PER_SEGMENT)
+            ]
+            produced = ProducedEntries(entries=entries, producer=_PRODUCER)
+            self._client(f"append {plan.name} {first}", partial(self._append, topic, produced))
+
+    def _acknowledge(self, plan: TopicPlan, topic: Topic) -> None:
+        listed = self._client(f"list {plan.name}", lambda: self._process.catalog.ledgers.listed(topic.topic_id))
+        for name, count in plan.acknowledged.items():
+            if not count:
+                continue
+            singles = tuple(Position(listed[0].ledger_id, entry) for entry in reversed(range(PER_LEDGER)))
+            last = Position(listed[count - 1].ledger_id, PER_LEDGER - 1)
+            asked: list[dict[str, Any]] = [{"positions": singles}, {"up_to": last}]
+            for at, one in enumerate(asked):
+                self._client(f"acknowledge {plan.name} {name} {at}", partial(self._move, topic, name, **one))
+            end = Position(last.ledger_id, last.entry_id + 1)
+            self._client(f"seek {plan.name} {name}", partial(self._seek, topic, name, end))
+
+    def _outgrow(self, plan: TopicPlan, topic: Topic) -> None:
+        """Let a cursor's state go to ledgers, from one to the next, and back; and seek it while it is in one.
+
+        What would undo a later step if it were done again is done once in the life of the world.
+        """
+        last = self.memory[f"list {plan.name}"][-1].ledger_id
+        move, seek = partial(self._move, topic, HOLED), partial(self._seek, topic, HOLED)
+        steps: list[Callable[[], object]] = [
+            partial(move, up_to=Position(last, -1)),
+            *(partial(move, positions=(Position(last, entry),)) for entry in (3, 1, 0, 2)),
+            partial(seek, Position(last, 1)),
+            partial(move, positions=(Position(last, 3),)),
+            partial(seek, Position(last, 0)),
+        ]
+        for at, step in enumerate(steps):
+            self._client(f"once {plan.name} {HOLED} {at}", step)
+        self._client(f"hole {plan.name}", partial(move, positions=(Position(last, HOLE),)))
+
+    def _describe(self, plan: TopicPlan, topic: Topic) -> None:
+        """Set schemas, the last one twice."""
+        for at, content in enumerate(SCHEMAS):
+            self._client(f"once {plan.name} schema {at}", partial(self._set_schema, topic, content))
+        self._client(f"schema {plan.name}", partial(self._set_schema, topic, SCHEMAS[-1]))
+
+    def _set_schema(self, topic: Topic, content: bytes) -> object:
+        return self._process.schemas.set(topic, content)
+
+    def _subscribe(self, topic: Topic, name: str) -> object:
+        return self._process.subscriptions.subscribe(topic.topic_id, name, latest=False)
+
+    def _append(self, topic: Topic, produced: ProducedEntries) -> object:
+        return self._process.managed.append(topic, produced)
+
+    def _move(self, topic: Topic, name: str, **asked: Any) -> object:
+        return self._process.subscriptions.acknowledge(topic.topic_id, name, **asked)
+
+    def _seek(self, topic: Topic, name: str, position: Position) -> object:
+        return self._process.subscriptions.seek(topic.topic_id, name, position)
+
+    def _let_storage_misbehave(self) -> None:
+        seen = self.world.look()
+        for plan in self.plans:
+            listed = seen.listed(plan.name)
+            for place, trouble in plan.troubles.items():
+                segments = seen.ledgers[listed[place]].segments
+                self.world.trouble(listed[place], trouble, last_segment=segments[-1][0])
+
+    def _client(self, name: str, act: Callable[[], T], *, most: int = NEVER) -> T:
+        """A call that a program makes and repeats until it is answered."""
+        tries, last = 0, ""
+        while name not in self.memory:
+            assert tries < most, f"{name} failed {most} times, last with {last}"
+            tries += 1
+            try:
+                self.memory[name] = act()
+                self.remember()
+            except (RetryableError, OutcomeUnknown) as error:
+                last = repr(error)
+        return self.memory[name]  # type: ignore[no-any-return]  # of the type that `act` gives
+
+    def _once(self, name: str, act: Callable[[], None]) -> None:
+        self._client(name, act, most=1)
