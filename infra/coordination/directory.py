@@ -21,7 +21,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.states import ZnodeStat
 
-from infra.coordination.session import Session
+from infra.coordination.session import ZooKeeperSession
 from logstore.errors import InvalidInput
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad, bundle_name, parse_bundle
 
@@ -45,7 +45,7 @@ class LiveWorker:
 class Directory:
     """All that is known of ownership in one ensemble; where nobody ever took part, that is nothing."""
 
-    def __init__(self, session: Session, bundles: int) -> None:
+    def __init__(self, session: ZooKeeperSession, bundles: int) -> None:
         """Ask through this session; there are so many bundles."""
         self._session, self._bundles = session, bundles
         self._strays: set[str] = set()

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Protocol
 
-from infra.coordination.session import Link
+from infra.coordination.session import SessionEvent
 from logstore.errors import SextonError
 from logstore.ownership import BundleId, Lease
 
@@ -26,7 +26,7 @@ class OwnershipEvents(Protocol):
     def opened(self, session: int) -> None:
         """A session was opened, and the worker id is claimed in it."""
 
-    def linked(self, link: Link) -> None:
+    def linked(self, link: SessionEvent) -> None:
         """What became of the session."""
 
     def holds(self, bundles: int) -> None:
@@ -48,13 +48,13 @@ class OwnershipEvents(Protocol):
         """This worker owns nothing from now on; None: it was asked to stop."""
 
 
-class Unwatched:
+class NoEvents:
     """Nobody watches."""
 
     def opened(self, session: int) -> None:
         """See `OwnershipEvents`."""
 
-    def linked(self, link: Link) -> None:
+    def linked(self, link: SessionEvent) -> None:
         """See `OwnershipEvents`."""
 
     def holds(self, bundles: int) -> None:

@@ -14,20 +14,20 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from infra.coordination.events import OwnershipEvents, Unloaded, Unwatched
+from infra.coordination.events import NoEvents, OwnershipEvents, Unloaded
 from infra.coordination.listener import Listener
+from infra.coordination.lost_fences import LostFences
 from infra.coordination.nodes import Nodes, worker_id_taken
-from infra.coordination.overtaken import Overtaken
 from infra.coordination.turns import TakingTurns, Turns
 from logstore.errors import OutcomeUnknown, RetryableError
 from logstore.ownership import (
-    Attempts,
     BundleId,
     HeldClaim,
     Lease,
     OwnerNode,
     OwnershipView,
-    Verdict,
+    ReownAttempts,
+    ReownDecision,
     WorkerLoad,
     decide,
     to_shed,
@@ -48,7 +48,7 @@ class Holdings:
     ) -> None:
         """Hold nothing yet."""
         self._worker_id, self._fences, self._listener = worker_id, fences, listener
-        self._events = events or Unwatched()
+        self._events = events or NoEvents()
         self.bundles = fences.bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
         self._unsettled: dict[BundleId, HeldClaim | None] = {}  # to be acquired, or looked at again
@@ -58,7 +58,7 @@ class Holdings:
         self._change = -1
         self._turns = TakingTurns(worker_id, turns)
         self._fresh_attempts(session=0, waits=0)
-        self._overtaken = Overtaken(fences, every_s=turns.fences_s)
+        self._overtaken = LostFences(fences, every_s=turns.fences_s)
         self._told: WorkerLoad | None = None
         self._listed = False  # as a live worker, by a node of this session
 
@@ -124,7 +124,7 @@ class Holdings:
 
     def _fresh_attempts(self, session: int, waits: int) -> None:
         """A session may last for months, in which a bundle comes and goes more often than a loop would be let to."""
-        self._attempts = Attempts(session=session, creates=_CREATES, waits=waits)
+        self._attempts = ReownAttempts(session=session, creates=_CREATES, waits=waits)
         self._attempts_at = time.monotonic()
 
     def _view(self, nodes: Nodes) -> OwnershipView:
@@ -160,17 +160,17 @@ class Holdings:
             return
         found = nodes.owners(self._unsettled)
         verdicts = {bundle: self._verdict(bundle, found.get(bundle)) for bundle in self._unsettled}
-        self._drop([bundle for bundle, verdict in verdicts.items() if verdict is Verdict.UNLOAD])
+        self._drop([bundle for bundle, verdict in verdicts.items() if verdict is ReownDecision.UNLOAD])
         own = [bundle for bundle, node in found.items() if node.session == self._attempts.session]
-        spent = [bundle for bundle in own if verdicts[bundle] is Verdict.UNLOAD]  # others get their chance
+        spent = [bundle for bundle in own if verdicts[bundle] is ReownDecision.UNLOAD]  # others get their chance
         self._turns.rest(spent, now)
         nodes.give_up(spent)
-        create = [one for one, verdict in verdicts.items() if verdict in {Verdict.CREATE, Verdict.KEEP}]
+        create = [one for one, verdict in verdicts.items() if verdict in {ReownDecision.CREATE, ReownDecision.KEEP}]
         if create:
             with self._events.acquiring(create):
                 self._acquire(nodes, create)
 
-    def _verdict(self, bundle: BundleId, node: OwnerNode | None) -> Verdict:
+    def _verdict(self, bundle: BundleId, node: OwnerNode | None) -> ReownDecision:
         claim = self._unsettled[bundle]
         verdict = decide(node, session=self._attempts.session, worker_id=self._worker_id, claim=claim)
         return self._attempts.bounded(bundle, verdict)

@@ -10,13 +10,13 @@ from typing import Final
 from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
-from infra.coordination.session import Session
+from infra.coordination.session import ZooKeeperSession
 from logstore.errors import CatalogMismatch
 
 CATALOG: Final = "/catalog"
 
 
-def claim_path(session: Session, catalog_id: str) -> None:
+def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
     """See that the path is this catalog's; one without a node becomes so, and of several catalogs one wins.
 
     Repeating it is harmless.
@@ -36,7 +36,7 @@ def claim_path(session: Session, catalog_id: str) -> None:
     _compare(session, session.ask("claiming the path", work), catalog_id)
 
 
-def compare_path(session: Session, catalog_id: str) -> bool:
+def compare_path(session: ZooKeeperSession, catalog_id: str) -> bool:
     """Whether the path is known to be this catalog's; False where no worker of any catalog ever claimed it.
 
     Raises:
@@ -55,7 +55,7 @@ def _read(client: KazooClient) -> str | None:
         return None
 
 
-def _compare(session: Session, found: str, catalog_id: str) -> None:
+def _compare(session: ZooKeeperSession, found: str, catalog_id: str) -> None:
     if found != catalog_id:
         raise CatalogMismatch(
             f"zookeeper path {session.place}",

@@ -9,7 +9,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError
 
 from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, Directory, session_path, unless
-from infra.coordination.session import Session
+from infra.coordination.session import ZooKeeperSession
 from logstore.errors import WorkerIdTaken
 from logstore.ownership import BundleId, WorkerLoad
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Nodes(Directory):
     """What a worker reads and writes in ZooKeeper, in one session."""
 
-    def __init__(self, session: Session, worker_id: str, bundles: int) -> None:
+    def __init__(self, session: ZooKeeperSession, worker_id: str, bundles: int) -> None:
         """Speak for `worker_id` in this session.
 
         Raises:

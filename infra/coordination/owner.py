@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.events import OwnershipEvents, Unwatched
+from infra.coordination.events import NoEvents, OwnershipEvents
 from infra.coordination.holdings import Holdings
 from infra.coordination.listener import Listener
 from infra.coordination.nodes import Nodes, worker_id_taken
-from infra.coordination.session import Link, Session
+from infra.coordination.session import SessionEvent, ZooKeeperSession
 from infra.coordination.turns import Turns
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
 from logstore.names import TopicName
@@ -57,7 +57,7 @@ class _Word:
     """Something for the loop; `link` is of the session that was opened as number `opened`."""
 
     opened: int = -1
-    link: Link | None = None
+    link: SessionEvent | None = None
 
 
 class BundleOwner:
@@ -66,7 +66,7 @@ class BundleOwner:
     def __init__(
         self,
         worker_id: str,
-        connect: Callable[[Callable[[Link], None]], Session],
+        connect: Callable[[Callable[[SessionEvent], None]], ZooKeeperSession],
         fences: Fences,
         listener: Listener,
         *,
@@ -75,12 +75,12 @@ class BundleOwner:
         events: OwnershipEvents | None = None,
     ) -> None:
         """Take the ports; `load` is work in hand, 0 or more, and at 1 a worker draws half of what an idle one does."""
-        self._worker_id, self._connect, self._load, self._events = worker_id, connect, load, events or Unwatched()
+        self._worker_id, self._connect, self._load, self._events = worker_id, connect, load, events or NoEvents()
         self._policy = policy or OwnerPolicy()
         self._holdings = Holdings(worker_id, fences, listener, self._policy.turns, self._events)
         self._words: queue.SimpleQueue[_Word] = queue.SimpleQueue()
         self._opened = 0
-        self._session: Session | None = None
+        self._session: ZooKeeperSession | None = None
         self._nodes: Nodes | None = None
         self._thread = threading.Thread(target=self._run, name="bundle-owner", daemon=True)
         self.stopping = threading.Event()
@@ -153,7 +153,7 @@ class BundleOwner:
     def _connected(self) -> bool:
         """As kazoo said last, and not as this loop has come to know: it may be waiting for an answer just now."""
         session = self._session
-        return session is not None and session.link is Link.CONNECTED
+        return session is not None and session.link is SessionEvent.CONNECTED
 
     def _run(self) -> None:
         try:
@@ -180,7 +180,7 @@ class BundleOwner:
             return _Word()
 
     def _heed(self, word: _Word) -> None:
-        if word.opened == self._opened and word.link is Link.EXPIRED and not self.stopping.is_set():
+        if word.opened == self._opened and word.link is SessionEvent.EXPIRED and not self.stopping.is_set():
             self._expired()
 
     def _expired(self) -> None:

@@ -1,8 +1,8 @@
 """One ZooKeeper session: opened once, never revived.
 
 After an expiry kazoo goes on in a new session by itself, as if nothing had happened, and a server may hand out a new
-one on a mere reconnect (ClickHouse#116690). Either ends the `Session`: whoever used it opens another one and looks at
-each of its claims again. Listeners run on kazoo's own thread, where a call of ZooKeeper would wait for itself
+one on a mere reconnect (ClickHouse#116690). Either ends the `ZooKeeperSession`: its user opens another one and looks
+at each of its claims again. Listeners run on kazoo's own thread, where a call of ZooKeeper would wait for itself
 (kazoo#355): they only hand over.
 """
 
@@ -30,7 +30,7 @@ _kazoo_log = logging.getLogger("kazoo.client")
 _kazoo_log.addHandler(logging.NullHandler())  # a command says itself, in one sentence, what became of it
 
 
-class Link(StrEnum):
+class SessionEvent(StrEnum):
     """What became of a session."""
 
     CONNECTED = "CONNECTED"  # again, and it is the same session
@@ -53,10 +53,10 @@ class Ensemble:
     auth: tuple[str, str] | None = field(default=None, repr=False)
 
 
-class Session:
+class ZooKeeperSession:
     """A live session; `tell` hears, on kazoo's thread, what becomes of it, and must only hand over."""
 
-    def __init__(self, ensemble: Ensemble, tell: Callable[[Link], None]) -> None:
+    def __init__(self, ensemble: Ensemble, tell: Callable[[SessionEvent], None]) -> None:
         """Connect.
 
         Raises:
@@ -64,7 +64,7 @@ class Session:
             SessionLost: It was over before anybody could listen.
         """
         self._ensemble, self._tell = ensemble, tell
-        self.link = Link.CONNECTED  # as heard last
+        self.link = SessionEvent.CONNECTED  # as heard last
         self._away_since = 0.0
         self._closing = threading.Lock()
         self._client = _client(ensemble)
@@ -111,7 +111,7 @@ class Session:
 
     def close(self) -> None:
         """End the session: its ephemeral nodes go at once, if the server can be reached; repeating is harmless."""
-        self.link = Link.EXPIRED
+        self.link = SessionEvent.EXPIRED
         self._client.remove_listener(self._heard)
         with self._closing:  # kazoo takes it badly when two threads stop it at once
             self._client.stop()
@@ -124,28 +124,28 @@ class Session:
         for no answer, and asks again for ever. Asked like this it says whether the session lives, and one that outlived
         a long outage is kept. A server that only lags behind others has caught up, or serves nobody, by then.
         """
-        if self.link is Link.SUSPENDED and time.monotonic() - self._away_since >= 2 * self.timeout_s:
+        if self.link is SessionEvent.SUSPENDED and time.monotonic() - self._away_since >= 2 * self.timeout_s:
             self._client.last_zxid = 0
 
     def _while_alive(self, work: Callable[[KazooClient], T]) -> T:
         self._require_alive("asking")
-        if self.link is Link.SUSPENDED:
+        if self.link is SessionEvent.SUSPENDED:
             raise ConnectionLoss  # kazoo would queue the call, and wait until the connection is back
         return work(self._client)
 
     def _require_alive(self, doing: str) -> None:
-        if self.link is Link.EXPIRED:
+        if self.link is SessionEvent.EXPIRED:
             raise SessionLost(f"zookeeper: session {self.id:#x} was over while {doing}")
 
     def _heard(self, state: str) -> None:
-        if self.link is Link.EXPIRED:
+        if self.link is SessionEvent.EXPIRED:
             return
         if state == KazooState.SUSPENDED:
             self._away_since = time.monotonic()
-            self.link = Link.SUSPENDED
+            self.link = SessionEvent.SUSPENDED
         else:
             same = state == KazooState.CONNECTED and self._now() == self.id
-            self.link = Link.CONNECTED if same else Link.EXPIRED
+            self.link = SessionEvent.CONNECTED if same else SessionEvent.EXPIRED
         self._tell(self.link)
 
     def _now(self) -> int:

@@ -9,8 +9,8 @@ from botocore.exceptions import ClientError
 
 from infra.objects.answers import ABSENT, SLOW_DOWN, TEMPORARY, code_of, is_throttle, status_of, translated
 from infra.objects.keys import not_in_xml, refusals
-from infra.objects.patience import Pace, Patience
-from infra.objects.single_delete import SingleDelete, Tally
+from infra.objects.patience import DeleteRate, Patience
+from infra.objects.single_delete import DeleteCounts, SingleDelete
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
 from logstore.units import between_units
@@ -76,7 +76,7 @@ class BulkDelete:
     being exchanged may have refused, and single deletes are several times slower.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, *, patience: Patience, pace: Pace) -> None:
+    def __init__(self, client: "S3Client", bucket: str, *, patience: Patience, pace: DeleteRate) -> None:
         self._client, self._bucket = client, bucket
         self._patience, self._pace = patience, pace
         self._singly = SingleDelete(client, bucket, patience=patience, pace=pace)
@@ -90,7 +90,7 @@ class BulkDelete:
             ServiceRefused: The store refuses every delete here, e.g. for lack of permission.
         """
         asked = list(dict.fromkeys(keys))
-        tally = Tally(failed={key: f"InvalidKey: expected {why}" for key, why in refusals(asked).items()})
+        tally = DeleteCounts(failed={key: f"InvalidKey: expected {why}" for key, why in refusals(asked).items()})
         todo = [key for key in asked if key not in tally.failed] if tally.failed else asked
         try:
             self._speakable(todo, tally)
@@ -101,7 +101,7 @@ class BulkDelete:
             tally.failed.update(dict.fromkeys(rest, f"{type(error).__name__}: {error}"))
         return tally.report()
 
-    def _speakable(self, todo: list[str], tally: Tally) -> None:
+    def _speakable(self, todo: list[str], tally: DeleteCounts) -> None:
         """Keep keys that XML cannot spell out of the pages: one of them spoils the request of all."""
         unspeakable = dict.fromkeys(not_in_xml(todo))
         if unspeakable:
@@ -110,7 +110,7 @@ class BulkDelete:
         if unspeakable:
             self._singly.delete(list(unspeakable), tally)
 
-    def _in_rounds(self, todo: list[str], tally: Tally) -> None:
+    def _in_rounds(self, todo: list[str], tally: DeleteCounts) -> None:
         """Pass over all keys, then again over those with a temporary error, while there is patience."""
         failures = 0
         while todo:
@@ -124,13 +124,13 @@ class BulkDelete:
                 self._patience.wait(failures)
             todo = list(again)
 
-    def _round(self, todo: list[str], tally: Tally, again: dict[str, str]) -> None:
+    def _round(self, todo: list[str], tally: DeleteCounts, again: dict[str, str]) -> None:
         """Ask once for each key, a page at a time; keys with a temporary error end up in `again`."""
         at = 0
         while at < len(todo):
             at += self._page(todo, at, tally, again)
 
-    def _page(self, todo: list[str], at: int, tally: Tally, again: dict[str, str]) -> int:
+    def _page(self, todo: list[str], at: int, tally: DeleteCounts, again: dict[str, str]) -> int:
         """Delete the page that begins at `at`, in whichever way the store takes; returns its length."""
         between_units()
         refused: _BulkRefused | None = None
@@ -148,7 +148,7 @@ class BulkDelete:
             )
         return len(page)
 
-    def _bulk(self, todo: list[str], at: int, tally: Tally, again: dict[str, str]) -> int:
+    def _bulk(self, todo: list[str], at: int, tally: DeleteCounts, again: dict[str, str]) -> int:
         page = todo[at : at + self._pace.page]  # cut anew at each attempt: a throttle has made it shorter
         start = self._pace.admit(len(page))
         try:
@@ -192,7 +192,7 @@ class BulkDelete:
         return _BulkRefused(f"{status} {code}", of_the_store=surely or not self._ability.shown)
 
 
-def _sort_out(page: Iterable[str], deleted: set[str], errors: _Errors, tally: Tally) -> dict[str, str]:
+def _sort_out(page: Iterable[str], deleted: set[str], errors: _Errors, tally: DeleteCounts) -> dict[str, str]:
     """Enter each key as deleted or failed, or return it to be asked for again; one left out has failed."""
     again = {}
     for key in page:

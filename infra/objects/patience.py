@@ -62,7 +62,7 @@ def _may_pass(error: SextonError) -> bool:
     return error.may_pass if isinstance(error, ServiceRefused) else True
 
 
-class Pace:
+class DeleteRate:
     """How many keys one request names, and how many keys a second are asked for: both adapt to throttling.
 
     Additive growth, multiplicative cuts. One throttle counts once: an answer to a request that started

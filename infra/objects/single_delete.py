@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import ClientError
 
 from infra.objects.answers import ABSENT, BAD_REQUEST, code_of, is_throttle, translated
-from infra.objects.patience import Pace, Patience
+from infra.objects.patience import DeleteRate, Patience
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
 from logstore.units import between_units
@@ -22,7 +22,7 @@ _OF_THIS_KEY = BAD_REQUEST | {"AccessDenied"}  # a policy or a lock may concern 
 
 
 @dataclass(slots=True)
-class Tally:
+class DeleteCounts:
     """What the store has said so far, key by key."""
 
     deleted: set[str] = field(default_factory=set)
@@ -37,12 +37,12 @@ class SingleDelete:
     """Single deletes in one bucket, a few at a time; safe to share among threads."""
 
     def __init__(
-        self, client: "S3Client", bucket: str, *, patience: Patience, pace: Pace, parallelism: int = 8
+        self, client: "S3Client", bucket: str, *, patience: Patience, pace: DeleteRate, parallelism: int = 8
     ) -> None:
         self._client, self._bucket = client, bucket
         self._patience, self._pace, self._parallelism = patience, pace, parallelism
 
-    def delete(self, keys: Sequence[str], tally: Tally) -> None:
+    def delete(self, keys: Sequence[str], tally: DeleteCounts) -> None:
         """Delete each key by a request of its own and enter what the store says of it.
 
         A store that does not answer is not asked for the rest: those keys stay out of the tally.
@@ -94,7 +94,7 @@ class SingleDelete:
         return None
 
     @staticmethod
-    def _enter(key: str, answer: "Future[str | None]", tally: Tally) -> SextonError | None:
+    def _enter(key: str, answer: "Future[str | None]", tally: DeleteCounts) -> SextonError | None:
         try:
             why = answer.result()
         except SextonError as error:

@@ -11,7 +11,7 @@ from infra.objects.bulk_delete import BulkDelete
 from infra.objects.keys import check_key, check_metadata, check_written_key
 from infra.objects.listing import Listing, micros
 from infra.objects.parts import PART_BYTES, PartedUploads
-from infra.objects.patience import Pace, Patience
+from infra.objects.patience import DeleteRate, Patience
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
 
@@ -33,13 +33,13 @@ class S3ObjectStore:
         bucket: str,
         *,
         patience: Patience | None = None,
-        pace: Pace | None = None,
+        pace: DeleteRate | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._client, self.bucket = client, bucket
         self._patience = patience or Patience()
         self._parted = PartedUploads(client, bucket, patience=self._patience, part_bytes=part_bytes)
-        self._deletes = BulkDelete(client, bucket, patience=self._patience, pace=pace or Pace())
+        self._deletes = BulkDelete(client, bucket, patience=self._patience, pace=pace or DeleteRate())
 
     @property
     def client(self) -> "S3Client":

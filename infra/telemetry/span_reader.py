@@ -45,7 +45,7 @@ class TraceRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class WorkflowTrace:
     """A trace that names a workflow."""
 
     trace_id: str
@@ -77,9 +77,9 @@ class SpanReader:
         found.spans.update((one.span_id, one) for one in sums.values())
         return found
 
-    def sightings(self, workflow_id: str) -> list[Sighting]:
+    def sightings(self, workflow_id: str) -> list[WorkflowTrace]:
         """Traces that name the workflow: first those of its own runs, and among these the newest first."""
-        found: dict[str, Sighting] = {}
+        found: dict[str, WorkflowTrace] = {}
         for row in self._rows(json.dumps(workflow_id)):
             attributes = (row or {}).get("attributes") or {}
             if row is not None and attributes.get("temporalWorkflowID") == workflow_id:
@@ -166,10 +166,10 @@ def add(one: SpanRow, other: SpanRow) -> SpanRow:
     )
 
 
-def _sight(found: dict[str, Sighting], row: Mapping[str, Any], run_id: str | None) -> None:
+def _sight(found: dict[str, WorkflowTrace], row: Mapping[str, Any], run_id: str | None) -> None:
     name: str = row["name"]
     rank = 0 if name.startswith(_OWN) else 1 if name.startswith(_STARTS) else 2
-    seen = Sighting(trace_id=row["trace_id"], run_id=run_id, name=name, start_ns=row["start_ns"], rank=rank)
+    seen = WorkflowTrace(trace_id=row["trace_id"], run_id=run_id, name=name, start_ns=row["start_ns"], rank=rank)
     earlier = found.get(seen.trace_id)
     if earlier is None or _precedence(seen) < _precedence(earlier):
         found[seen.trace_id] = seen
@@ -177,5 +177,5 @@ def _sight(found: dict[str, Sighting], row: Mapping[str, Any], run_id: str | Non
         del found[max(found.values(), key=_precedence).trace_id]
 
 
-def _precedence(one: Sighting) -> tuple[int, int]:
+def _precedence(one: WorkflowTrace) -> tuple[int, int]:
     return one.rank, -one.start_ns

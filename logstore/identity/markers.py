@@ -50,7 +50,7 @@ _KEYS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NamedBucket:
     """A bucket as the settings, or an offload context, name it."""
 
     role: Role
@@ -61,7 +61,7 @@ class Place:
         return f"{self.role.value} bucket {self.bucket} at {self.address or 'AWS'}"
 
 
-class Standing(StrEnum):
+class MarkerState(StrEnum):
     """How a bucket stands to a catalog."""
 
     OURS = "OURS"  # its marker names this catalog
@@ -71,7 +71,9 @@ class Standing(StrEnum):
     UNMARKED = "UNMARKED"  # it has no marker, and this catalog has marked none of its role
 
 
-def judge(found: str | None, *, catalog_id: str, place: Place, marked: Collection[tuple[Role, str]]) -> Standing:
+def judge(
+    found: str | None, *, catalog_id: str, place: NamedBucket, marked: Collection[tuple[Role, str]]
+) -> MarkerState:
     """Compare a bucket with the catalog.
 
     Args:
@@ -81,14 +83,14 @@ def judge(found: str | None, *, catalog_id: str, place: Place, marked: Collectio
         marked: Role and name of every bucket that this catalog has marked.
     """
     if found not in {None, catalog_id}:
-        return Standing.FOREIGN
+        return MarkerState.FOREIGN
     known = (place.role, place.bucket) in marked
     elsewhere = not known and place.role.single and any(role is place.role for role, _ in marked)
     if found:  # a bucket of another role has our marker as well, and holds nothing of this one
-        return Standing.ELSEWHERE if elsewhere and _roles(place.bucket, marked) else Standing.OURS
+        return MarkerState.ELSEWHERE if elsewhere and _roles(place.bucket, marked) else MarkerState.OURS
     if known:
-        return Standing.LOST
-    return Standing.ELSEWHERE if elsewhere else Standing.UNMARKED
+        return MarkerState.LOST
+    return MarkerState.ELSEWHERE if elsewhere else MarkerState.UNMARKED
 
 
 def _roles(bucket: str, marked: Collection[tuple[Role, str]]) -> str:
@@ -97,24 +99,29 @@ def _roles(bucket: str, marked: Collection[tuple[Role, str]]) -> str:
 
 
 def refusal(
-    standing: Standing, found: str | None, *, catalog_id: str, place: Place, marked: Collection[tuple[Role, str]]
+    standing: MarkerState,
+    found: str | None,
+    *,
+    catalog_id: str,
+    place: NamedBucket,
+    marked: Collection[tuple[Role, str]],
 ) -> CatalogMismatch | None:
     """Why a bucket of that standing is not used; None where it may be, or may become the catalog's."""
     expected = f"the marker of catalog {catalog_id}"
     match standing:
-        case Standing.FOREIGN:
+        case MarkerState.FOREIGN:
             advice = "check bucket, endpoint and database: they are not of one store"
             return CatalogMismatch(str(place), expected=expected, found=f"that of catalog {found}", advice=advice)
-        case Standing.LOST:
+        case MarkerState.LOST:
             advice = "another store answers at this address, or the bucket was emptied"
             return CatalogMismatch(str(place), expected=expected, found="no marker", advice=advice)
-        case Standing.ELSEWHERE:
+        case MarkerState.ELSEWHERE:
             names = ", ".join(sorted(bucket for role, bucket in marked if role is place.role))
             advice = f"this catalog's {place.role.value} bucket is {names}"
             roles = _roles(place.bucket, marked)
             told = f"the marker of its {roles} bucket" if found else "no marker"
             return CatalogMismatch(str(place), expected=expected, found=told, advice=advice)
-        case Standing.OURS | Standing.UNMARKED:
+        case MarkerState.OURS | MarkerState.UNMARKED:
             return None
 
 

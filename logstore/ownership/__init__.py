@@ -3,17 +3,17 @@
 from logstore.ownership.assignment import OwnershipView, WorkerLoad, ranking, to_shed, to_take
 from logstore.ownership.bundles import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundles, parse_bundle
 from logstore.ownership.leases import Lease, checked_worker_id
-from logstore.ownership.reown import Attempts, HeldClaim, OwnerNode, Verdict, decide
+from logstore.ownership.reown import HeldClaim, OwnerNode, ReownAttempts, ReownDecision, decide
 
 __all__ = [
     "MAX_BUNDLES",
-    "Attempts",
     "BundleId",
     "HeldClaim",
     "Lease",
     "OwnerNode",
     "OwnershipView",
-    "Verdict",
+    "ReownAttempts",
+    "ReownDecision",
     "WorkerLoad",
     "bundle_name",
     "bundle_of",

@@ -13,7 +13,7 @@ from enum import StrEnum
 from logstore.ownership.bundles import BundleId
 
 
-class Verdict(StrEnum):
+class ReownDecision(StrEnum):
     """What to do with one bundle."""
 
     KEEP = "KEEP"  # node and claim are of this session: the lease stands
@@ -38,7 +38,7 @@ class HeldClaim:
     session: int  # in which its node was verified after the fence was raised
 
 
-def decide(node: OwnerNode | None, *, session: int, worker_id: str, claim: HeldClaim | None) -> Verdict:
+def decide(node: OwnerNode | None, *, session: int, worker_id: str, claim: HeldClaim | None) -> ReownDecision:
     """Tell what to do with a bundle that this worker held, or whose turn it is to take.
 
     The session decides, not the worker's name: a node of ours by an old session goes when that session does, and
@@ -53,14 +53,14 @@ def decide(node: OwnerNode | None, *, session: int, worker_id: str, claim: HeldC
         claim: What this worker remembers of the bundle, if it held it.
     """
     if node is None:
-        return Verdict.CREATE
+        return ReownDecision.CREATE
     if node.session == session:
-        return Verdict.KEEP if claim == HeldClaim(session=session) else Verdict.CREATE
-    return Verdict.WAIT if node.worker_id == worker_id else Verdict.UNLOAD
+        return ReownDecision.KEEP if claim == HeldClaim(session=session) else ReownDecision.CREATE
+    return ReownDecision.WAIT if node.worker_id == worker_id else ReownDecision.UNLOAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempts:
+class ReownAttempts:
     """How often one session may still try each bundle; a new session begins with a new object.
 
     Success gives nothing back, for "acquired, lost, acquired, lost" is the loop to be ended. It holds two numbers a
@@ -70,17 +70,17 @@ class Attempts:
     session: int
     creates: int  # for each bundle, 0 or more
     waits: int  # looks at a node about to vanish; with the pause between two, more than the session timeout
-    _spent: Counter[tuple[BundleId, Verdict]] = field(default_factory=Counter, init=False, repr=False)
+    _spent: Counter[tuple[BundleId, ReownDecision]] = field(default_factory=Counter, init=False, repr=False)
 
-    def bounded(self, bundle: BundleId, verdict: Verdict) -> Verdict:
+    def bounded(self, bundle: BundleId, verdict: ReownDecision) -> ReownDecision:
         """Spend one attempt where the verdict costs one; UNLOAD where there is none left.
 
         KEEP and UNLOAD cost nothing. A bundle that is unloaded in this way has no owner, and goes to whose turn it is.
         """
-        limits = {Verdict.CREATE: self.creates, Verdict.WAIT: self.waits}
+        limits = {ReownDecision.CREATE: self.creates, ReownDecision.WAIT: self.waits}
         if verdict not in limits:
             return verdict
         if self._spent[bundle, verdict] >= limits[verdict]:
-            return Verdict.UNLOAD
+            return ReownDecision.UNLOAD
         self._spent[bundle, verdict] += 1
         return verdict

@@ -17,7 +17,7 @@ from typing import Any
 from infra.catalog import Database, upgrade
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.owner import BundleOwner
-from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from logstore.ownership import BundleId, Lease
 from tests.infra.coordination.zookeeper import ZooKeeper
 
@@ -38,13 +38,13 @@ class _Crew:
     """Workers, and who owns what."""
 
     def __init__(self, server: ZooKeeper, fences: SqlFences, workers: int) -> None:
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, ZooKeeperSession] = {}
         self._server, self._fences = server, fences
         ensemble = Ensemble(hosts=server.address, timeout_s=_TIMEOUT_S)
 
-        def connect(name: str) -> Callable[[Callable[[Link], None]], Session]:
-            def opened(tell: Callable[[Link], None]) -> Session:
-                self.sessions[name] = Session(ensemble, tell)
+        def connect(name: str) -> Callable[[Callable[[SessionEvent], None]], ZooKeeperSession]:
+            def opened(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
+                self.sessions[name] = ZooKeeperSession(ensemble, tell)
                 return self.sessions[name]
 
             return opened

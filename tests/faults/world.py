@@ -14,7 +14,7 @@ from infra.catalog import Database, SqlCatalog
 from logstore.clock import Clock
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.failpoints import SimulatedCrash
-from logstore.identity.markers import MARKER_KEY, Place, Role, marker_of
+from logstore.identity.markers import MARKER_KEY, NamedBucket, Role, marker_of
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.log.ledgers import CopyKind
 from logstore.offload.places import TieredPlace
@@ -131,7 +131,7 @@ class World:
     def _buckets(self, catalog: SqlCatalog) -> tuple[OwnStore, Callable[[TieredPlace], OwnStore]]:
         """The buckets as a process of the catalog uses them."""
         stores = OwnStores(catalog.identities)
-        place = Place(role=Role.PRIMARY, bucket="warm", address="")
+        place = NamedBucket(role=Role.PRIMARY, bucket="warm", address="")
         cold = replace(place, role=Role.TIERED)
         return stores.own(place, self.store), cache(
             lambda at: stores.own(replace(cold, bucket=at.bucket), self.bucket(at))

@@ -9,7 +9,7 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import Component, LedgerStatement, meta_key, segment_key
-from logstore.log.services.component_ledgers import Draft, Newborn
+from logstore.log.services.component_ledgers import CreatedLedger, Draft
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import World
@@ -34,7 +34,7 @@ def _draft(world: World, content: bytes = b"content") -> Draft:
     )
 
 
-def _publish(world: World, born: Newborn) -> LedgerId:
+def _publish(world: World, born: CreatedLedger) -> LedgerId:
     made = world.catalog.schemas.publish(
         world.topic.topic_id,
         born.ledger_id,
@@ -167,7 +167,7 @@ def test_component_ledger_whose_uploads_are_never_answered_is_looked_for_again(w
 def test_component_ledger_that_is_never_published_is_looked_for_again(world: World) -> None:
     """The same where it is the catalog that does not answer."""
 
-    def publish(_: Newborn) -> LedgerId:
+    def publish(_: CreatedLedger) -> LedgerId:
         if world.catalog.ledger_rows:
             _delete(world)
         raise OutcomeUnknown("planned")

@@ -3,13 +3,13 @@
 import pytest
 
 from logstore.errors import CatalogMismatch
-from logstore.identity.markers import MARKER_KEY, Place, Role, Standing, judge, marked_by, marker_of, refusal
+from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, judge, marked_by, marker_of, refusal
 from logstore.log.ledgers import meta_digest, segment_number
 
 OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
-PRIMARY = Place(role=Role.PRIMARY, bucket="logs", address="http://127.0.0.1:8333")
-TIERED = Place(role=Role.TIERED, bucket="cold", address="")
-RECORDS = Place(role=Role.RECORDS, bucket="records", address="")
+PRIMARY = NamedBucket(role=Role.PRIMARY, bucket="logs", address="http://127.0.0.1:8333")
+TIERED = NamedBucket(role=Role.TIERED, bucket="cold", address="")
+RECORDS = NamedBucket(role=Role.RECORDS, bucket="records", address="")
 
 _NOTHING: frozenset[tuple[Role, str]] = frozenset()
 _LOGS, _OLD = frozenset({(Role.PRIMARY, "logs")}), frozenset({(Role.PRIMARY, "old-logs")})
@@ -18,43 +18,48 @@ _LOGS, _OLD = frozenset({(Role.PRIMARY, "logs")}), frozenset({(Role.PRIMARY, "ol
 @pytest.mark.parametrize(
     ("found", "place", "marked", "standing"),
     [
-        (OURS, PRIMARY, _NOTHING, Standing.OURS),  # a process died before it recorded the marker
-        (OURS, PRIMARY, _LOGS, Standing.OURS),
-        (OURS, PRIMARY, _OLD, Standing.OURS),  # moved, marker and all
-        (OURS, PRIMARY, frozenset({(Role.TIERED, "logs")}), Standing.OURS),  # one bucket for both, from the beginning
-        (OURS, PRIMARY, _OLD | {(Role.TIERED, "logs")}, Standing.ELSEWHERE),  # it was marked, and not for this
-        (OURS, RECORDS, frozenset({(Role.RECORDS, "old"), (Role.PRIMARY, "records")}), Standing.ELSEWHERE),
-        (OURS, TIERED, frozenset({(Role.TIERED, "old"), (Role.PRIMARY, "cold")}), Standing.OURS),
-        (THEIRS, PRIMARY, _NOTHING, Standing.FOREIGN),
-        (THEIRS, PRIMARY, _LOGS, Standing.FOREIGN),
-        (THEIRS, TIERED, _NOTHING, Standing.FOREIGN),
-        (None, PRIMARY, _LOGS, Standing.LOST),
-        (None, PRIMARY, _LOGS | _OLD, Standing.LOST),
-        (None, PRIMARY, _OLD, Standing.ELSEWHERE),
-        (None, PRIMARY, frozenset({(Role.TIERED, "logs")}), Standing.UNMARKED),
-        (None, PRIMARY, _NOTHING, Standing.UNMARKED),
-        (None, TIERED, frozenset({(Role.TIERED, "cold")}), Standing.LOST),
-        (None, TIERED, frozenset({(Role.TIERED, "older")}), Standing.UNMARKED),  # tiered copies stand in several
-        (None, RECORDS, frozenset({(Role.RECORDS, "other")}), Standing.ELSEWHERE),
+        (OURS, PRIMARY, _NOTHING, MarkerState.OURS),  # a process died before it recorded the marker
+        (OURS, PRIMARY, _LOGS, MarkerState.OURS),
+        (OURS, PRIMARY, _OLD, MarkerState.OURS),  # moved, marker and all
+        (
+            OURS,
+            PRIMARY,
+            frozenset({(Role.TIERED, "logs")}),
+            MarkerState.OURS,
+        ),  # one bucket for both, from the beginning
+        (OURS, PRIMARY, _OLD | {(Role.TIERED, "logs")}, MarkerState.ELSEWHERE),  # it was marked, and not for this
+        (OURS, RECORDS, frozenset({(Role.RECORDS, "old"), (Role.PRIMARY, "records")}), MarkerState.ELSEWHERE),
+        (OURS, TIERED, frozenset({(Role.TIERED, "old"), (Role.PRIMARY, "cold")}), MarkerState.OURS),
+        (THEIRS, PRIMARY, _NOTHING, MarkerState.FOREIGN),
+        (THEIRS, PRIMARY, _LOGS, MarkerState.FOREIGN),
+        (THEIRS, TIERED, _NOTHING, MarkerState.FOREIGN),
+        (None, PRIMARY, _LOGS, MarkerState.LOST),
+        (None, PRIMARY, _LOGS | _OLD, MarkerState.LOST),
+        (None, PRIMARY, _OLD, MarkerState.ELSEWHERE),
+        (None, PRIMARY, frozenset({(Role.TIERED, "logs")}), MarkerState.UNMARKED),
+        (None, PRIMARY, _NOTHING, MarkerState.UNMARKED),
+        (None, TIERED, frozenset({(Role.TIERED, "cold")}), MarkerState.LOST),
+        (None, TIERED, frozenset({(Role.TIERED, "older")}), MarkerState.UNMARKED),  # tiered copies stand in several
+        (None, RECORDS, frozenset({(Role.RECORDS, "other")}), MarkerState.ELSEWHERE),
     ],
 )
 def test_judge_compares_the_marker_with_what_was_recorded(
-    found: str | None, place: Place, marked: frozenset[tuple[Role, str]], standing: Standing
+    found: str | None, place: NamedBucket, marked: frozenset[tuple[Role, str]], standing: MarkerState
 ) -> None:
     """The whole rule; only a bucket that carries our id, or of whose role none was ever marked, may be used."""
     assert judge(found, catalog_id=OURS, place=place, marked=marked) is standing
     refused = refusal(standing, found, catalog_id=OURS, place=place, marked=marked)
-    assert isinstance(refused, CatalogMismatch) is (standing not in {Standing.OURS, Standing.UNMARKED})
+    assert isinstance(refused, CatalogMismatch) is (standing not in {MarkerState.OURS, MarkerState.UNMARKED})
 
 
 @pytest.mark.parametrize(
     ("standing", "found", "marked", "words"),
     [
-        (Standing.FOREIGN, THEIRS, _LOGS, ["primary bucket logs at http://127.0.0.1:8333", OURS, THEIRS]),
-        (Standing.LOST, None, _LOGS, ["logs at http://127.0.0.1:8333", OURS, "no marker", "another store answers"]),
-        (Standing.ELSEWHERE, None, _OLD, ["bucket logs", OURS, "this catalog's primary bucket is old-logs"]),
+        (MarkerState.FOREIGN, THEIRS, _LOGS, ["primary bucket logs at http://127.0.0.1:8333", OURS, THEIRS]),
+        (MarkerState.LOST, None, _LOGS, ["logs at http://127.0.0.1:8333", OURS, "no marker", "another store answers"]),
+        (MarkerState.ELSEWHERE, None, _OLD, ["bucket logs", OURS, "this catalog's primary bucket is old-logs"]),
         (
-            Standing.ELSEWHERE,
+            MarkerState.ELSEWHERE,
             OURS,
             _OLD | {(Role.TIERED, "logs")},
             ["found the marker of its tiered bucket", "this catalog's primary bucket is old-logs"],
@@ -62,7 +67,7 @@ def test_judge_compares_the_marker_with_what_was_recorded(
     ],
 )
 def test_refusal_names_bucket_endpoint_expected_and_found(
-    standing: Standing, found: str | None, marked: frozenset[tuple[Role, str]], words: list[str]
+    standing: MarkerState, found: str | None, marked: frozenset[tuple[Role, str]], words: list[str]
 ) -> None:
     """An operator can tell which setting is wrong."""
     told = str(refusal(standing, found, catalog_id=OURS, place=PRIMARY, marked=marked))

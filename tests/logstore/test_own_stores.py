@@ -11,7 +11,7 @@ from logstore.deletion.intents import DeletionState
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogMismatch, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
-from logstore.identity.markers import MARKER_KEY, Place, Role, Standing, marker_of
+from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_of
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.log.ledgers import CopyKind, CopyState, meta_key
 from logstore.offload.tiered import index_key
@@ -19,8 +19,8 @@ from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
-PLACE = Place(role=Role.PRIMARY, bucket="logs", address="http://store")
-COLD = Place(role=Role.TIERED, bucket="cold", address="http://store")
+PLACE = NamedBucket(role=Role.PRIMARY, bucket="logs", address="http://store")
+COLD = NamedBucket(role=Role.TIERED, bucket="cold", address="http://store")
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 THEIRS = "ffffffff-0000-4000-8000-00000000000b"
 
@@ -37,7 +37,7 @@ def bucket() -> FakeObjectStore:
     return FakeObjectStore()
 
 
-def own(catalog: FakeCatalog, bucket: FakeObjectStore, place: Place = PLACE) -> OwnStore:
+def own(catalog: FakeCatalog, bucket: FakeObjectStore, place: NamedBucket = PLACE) -> OwnStore:
     """The bucket as a process of its own uses it."""
     return OwnStores(catalog.identities).own(place, bucket)
 
@@ -117,7 +117,9 @@ def test_another_empty_bucket_is_refused_by_name(catalog: FakeCatalog, bucket: F
     with pytest.raises(
         CatalogMismatch, match=r"bucket other at .*found no marker; this catalog's primary bucket is logs"
     ):
-        own(catalog, FakeObjectStore(), Place(role=Role.PRIMARY, bucket="other", address="http://store")).require()
+        own(
+            catalog, FakeObjectStore(), NamedBucket(role=Role.PRIMARY, bucket="other", address="http://store")
+        ).require()
     with pytest.raises(CatalogMismatch, match=r"bucket logs at http://store.*another store answers at this address"):
         own(catalog, FakeObjectStore()).require()
     assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
@@ -130,7 +132,7 @@ def test_bucket_that_moved_with_its_marker_is_accepted_and_recorded(
     own(catalog, bucket).require()
     moved = FakeObjectStore()
     moved.put_if_absent(MARKER_KEY, marker_of(catalog.catalog_id), metadata={})
-    own(catalog, moved, Place(role=Role.PRIMARY, bucket="new", address="http://new")).require()
+    own(catalog, moved, NamedBucket(role=Role.PRIMARY, bucket="new", address="http://new")).require()
     assert catalog.identities.marked() == {(Role.PRIMARY, "logs"), (Role.PRIMARY, "new")}
 
 
@@ -141,7 +143,7 @@ def test_bucket_of_another_role_is_refused_although_its_marker_is_ours(
     cold = FakeObjectStore()
     own(catalog, bucket).require()
     own(catalog, cold, COLD).require()
-    wrong = own(catalog, cold, Place(role=Role.PRIMARY, bucket="cold", address="http://store"))
+    wrong = own(catalog, cold, NamedBucket(role=Role.PRIMARY, bucket="cold", address="http://store"))
     with pytest.raises(CatalogMismatch, match=r"found the marker of its tiered bucket; .*primary bucket is logs"):
         list(wrong.list("ledgers/"))
     assert catalog.identities.marked() == {(Role.PRIMARY, "logs"), (Role.TIERED, "cold")}
@@ -256,13 +258,13 @@ def test_tiered_bucket_is_adopted_by_the_copies_whose_context_names_it(
     one = ledger(catalog)
     offload(catalog, one, bucket)
     own(catalog, bucket, COLD).require()
-    new = Place(role=Role.TIERED, bucket="newer", address="http://store")
+    new = NamedBucket(role=Role.TIERED, bucket="newer", address="http://store")
     own(catalog, FakeObjectStore(), new).require()
     assert catalog.identities.marked() == {(Role.TIERED, "cold"), (Role.TIERED, "newer")}
     strange = FakeObjectStore()
     strange.put_if_absent(index_key(UUID, LedgerId(9)), b"", metadata={})
     with pytest.raises(CatalogMismatch, match="expected nothing yet"):
-        own(catalog, strange, Place(role=Role.TIERED, bucket="strange", address="")).require()
+        own(catalog, strange, NamedBucket(role=Role.TIERED, bucket="strange", address="")).require()
 
 
 def test_tiered_bucket_that_lacks_its_live_copies_is_refused(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -346,9 +348,9 @@ def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObject
 def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """For `status` and `doctor`."""
     stores = OwnStores(catalog.identities)
-    assert stores.look(PLACE, bucket) is Standing.UNMARKED
+    assert stores.look(PLACE, bucket) is MarkerState.UNMARKED
     assert (marker(bucket), catalog.identities.marked()) == (None, frozenset())
     stores.require(PLACE, bucket)
-    assert stores.look(PLACE, bucket) is Standing.OURS
+    assert stores.look(PLACE, bucket) is MarkerState.OURS
     with pytest.raises(CatalogMismatch):
         stores.look(PLACE, FakeObjectStore())

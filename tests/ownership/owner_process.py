@@ -18,7 +18,7 @@ from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.events import Unloaded
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
-from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.turns import Turns
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
@@ -70,7 +70,7 @@ class _Said:
     def opened(self, session: int) -> None:
         self._journal.say("opened", session=session)
 
-    def linked(self, link: Link) -> None:
+    def linked(self, link: SessionEvent) -> None:
         self._journal.say("linked", link=link)
 
     def holds(self, bundles: int) -> None:
@@ -143,11 +143,11 @@ def _work(plan: Plan, owner: BundleOwner, memory: _Memory, writer: _Writer) -> N
             writer.write(lease)
 
 
-def _connecting(plan: Plan, journal: Journal) -> Callable[[Callable[[Link], None]], Session]:
+def _connecting(plan: Plan, journal: Journal) -> Callable[[Callable[[SessionEvent], None]], ZooKeeperSession]:
     ensemble = Ensemble(hosts=plan.hosts, timeout_s=plan.timeout_s)
 
-    def connect(tell: Callable[[Link], None]) -> Session:
-        session = Session(ensemble, tell)
+    def connect(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
+        session = ZooKeeperSession(ensemble, tell)
         found = session.ask("telling its id", lambda client: client.client_id)
         journal.say("session", id=found[0], password=found[1].hex())
         return session

@@ -16,7 +16,7 @@ from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.directory import Directory
 from infra.coordination.events import Unloaded
 from infra.coordination.owner import BundleOwner, OwnerPolicy
-from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.sole import SoleOwner
 from infra.coordination.turns import Turns
 from infra.telemetry import sql_spans, zookeeper_spans
@@ -50,7 +50,7 @@ class _World:
 
     def state(self) -> str:
         """The one state that is shown."""
-        (found,) = [one.value for one in Link if self.metric("session", state=one.value) == 1]
+        (found,) = [one.value for one in SessionEvent if self.metric("session", state=one.value) == 1]
         return found
 
     def named(self, name: str) -> list[Any]:
@@ -83,11 +83,11 @@ def test_loss_and_recovery_are_one_span_and_one_duration(world: _World) -> None:
     """From the loss until nothing waits: what happened between is in it, and a late end of a look is none of it."""
     told = world.telemetry
     told.opened(0xA)
-    told.linked(Link.EXPIRED)
+    told.linked(SessionEvent.EXPIRED)
     assert (world.state(), world.metric("sessions_lost_total")) == ("EXPIRED", 1)
     told.looked(0)  # the end of a look that began before
     world.now += 3
-    told.linked(Link.EXPIRED)  # another session was opened, and lost before it was of use
+    told.linked(SessionEvent.EXPIRED)  # another session was opened, and lost before it was of use
     told.opened(0xB)
     told.unloaded([BundleId(5)], Unloaded.FOREIGN)
     told.looked(2)
@@ -116,15 +116,15 @@ def test_suspension_is_a_span_of_its_own_and_no_loss(world: _World) -> None:
     told = world.telemetry
     told.opened(1)
     told.holds(4)
-    told.linked(Link.SUSPENDED)
-    told.linked(Link.SUSPENDED)
+    told.linked(SessionEvent.SUSPENDED)
+    told.linked(SessionEvent.SUSPENDED)
     assert (world.state(), world.metric("bundles"), world.metric("sessions_lost_total")) == ("SUSPENDED", 4, None)
-    told.linked(Link.CONNECTED)
+    told.linked(SessionEvent.CONNECTED)
     (span,) = world.named("ownership.suspended")
     assert span.attributes == {"sexton.outcome": "CONNECTED"}
     assert world.state() == "CONNECTED"
-    told.linked(Link.SUSPENDED)
-    told.linked(Link.EXPIRED)
+    told.linked(SessionEvent.SUSPENDED)
+    told.linked(SessionEvent.EXPIRED)
     assert world.named("ownership.suspended")[1].attributes == {"sexton.outcome": "EXPIRED"}
 
 
@@ -161,8 +161,8 @@ def test_worker_that_gives_up_ends_its_recovery_with_the_reason(world: _World) -
     """No span is left open, and the state says that there is no session."""
     told = world.telemetry
     told.opened(1)
-    told.linked(Link.SUSPENDED)
-    told.linked(Link.EXPIRED)
+    told.linked(SessionEvent.SUSPENDED)
+    told.linked(SessionEvent.EXPIRED)
     told.holds(0)
     told.ended(ServiceFailed("zookeeper", "gone", advice="mend it"))
     (recovery,) = world.named("ownership.recovery")
@@ -190,10 +190,10 @@ def test_worker_on_a_real_zookeeper_tells_all_of_it(
     """Joining, a bundle taken away, a session that expires, the end; with every call of an acquisition in its span."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database, bundles=_N)
-    sessions: list[Session] = []
+    sessions: list[ZooKeeperSession] = []
 
-    def connect(tell: Any) -> Session:
-        sessions.append(Session(ensemble, tell))
+    def connect(tell: Any) -> ZooKeeperSession:
+        sessions.append(ZooKeeperSession(ensemble, tell))
         return sessions[-1]
 
     policy = OwnerPolicy(look_again_s=0.1, turns=Turns(takeover_grace_s=0.1, rest_s=0.3))

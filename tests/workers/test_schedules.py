@@ -17,7 +17,7 @@ from temporalio.client import (
 from temporalio.service import RPCError
 
 from workers.client import Sexton
-from workers.operations.schedules import Applied
+from workers.operations.schedules import AppliedSchedule
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicsInput
 
@@ -38,7 +38,7 @@ def with_temporal(settings: Settings, work: Callable[[Sexton], Awaitable[Any]], 
 def apply(settings: Settings, **changes: object) -> dict[str, str]:
     """What became of each schedule."""
 
-    async def work(sexton: Sexton) -> list[Applied]:
+    async def work(sexton: Sexton) -> list[AppliedSchedule]:
         return await sexton.apply_schedules()
 
     return {one.schedule_id: one.change for one in with_temporal(settings, work, **changes)}
@@ -160,7 +160,7 @@ def test_schedules_of_others_are_left_alone(quiet: Settings) -> None:
 def test_schedules_applied_by_several_at_once_are_there_once(quiet: Settings) -> None:
     """Whoever comes second finds them."""
 
-    async def work(sexton: Sexton) -> list[list[Applied]]:
+    async def work(sexton: Sexton) -> list[list[AppliedSchedule]]:
         return list(await asyncio.gather(*(sexton.apply_schedules() for _ in range(8))))
 
     answers = with_temporal(quiet, work)

@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from infra.catalog import Database, SqlCatalog, check_version
-from logstore.identity.markers import Place, Role
+from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.log.services import RollPolicy
 from logstore.offload.places import DRIVER, TieredPlace
@@ -86,11 +86,11 @@ def own_places(
     @cache
     def at_home(role: Role, place: TieredPlace) -> OwnStore:
         store = cast("S3ObjectStore", _OnFirstUse(lambda: places()(place)))
-        return stores.own(Place(role=role, bucket=place.bucket, address=settings.s3_endpoint), store)
+        return stores.own(NamedBucket(role=role, bucket=place.bucket, address=settings.s3_endpoint), store)
 
     @cache
     def stated(role: Role, store: "S3ObjectStore") -> OwnStore:
-        return stores.own(Place(role=role, bucket=store.bucket, address=store.endpoint), store)
+        return stores.own(NamedBucket(role=role, bucket=store.bucket, address=store.endpoint), store)
 
     def own(role: Role, place: TieredPlace) -> OwnStore:
         return at_home(role, place) if place == TieredPlace(place.bucket) else stated(role, places()(place))

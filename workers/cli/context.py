@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workers.cli.errors import Failure
     from workers.client import Sexton
     from workers.demo import DemoReport
-    from workers.settings import Loaded, Settings
+    from workers.settings import LoadedSettings, Settings
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
@@ -35,7 +35,7 @@ _FLUSH_S = 2.0  # a collector that does not answer must not hold up a person
 class Services:
     """The calls that commands make. Imports are inside, so that `sexton --help` loads no vendor SDK."""
 
-    def load(self, flags: Mapping[str, object]) -> "Loaded":
+    def load(self, flags: Mapping[str, object]) -> "LoadedSettings":
         """Read all settings; the only place of the command line that looks at the process's surroundings."""
         from workers.settings import load_settings  # noqa: PLC0415
 
@@ -156,7 +156,7 @@ class Session:
         self._span: CommandSpan | None = None
 
     @cached_property
-    def loaded(self) -> "Loaded":
+    def loaded(self) -> "LoadedSettings":
         """Settings with their origins."""
         return self.services.load(self._flags)
 

@@ -11,7 +11,7 @@ from workers.cli.times import shown_us
 
 if TYPE_CHECKING:
     from workers.client import Sexton
-    from workers.operations.schedules import Applied, ScheduleRow
+    from workers.operations.schedules import AppliedSchedule, ScheduleRow
 
 schedule = group("schedule", "Jobs that recur: sweep and trim.")
 
@@ -60,7 +60,7 @@ def apply(session: Session) -> Answer:
     An interval of 0s leaves a job out, or pauses it. What was paused by hand stays paused.
     """
 
-    async def work(client: "Sexton") -> "list[Applied]":
+    async def work(client: "Sexton") -> "list[AppliedSchedule]":
         return await client.apply_schedules()
 
     rows: list[dict[str, object]] = [{"id": one.schedule_id, "change": one.change} for one in session.with_client(work)]

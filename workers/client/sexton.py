@@ -271,7 +271,7 @@ class Sexton(OffloadJobs):
         """
         return await visible_workflows(self.client, type, status, topic, limit=limit)
 
-    async def apply_schedules(self) -> list[schedules.Applied]:
+    async def apply_schedules(self) -> list[schedules.AppliedSchedule]:
         """Bring the namespace's recurring jobs to what the settings say; see `workers.operations.schedules`."""
         return await schedules.apply_schedules(await self.ours(), self._settings, self._policy)
 

@@ -32,7 +32,7 @@ from workers.assembly.activities import activities_over
 from workers.client.connections import connect_client
 from workers.hosting.gauges import DeletionGauges
 from workers.hosting.inputs import CheckedRunner
-from workers.hosting.interceptors import ActivityEdge, InHand
+from workers.hosting.interceptors import ActivityEdge, RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
 from workers.hosting.trace_upkeep import traces_pruned
@@ -69,14 +69,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class WorkerSet:
     """What the Temporal workers of one process have in common."""
 
     client: Client
     log: LogStore
     owners: Owners
     settings: Settings
-    in_hand: InHand
+    in_hand: RunningActivities
 
     def shared(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
         """The worker of one queue, with every workflow and activity of this build."""
@@ -149,7 +149,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    in_hand = InHand()
+    in_hand = RunningActivities()
     with (
         open_log(settings) as log,
         ThreadPoolExecutor(settings.activity_threads, "activity") as threads,
@@ -165,7 +165,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
             lambda: in_hand.activities / settings.activity_threads,
             events=OwnershipTelemetry(metrics.runtime.metric_meter if metrics else MetricMeter.noop),
         )
-        crew = Crew(client=client, log=log, owners=owners, settings=settings, in_hand=in_hand)
+        crew = WorkerSet(client=client, log=log, owners=owners, settings=settings, in_hand=in_hand)
         workers = [crew.shared(queue, threads) for queue in queues]
         workers += [crew.uploader(queue, upload_threads) for queue in queues]
         workers.append(crew.owner(name, owner_threads))

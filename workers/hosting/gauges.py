@@ -15,7 +15,7 @@ EVERY_S = 15.0  # Prometheus' usual interval: each scrape sees a new value
 _log = logging.getLogger(__name__)
 
 
-class Inflights(Protocol):
+class InflightCounts(Protocol):
     """The part of `Deletions` that is asked."""
 
     def inflight(self) -> Inflight:
@@ -30,7 +30,7 @@ class DeletionGauges:
     are. Before the first answer there is no gauge at all, for a zero would say that all is deleted.
     """
 
-    def __init__(self, meter: MetricMeter, deletions: Inflights) -> None:
+    def __init__(self, meter: MetricMeter, deletions: InflightCounts) -> None:
         """Take the meter of the process's runtime, and whom to ask."""
         self._deletions = deletions
         self._inflight = meter.create_gauge(

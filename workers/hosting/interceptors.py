@@ -32,7 +32,7 @@ class ActivityEdge(Interceptor):
         return _Edge(next)
 
 
-class InHand(Interceptor):
+class RunningActivities(Interceptor):
     """Counts the activities that run in this process."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class InHand(Interceptor):
 
 
 class _Counted(ActivityInboundInterceptor):
-    def __init__(self, next: ActivityInboundInterceptor, counter: InHand) -> None:  # noqa: A002 - its name
+    def __init__(self, next: ActivityInboundInterceptor, counter: RunningActivities) -> None:  # noqa: A002 - its name
         super().__init__(next)
         self._counter = counter
 

@@ -29,7 +29,7 @@ from opentelemetry.trace import Span, StatusCode
 from temporalio.common import MetricMeter
 
 from infra.coordination.events import Unloaded
-from infra.coordination.session import Link
+from infra.coordination.session import SessionEvent
 from logstore.errors import SextonError
 from logstore.ownership import BundleId, Lease
 
@@ -77,24 +77,26 @@ class OwnershipTelemetry:
         self._opened.add(1)
         with self._lock:
             self._again = True
-        self._show(Link.CONNECTED)
+        self._show(SessionEvent.CONNECTED)
         self._mark("session opened", {"sexton.session": f"{session:#x}"})
         _log.info("ownership: session %s opened", f"{session:#x}")
 
-    def linked(self, link: Link) -> None:
+    def linked(self, link: SessionEvent) -> None:
         """See `OwnershipEvents`."""
         self._show(link)
         with self._lock:
-            if link is Link.SUSPENDED:
+            if link is SessionEvent.SUSPENDED:
                 self._suspended = self._suspended or _tracer.start_span("ownership.suspended", context=Context())
             elif self._suspended:
                 self._suspended.set_attribute("sexton.outcome", link.value)
                 self._suspended.end()
                 self._suspended = None
-        if link is Link.EXPIRED:
+        if link is SessionEvent.EXPIRED:
             self._begin_recovery()
         _log.log(
-            logging.INFO if link is Link.CONNECTED else logging.WARNING, "ownership: the session is %s", link.value
+            logging.INFO if link is SessionEvent.CONNECTED else logging.WARNING,
+            "ownership: the session is %s",
+            link.value,
         )
 
     def _begin_recovery(self) -> None:
@@ -148,7 +150,7 @@ class OwnershipTelemetry:
 
     def ended(self, failure: SextonError | None) -> None:
         """See `OwnershipEvents`."""
-        self._show(Link.EXPIRED)
+        self._show(SessionEvent.EXPIRED)
         self._unsettled.set(0)
         with self._lock:
             for span in filter(None, (self._suspended, self._recovery)):
@@ -157,8 +159,8 @@ class OwnershipTelemetry:
                 span.end()
             self._suspended = self._recovery = None
 
-    def _show(self, link: Link) -> None:
-        for one in Link:
+    def _show(self, link: SessionEvent) -> None:
+        for one in SessionEvent:
             self._state.set(int(one is link), {"state": one.value})
 
     def _mark(self, what: str, facts: _Facts) -> None:

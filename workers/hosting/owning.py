@@ -8,7 +8,7 @@ from typing import Protocol
 from infra.coordination.events import OwnershipEvents
 from infra.coordination.identity import claim_path
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
-from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.sole import SoleOwner
 from logstore.errors import SextonError
 from logstore.names import TopicName
@@ -82,8 +82,8 @@ def new_ownership(
         return SoleOwner(worker_id, fences, events)
     ensemble = ensemble_of(settings)
 
-    def connect(tell: Callable[[Link], None]) -> Session:
-        session = Session(ensemble, tell)
+    def connect(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
+        session = ZooKeeperSession(ensemble, tell)
         try:
             claim_path(session, log.catalog.identities.catalog_id())
         except BaseException:

@@ -10,7 +10,7 @@ from temporalio.service import RPCError
 
 from infra.coordination.identity import compare_path
 from logstore.errors import CatalogMismatch, SextonError
-from logstore.identity.markers import Standing
+from logstore.identity.markers import MarkerState
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.ports.catalog import Identities
 from workers.assembly.adapters import own_buckets
@@ -73,7 +73,7 @@ def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Ca
 
 
 def _is_ours(store: OwnStore) -> bool:
-    return store.look() is Standing.OURS
+    return store.look() is MarkerState.OURS
 
 
 def _path(settings: Settings, catalog_id: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from infra.coordination.directory import Directory, LiveWorker
 from infra.coordination.identity import compare_path
-from infra.coordination.session import Session
+from infra.coordination.session import ZooKeeperSession
 from logstore.ownership import BundleId, OwnerNode, bundle_name
 from logstore.ports.catalog import Fence, Fences
 from workers.hosting.owning import ensemble_of
@@ -27,7 +27,7 @@ class SessionState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class OwnerRow:
     """An owner's node."""
 
     worker_id: str  # empty: the node cannot be read
@@ -41,7 +41,7 @@ class BundleRow:
 
     bundle: BundleId
     name: str
-    held: Held | None
+    held: OwnerRow | None
     fence: int  # 0: it was never acquired
     fenced_by: str | None  # who acquired it last: mostly the owner
 
@@ -83,14 +83,14 @@ def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterato
 
 
 @contextmanager
-def open_session(settings: Settings) -> Iterator[Session]:
+def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
     """A session that only looks.
 
     Raises:
         ServiceFailed: ZooKeeper is not known, cannot be reached, or refuses us.
     """
     ensemble = ensemble_of(settings)
-    session = Session(replace(ensemble, timeout_s=min(ensemble.timeout_s, _PATIENCE_S)), lambda _: None)
+    session = ZooKeeperSession(replace(ensemble, timeout_s=min(ensemble.timeout_s, _PATIENCE_S)), lambda _: None)
     try:
         yield session
     finally:
@@ -107,7 +107,7 @@ def overview(fences: Fences, directory: Directory | None) -> Overview:
     """
     if directory is None:
         last = {one.bundle: one for one in fences.fences()}
-        held = {one: Held(worker_id=fence.worker_id, session=None, state=None) for one, fence in last.items()}
+        held = {one: OwnerRow(worker_id=fence.worker_id, session=None, state=None) for one, fence in last.items()}
         live: Mapping[str, LiveWorker] = {}
     else:
         nodes, live, sessions = directory.owners(), directory.live_workers(), directory.sessions()
@@ -118,7 +118,7 @@ def overview(fences: Fences, directory: Directory | None) -> Overview:
     return Overview(bundles=rows, workers=_workers(held, live, known=directory is not None))
 
 
-def _held(node: OwnerNode, live: Mapping[str, LiveWorker], sessions: Collection[int]) -> Held:
+def _held(node: OwnerNode, live: Mapping[str, LiveWorker], sessions: Collection[int]) -> OwnerRow:
     worker = live.get(node.worker_id)
     if node.session not in sessions:
         state = SessionState.GONE
@@ -126,10 +126,10 @@ def _held(node: OwnerNode, live: Mapping[str, LiveWorker], sessions: Collection[
         state = SessionState.UNLISTED
     else:
         state = SessionState.ALIVE
-    return Held(worker_id=node.worker_id, session=node.session, state=state)
+    return OwnerRow(worker_id=node.worker_id, session=node.session, state=state)
 
 
-def _row(bundle: BundleId, count: int, held: Held | None, last: Fence | None) -> BundleRow:
+def _row(bundle: BundleId, count: int, held: OwnerRow | None, last: Fence | None) -> BundleRow:
     return BundleRow(
         bundle=bundle,
         name=bundle_name(bundle, bundles=count),
@@ -139,7 +139,7 @@ def _row(bundle: BundleId, count: int, held: Held | None, last: Fence | None) ->
     )
 
 
-def _workers(held: Mapping[BundleId, Held], live: Mapping[str, LiveWorker], *, known: bool) -> list[WorkerRow]:
+def _workers(held: Mapping[BundleId, OwnerRow], live: Mapping[str, LiveWorker], *, known: bool) -> list[WorkerRow]:
     """Those alive; where none of them tells that it is, those that bundles name."""
     named = Counter(one.worker_id for one in held.values())
     if not known:

@@ -54,7 +54,7 @@ class Recurring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class AppliedSchedule:
     """What became of one schedule."""
 
     schedule_id: str
@@ -95,7 +95,7 @@ def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]
     )
 
 
-async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[Applied]:
+async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
     """Create what is missing and update what differs; whatever else the namespace schedules is left alone.
 
     A job with interval 0 is left out, or paused where its schedule exists. Repeating it is harmless. A schedule that
@@ -112,7 +112,7 @@ async def list_schedules(client: Client) -> list[ScheduleRow]:
     return [_row(one) for one in found if one]
 
 
-async def _apply(client: Client, job: Recurring, task_queue: str) -> Applied | None:
+async def _apply(client: Client, job: Recurring, task_queue: str) -> AppliedSchedule | None:
     handle = client.get_schedule_handle(job.schedule_id)
     found = await _described(handle)
     if found is None and not job.interval_s:
@@ -120,13 +120,13 @@ async def _apply(client: Client, job: Recurring, task_queue: str) -> Applied | N
     if found is None:
         try:
             await client.create_schedule(job.schedule_id, _schedule(job, task_queue, ScheduleState()))
-            return Applied(schedule_id=job.schedule_id, change="created")
+            return AppliedSchedule(schedule_id=job.schedule_id, change="created")
         except ScheduleAlreadyRunningError:  # another process came first
             found = await handle.describe()
     if await _same(client, found, job, task_queue):
-        return Applied(schedule_id=job.schedule_id, change="unchanged")
+        return AppliedSchedule(schedule_id=job.schedule_id, change="unchanged")
     await handle.update(lambda now: _updated(now, job, task_queue))
-    return Applied(schedule_id=job.schedule_id, change="updated")
+    return AppliedSchedule(schedule_id=job.schedule_id, change="updated")
 
 
 async def _described(handle: ScheduleHandle) -> ScheduleDescription | None:

@@ -3,13 +3,13 @@
 from workers.settings.durations import format_duration, parse_duration
 from workers.settings.model import OFF, SERVICES, Settings
 from workers.settings.recorded import read_recorded
-from workers.settings.sources import DEFAULT_HOME, Loaded, Recorded, load_settings
+from workers.settings.sources import DEFAULT_HOME, LoadedSettings, Recorded, load_settings
 
 __all__ = [
     "DEFAULT_HOME",
     "OFF",
     "SERVICES",
-    "Loaded",
+    "LoadedSettings",
     "Recorded",
     "Settings",
     "format_duration",

@@ -32,7 +32,7 @@ Recorded = Callable[[Path], Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """Settings, and for each of them where its value came from."""
 
     settings: Settings
@@ -45,7 +45,7 @@ def load_settings(
     cwd: Path,
     *,
     recorded: Recorded = read_recorded,
-) -> Loaded:
+) -> LoadedSettings:
     """Merge all sources, strongest first: flags, environment, `sexton.toml`, the stack in the home, defaults.
 
     Args:
@@ -63,7 +63,7 @@ def load_settings(
     home, origin = chosen.get("home", (DEFAULT_HOME, "default"))
     chosen["home"] = (_path(home, origin, cwd), origin)
     found = {**_from_stack(Path(str(chosen["home"][0])), recorded), **chosen}
-    return Loaded(_validated(found), _origins(found))
+    return LoadedSettings(_validated(found), _origins(found))
 
 
 def _own(exported: _Source, given: _Source, cwd: Path) -> _Source:

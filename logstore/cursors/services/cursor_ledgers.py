@@ -15,7 +15,7 @@ from logstore.cursors.snapshots import Snapshot, of_ledgers, whole
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
-from logstore.log.services.component_ledgers import ComponentLedgers, Draft, Newborn
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, Draft
 from logstore.ports.catalog import Acknowledged, Cursors, Ledgers, SnapshotChange, StoredCursor
 from logstore.positions import LedgerId, TopicId
 
@@ -160,7 +160,7 @@ class CursorLedgers:
             properties={"mark_delete": str(row.state.mark_delete)},
         )
 
-        def publish(born: Newborn) -> bool:
+        def publish(born: CreatedLedger) -> bool:
             snapshot = Snapshot(ledger_id=born.ledger_id, acknowledged=unpack_acknowledged(packed))
             published = self._cursors.publish_snapshot(change, snapshot, size_bytes=born.size_bytes, sha256=born.sha256)
             if published:

@@ -9,7 +9,7 @@ from logstore.ports.objects import UNANSWERED, DeleteReport, ObjectStore, OwnedS
 from logstore.ports.storage import Removal
 
 
-class Kept(NamedTuple):
+class UnconfirmedKeys(NamedTuple):
     """Keys that storage did not confirm as deleted."""
 
     keys: int
@@ -32,14 +32,14 @@ def delete(
     return report
 
 
-def kept(keys: Iterable[str], report: DeleteReport) -> Kept | None:
+def kept(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKeys | None:
     """Those of `keys` that the report does not confirm, or None."""
     failed = [key for key in keys if key not in report.deleted]
     if not failed:
         return None
     reasons = [report.failed.get(key, "unconfirmed") for key in failed]
     answered = not any(reason.startswith(UNANSWERED) for reason in reasons)
-    return Kept(len(failed), f"{failed[0]}: {reasons[0]}", answered)
+    return UnconfirmedKeys(len(failed), f"{failed[0]}: {reasons[0]}", answered)
 
 
 def unconfirmed(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
@@ -52,7 +52,7 @@ def unconfirmed(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[i
     return {}
 
 
-def removal(copy: StoredCopy, left: Kept | None) -> Removal:
+def removal(copy: StoredCopy, left: UnconfirmedKeys | None) -> Removal:
     """What one copy's removal came to."""
     total = len(copy.data_keys) + len(copy.meta_keys)
     if left is None:

@@ -10,7 +10,7 @@ from contextvars import copy_context
 from itertools import chain, islice
 
 from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
-from logstore.deletion.services.confirmed_deletes import Kept, delete, kept, removal, unconfirmed
+from logstore.deletion.services.confirmed_deletes import UnconfirmedKeys, delete, kept, removal, unconfirmed
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.log.ledgers import (
@@ -156,14 +156,14 @@ class PrimaryCopies:
             meta = delete(self._objects, whole, lambda copy: copy.meta_keys, on_progress)
         return {row: removal(copies[row], left[row] or kept(copies[row].meta_keys, meta)) for row in copies}
 
-    def _left(self, copy: StoredCopy, report: DeleteReport) -> Kept | None:
+    def _left(self, copy: StoredCopy, report: DeleteReport) -> UnconfirmedKeys | None:
         """What is left of the data: keys refused, or for a listing that was short, keys a second one shows."""
         errors = kept(copy.data_keys, report)
         if errors or not copy.short or not copy.meta_keys:
             return errors
         prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
         again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
-        return Kept(len(again), f"{again[0]} appeared in a second listing") if again else None
+        return UnconfirmedKeys(len(again), f"{again[0]} appeared in a second listing") if again else None
 
 
 def _asked(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Seen]:

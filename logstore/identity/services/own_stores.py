@@ -8,7 +8,7 @@ from typing import BinaryIO, Final
 from logstore.deletion.intents import DeletionState, disowned
 from logstore.errors import AlreadyExists, CatalogMismatch
 from logstore.failpoints import effect
-from logstore.identity.markers import MARKER_KEY, Place, Standing, judge, marked_by, marker_of, refusal
+from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, judge, marked_by, marker_of, refusal
 from logstore.log.ledgers import CopyState, meta_key
 from logstore.offload.tiered import data_key, index_key, was_published
 from logstore.ports.catalog import Identities, KnownCopy
@@ -25,11 +25,11 @@ class OwnStores:
         """Ask this catalog."""
         self._identities = identities
 
-    def own(self, place: Place, store: ObjectStore) -> "OwnStore":
+    def own(self, place: NamedBucket, store: ObjectStore) -> "OwnStore":
         """The bucket, to be compared before its first use."""
         return OwnStore(self, place, store)
 
-    def look(self, place: Place, store: ObjectStore) -> Standing:
+    def look(self, place: NamedBucket, store: ObjectStore) -> MarkerState:
         """How the bucket stands to the catalog; looking changes nothing.
 
         Raises:
@@ -45,7 +45,7 @@ class OwnStores:
             raise refused
         return standing
 
-    def require(self, place: Place, store: ObjectStore) -> None:
+    def require(self, place: NamedBucket, store: ObjectStore) -> None:
         """See that the bucket is this catalog's; one without a marker becomes so, once, if the evidence allows it.
 
         The marker is put before it is recorded: a process that dies in between leaves a bucket that names its catalog.
@@ -56,13 +56,13 @@ class OwnStores:
                 catalog did not write, or lacks all that this catalog wrote.
         """
         standing = self.look(place, store)
-        if standing is Standing.UNMARKED:
+        if standing is MarkerState.UNMARKED:
             self._adopt(place, store)
         if (place.role, place.bucket) not in self._identities.marked():
             with effect("identity.record_marker"):
                 self._identities.record(place.role, place.bucket)
 
-    def confirm(self, place: Place, store: ObjectStore) -> None:
+    def confirm(self, place: NamedBucket, store: ObjectStore) -> None:
         """Read the marker again, whatever was seen before: by one request.
 
         Raises:
@@ -70,29 +70,29 @@ class OwnStores:
             StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
         """
         found, catalog_id = _marker(store), self._identities.catalog_id()
-        standing = Standing.LOST if found is None else judge(found, catalog_id=catalog_id, place=place, marked=())
+        standing = MarkerState.LOST if found is None else judge(found, catalog_id=catalog_id, place=place, marked=())
         refused = refusal(standing, found, catalog_id=catalog_id, place=place, marked=())
         if refused:
             raise refused
 
-    def _adopt(self, place: Place, store: ObjectStore) -> None:
+    def _adopt(self, place: NamedBucket, store: ObjectStore) -> None:
         """Mark it, if the evidence allows it; what does not may have been written since by one who marked it first."""
         try:
             self._check_evidence(place, store)
         except CatalogMismatch:
-            if self.look(place, store) is Standing.UNMARKED:
+            if self.look(place, store) is MarkerState.UNMARKED:
                 raise
         else:
             self._mark(place, store)
 
-    def _mark(self, place: Place, store: ObjectStore) -> None:
+    def _mark(self, place: NamedBucket, store: ObjectStore) -> None:
         try:
             with effect("identity.put_marker"):
                 store.put_if_absent(MARKER_KEY, marker_of(self._identities.catalog_id()), metadata={})
         except AlreadyExists:  # of another catalog, or with another content: what it says counts
             self.confirm(place, store)
 
-    def _check_evidence(self, place: Place, store: ObjectStore) -> None:
+    def _check_evidence(self, place: NamedBucket, store: ObjectStore) -> None:
         """A catalog takes a bucket without a marker if it holds what the catalog wrote; a new one, if it holds nothing.
 
         Source: the statement that every object carries (PIP-186: nothing is deleted on a mere name).
@@ -112,7 +112,7 @@ class OwnStores:
 class OwnStore:
     """An `OwnedStore`: no request is sent before its bucket was seen to be the catalog's, once in a process."""
 
-    def __init__(self, stores: OwnStores, place: Place, store: ObjectStore) -> None:
+    def __init__(self, stores: OwnStores, place: NamedBucket, store: ObjectStore) -> None:
         """Ask nothing yet; see `OwnStores.own`."""
         self._stores, self._place, self._store = stores, place, store
         self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class OwnStore:
         """See `OwnedStore.confirm`."""
         self._stores.confirm(self._place, self._store)
 
-    def look(self) -> Standing:
+    def look(self) -> MarkerState:
         """See `OwnStores.look`."""
         return self._stores.look(self._place, self._store)
 
@@ -186,7 +186,7 @@ def _marker(store: ObjectStore) -> str | None:
     return None if stored is None else marked_by(stored.body)
 
 
-def _is_stated(place: Place, store: ObjectStore, copy: KnownCopy) -> bool:
+def _is_stated(place: NamedBucket, store: ObjectStore, copy: KnownCopy) -> bool:
     """Whether the bucket holds the copy's statement, as the catalog has it.
 
     Raises:
@@ -218,6 +218,6 @@ def _is_certain(copy: KnownCopy) -> bool:
     return copy.state == CopyState.LIVE.value or (going and stored)
 
 
-def _not_ours(place: Place, expected: str, found: str) -> CatalogMismatch:
+def _not_ours(place: NamedBucket, expected: str, found: str) -> CatalogMismatch:
     advice = "it has no marker, and is taken only with evidence: check bucket, endpoint and database"
     return CatalogMismatch(str(place), expected=expected, found=found, advice=advice)

@@ -13,7 +13,7 @@ from logstore.errors import InvalidInput, ProducerFenced, SextonError
 from logstore.log.entries import ProducedEntries, encode_segment
 from logstore.log.ledgers import digest_of
 from logstore.log.services import duplicates
-from logstore.log.services.placement import Body, Hints, Placed, Placer
+from logstore.log.services.placement import PlacedSegment, Placer, SegmentBody, TopicHints
 from logstore.ports.catalog import Ledgers, Topic
 from logstore.positions import Position
 
@@ -53,7 +53,7 @@ class Appender:
         self._timeout_s = registration_timeout_s
 
     def append(
-        self, topic: Topic, hints: Hints, parts: Sequence[ProducedEntries]
+        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries]
     ) -> Sequence[AppendResult | SextonError]:
         """Store the parts as one segment and answer each in its place.
 
@@ -82,7 +82,7 @@ class Appender:
                 return _results(parts, kept, placed)
 
     def _append_fit(
-        self, topic: Topic, hints: Hints, parts: Sequence[ProducedEntries]
+        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries]
     ) -> Sequence[AppendResult | SextonError]:
         """Take out what cannot be encoded; the rest is judged anew, as entries taken out make no duplicates."""
         unfit = {at: error for at, part in enumerate(parts) if (error := _unfit(part))}
@@ -91,7 +91,7 @@ class Appender:
         return [unfit[at] if at in unfit else next(answers) for at in range(len(parts))]
 
     def _without_duplicates(
-        self, topic: Topic, hints: Hints, parts: Sequence[ProducedEntries], deadline_s: float
+        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries]:
         """Drop duplicates; on the catalog's word alone, as what is dropped is acknowledged without being stored.
 
@@ -108,9 +108,9 @@ class Appender:
         hints.remember({name: found.get(name, -1) for name in wanted})
         return duplicates.drop(parts, found)
 
-    def _encode(self, kept: Sequence[ProducedEntries]) -> Body:
+    def _encode(self, kept: Sequence[ProducedEntries]) -> SegmentBody:
         content = encode_segment(kept, publish_ms=self._clock.now_us() // 1000)
-        return Body(
+        return SegmentBody(
             content=content,
             sha256=digest_of(content),
             entries=_entries(kept),
@@ -134,7 +134,7 @@ def _unfit(part: ProducedEntries) -> InvalidInput | None:
 
 
 def _results(
-    parts: Sequence[ProducedEntries], kept: Sequence[ProducedEntries], placed: Placed | None
+    parts: Sequence[ProducedEntries], kept: Sequence[ProducedEntries], placed: PlacedSegment | None
 ) -> list[AppendResult]:
     results = []
     at = placed.first_entry if placed else 0

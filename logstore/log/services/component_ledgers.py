@@ -32,7 +32,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Newborn:
+class CreatedLedger:
     """A ledger whose objects are stored and which is in no list yet."""
 
     ledger_id: LedgerId
@@ -81,7 +81,7 @@ class ComponentLedgers:
         self._clock = clock or Clock()
         self._patience_s = patience_s
 
-    def write(self, draft: Draft, publish: Callable[[Newborn], _Published]) -> _Published:
+    def write(self, draft: Draft, publish: Callable[[CreatedLedger], _Published]) -> _Published:
         """Store the content as a ledger and publish it.
 
         Idempotency: each call makes a ledger of its own. A crash leaves at most a row that is in no list, which
@@ -103,7 +103,7 @@ class ComponentLedgers:
             statement = self._clock.patiently(lambda: self._create(draft), deadline_s=deadline_s)
             with telling(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
                 if self._put(statement, body, digest, deadline_s):
-                    newborn = Newborn(ledger_id=statement.ledger_id, size_bytes=len(body), sha256=digest)
+                    newborn = CreatedLedger(ledger_id=statement.ledger_id, size_bytes=len(body), sha256=digest)
                     return self._clock.patiently(lambda born=newborn: publish(born), deadline_s=deadline_s)  # type: ignore[misc]
         raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_TRIES} ledger ids in a row")
 

@@ -14,8 +14,8 @@ from logstore.log.entries import Entry, ProducedEntries
 from logstore.log.services import duplicates
 from logstore.log.services.append import Appender, AppendResult
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.merge import Lane
-from logstore.log.services.placement import Hints, Placer
+from logstore.log.services.merge import AppendQueue
+from logstore.log.services.placement import Placer, TopicHints
 from logstore.log.services.read import READABLE, Reader
 from logstore.log.services.registration import Registrar
 from logstore.log.services.roll import Rolled, Roller, RollPolicy
@@ -81,8 +81,8 @@ class ManagedLedger:
         timeout_s = registration_timeout_s
         self._appender = Appender(ledgers=ledgers, placer=placer, clock=self._clock, registration_timeout_s=timeout_s)
         self._reader = Reader(ledgers=ledgers, objects=objects, clock=self._clock, tiered=tiered)
-        self._lanes: dict[TopicId, Lane] = {}
-        self._hints: dict[TopicId, tuple[Topic, Hints]] = {}
+        self._lanes: dict[TopicId, AppendQueue] = {}
+        self._hints: dict[TopicId, tuple[Topic, TopicHints]] = {}
         self._lanes_lock = threading.Lock()
 
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
@@ -241,15 +241,15 @@ class ManagedLedger:
     ) -> None:
         self.close()
 
-    def _lane(self, topic: Topic) -> Lane:
+    def _lane(self, topic: Topic) -> AppendQueue:
         with self._lanes_lock:
             lane = self._lanes.get(topic.topic_id)
             if lane is None:
                 if len(self._lanes) >= _LANES:
                     self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.idle}
                     self._hints = {known: self._hints[known] for known in self._lanes}
-                hints = Hints()
+                hints = TopicHints()
                 self._hints[topic.topic_id] = (topic, hints)
-                lane = Lane(partial(self._appender.append, topic, hints))
+                lane = AppendQueue(partial(self._appender.append, topic, hints))
                 self._lanes[topic.topic_id] = lane
             return lane

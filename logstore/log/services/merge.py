@@ -34,7 +34,7 @@ class _Waiter:
         self.answer: Answer | None = None
 
 
-class Lane:
+class AppendQueue:
     """The appends of one topic in this process."""
 
     def __init__(self, store: Callable[[Sequence[ProducedEntries]], Sequence[AppendResult | SextonError]]) -> None:

@@ -26,7 +26,7 @@ _PRODUCERS: Final = 10_000  # remembered for a topic at most
 
 
 @dataclass(slots=True, kw_only=True)
-class Hints:
+class TopicHints:
     """What this process remembers of a topic; may be old, and is forgotten when the catalog disagrees."""
 
     ledger: Ledger | None = None
@@ -46,7 +46,7 @@ class Hints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class SegmentBody:
     """An encoded segment on its way."""
 
     content: bytes
@@ -57,7 +57,7 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedSegment:
     """Where a segment's entries begin."""
 
     ledger_id: LedgerId
@@ -65,7 +65,7 @@ class Placed:
 
 
 @dataclass(slots=True)
-class Race:
+class PlacementAttempts:
     """One segment's attempts so far."""
 
     deadline_s: float
@@ -114,7 +114,7 @@ class Placer:
         self._application = application
         self._clock = clock
 
-    def place(self, topic: Topic, hints: Hints, body: Body, *, deadline_s: float) -> Placed:
+    def place(self, topic: Topic, hints: TopicHints, body: SegmentBody, *, deadline_s: float) -> PlacedSegment:
         """Upload and register the segment, again under a later number or in another ledger as long as it loses.
 
         Raises:
@@ -123,7 +123,7 @@ class Placer:
             StoreUnavailable, CatalogBusy: Not registered; bounded retries were not enough.
             OutcomeUnknown: Perhaps registered, and the catalog could not be asked.
         """
-        race = Race(deadline_s)
+        race = PlacementAttempts(deadline_s)
         while race.losses <= _LOSSES:
             ledger = self._ledger(topic, hints, race)
             number = race.tried[ledger.ledger_id] = race.next_number(ledger)
@@ -141,11 +141,11 @@ class Placer:
                 hints.ledger = None
             else:
                 hints.ledger = _after(ledger, write, registered)
-                return Placed(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
+                return PlacedSegment(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
             race.losses += 1
         raise CatalogBusy(f"topic {topic.name}: append lost {race.losses} races to other writers")
 
-    def _ledger(self, topic: Topic, hints: Hints, race: Race) -> Ledger:
+    def _ledger(self, topic: Topic, hints: TopicHints, race: PlacementAttempts) -> Ledger:
         """The ledger to write to; the hint if it will do, else what the catalog says, rolled where needed."""
         if hints.ledger and self._takes(hints.ledger, race):
             return hints.ledger
@@ -158,7 +158,7 @@ class Placer:
             last = self._roller.next_ledger(topic.topic_id, last)
         raise CatalogBusy(f"topic {topic.name}: rolled {_LOSSES} times and found no ledger that takes segments")
 
-    def _takes(self, ledger: Ledger, race: Race) -> bool:
+    def _takes(self, ledger: Ledger, race: PlacementAttempts) -> bool:
         return (
             ledger.state is LedgerState.OPEN
             and ledger.ledger_id not in race.fenced
@@ -166,7 +166,9 @@ class Placer:
             and not self._policy.due(ledger, now_us=self._clock.now_us())
         )
 
-    def _upload(self, topic: Topic, ledger: Ledger, write: RegisterSegment, body: Body, race: Race) -> None:
+    def _upload(
+        self, topic: Topic, ledger: Ledger, write: RegisterSegment, body: SegmentBody, race: PlacementAttempts
+    ) -> None:
         key = segment_key(write.ledger_id, write.number)
         statement = self._statement(topic, ledger, write.epoch)
         metadata = statement.to_metadata() | {"upload": body.upload} | vouching(body.content, body.sha256)
@@ -181,7 +183,7 @@ class Placer:
             if not self._is_own(key, body):
                 raise
 
-    def _is_own(self, key: str, body: Body) -> bool:
+    def _is_own(self, key: str, body: SegmentBody) -> bool:
         """Whether an earlier try of this very upload landed although it was reported as failed."""
         seen = self._objects.head(key)
         return seen is not None and seen[1].get("upload") == body.upload
@@ -197,7 +199,7 @@ class Placer:
         return LedgerStatement(owner=owner, ledger_id=ledger.ledger_id, created_us=ledger.created_us, epoch=epoch)
 
 
-def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: Body) -> RegisterSegment:
+def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: SegmentBody) -> RegisterSegment:
     return RegisterSegment(
         topic_id=topic.topic_id,
         ledger_id=ledger.ledger_id,

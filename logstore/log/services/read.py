@@ -20,7 +20,7 @@ from logstore.log.entries import Entry
 from logstore.log.ledgers import LedgerState
 from logstore.log.services.prefetch import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
-from logstore.log.services.source import Source
+from logstore.log.services.source import SegmentSource
 from logstore.log.services.tiered_segments import TieredSegments
 from logstore.ports.catalog import Ledger, Ledgers, Segment, Topic
 from logstore.ports.objects import ObjectStore
@@ -95,7 +95,7 @@ class Reader:
         return self._scan(topic, view, _BEGINNING if from_position is None else from_position)
 
     def _scan(self, topic: Topic, view: _View, at: Position) -> Iterator[Entry]:
-        source = Source(self._objects, self._tiered)
+        source = SegmentSource(self._objects, self._tiered)
         while True:
             segments = self._segments(topic, view, at)
             wanted = ((ledger, segment, ids) for ledger, segment in segments if (ids := _wanted(segment, view, at)))

@@ -8,7 +8,7 @@ from typing import Final
 
 from logstore.errors import CatalogBusy, CorruptData, InvalidInput, MissingData, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.log.services.component_ledgers import ComponentLedgers, Draft, Newborn
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, Draft
 from logstore.ports.catalog import Schemas, SchemaVersion, Topic
 from logstore.positions import TopicId
 
@@ -87,7 +87,7 @@ class SchemaRegistry:
             properties={"digest": digest},
         )
 
-        def publish(born: Newborn) -> SchemaVersion | None:
+        def publish(born: CreatedLedger) -> SchemaVersion | None:
             return self._schemas.publish(
                 topic.topic_id,
                 born.ledger_id,

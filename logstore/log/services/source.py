@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Source:
+class SegmentSource:
     """Segments for one scan; threads that read ahead share it."""
 
     def __init__(self, objects: ObjectStore, tiered: TieredSegments | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
-from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.turns import Turns
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fences
@@ -38,7 +38,7 @@ class Crew:
     def __init__(self, ensemble: Ensemble, fences: SqlFences) -> None:
         self.ensemble, self.fences = ensemble, fences
         self.owners: dict[str, BundleOwner] = {}
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, ZooKeeperSession] = {}
         self.watchers: dict[str, Watcher] = {}
         self.door = threading.Event()  # to ZooKeeper; while it is shut nobody gets a session
         self.door.set()
@@ -55,9 +55,9 @@ class Crew:
     ) -> BundleOwner:
         """Start a worker; `fences` is how it sees them, `loading` what it does with a bundle that it acquired."""
 
-        def connect(tell: Callable[[Link], None]) -> Session:
+        def connect(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
             assert self.door.wait(60)
-            self.sessions[name] = Session(self.ensemble, tell)
+            self.sessions[name] = ZooKeeperSession(self.ensemble, tell)
             return self.sessions[name]
 
         turns = Turns(takeover_grace_s=0.3, rest_s=rest_s, fences_s=0.5)

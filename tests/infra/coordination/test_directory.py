@@ -7,7 +7,7 @@ from kazoo.client import KazooClient
 
 from infra.coordination.directory import SESSIONS, Directory
 from infra.coordination.nodes import Nodes
-from infra.coordination.session import Ensemble, Session
+from infra.coordination.session import Ensemble, ZooKeeperSession
 from logstore.ownership import BundleId, WorkerLoad
 
 pytestmark = pytest.mark.external_service
@@ -18,15 +18,15 @@ _N = 8
 @pytest.fixture
 def directory(ensemble: Ensemble) -> Iterator[Directory]:
     """An onlooker's."""
-    session = Session(ensemble, lambda _: None)
+    session = ZooKeeperSession(ensemble, lambda _: None)
     yield Directory(session, _N)
     session.close()
 
 
 @pytest.fixture
-def worker(ensemble: Ensemble) -> Iterator[tuple[Session, Nodes]]:
+def worker(ensemble: Ensemble) -> Iterator[tuple[ZooKeeperSession, Nodes]]:
     """One that is enlisted and owns two bundles."""
-    session = Session(ensemble, lambda _: None)
+    session = ZooKeeperSession(ensemble, lambda _: None)
     nodes = Nodes(session, "a", _N)
     nodes.enlist(WorkerLoad(load=0.5, bundles=2))
     nodes.take([BundleId(1), BundleId(6)])
@@ -46,7 +46,7 @@ def test_looking_where_nobody_ever_took_part_finds_nothing_and_makes_nothing(
 
 
 def test_looking_finds_workers_with_their_sessions_and_what_they_own(
-    directory: Directory, worker: tuple[Session, Nodes], looker: KazooClient
+    directory: Directory, worker: tuple[ZooKeeperSession, Nodes], looker: KazooClient
 ) -> None:
     """Enough to tell whether an owner's session lives; the onlooker itself is none of the workers."""
     session = worker[0].id
@@ -61,7 +61,7 @@ def test_looking_finds_workers_with_their_sessions_and_what_they_own(
 
 
 def test_onlooker_may_remove_a_node_of_the_session_that_it_read(
-    directory: Directory, worker: tuple[Session, Nodes]
+    directory: Directory, worker: tuple[ZooKeeperSession, Nodes]
 ) -> None:
     """Without taking part; a session that it did not read as the node's own removes nothing (apache/pulsar#295)."""
     session, nodes = worker

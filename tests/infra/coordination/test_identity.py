@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.identity import CATALOG, claim_path, compare_path
-from infra.coordination.session import Ensemble, Session
+from infra.coordination.session import Ensemble, ZooKeeperSession
 from logstore.errors import CatalogMismatch
 
 pytestmark = pytest.mark.external_service
@@ -17,14 +17,16 @@ OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-
 
 
 @pytest.fixture
-def session(ensemble: Ensemble) -> Iterator[Session]:
+def session(ensemble: Ensemble) -> Iterator[ZooKeeperSession]:
     """One that is open."""
-    found = Session(replace(ensemble, timeout_s=10.0), lambda _: None)
+    found = ZooKeeperSession(replace(ensemble, timeout_s=10.0), lambda _: None)
     yield found
     found.close()
 
 
-def test_path_is_the_first_catalogs_for_ever(session: Session, looker: KazooClient, ensemble: Ensemble) -> None:
+def test_path_is_the_first_catalogs_for_ever(
+    session: ZooKeeperSession, looker: KazooClient, ensemble: Ensemble
+) -> None:
     """Its node outlives every session; another catalog is refused by both ids and the path."""
     claim_path(session, OURS)
     claim_path(session, OURS)
@@ -37,13 +39,13 @@ def test_path_is_the_first_catalogs_for_ever(session: Session, looker: KazooClie
     assert compare_path(session, OURS)
 
 
-def test_looking_claims_nothing(session: Session, looker: KazooClient) -> None:
+def test_looking_claims_nothing(session: ZooKeeperSession, looker: KazooClient) -> None:
     """Where no worker ever took part the path is nobody's."""
     assert not compare_path(session, OURS)
     assert looker.exists(CATALOG) is None
 
 
-def test_two_catalogs_that_claim_at_once_end_with_one(session: Session, looker: KazooClient) -> None:
+def test_two_catalogs_that_claim_at_once_end_with_one(session: ZooKeeperSession, looker: KazooClient) -> None:
     """A create that finds the node compares it."""
 
     def claim(catalog_id: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.nodes import OWNERS, WORKERS, Nodes
-from infra.coordination.session import Ensemble, Session
+from infra.coordination.session import Ensemble, ZooKeeperSession
 from logstore.errors import PreconditionFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad, bundle_name
 from tests.infra.coordination.zookeeper import ZooKeeper
@@ -20,12 +20,12 @@ _IDLE = WorkerLoad(load=0.0, bundles=0)
 
 
 @pytest.fixture
-def join(ensemble: Ensemble) -> Iterator[Callable[[str], tuple[Session, Nodes]]]:
+def join(ensemble: Ensemble) -> Iterator[Callable[[str], tuple[ZooKeeperSession, Nodes]]]:
     """Open sessions for workers by name; all are closed at the end."""
-    opened: list[Session] = []
+    opened: list[ZooKeeperSession] = []
 
-    def joined(worker_id: str) -> tuple[Session, Nodes]:
-        session = Session(ensemble, lambda _: None)
+    def joined(worker_id: str) -> tuple[ZooKeeperSession, Nodes]:
+        session = ZooKeeperSession(ensemble, lambda _: None)
         opened.append(session)
         return session, Nodes(session, worker_id, _N)
 
@@ -34,7 +34,7 @@ def join(ensemble: Ensemble) -> Iterator[Callable[[str], tuple[Session, Nodes]]]
         session.close()
 
 
-Join = Callable[[str], tuple[Session, Nodes]]
+Join = Callable[[str], tuple[ZooKeeperSession, Nodes]]
 
 
 def _bundles(*numbers: int) -> list[BundleId]:

@@ -13,7 +13,7 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 from infra.coordination.directory import SESSIONS, session_path
 from infra.coordination.nodes import OWNERS, WORKERS, Nodes
 from infra.coordination.owner import BundleOwner, ExpiredPolicy
-from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from logstore.errors import NotOwner, ServiceFailed, SessionLost, StoreUnavailable, WorkerIdTaken
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_name
@@ -186,7 +186,7 @@ def test_second_process_of_a_worker_id_is_refused(crew: Crew) -> None:
     crew.hire("a")
     assert_eventually(crew.settled)
     with pytest.raises(WorkerIdTaken, match="worker id a"):
-        BundleOwner("a", lambda tell: Session(crew.ensemble, tell), crew.fences, Watcher()).start()
+        BundleOwner("a", lambda tell: ZooKeeperSession(crew.ensemble, tell), crew.fences, Watcher()).start()
     assert crew.settled()
 
 
@@ -194,12 +194,12 @@ def test_worker_told_to_stop_while_it_waits_for_its_id_has_not_failed(
     zookeeper: ZooKeeper, crew: Crew, looker: KazooClient
 ) -> None:
     """It would else end as if another process had its id."""
-    sessions: list[Session] = []
+    sessions: list[ZooKeeperSession] = []
 
-    def connect(tell: Callable[[Link], None]) -> Session:
+    def connect(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
         if sessions:
             looker.create(f"{WORKERS}/a", b"", ephemeral=True)
-        sessions.append(Session(crew.ensemble, tell))
+        sessions.append(ZooKeeperSession(crew.ensemble, tell))
         return sessions[-1]
 
     owner = crew.owners["a"] = BundleOwner("a", connect, crew.fences, Watcher())
@@ -267,7 +267,7 @@ def test_owner_placement_holds_no_thread_while_zookeeper_is_away(
     owner = crew.hire("w1")
     zookeeper.kill()
     try:
-        assert_eventually(lambda: crew.sessions["w1"].link is not Link.CONNECTED)
+        assert_eventually(lambda: crew.sessions["w1"].link is not SessionEvent.CONNECTED)
         look, asked = Nodes.owners, list[threading.Thread]()
 
         def owners(nodes: Nodes, *rest: Any) -> Any:

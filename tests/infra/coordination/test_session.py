@@ -10,14 +10,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.coordination.session import Ensemble, Link, Session
+from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 
 pytestmark = pytest.mark.external_service
 
-Heard = queue.SimpleQueue[Link]
+Heard = queue.SimpleQueue[SessionEvent]
 
 
 @pytest.fixture
@@ -27,27 +27,27 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def session(ensemble: Ensemble, heard: Heard) -> Iterator[Session]:
+def session(ensemble: Ensemble, heard: Heard) -> Iterator[ZooKeeperSession]:
     """A live one."""
-    opened = Session(ensemble, heard.put)
+    opened = ZooKeeperSession(ensemble, heard.put)
     yield opened
     opened.close()
 
 
-def _next(heard: Heard) -> Link:
+def _next(heard: Heard) -> SessionEvent:
     return heard.get(timeout=20)
 
 
 def test_session_that_expires_on_the_server_is_over_for_good(
-    zookeeper: ZooKeeper, session: Session, heard: Heard, looker: KazooClient
+    zookeeper: ZooKeeper, session: ZooKeeperSession, heard: Heard, looker: KazooClient
 ) -> None:
     """Kazoo goes on in a new session; this object refuses to (ClickHouse#116690: a claim must not be kept by one)."""
     session.ask("making", lambda client: client.create("/mine", ephemeral=True))
     zookeeper.expire(session)
     told = [_next(heard)]
-    while told[-1] is not Link.EXPIRED:
+    while told[-1] is not SessionEvent.EXPIRED:
         told.append(_next(heard))
-    assert set(told) <= {Link.SUSPENDED, Link.EXPIRED}
+    assert set(told) <= {SessionEvent.SUSPENDED, SessionEvent.EXPIRED}
     with pytest.raises(SessionLost):
         session.ask("making", lambda client: client.create("/again", ephemeral=True))
     assert looker.get_children("/") == ["zookeeper"] or looker.get_children("/") == []
@@ -68,20 +68,20 @@ def test_session_that_expires_before_anybody_listens_is_not_opened(
 
     monkeypatch.setattr(KazooClient, "add_listener", paused)
     with pytest.raises(SessionLost):
-        Session(ensemble, heard.put)
+        ZooKeeperSession(ensemble, heard.put)
 
 
 def test_session_whose_server_restarts_is_suspended_and_then_the_same(
     zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard
 ) -> None:
     """Away is not over: node and session outlive a restart that is shorter than the session timeout."""
-    session = Session(replace(ensemble, timeout_s=20.0), heard.put)
+    session = ZooKeeperSession(replace(ensemble, timeout_s=20.0), heard.put)
     session.ask("making", lambda client: client.create("/mine", ephemeral=True))
     before = session.id
     zookeeper.kill()
-    assert _next(heard) is Link.SUSPENDED
+    assert _next(heard) is SessionEvent.SUSPENDED
     zookeeper.start()
-    assert _next(heard) is Link.CONNECTED
+    assert _next(heard) is SessionEvent.CONNECTED
     stat = session.ask("looking", lambda client: client.exists("/mine"))
     assert stat is not None
     assert stat.ephemeralOwner == session.id == before
@@ -90,10 +90,10 @@ def test_session_whose_server_restarts_is_suspended_and_then_the_same(
 
 def test_session_that_outlives_a_long_outage_is_kept(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
     """A server that comes back gives each session its time again: who answers soon has lost nothing."""
-    session = Session(replace(ensemble, timeout_s=4.0), heard.put)
+    session = ZooKeeperSession(replace(ensemble, timeout_s=4.0), heard.put)
     before = session.id
     zookeeper.kill()
-    assert _next(heard) is Link.SUSPENDED
+    assert _next(heard) is SessionEvent.SUSPENDED
     for _ in range(10):
         time.sleep(0.9)
         session.forget_position()
@@ -101,56 +101,56 @@ def test_session_that_outlives_a_long_outage_is_kept(zookeeper: ZooKeeper, ensem
     while heard.empty():  # or the test's own timeout
         session.forget_position()
         time.sleep(0.05)
-    assert _next(heard) is Link.CONNECTED
+    assert _next(heard) is SessionEvent.CONNECTED
     assert session.ask("telling its id", lambda client: client.client_id)[0] == before
     session.close()
 
 
 def test_session_of_an_ensemble_that_lost_its_data_ends(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
     """It refuses whoever saw later writes than it has, and tells no session's end: others are served, so it is over."""
-    session = Session(ensemble, heard.put)
+    session = ZooKeeperSession(ensemble, heard.put)
     for _ in range(100):
         session.ask("making", lambda client: client.create("/one", sequence=True))
     zookeeper.wipe()
-    assert _next(heard) is Link.SUSPENDED
+    assert _next(heard) is SessionEvent.SUSPENDED
     session.forget_position()
-    assert session.link is Link.SUSPENDED, "it may be a short outage"
+    assert session.link is SessionEvent.SUSPENDED, "it may be a short outage"
     while heard.empty():  # or the test's own timeout
         session.forget_position()
-    assert _next(heard) is Link.EXPIRED
+    assert _next(heard) is SessionEvent.EXPIRED
     session.close()
 
 
 def test_session_whose_ensemble_serves_nobody_waits(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
     """However long it is away: away is not over."""
-    session = Session(replace(ensemble, timeout_s=0.5), heard.put)
+    session = ZooKeeperSession(replace(ensemble, timeout_s=0.5), heard.put)
     zookeeper.kill()
     try:
-        assert _next(heard) is Link.SUSPENDED
+        assert _next(heard) is SessionEvent.SUSPENDED
         for _ in range(6):  # of half a second each, once two timeouts have passed
             time.sleep(0.3)
             session.forget_position()
-        assert session.link is Link.SUSPENDED
+        assert session.link is SessionEvent.SUSPENDED
         assert heard.empty()
     finally:
         session.close()
         zookeeper.start()
 
 
-def test_session_that_was_silently_replaced_counts_as_expired(session: Session, heard: Heard) -> None:
+def test_session_that_was_silently_replaced_counts_as_expired(session: ZooKeeperSession, heard: Heard) -> None:
     """A server that hands out a new session on a reconnect says plain CONNECTED (ClickHouse#116690)."""
     client = session.ask("reaching in", lambda inner: inner)
     client._session_id += 1
     client._make_state_change("SUSPENDED")
-    assert _next(heard) is Link.SUSPENDED
+    assert _next(heard) is SessionEvent.SUSPENDED
     client._make_state_change("CONNECTED")
-    assert _next(heard) is Link.EXPIRED
+    assert _next(heard) is SessionEvent.EXPIRED
     with pytest.raises(SessionLost):
         session.ask("looking", lambda inner: inner.exists("/"))
 
 
 def test_session_closed_takes_its_nodes_with_it_and_tells_nobody(
-    session: Session, heard: Heard, looker: KazooClient
+    session: ZooKeeperSession, heard: Heard, looker: KazooClient
 ) -> None:
     """A worker that drains gives all up at once."""
     session.ask("making", lambda client: client.create("/mine", ephemeral=True))
@@ -161,21 +161,23 @@ def test_session_closed_takes_its_nodes_with_it_and_tells_nobody(
 
 
 def test_asking_while_away_gives_up_within_a_session_timeout(
-    zookeeper: ZooKeeper, session: Session, heard: Heard
+    zookeeper: ZooKeeper, session: ZooKeeperSession, heard: Heard
 ) -> None:
     """No answer is an error, never the answer that there is nothing."""
     zookeeper.kill()
-    assert _next(heard) is Link.SUSPENDED
+    assert _next(heard) is SessionEvent.SUSPENDED
     with pytest.raises((StoreUnavailable, SessionLost)):
         session.ask("looking", lambda client: client.exists_async("/").get(timeout=1))
     zookeeper.start()
 
 
-def test_asking_just_before_the_loss_is_known_ends_too(zookeeper: ZooKeeper, session: Session, heard: Heard) -> None:
+def test_asking_just_before_the_loss_is_known_ends_too(
+    zookeeper: ZooKeeper, session: ZooKeeperSession, heard: Heard
+) -> None:
     """A call that slips in is queued until the next connection: who asked waits no longer than a session timeout."""
     zookeeper.kill()
-    assert _next(heard) is Link.SUSPENDED
-    session.link = Link.CONNECTED  # as it was a moment before
+    assert _next(heard) is SessionEvent.SUSPENDED
+    session.link = SessionEvent.CONNECTED  # as it was a moment before
     with pytest.raises(StoreUnavailable):  # though there is no connection: the server is started below
         session.ask("looking", lambda client: client.exists("/"))
     zookeeper.start()
@@ -184,18 +186,18 @@ def test_asking_just_before_the_loss_is_known_ends_too(zookeeper: ZooKeeper, ses
 def test_session_at_a_wrong_address_is_one_clear_sentence() -> None:
     """Who starts a worker with a wrong setting reads what to mend."""
     with pytest.raises(ServiceFailed, match=re.escape("cannot be reached at 127.0.0.1:1")):
-        Session(Ensemble(hosts="127.0.0.1:1", timeout_s=1.0), lambda _: None)
+        ZooKeeperSession(Ensemble(hosts="127.0.0.1:1", timeout_s=1.0), lambda _: None)
 
 
 def test_session_at_a_path_that_does_not_exist_is_refused(ensemble: Ensemble, looker: KazooClient) -> None:
     """It is not made: the ensemble may be somebody else's."""
     with pytest.raises(ServiceFailed, match=r"the path /.*/nowhere of .* does not exist"):
-        Session(replace(ensemble, hosts=f"{ensemble.hosts}/nowhere"), lambda _: None)
+        ZooKeeperSession(replace(ensemble, hosts=f"{ensemble.hosts}/nowhere"), lambda _: None)
     assert looker.exists("/nowhere") is None
 
 
 def test_session_without_rights_is_refused_in_one_sentence(
-    zookeeper: ZooKeeper, ensemble: Ensemble, session: Session
+    zookeeper: ZooKeeper, ensemble: Ensemble, session: ZooKeeperSession
 ) -> None:
     """A denied ACL will be denied again: no retry, and the service is named."""
     path = ensemble.hosts.removeprefix(zookeeper.address)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kazoo.client import KazooClient
 
-from infra.coordination.session import Session
+from infra.coordination.session import ZooKeeperSession
 from infra.stack.home import StackHome
 from infra.stack.ports import ZOOKEEPER, WantedPorts
 from infra.stack.process import ServiceProcess
@@ -60,7 +60,7 @@ class ZooKeeper:
             client.stop()
             client.close()
 
-    def expire(self, session: Session) -> None:
+    def expire(self, session: ZooKeeperSession) -> None:
         """End a session on the server's side: its holder learns of it when it is connected again."""
         found = session.ask("telling its id", lambda client: client.client_id)
         with self.client(session=found):

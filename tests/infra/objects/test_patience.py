@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from infra.objects.patience import Pace, Patience
+from infra.objects.patience import DeleteRate, Patience
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.units import ended_by
 from tests.infra.objects.peer import fault, scripted
@@ -70,7 +70,7 @@ def test_retry_after_of_the_store_is_waited_for() -> None:
 def test_pace_of_requests_under_way_at_a_throttle_counts_one_cut() -> None:
     """Eight threads throttled together halve the page once, not eight times."""
     clock = Clock()
-    pace = Pace(clock=clock, sleep=clock.sleep)
+    pace = DeleteRate(clock=clock, sleep=clock.sleep)
     starts = [pace.admit(1000) for _ in range(8)]
     clock.now += 0.2
     for start in starts:
@@ -84,7 +84,7 @@ def test_pace_of_requests_under_way_at_a_throttle_counts_one_cut() -> None:
 def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
     """The rate keeps requests apart; success lets page and rate grow back, slowly, until neither holds back."""
     clock = Clock()
-    pace = Pace(clock=clock, sleep=clock.sleep)
+    pace = DeleteRate(clock=clock, sleep=clock.sleep)
     for _ in range(20):
         pace.throttled(pace.admit(pace.page))
         clock.now += 10

@@ -10,7 +10,7 @@ from logstore.errors import InvalidInput, OutcomeUnknown, SextonError, StoreUnav
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult, ManagedLedger
-from logstore.log.services.merge import Lane
+from logstore.log.services.merge import AppendQueue
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.eventually import assert_eventually
 from tests.logstore.managed_ledger.world import World, numbered, plain
@@ -107,7 +107,7 @@ def test_merge_failure_of_the_batch_is_everybodys(world: World, threads: ThreadP
     assert world.payloads() == [b"ledger", b"slow", b"c"]
 
 
-def _lane(rule: Callable[[Sequence[ProducedEntries]], None] = lambda _parts: None) -> tuple[Lane, list[int]]:
+def _lane(rule: Callable[[Sequence[ProducedEntries]], None] = lambda _parts: None) -> tuple[AppendQueue, list[int]]:
     batches: list[int] = []
 
     def store(parts: Sequence[ProducedEntries]) -> Sequence[AppendResult | SextonError]:
@@ -115,7 +115,7 @@ def _lane(rule: Callable[[Sequence[ProducedEntries]], None] = lambda _parts: Non
         rule(parts)
         return [AppendResult(count=len(part.entries), first=None, last=None) for part in parts]
 
-    return Lane(store), batches
+    return AppendQueue(store), batches
 
 
 def test_merge_many_threads_lose_no_wake_up(threads: ThreadPoolExecutor) -> None:

@@ -17,7 +17,7 @@ from logstore.errors import (
 from logstore.log.entries import ProducedEntries
 from logstore.log.ledgers import LedgerState, segment_key, segment_number
 from logstore.log.services import ManagedLedger
-from logstore.log.services.placement import Race
+from logstore.log.services.placement import PlacementAttempts
 from logstore.ports.catalog import RegisterSegment, Segment, TopicState, Write, WriteResult
 from logstore.positions import LedgerId, Position
 from tests.fakes.catalog import Misfortune, Moment
@@ -161,7 +161,7 @@ def test_race_numbers_are_above_all_that_is_known_and_tried(world: World) -> Non
     """The next one while nothing was lost; then ahead at random, and further with every loss, up to the last key."""
     _warm(world)
     ledger = world.catalog.ledger_rows[LedgerId(0)]
-    race = Race(deadline_s=0.0)
+    race = PlacementAttempts(deadline_s=0.0)
     assert race.next_number(ledger) == 1
     race.tried[ledger.ledger_id] = 7
     assert race.next_number(ledger) == 8

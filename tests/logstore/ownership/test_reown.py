@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.ownership import Attempts, BundleId, HeldClaim, OwnerNode, Verdict, decide
+from logstore.ownership import BundleId, HeldClaim, OwnerNode, ReownAttempts, ReownDecision, decide
 
 _NOW, _OLD, _FOREIGN = 0x1000_0001, 0x1000_0000, 0x2000_0007
 _CLAIMS = [None, HeldClaim(session=_OLD), HeldClaim(session=_NOW)]
@@ -18,25 +18,26 @@ def _node(worker_id: str, session: int) -> OwnerNode:
 @pytest.mark.parametrize(
     ("node", "verdict"),
     [
-        (None, Verdict.CREATE),
-        (_node("us", _OLD), Verdict.WAIT),
-        (_node("them", _FOREIGN), Verdict.UNLOAD),
-        (_node("them", _OLD), Verdict.UNLOAD),
-        (_node("them", 0), Verdict.UNLOAD),
+        (None, ReownDecision.CREATE),
+        (_node("us", _OLD), ReownDecision.WAIT),
+        (_node("them", _FOREIGN), ReownDecision.UNLOAD),
+        (_node("them", _OLD), ReownDecision.UNLOAD),
+        (_node("them", 0), ReownDecision.UNLOAD),
     ],
 )
 def test_reown_node_not_of_this_session_is_told_alike_whatever_is_remembered(
-    node: OwnerNode | None, verdict: Verdict, claim: HeldClaim | None
+    node: OwnerNode | None, verdict: ReownDecision, claim: HeldClaim | None
 ) -> None:
     """Absent, ours and about to vanish, foreign: no case hangs on a flag (apache/pulsar#10351, #17664)."""
     assert decide(node, session=_NOW, worker_id="us", claim=claim) is verdict
 
 
 @pytest.mark.parametrize(
-    ("claim", "verdict"), list(zip(_CLAIMS, [Verdict.CREATE, Verdict.CREATE, Verdict.KEEP], strict=True))
+    ("claim", "verdict"),
+    list(zip(_CLAIMS, [ReownDecision.CREATE, ReownDecision.CREATE, ReownDecision.KEEP], strict=True)),
 )
 def test_reown_node_of_this_session_is_kept_under_a_claim_of_it_alone(
-    claim: HeldClaim | None, verdict: Verdict
+    claim: HeldClaim | None, verdict: ReownDecision
 ) -> None:
     """The third case (apache/pulsar#10351); where only the create is known to have landed, the fence is raised too."""
     assert decide(_node("us", _NOW), session=_NOW, worker_id="us", claim=claim) is verdict
@@ -54,46 +55,46 @@ def test_reown_no_bundle_is_kept_by_two(
     """A worker that comes back to a bundle of another's unloads it, whatever both remember (apache/pulsar#23011)."""
     us = decide(node, session=_NOW, worker_id="us", claim=ours)
     them = decide(node, session=_FOREIGN, worker_id="them", claim=theirs)
-    assert [us, them].count(Verdict.KEEP) <= 1
-    if them is Verdict.KEEP:
-        assert us in (Verdict.UNLOAD, Verdict.WAIT)
+    assert [us, them].count(ReownDecision.KEEP) <= 1
+    if them is ReownDecision.KEEP:
+        assert us in (ReownDecision.UNLOAD, ReownDecision.WAIT)
 
 
 @given(st.lists(_NODES, min_size=20, max_size=20), st.integers(0, 4), st.integers(0, 4))
 def test_reown_ends_whatever_zookeeper_shows(seen: list[OwnerNode | None], creates: int, waits: int) -> None:
     """Created, lost, created, lost: attempts are bounded in each session (apache/pulsar#14736, #17759)."""
-    attempts = Attempts(session=_NOW, creates=creates, waits=waits)
+    attempts = ReownAttempts(session=_NOW, creates=creates, waits=waits)
     spent = []
     for node in seen:
         verdict = decide(node, session=_NOW, worker_id="us", claim=None)
         spent.append(attempts.bounded(BundleId(0), verdict))
-        assert spent[-1] in (verdict, Verdict.UNLOAD)
-    assert spent.count(Verdict.CREATE) <= creates
-    assert spent.count(Verdict.WAIT) <= waits
-    assert Verdict.KEEP not in spent
+        assert spent[-1] in (verdict, ReownDecision.UNLOAD)
+    assert spent.count(ReownDecision.CREATE) <= creates
+    assert spent.count(ReownDecision.WAIT) <= waits
+    assert ReownDecision.KEEP not in spent
 
 
 def test_reown_attempts_are_each_bundles_own_and_all_of_them_can_be_spent() -> None:
     """One bundle that fails takes nothing from its neighbour, and waiting takes nothing from creating."""
-    attempts = Attempts(session=_NOW, creates=2, waits=1)
-    asked = [Verdict.CREATE, Verdict.WAIT, Verdict.CREATE, Verdict.WAIT, Verdict.CREATE]
-    told = [Verdict.CREATE, Verdict.WAIT, Verdict.CREATE, Verdict.UNLOAD, Verdict.UNLOAD]
+    attempts = ReownAttempts(session=_NOW, creates=2, waits=1)
+    asked = [ReownDecision.CREATE, ReownDecision.WAIT, ReownDecision.CREATE, ReownDecision.WAIT, ReownDecision.CREATE]
+    told = [ReownDecision.CREATE, ReownDecision.WAIT, ReownDecision.CREATE, ReownDecision.UNLOAD, ReownDecision.UNLOAD]
     for bundle in (BundleId(0), BundleId(1)):
         assert [attempts.bounded(bundle, verdict) for verdict in asked] == told
 
 
 def test_reown_keeping_and_unloading_cost_nothing() -> None:
     """A connection that flaps within its session never wears a claim out."""
-    attempts = Attempts(session=_NOW, creates=1, waits=1)
-    for verdict in [Verdict.KEEP, Verdict.UNLOAD] * 100:
+    attempts = ReownAttempts(session=_NOW, creates=1, waits=1)
+    for verdict in [ReownDecision.KEEP, ReownDecision.UNLOAD] * 100:
         assert attempts.bounded(BundleId(0), verdict) is verdict
-    assert attempts.bounded(BundleId(0), Verdict.CREATE) is Verdict.CREATE
+    assert attempts.bounded(BundleId(0), ReownDecision.CREATE) is ReownDecision.CREATE
 
 
 def test_reown_new_session_begins_with_new_attempts() -> None:
     """The bound is of a session: objects share nothing."""
-    spent = Attempts(session=_OLD, creates=1, waits=1)
-    assert spent.bounded(BundleId(0), Verdict.CREATE) is Verdict.CREATE
-    assert spent.bounded(BundleId(0), Verdict.CREATE) is Verdict.UNLOAD
-    anew = Attempts(session=_NOW, creates=1, waits=1)
-    assert anew.bounded(BundleId(0), Verdict.CREATE) is Verdict.CREATE
+    spent = ReownAttempts(session=_OLD, creates=1, waits=1)
+    assert spent.bounded(BundleId(0), ReownDecision.CREATE) is ReownDecision.CREATE
+    assert spent.bounded(BundleId(0), ReownDecision.CREATE) is ReownDecision.UNLOAD
+    anew = ReownAttempts(session=_NOW, creates=1, waits=1)
+    assert anew.bounded(BundleId(0), ReownDecision.CREATE) is ReownDecision.CREATE

@@ -31,8 +31,8 @@ from logstore.ports.catalog import (
 )
 from logstore.positions import LedgerId, Position, TopicId
 from workers.cli.context import Say, Services
-from workers.operations.schedules import Applied, ScheduleRow
-from workers.settings import Loaded, load_settings
+from workers.operations.schedules import AppliedSchedule, ScheduleRow
+from workers.settings import LoadedSettings, load_settings
 from workflows.deletion.values import DeleteLedgersProgress
 
 ORDERS = "persistent://public/default/orders"
@@ -327,11 +327,11 @@ class FakeClient:
         self.asked.append((reason,))
         return FakeHandle(self.result, id="sweep-deletions")
 
-    async def apply_schedules(self) -> list[Applied]:
+    async def apply_schedules(self) -> list[AppliedSchedule]:
         """One of each kind."""
         return [
-            Applied(schedule_id="sexton-sweep", change="created"),
-            Applied(schedule_id="sexton-trim", change="unchanged"),
+            AppliedSchedule(schedule_id="sexton-sweep", change="created"),
+            AppliedSchedule(schedule_id="sexton-trim", change="unchanged"),
         ]
 
     async def list_schedules(self) -> list[ScheduleRow]:
@@ -376,7 +376,7 @@ class FakeServices(Services):
         }
     )
 
-    def load(self, flags: Mapping[str, object]) -> Loaded:
+    def load(self, flags: Mapping[str, object]) -> LoadedSettings:
         """Settings from this object's own surroundings."""
         return load_settings(flags, self.environ, self.cwd)
 

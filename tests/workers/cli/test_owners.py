@@ -16,7 +16,7 @@ from infra.catalog import Database, SqlCatalog
 from infra.coordination.directory import OWNERS, SESSIONS, WORKERS
 from infra.coordination.nodes import Nodes
 from infra.coordination.owner import BundleOwner, OwnerPolicy
-from infra.coordination.session import Ensemble, Session
+from infra.coordination.session import Ensemble, ZooKeeperSession
 from infra.coordination.turns import Turns
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.external_service
 
 _N = 4
 _NAMES = [bundle_name(BundleId(one), bundles=_N) for one in range(_N)]
-Join = Callable[..., Session]
+Join = Callable[..., ZooKeeperSession]
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ def catalog(tmp_path: Path, services: FakeServices, ensemble: Ensemble) -> Itera
 @pytest.fixture
 def join(catalog: SqlCatalog, ensemble: Ensemble) -> Iterator[Join]:
     """Let a worker own bundles, as far as nodes and fences go."""
-    opened: list[Session] = []
+    opened: list[ZooKeeperSession] = []
 
-    def joined(worker_id: str, *bundles: int, load: float = 0.0, enlists: bool = True) -> Session:
-        session = Session(ensemble, lambda _: None)
+    def joined(worker_id: str, *bundles: int, load: float = 0.0, enlists: bool = True) -> ZooKeeperSession:
+        session = ZooKeeperSession(ensemble, lambda _: None)
         opened.append(session)
         nodes = Nodes(session, worker_id, _N)
         if enlists:
@@ -276,7 +276,7 @@ def test_unload_waits_for_the_next_owner_which_is_the_same_when_it_is_alone(
 ) -> None:
     """The owner lets go, leaves it to others for a while, and acquires it anew: with another fence."""
     policy = OwnerPolicy(look_again_s=0.1, turns=Turns(takeover_grace_s=0.1, rest_s=0.5))
-    owner = BundleOwner("a", lambda tell: Session(ensemble, tell), catalog.fences, _Silent(), policy=policy)
+    owner = BundleOwner("a", lambda tell: ZooKeeperSession(ensemble, tell), catalog.fences, _Silent(), policy=policy)
     owner.start()
     try:
         assert_eventually(lambda: len(owner.leases()) == _N)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from infra.catalog import Database
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.migrated import migrate
-from workers.settings import Loaded, Settings, load_settings
+from workers.settings import LoadedSettings, Settings, load_settings
 
 
 def _load(
@@ -20,7 +20,7 @@ def _load(
     flags: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
     recorded: Mapping[str, object] | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     return load_settings(flags or {}, environ or {}, cwd, recorded=lambda _: recorded or {})
 
 
@@ -100,7 +100,7 @@ def test_load_settings_every_source_stronger_one_wins(tmp_path: Path) -> None:
     ]
 
 
-def _seen(loaded: Loaded) -> tuple[str, str]:
+def _seen(loaded: LoadedSettings) -> tuple[str, str]:
     return loaded.settings.task_queue, loaded.origins["task_queue"]
 
 

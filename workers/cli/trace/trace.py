@@ -15,7 +15,7 @@ from workers.cli.output import Answer, note
 from workers.cli.times import shown_us
 
 if TYPE_CHECKING:
-    from infra.telemetry.span_reader import Sighting, SpanReader
+    from infra.telemetry.span_reader import SpanReader, WorkflowTrace
     from infra.telemetry.span_tree import Node
 
 alone = group("traces", "Traces.")
@@ -38,7 +38,7 @@ class Found:
     roots: "list[Node]"
     left_out: int
     unreadable: int
-    related: "list[Sighting]"
+    related: "list[WorkflowTrace]"
 
     @property
     def start_ns(self) -> int:

@@ -17,7 +17,7 @@ from logstore.ports.catalog import Fences
 _log = logging.getLogger(__name__)
 
 
-class Overtaken:
+class LostFences:
     """Looks at the fences now and then; used by one thread."""
 
     def __init__(self, fences: Fences, *, every_s: float) -> None:
