@@ -9,6 +9,7 @@ from sqlalchemy import Connection, func, select, update
 from infra.catalog import tables as t
 from infra.catalog.deletion.claims import UNCLAIMED
 from infra.catalog.engine.database import Database
+from infra.catalog.engine.many import TEXT, rows_of
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
@@ -50,8 +51,11 @@ class Pauses:
 def with_pauses(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
     """Say which of them wait for an operator to resume their batch."""
     waiting = {one.batch_id for one in intents if one.state is DeletionState.PENDING and one.handed_to is None}
-    query = select(_R.run_id).where(_R.paused_us.is_not(None), _R.finished_us.is_(None))
-    paused = waiting.intersection(connection.execute(query).scalars()) if waiting else set()
+    asked = rows_of(connection.dialect.name, "asked", {"batch": TEXT})
+    asked = rows_of(connection.dialect.name, "asked", {"batch": TEXT})
+    query = select(_R.run_id, _R.paused_us, _R.finished_us).where(_R.run_id.in_(select(asked.source.c.batch)))
+    found = connection.execute(query, asked.packed([[one] for one in sorted(waiting)]))
+    paused = {row.run_id for row in found if row.paused_us is not None and row.finished_us is None}
     return [replace(one, paused=one.batch_id in paused and one.handed_to is None) for one in intents]
 
 

@@ -61,3 +61,13 @@ def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> 
     database.close()
     assert len([line for line in plans if line.startswith("SEARCH")]) >= 4
     assert not [line for line in plans if line.startswith("SCAN")]
+
+
+def test_listing_intents_asks_of_their_own_batches_alone_whether_they_are_paused(tmp_path: Path) -> None:
+    """However many batches an operator has paused."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    migrate(database)
+    plan = _plan(database, lambda: SqlCatalog(database).deletions.list(None, limit=9))
+    database.close()
+    assert [line for line in plan if line.startswith("SEARCH run USING") and "(run_id=?)" in line]
+    assert not [line for line in plan if line.startswith("SCAN run")]
