@@ -74,9 +74,13 @@ def checked(name: str, check: Check, settings: Settings) -> Row:
     try:
         return {"name": name, "ok": True, "detail": check(settings)}
     except RPCError as error:
-        return {"name": name, "ok": False, "detail": str(temporal_fault(error) or f"temporal: {error.message}")}
+        return {"name": name, "ok": False, "detail": _refused(error)}
     except (SextonError, OSError) as error:
         return {"name": name, "ok": False, "detail": str(error)}
+
+
+def _refused(error: RPCError) -> str:
+    return str(temporal_fault(error) or f"temporal: {error.message}")
 
 
 def _temporal(settings: Settings) -> str:
@@ -147,8 +151,7 @@ def _workers(settings: Settings) -> Row:
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
     except RPCError as error:  # it answered, and refused: no such namespace, no permission
-        told = f"temporal: {error.message}"
-        return {"name": WORKER, "ok": False, "detail": f"cannot be told: {temporal_fault(error) or told}"}
+        return {"name": WORKER, "ok": False, "detail": f"cannot be told: {_refused(error)}"}
     urls = {one.worker_id: one.metrics_url for one in live_workers(home)}
     shown = [f"{name} ({urls[name]})" if name in urls else name for name in names]
     advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
