@@ -17,6 +17,7 @@ from temporalio.client import (
 from temporalio.service import RPCError
 
 from workers.client import Sexton
+from workers.operations import schedules
 from workers.operations.schedules import AppliedSchedule
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicsInput
@@ -87,6 +88,15 @@ def test_schedules_applied_twice_are_created_and_then_unchanged(quiet: Settings)
         "sexton-sweep": ("sweep-deletions", 86_400, False, True),
         "sexton-trim": ("trim-topics", 172_800, False, True),
     }
+
+
+def test_schedules_of_a_build_with_other_details_are_updated(quiet: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator reads in the Web UI what this build will do."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(schedules, "details_of", lambda _: "as it was")
+        apply(quiet)
+    assert apply(quiet) == dict.fromkeys(OURS, "updated")
+    assert apply(quiet) == dict.fromkeys(OURS, "unchanged")
 
 
 def test_schedules_skip_overlaps_and_catch_up_within_a_bound(quiet: Settings) -> None:

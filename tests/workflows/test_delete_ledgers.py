@@ -188,6 +188,7 @@ async def test_delete_ledgers_hands_a_failing_row_to_a_workflow_that_outlives_it
         description = await child.describe()
     assert not house.world.left_of(bad)
     assert await description.static_summary() == f"ledger {bad} of {house.world.topic.name}"
+    assert f"`sexton ledger explain {bad}`" in (await description.static_details() or "")
     shown = description.search_attributes
     assert shown["SextonLedgerId"] == [bad]
     assert shown["SextonTopic"] == [house.world.topic.name]

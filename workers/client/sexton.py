@@ -50,6 +50,7 @@ from workflows.deletion.values import (
     TrimTopicsInput,
     TrimTopicsResult,
 )
+from workflows.descriptions import details_of
 
 R = TypeVar("R")
 
@@ -122,6 +123,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             start_signal="again",
             static_summary=f"trim {topic.name}",
+            static_details=details_of(request),
             search_attributes=of_topic(topic),
         )
 
@@ -135,6 +137,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary="trim all topics",
+            static_details=details_of(request),
         )
 
     async def delete_topic(
@@ -153,6 +156,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"delete {topic.name}",
+            static_details=details_of(request),
             search_attributes=of_topic(topic),
         )
 
@@ -192,6 +196,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"delete {len(detach.ledger_ids)} ledgers of {topic.name}",
+            static_details=details_of(request),
             search_attributes=of_topic(topic, batch_id),
         )
 
@@ -207,6 +212,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary="sweep deletions",
+            static_details=details_of(request),
         )
 
     async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> Redriven:
@@ -235,6 +241,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"{count} dead letters, tried again",
+            static_details=details_of(request),
             search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.RUN_ID, batch_id)]),
         )
         return Redriven(started=count, handle=handle)

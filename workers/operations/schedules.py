@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from temporalio.api.common.v1 import Payload
 from temporalio.client import (
     Client,
     Schedule,
@@ -33,6 +34,7 @@ from workflows.deletion import sweep_deletions, trim_topics
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topics import TrimTopics
 from workflows.deletion.values import DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
+from workflows.descriptions import details_of
 
 _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"
@@ -142,7 +144,12 @@ def _schedule(job: Recurring, task_queue: str, state: ScheduleState) -> Schedule
     every = timedelta(seconds=job.interval_s)
     return Schedule(
         action=ScheduleActionStartWorkflow(
-            job.workflow, job.arg, id=job.workflow_id, task_queue=task_queue, static_summary=job.summary
+            job.workflow,
+            job.arg,
+            id=job.workflow_id,
+            task_queue=task_queue,
+            static_summary=job.summary,
+            static_details=details_of(job.arg),
         ),
         spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=every)]),
         policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=max(every, _LEAST_CATCHUP)),
@@ -185,11 +192,16 @@ async def _facts(client: Client, schedule: Schedule) -> tuple[object, ...]:
     action = schedule.action
     if not isinstance(action, ScheduleActionStartWorkflow):
         return (action,)
-    raw = [one for one in action.args if hasattr(one, "metadata") and hasattr(one, "data")]
-    payloads = raw or await client.data_converter.encode(action.args)
+    told = [*action.args, action.static_summary, action.static_details]
+    data = [one.data if isinstance(one, Payload) else await _sent(client, one) for one in told]
     every = [(one.every, one.offset or timedelta()) for one in schedule.spec.intervals]
     plan = (every, schedule.policy.overlap, schedule.policy.catchup_window)
-    return (action.workflow, action.id, action.task_queue, [one.data for one in payloads], *plan)
+    return (action.workflow, action.id, action.task_queue, data, *plan)
+
+
+async def _sent(client: Client, value: object) -> bytes:
+    (payload,) = await client.data_converter.encode([value])
+    return payload.data
 
 
 def _row(found: ScheduleDescription) -> ScheduleRow:

@@ -14,6 +14,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.deletion import delete_ledgers
     from workflows.deletion.delete_ledgers import DeleteLedgers
     from workflows.deletion.values import DeleteLedgersInput
+    from workflows.descriptions import details_of
 
 
 async def start_batch(
@@ -27,6 +28,7 @@ async def start_batch(
         parent_close_policy=workflow.ParentClosePolicy.ABANDON,
         cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
         static_summary=summary,
+        static_details=details_of(request),
         search_attributes=_attributes(request),
     )
 

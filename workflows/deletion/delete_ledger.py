@@ -25,6 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from logstore.deletion.intents import Outcome
     from workflows import search_attributes
     from workflows.deletion.values import DeleteLedgerInput, DeleteLedgerProgress
+    from workflows.descriptions import details_of
     from workflows.routing import Route
 
 _STUCK = "NoProgress"  # type of the error after which no further attempt is made
@@ -138,6 +139,7 @@ async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             static_summary=f"ledger {key.ledger_id} of {request.topic}",
+            static_details=details_of(request),
             search_attributes=TypedSearchAttributes(
                 [
                     SearchAttributePair(search_attributes.TOPIC, request.topic),
