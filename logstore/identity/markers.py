@@ -114,6 +114,8 @@ def refusal(
             return CatalogMismatch(str(place), expected=expected, found=f"that of catalog {found}", advice=advice)
         case MarkerState.LOST:
             advice = "another store answers at this address, or the bucket was emptied"
+            if not place.role.single:
+                advice += "; two tiered buckets need two names, also where they are at two endpoints"
             return CatalogMismatch(str(place), expected=expected, found="no marker", advice=advice)
         case MarkerState.ELSEWHERE:
             names = ", ".join(sorted(bucket for role, bucket in marked if role is place.role))

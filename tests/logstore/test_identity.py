@@ -74,6 +74,14 @@ def test_refusal_names_bucket_endpoint_expected_and_found(
     assert [word for word in words if word not in told] == []
 
 
+def test_refusal_of_a_tiered_bucket_says_that_two_need_two_names() -> None:
+    """Markers are kept by name: a second bucket of one name, at another endpoint, looks like one that lost its own."""
+    marked = frozenset({(Role.TIERED, "cold")})
+    told = str(refusal(MarkerState.LOST, None, catalog_id=OURS, place=TIERED, marked=marked))
+    assert "two tiered buckets need two names, also where they are at two endpoints" in told
+    assert "two names" not in str(refusal(MarkerState.LOST, None, catalog_id=OURS, place=PRIMARY, marked=_LOGS))
+
+
 @pytest.mark.parametrize(
     ("content", "found"),
     [

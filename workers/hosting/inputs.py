@@ -177,6 +177,11 @@ def _recorded(act: WorkflowActivation) -> set[str]:
 
 
 def _is_ours(parent: workflow.ParentInfo) -> bool:
+    """Whether one of our jobs started the run, as far as an id tells.
+
+    A stranger's job of such an id gains nothing by it: all that our code cannot read is refused to children too, of its
+    limits it escapes those alone that an earlier build did not know, and activities check names and ids themselves.
+    """
     return parent.workflow_id.startswith(_PARENTS)
 
 

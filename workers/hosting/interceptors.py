@@ -96,7 +96,8 @@ def unknown_fault(error: Exception, *, attempt: int) -> ApplicationError:
     """A fault that is no error of ours: a bug, or a vendor's error that no adapter maps.
 
     What waits without end for a service to come back must not repeat a bug without end: from the tenth attempt on it is
-    final, whatever the activity's own policy allows. The rows that it was about become dead letters, or the job fails.
+    final, whatever the activity's own policy allows and whatever the attempts before met, which no attempt is told. The
+    rows that it was about become dead letters, or the job fails.
     """
     told = f"{type(error).__name__}: {error}"
     return ApplicationError(told, type=UNKNOWN_FAULT, non_retryable=attempt >= _MOST_ATTEMPTS)
