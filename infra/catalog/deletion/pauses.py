@@ -26,6 +26,9 @@ class Pauses:
         """See `Deletions.pause`."""
 
         def work(connection: Connection) -> None:
+            released = (_R.run_id == batch_id, _R.claim_workflow.is_(None), _R.finished_us.is_(None))
+            if connection.execute(select(_R.run_id).where(*released).with_for_update()).first():
+                raise PreconditionFailed(f"batch {batch_id}: expected it claimed by its workflow, found it released")
             _change(connection, batch_id, {"paused_us": func.coalesce(_R.paused_us, self._db.now_us(connection))})
 
         with effect("catalog.pause"):

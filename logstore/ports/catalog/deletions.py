@@ -79,7 +79,7 @@ class Deletions(Protocol):
 
         Raises:
             UnknownObject: No such batch.
-            PreconditionFailed: It is finished.
+            PreconditionFailed: It is finished; or it was released, so that a call that comes late holds nobody's rows.
         """
 
     def resume(self, batch_id: str) -> None:

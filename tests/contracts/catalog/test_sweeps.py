@@ -114,6 +114,18 @@ def test_released_batch_is_remembered_as_long_as_any_other(world: World) -> None
 
 
 @pytest.mark.postgres
+def test_pause_that_comes_after_the_release_pauses_nothing(world: World) -> None:
+    """An activity that was given up may still run: the sweep takes up what the operator let go, all the same."""
+    _batch(world, 1, name="b")
+    deletions = world.catalog.deletions
+    deletions.pause("b")
+    assert deletions.release("b")
+    with pytest.raises(PreconditionFailed, match="released"):
+        deletions.pause("b")
+    assert _adopt(world).intents == 1
+
+
+@pytest.mark.postgres
 def test_pause_of_what_is_no_batch_or_over_is_refused(world: World) -> None:
     """And changes nothing."""
     _batch(world, 1, name="b")

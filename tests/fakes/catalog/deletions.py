@@ -56,7 +56,10 @@ class FakeDeletions(FakePhaseOne):
     def pause(self, batch_id: str) -> None:
         """See the port."""
         with effect("catalog.pause"), self._catalog.lock:
-            self._unfinished(batch_id).paused = True
+            run = self._unfinished(batch_id)
+            if not run.holder:
+                raise PreconditionFailed(f"batch {batch_id}: expected it claimed by its workflow, found it released")
+            run.paused = True
 
     def resume(self, batch_id: str) -> None:
         """See the port."""
@@ -69,7 +72,7 @@ class FakeDeletions(FakePhaseOne):
             run = self._catalog.runs.get(batch_id)
             if run is None or run.finished_us is not None or not run.paused:
                 return False
-            run.paused, run.until_us = False, self._catalog.now_us
+            run.paused, run.until_us, run.holder = False, self._catalog.now_us, ""
             return True
 
     def _unfinished(self, batch_id: str) -> Run:
