@@ -18,8 +18,8 @@ from tests.faults.programs import Programs
 from tests.faults.real import REAL, RealWorld, Worker, eventually, trim
 from tests.faults.scene import TopicPlan
 from tests.servers import settings_on
+from workers.client import search_attributes
 from workers.client.connections import connect_client
-from workers.operations import search_attributes
 
 pytestmark = [
     pytest.mark.external_service,

@@ -34,8 +34,8 @@ from tests.faults.real import (
 from tests.faults.scene import INLINE_BYTES, TopicPlan
 from tests.faults.world import World
 from tests.servers import settings_on
+from workers.client import search_attributes
 from workers.client.connections import connect_client
-from workers.operations import search_attributes
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(180)]

@@ -8,7 +8,7 @@ from temporalio.client import Client, ScheduleActionStartWorkflow
 
 from logstore.errors import CatalogMismatch
 from workers.client.connections import connect_client
-from workers.operations import namespace
+from workers.identity import namespace
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

@@ -16,9 +16,8 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
-from workers.client import Sexton
-from workers.operations import schedules
-from workers.operations.schedules import AppliedSchedule
+from workers.client import Sexton, schedules
+from workers.client.schedules import AppliedSchedule
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicsInput
 

@@ -19,8 +19,8 @@ from tests.infra.coordination.conftest import ensemble, looker, zookeeper  # noq
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 from tests.servers import CATALOG_ID, settings_on
+from workers.client import search_attributes
 from workers.client.connections import connect_client
-from workers.operations import search_attributes
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

@@ -34,10 +34,9 @@ from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offloading import offload
 from tests.workflows.test_malformed import GOOD
+from workers.hosting.facts import MOST_BYTES, TRACE_ID, shortened, summary_of
 from workers.hosting.fleet import WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
-from workers.hosting.span_facts import TRACE_ID
-from workers.hosting.summaries import MOST_BYTES, shortened, summary_of
 from workers.hosting.traced_runs import WorkflowEdge
 from workflows.deletion.values import TrimTopicInput
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from workers.hosting.span_facts import ERROR_TYPE, EXIT_CODE, Fact, sentence
+from workers.hosting.facts import ERROR_TYPE, EXIT_CODE, Fact, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from logstore.errors import SextonError
 from logstore.names import TopicName, check_name
-from workers.hosting.span_facts import command_facts
+from workers.hosting.facts import command_facts
 
 if TYPE_CHECKING:
     from infra.coordination.directory import Directory
@@ -82,7 +82,7 @@ class Services:
             CatalogMismatch: ZooKeeper's path is another catalog's.
             ServiceFailed: It is not known, cannot be reached, or refuses us.
         """
-        from workers.operations.owners_view import open_directory  # noqa: PLC0415
+        from workers.operations.owners import open_directory  # noqa: PLC0415
 
         return open_directory(settings, bundles, catalog_id)
 

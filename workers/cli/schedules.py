@@ -11,7 +11,7 @@ from workers.cli.times import shown_us
 
 if TYPE_CHECKING:
     from workers.client import Sexton
-    from workers.operations.schedules import AppliedSchedule, ScheduleRow
+    from workers.client.schedules import AppliedSchedule, ScheduleRow
 
 schedule = group("schedule", "Jobs that recur: sweep and trim.")
 

@@ -1,9 +1,10 @@
-"""Connections that jobs are started with and workers are run on."""
+"""Connections that jobs are started with and workers are run on, and what is compared before the first job."""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+from urllib.parse import quote
 
 from temporalio.client import Client
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
@@ -12,6 +13,8 @@ from temporalio.runtime import Runtime
 
 from infra.catalog import Database, SqlCatalog, check_version
 from logstore.errors import ServiceFailed
+from workers.identity import namespace
+from workers.identity.stores import refuse_foreign_bucket
 from workers.settings import Settings
 
 _CONNECT_S: Final = 10.0
@@ -52,3 +55,40 @@ def open_catalog(settings: Settings) -> Iterator[SqlCatalog]:
         yield SqlCatalog(database)
     finally:
         database.close()
+
+
+class OwnJobs:
+    """Jobs on one namespace, upon one catalog and its store."""
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        """Compare nothing yet."""
+        self.client = client
+        self._settings = settings
+        self._compared = False
+
+    async def ours(self) -> Client:
+        """The client, once primary bucket and namespace were compared with the catalog.
+
+        A job in another namespace would join another catalog's of the same id, or wait for its workers. A bucket that
+        cannot be asked now is left to the workers, which compare each one before they use it: the client uses none.
+
+        Raises:
+            CatalogMismatch: One of them is another catalog's.
+        """
+        if not self._compared:
+            await namespace.require(self.client, await asyncio.to_thread(self._catalog_id))
+            self._compared = True
+        return self.client
+
+    def page_of(self, workflow_id: str, run_id: str | None) -> str:
+        """The run's page in the Web UI, opened where summary and *Current Details* are; "" where no Web UI is known."""
+        settings = self._settings
+        if not settings.ui_address or not run_id:
+            return ""
+        names = (settings.temporal_namespace, "workflows", workflow_id, run_id, "user-metadata")
+        return "/".join([f"{settings.ui_address.rstrip('/')}/namespaces", *(quote(name, safe="") for name in names)])
+
+    def _catalog_id(self) -> str:
+        with open_catalog(self._settings) as catalog:
+            refuse_foreign_bucket(self._settings, catalog.identities)
+            return catalog.identities.catalog_id()

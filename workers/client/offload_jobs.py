@@ -8,7 +8,7 @@ from temporalio.common import SearchAttributePair, WorkflowIDConflictPolicy
 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from workers.client.own_jobs import OwnJobs
+from workers.client.connections import OwnJobs
 from workers.client.requests import ascending, deletion_policy, of_topic
 from workflows import limits, search_attributes
 from workflows.descriptions import details_of

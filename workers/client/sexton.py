@@ -21,13 +21,13 @@ from activities.deletion import Certificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
+from workers.client import schedules
 from workers.client.batches import Batches, released
 from workers.client.connections import connect_client, open_catalog
 from workers.client.offload_jobs import OffloadJobs
 from workers.client.requests import ascending, deletion_policy, of_topic
 from workers.client.visibility import WorkflowRow, visible_workflows
 from workers.client.waiting import Say, result_of
-from workers.operations import schedules
 from workers.settings import Settings
 from workflows import search_attributes
 from workflows.deletion import delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
@@ -279,7 +279,7 @@ class Sexton(OffloadJobs):
         return await visible_workflows(self.client, type, status, topic, limit=limit)
 
     async def apply_schedules(self) -> list[schedules.AppliedSchedule]:
-        """Bring the namespace's recurring jobs to what the settings say; see `workers.operations.schedules`."""
+        """Bring the namespace's recurring jobs to what the settings say; see `workers.client.schedules`."""
         return await schedules.apply_schedules(await self.ours(), self._settings, self._policy)
 
     async def list_schedules(self) -> list[schedules.ScheduleRow]:

@@ -14,7 +14,7 @@ from logstore import failpoints
 from logstore.errors import ServiceFailed
 from logstore.log.ledgers import ledger_prefix
 from workers.assembly import open_log
-from workers.client import Sexton
+from workers.client import Sexton, search_attributes
 from workers.client.connections import connect_client
 from workers.demo.auditor import Auditor, Stored
 from workers.demo.damage import check_damage
@@ -23,7 +23,6 @@ from workers.demo.report import DemoReport, check_crash, check_foreign, check_go
 from workers.demo.scenario import Written, planned, write_topics
 from workers.demo.takeover import Fences, check_takeover, owned
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
-from workers.operations import search_attributes
 from workers.operations.stack import ANY_METRICS_PORT, at, stack_options, start_worker, upgrade_catalog
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicResult

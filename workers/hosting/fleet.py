@@ -29,6 +29,7 @@ from logstore.ownership import checked_worker_id
 from logstore.ports.owners import Owners
 from workers.assembly import LogStore, open_log
 from workers.assembly.activities import activities_over
+from workers.client import search_attributes
 from workers.client.connections import connect_client
 from workers.hosting.gauges import DeletionGauges
 from workers.hosting.inputs import CheckedRunner
@@ -37,8 +38,8 @@ from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
 from workers.hosting.trace_upkeep import traces_pruned
 from workers.hosting.traced_runs import WorkflowEdge
-from workers.operations import namespace, search_attributes
-from workers.operations.identity import compare_buckets
+from workers.identity import namespace
+from workers.identity.stores import compare_buckets
 from workers.settings import OFF, Settings
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers

@@ -12,7 +12,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from infra.telemetry.current import current_trace_id
 from infra.telemetry.logs import bind
 from logstore.errors import NotOwner, SextonError, TerminalError
-from workers.hosting.span_facts import ATTEMPT, ERROR_TYPE, facts_of
+from workers.hosting.facts import ATTEMPT, ERROR_TYPE, facts_of
 from workers.hosting.traced_runs import naming_trace
 
 UNKNOWN_FAULT: Final = "UnknownFault"

@@ -24,8 +24,7 @@ from temporalio.worker import (
 )
 
 from infra.telemetry.current import current_trace_id
-from workers.hosting.span_facts import TRACE_ID, facts_of
-from workers.hosting.summaries import summary_of
+from workers.hosting.facts import TRACE_ID, facts_of, summary_of
 
 
 class WorkflowEdge(Interceptor):

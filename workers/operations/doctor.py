@@ -8,9 +8,9 @@ from infra.objects import clock_s
 from infra.stack.java import find_java
 from logstore.errors import ServiceFailed
 from workers.assembly.adapters import primary_bucket
+from workers.client import search_attributes
 from workers.client.connections import connect_client, open_catalog
-from workers.operations import search_attributes
-from workers.operations.owners_view import open_directory, overview
+from workers.operations.owners import open_directory, overview
 from workers.operations.status import Row, checked, status
 from workers.settings import Settings
 

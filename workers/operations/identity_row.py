@@ -15,9 +15,9 @@ from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.ports.catalog import Identities
 from workers.assembly.adapters import own_buckets
 from workers.client.connections import connect_client, open_catalog
-from workers.operations import namespace
-from workers.operations.identity import buckets_of
-from workers.operations.owners_view import open_session
+from workers.identity import namespace
+from workers.identity.stores import buckets_of
+from workers.operations.owners import open_session
 from workers.settings import Settings
 
 IDENTITY: Final = "identity"

@@ -15,11 +15,9 @@ from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
-from workers.client import Sexton
-from workers.client.connections import connect_client
-from workers.client.own_jobs import OwnJobs
-from workers.operations import search_attributes
-from workers.operations.identity import adopt_buckets
+from workers.client import Sexton, search_attributes
+from workers.client.connections import OwnJobs, connect_client
+from workers.identity.stores import adopt_buckets
 from workers.operations.status import WORKER, pollers
 from workers.settings import OFF, Settings
 

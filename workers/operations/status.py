@@ -29,9 +29,9 @@ from logstore.ownership import MAX_BUNDLES
 from workers.assembly.adapters import primary_bucket
 from workers.client.connections import connect_client
 from workers.client.temporal_faults import temporal_fault
-from workers.operations.identity import buckets_of
+from workers.identity.stores import buckets_of
 from workers.operations.identity_row import IDENTITY, identity_row
-from workers.operations.owners_view import open_session
+from workers.operations.owners import open_session
 from workers.settings import Settings
 
 Row = Mapping[str, object]

@@ -31,7 +31,7 @@ from logstore.ports.catalog import (
 )
 from logstore.positions import LedgerId, Position, TopicId
 from workers.cli.context import Say, Services
-from workers.operations.schedules import AppliedSchedule, ScheduleRow
+from workers.client.schedules import AppliedSchedule, ScheduleRow
 from workers.settings import LoadedSettings, load_settings
 from workflows.deletion.values import DeleteLedgersProgress
 

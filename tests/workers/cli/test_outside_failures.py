@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.infra.objects.peer import Answer, fault, scripted
+from workers.client import search_attributes
 from workers.client.connections import connect_client
-from workers.operations import search_attributes
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]

@@ -28,7 +28,7 @@ from tests.logstore.eventually import assert_eventually
 from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
-from workers.operations.unloading import Unloading
+from workers.operations.owners import Unloading
 
 __all__ = ["ensemble", "looker", "zookeeper"]
 

@@ -16,7 +16,7 @@ from workers.cli.output import Answer, note
 
 if TYPE_CHECKING:
     from infra.coordination.directory import Directory
-    from workers.operations.owners_view import BundleRow, Overview, WorkerRow
+    from workers.operations.owners import BundleRow, Overview, WorkerRow
 
 owners = group("owners", "Which worker does the background work of which topics.")
 
@@ -48,7 +48,7 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
     bundle, because its catalog is away. With the setting ownership=single there are no sessions, and whoever acquired
     a bundle last owns it.
     """
-    from workers.operations.owners_view import overview  # noqa: PLC0415 - start-up time
+    from workers.operations.owners import overview  # noqa: PLC0415 - start-up time
 
     if worker is not None and unowned:
         raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")

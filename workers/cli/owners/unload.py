@@ -17,7 +17,7 @@ from workers.cli.progress import watching
 
 if TYPE_CHECKING:
     from infra.coordination.directory import Directory
-    from workers.operations.unloading import Owned
+    from workers.operations.owners import Owned
 
 _TAKEN_WITHIN_S: Final = 60.0  # whoever lost a bundle leaves it to others for 10 s, and takes it again when alone
 
@@ -56,7 +56,7 @@ def unload(
 def _unloaded(
     session: Session, directory: "Directory", bundle: BundleId, *, reason: str, dry_run: bool, wait: bool
 ) -> Answer:
-    from workers.operations.unloading import Unloading  # noqa: PLC0415 - start-up time
+    from workers.operations.owners import Unloading  # noqa: PLC0415 - start-up time
 
     catalog = session.log.catalog
     unloading = Unloading(catalog.fences, catalog.audit_log, directory)

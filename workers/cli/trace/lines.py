@@ -11,7 +11,7 @@ from infra.telemetry.span_tree import Node, folded
 from workers.cli.output import harmless, plain
 
 if TYPE_CHECKING:
-    from workers.cli.trace.trace import Found
+    from workers.cli.trace.found import Found
 
 _MOST_ERROR = 300
 FACTS: Mapping[str, str] = {  # attribute -> how a line calls it, in the order of the line

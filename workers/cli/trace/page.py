@@ -9,7 +9,7 @@ from workers.cli.output import plain
 from workers.cli.trace.lines import facts, length, said
 
 if TYPE_CHECKING:
-    from workers.cli.trace.trace import Found
+    from workers.cli.trace.found import Found
 
 _OPEN_DEPTH = 6  # deeper spans are folded until they are clicked, except those on the way to an error
 _STYLE = """

@@ -1,7 +1,6 @@
 """`trace`: the spans of a command or of a job, of all processes of this home, as one tree."""
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +11,10 @@ from logstore.errors import InvalidInput, UnknownObject
 from workers.cli.command import command, group
 from workers.cli.context import Session
 from workers.cli.output import Answer, note
-from workers.cli.times import shown_us
+from workers.cli.trace.found import Found
 
 if TYPE_CHECKING:
-    from infra.telemetry.span_reader import SpanReader, WorkflowTrace
-    from infra.telemetry.span_tree import Node
+    from infra.telemetry.span_reader import SpanReader
 
 alone = group("traces", "Traces.")
 
@@ -27,54 +25,6 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="A workflow's id (its newe
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a page with a timeline, for any browser.")
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A trace, and how it was come by."""
-
-    trace_id: str
-    workflow_id: str | None
-    roots: "list[Node]"
-    left_out: int
-    unreadable: int
-    related: "list[WorkflowTrace]"
-
-    @property
-    def start_ns(self) -> int:
-        """When its first span began."""
-        return min(root.span.start_ns for root in self.roots)
-
-    @property
-    def end_ns(self) -> int:
-        """When its last span ended."""
-        return max(node.span.end_ns for root in self.roots for node in root.walk())
-
-    def facts(self) -> dict[str, object]:
-        """What is said of it as a whole."""
-        from infra.telemetry.span_tree import errors  # noqa: PLC0415 - start-up time
-
-        nodes = [node.span for root in self.roots for node in root.walk()]
-        return {
-            "trace_id": self.trace_id,
-            "workflow_id": self.workflow_id,
-            "started": shown_us(self.start_ns // 1_000),
-            "duration_ms": round((self.end_ns - self.start_ns) / 1e6, 3),
-            "spans": sum(span.count for span in nodes) + self.left_out,
-            "errors": errors(self.roots),
-            "left_out": self.left_out,
-            "unreadable": self.unreadable,
-            "services": sorted({span.service for span in nodes}),
-            "related": [
-                {
-                    "trace_id": one.trace_id,
-                    "run_id": one.run_id,
-                    "span": one.name,
-                    "at": shown_us(one.start_ns // 1_000),
-                }
-                for one in self.related
-            ],
-        }
 
 
 @command(
