@@ -16,10 +16,10 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
-from workers.client import Sexton, schedules
+from workers.client import Sexton
 from workers.client.schedules import AppliedSchedule
 from workers.settings import Settings
-from workflows.deletion.values import TrimTopicsInput
+from workflows.deletion.values import SweepDeletionsInput, TrimTopicsInput
 
 pytestmark = pytest.mark.external_service
 
@@ -92,7 +92,8 @@ def test_schedules_applied_twice_are_created_and_then_unchanged(quiet: Settings)
 def test_schedules_of_a_build_with_other_details_are_updated(quiet: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator reads in the Web UI what this build will do."""
     with monkeypatch.context() as earlier:
-        earlier.setattr(schedules, "details_of", lambda _: "as it was")
+        for one in (SweepDeletionsInput, TrimTopicsInput):
+            earlier.setattr(one, "details", lambda _: "as it was")
         apply(quiet)
     assert apply(quiet) == dict.fromkeys(OURS, "updated")
     assert apply(quiet) == dict.fromkeys(OURS, "unchanged")

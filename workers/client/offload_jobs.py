@@ -11,7 +11,6 @@ from logstore.positions import LedgerId
 from workers.client.connections import OwnJobs
 from workers.client.requests import ascending, deletion_policy, of_topic
 from workflows import limits, search_attributes
-from workflows.descriptions import details_of
 from workflows.limits import uploads_queue
 from workflows.offload import offload_ledger, offload_topic
 from workflows.offload.offload_ledger import OffloadLedger
@@ -65,7 +64,7 @@ class OffloadJobs(OwnJobs):
             start_signal="ask",
             start_signal_args=[ask],
             static_summary=f"offload {topic.name}",
-            static_details=details_of(request),
+            static_details=request.details(),
             search_attributes=of_topic(topic),
         )
 
@@ -81,7 +80,7 @@ class OffloadJobs(OwnJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"ledger {ledger_id} of {topic.name}",
-            static_details=details_of(request),
+            static_details=request.details(),
             search_attributes=of_topic(topic).updated(SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)),
         )
 

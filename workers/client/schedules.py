@@ -34,7 +34,6 @@ from workflows.deletion import sweep_deletions, trim_topics
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topics import TrimTopics
 from workflows.deletion.values import DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
-from workflows.descriptions import details_of
 
 _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"
@@ -50,7 +49,7 @@ class Recurring:
     schedule_id: str
     workflow: Any  # the workflow's `run`
     workflow_id: str  # the server appends the time
-    arg: object
+    arg: "SweepDeletionsInput | TrimTopicsInput"
     interval_s: int  # 0: not at all
     summary: str
 
@@ -149,7 +148,7 @@ def _schedule(job: Recurring, task_queue: str, state: ScheduleState) -> Schedule
             id=job.workflow_id,
             task_queue=task_queue,
             static_summary=job.summary,
-            static_details=details_of(job.arg),
+            static_details=job.arg.details(),
         ),
         spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=every)]),
         policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=max(every, _LEAST_CATCHUP)),

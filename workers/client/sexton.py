@@ -50,7 +50,6 @@ from workflows.deletion.values import (
     TrimTopicsInput,
     TrimTopicsResult,
 )
-from workflows.descriptions import details_of
 
 R = TypeVar("R")
 
@@ -123,7 +122,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             start_signal="again",
             static_summary=f"trim {topic.name}",
-            static_details=details_of(request),
+            static_details=request.details(),
             search_attributes=of_topic(topic),
         )
 
@@ -137,7 +136,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary="trim all topics",
-            static_details=details_of(request),
+            static_details=request.details(),
         )
 
     async def delete_topic(
@@ -156,7 +155,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"delete {topic.name}",
-            static_details=details_of(request),
+            static_details=request.details(),
             search_attributes=of_topic(topic),
         )
 
@@ -196,7 +195,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"delete {len(detach.ledger_ids)} ledgers of {topic.name}",
-            static_details=details_of(request),
+            static_details=request.details(),
             search_attributes=of_topic(topic, batch_id),
         )
 
@@ -212,7 +211,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary="sweep deletions",
-            static_details=details_of(request),
+            static_details=request.details(),
         )
 
     async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> Redriven:
@@ -241,7 +240,7 @@ class Sexton(OffloadJobs):
             task_queue=self._settings.task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"{count} dead letters, tried again",
-            static_details=details_of(request),
+            static_details=request.details(),
             search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.RUN_ID, batch_id)]),
         )
         return Redriven(started=count, handle=handle)

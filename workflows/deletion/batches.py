@@ -14,7 +14,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows.deletion import delete_ledgers
     from workflows.deletion.delete_ledgers import DeleteLedgers
     from workflows.deletion.values import DeleteLedgersInput
-    from workflows.descriptions import details_of
 
 
 async def start_batch(
@@ -28,7 +27,7 @@ async def start_batch(
         parent_close_policy=workflow.ParentClosePolicy.ABANDON,
         cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
         static_summary=summary,
-        static_details=details_of(request),
+        static_details=request.details(),
         search_attributes=_attributes(request),
     )
 

@@ -25,7 +25,6 @@ with workflow.unsafe.imports_passed_through():
     from logstore.deletion.intents import Outcome
     from workflows import search_attributes
     from workflows.deletion.values import DeleteLedgerInput, DeleteLedgerProgress
-    from workflows.descriptions import details_of
     from workflows.routing import Route
 
 _STUCK = "NoProgress"  # type of the error after which no further attempt is made
@@ -139,7 +138,7 @@ async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             static_summary=f"ledger {key.ledger_id} of {request.topic}",
-            static_details=details_of(request),
+            static_details=request.details(),
             search_attributes=TypedSearchAttributes(
                 [
                     SearchAttributePair(search_attributes.TOPIC, request.topic),

@@ -36,6 +36,14 @@ class DeleteLedgerInput:
     retry_interval_s: int = 600
     owner_patience_s: int = 10  # how long the topic's owner may let it lie before somebody else gets it
 
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        key = self.key
+        return (
+            f"Deletes the `{key.copy}` copy of ledger {key.ledger_id} from storage, trying again where that fails, and "
+            f"`sexton ledger explain {key.ledger_id}` shows all that is known of it."
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteLedgerProgress:
@@ -91,6 +99,11 @@ class DeleteLedgersInput:
     detach: ExplicitDetach | None = None
     carried: DeleteLedgersProgress = field(default_factory=DeleteLedgersProgress)
     owner: str = ""  # the worker that detached the topic's ledgers as its owner, if one did: it is not looked up
+
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        whose = f"`{self.topic}`" if self.topic else "several topics"
+        return f"Deletes ledgers of {whose} from storage, and `sexton deletion list` shows each with its outcome."
 
 
 _REFUSALS = {LedgerStillNeeded.__name__, UnknownObject.__name__}
@@ -186,6 +199,10 @@ class SweepDeletionsInput:
     patience_s: float = 300.0  # for one batch: one that is paused must not keep what stalls after it
     carried: SweepDeletionsResult = field(default_factory=SweepDeletionsResult)
 
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        return "Takes up stalled deletions and forgets old ones; `sexton deletion inflight` shows how many are left."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTopicResult:
@@ -212,6 +229,10 @@ class DeleteTopicInput:
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: DeleteTopicResult = field(default_factory=DeleteTopicResult)
 
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        return f"Deletes `{self.topic}` with every ledger of every component, and `sexton deletion list` shows them."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimTopicResult:
@@ -235,6 +256,13 @@ class TrimTopicInput:
     reason: str
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: TrimTopicResult = field(default_factory=TrimTopicResult)
+
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        return (
+            f"Deletes the ledgers that retention lets go of `{self.topic}`, and `sexton topic show {self.topic}` "
+            "shows those that are left."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,3 +292,7 @@ class TrimTopicsInput:
     batch_id: str = ""  # of this trim, once it has one
     after: int = 0  # every topic up to this id was visited
     carried: TrimTopicsResult = field(default_factory=TrimTopicsResult)
+
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        return "Deletes what retention lets go, of all topics; `sexton deletion inflight` shows how much is left."

@@ -34,7 +34,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows import search_attributes
     from workflows.deletion import batches, delete_ledgers
     from workflows.deletion.values import DeleteLedgersInput, DeleteLedgersProgress
-    from workflows.descriptions import details_of
     from workflows.offload import offload_ledger, totals
     from workflows.offload.offload_ledger import OffloadLedger
     from workflows.offload.values import (
@@ -167,7 +166,7 @@ class OffloadTopic:
             id=offload_ledger.workflow_id(ledger_id),
             parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
             static_summary=f"ledger {ledger_id} of {self._request.topic}",
-            static_details=details_of(request),
+            static_details=request.details(),
             search_attributes=TypedSearchAttributes(
                 [
                     SearchAttributePair(search_attributes.TOPIC, self._request.topic),

@@ -32,6 +32,13 @@ class OffloadLedgerInput:
     topic: str  # encoded; the ledger's topic must bear it
     policy: OffloadPolicy = field(default_factory=OffloadPolicy)
 
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        return (
+            f"Copies ledger {self.ledger_id} to the tiered bucket, and `sexton ledger explain {self.ledger_id}` "
+            "shows its copies."
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadLedgerResult:
@@ -94,3 +101,10 @@ class OffloadTopicInput:
     after: int = -1  # every ledger up to this id was visited for the first of the asks
     removed_after: int = -1  # as `after`, for the removal of primary copies
     carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)
+
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        return (
+            f"Copies closed ledgers of `{self.topic}` to the tiered bucket, and `sexton ledger list {self.topic}` "
+            "shows which copies each has."
+        )

@@ -18,7 +18,6 @@ from workflows.deletion.values import (
     TrimTopicInput,
     TrimTopicsInput,
 )
-from workflows.descriptions import details_of
 from workflows.offload.values import OffloadLedgerInput, OffloadTopicInput
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -40,9 +39,9 @@ _REQUESTS = (
 
 
 @pytest.mark.parametrize("request_", _REQUESTS, ids=lambda one: type(one).__name__)
-def test_details_are_one_sentence_with_a_command_that_exists(request_: object) -> None:
+def test_details_are_one_sentence_with_a_command_that_exists(request_: Any) -> None:
     """It is read by a person that opens the job in the Web UI before it has said anything else."""
-    told = details_of(request_)
+    told = request_.details()
     assert re.fullmatch(r"[A-Z][^\n]*\.", told)
     (group, name) = re.findall(r"`sexton (\w+) (\w+)", told)[0]
     command = typer.main.get_command(app)
