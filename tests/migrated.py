@@ -15,7 +15,13 @@ def migrate(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
         return
     assert database.is_absent
     database.make_folder()
-    Path(str(database.engine.url.database)).write_bytes(_file(bundles))
+    migrated(Path(str(database.engine.url.database)), bundles=bundles)
+
+
+def migrated(path: Path, *, bundles: int = DEFAULT_BUNDLES) -> str:
+    """The URL of an empty catalog that is made there."""
+    path.write_bytes(_file(bundles))
+    return f"sqlite:///{path}"
 
 
 @cache

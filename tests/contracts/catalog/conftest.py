@@ -12,7 +12,6 @@ mark `postgres`, on the function or on the module:
 With `--all-faults` (`make faults`) every test runs on PostgreSQL as well.
 """
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 from infra.catalog import Database, upgrade
 from logstore.failpoints import disarm
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
+from tests.migrated import migrated
 from tests.postgres import Postgres, postgres
 
 __all__ = ["postgres"]
@@ -40,16 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty catalog to copy."""
-    path = tmp_path_factory.mktemp("catalog") / "template.db"
-    database = Database(f"sqlite:///{path}")
-    upgrade(database)
-    database.close()
-    return path
-
-
-@pytest.fixture(scope="session")
 def postgres_template(postgres: Postgres) -> Iterator[str]:
     """An empty catalog to copy."""
     with postgres.database() as name:
@@ -60,10 +50,9 @@ def postgres_template(postgres: Postgres) -> Iterator[str]:
 
 
 @pytest.fixture
-def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+def sqlite_url(tmp_path: Path) -> str:
     """A fresh catalog."""
-    shutil.copy(sqlite_template, tmp_path / "catalog.db")
-    return f"sqlite:///{tmp_path / 'catalog.db'}"
+    return migrated(tmp_path / "catalog.db")
 
 
 @pytest.fixture

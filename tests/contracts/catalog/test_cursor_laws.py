@@ -4,7 +4,6 @@ Processes with limits of their own change one cursor; while one of them writes t
 between, storage fails, or the process dies. After each step a process that knows nothing reads the whole state.
 """
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,7 @@ from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.steps import append, new_topic, roll
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.migrated import migrated
 
 _LIMITS = (1, 40, 90)
 _NAME = "billing"
@@ -207,21 +207,20 @@ class _Play:
 
 
 @contextmanager
-def _memory(_: Path) -> Iterator[World]:
+def _memory() -> Iterator[World]:
     yield MemoryWorld()
 
 
 @contextmanager
-def _sqlite(template: Path) -> Iterator[World]:
+def _sqlite() -> Iterator[World]:
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(template, f"{folder}/catalog.db")
-        found = SqlWorld(f"sqlite:///{folder}/catalog.db")
+        found = SqlWorld(migrated(Path(folder) / "catalog.db"))
         yield found
         found.database.close()
 
 
-def _obey(make: Callable[[Path], Any], template: Path, turns: list[Turn]) -> None:
-    with make(template) as world:
+def _obey(make: Callable[[], Any], turns: list[Turn]) -> None:
+    with make() as world:
         play = _Play(world)
         try:
             for turn in turns:
@@ -235,14 +234,14 @@ def _obey(make: Callable[[Path], Any], template: Path, turns: list[Turn]) -> Non
 @pytest.mark.timeout(300)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(turns=st.lists(_turns, min_size=1, max_size=25))
-def test_cursor_in_memory_is_the_plain_set(turns: list[Turn], sqlite_template: Path) -> None:
+def test_cursor_in_memory_is_the_plain_set(turns: list[Turn]) -> None:
     """Nothing acknowledged is lost, and nothing is invented (apache/pulsar#20638, #982)."""
-    _obey(_memory, sqlite_template, turns)
+    _obey(_memory, turns)
 
 
 @pytest.mark.timeout(300)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(turns=st.lists(_turns, min_size=1, max_size=25))
-def test_cursor_in_sql_is_the_plain_set(turns: list[Turn], sqlite_template: Path) -> None:
+def test_cursor_in_sql_is_the_plain_set(turns: list[Turn]) -> None:
     """The same on SQLite."""
-    _obey(_sqlite, sqlite_template, turns)
+    _obey(_sqlite, turns)
