@@ -1,4 +1,4 @@
-"""What becomes of a worker's ownership, for whoever watches on an operator's behalf."""
+"""What becomes of a worker's ownership: for the caches that do the work, and for what an operator watches."""
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -8,6 +8,22 @@ from typing import Protocol
 from infra.coordination.session import SessionEvent
 from logstore.errors import SextonError
 from logstore.ownership import BundleId, Lease
+
+
+class Listener(Protocol):
+    """Who does the work that ownership gives; called on the owner's thread, and returns soon."""
+
+    def acquired(self, lease: Lease) -> None:
+        """The bundle is this worker's: drop what is remembered of its topics, and load again what was loaded.
+
+        The lease is given out once this returned, and not before. It may be told again, with a later lease.
+
+        Raises:
+            RetryableError: Not now; it is told again at a later look, or another worker is.
+        """
+
+    def unloaded(self, bundle: BundleId) -> None:
+        """It is no longer, or never became so: its work stops, and what is remembered of its topics goes."""
 
 
 class Unloaded(StrEnum):

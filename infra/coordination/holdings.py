@@ -1,4 +1,9 @@
-"""What a worker holds: acquired, looked at again after an expiry, let go.
+"""What a worker holds: acquired, looked at again after an expiry, found fenced by another, let go.
+
+Raising is not conditional on the node. A worker that is paused between its node and its raise, for longer than its
+session lives, raises the fence of whoever owns the bundle by then; so does one that owns without ZooKeeper, started
+beside the others by mistake. The owner's node stands, so nobody else would ever take the bundle, and all that is
+written under its lease would be refused for as long as its session lives. So it looks, and acquires again.
 
 Acquire: create the node, raise the fence, read the node again, and only if it is still of this session is there a
 lease. So whoever has one was verified after the last raise, and a write under any older one is refused by the catalog
@@ -14,9 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from infra.coordination.events import NoEvents, OwnershipEvents, Unloaded
-from infra.coordination.listener import Listener
-from infra.coordination.lost_fences import LostFences
+from infra.coordination.events import Listener, NoEvents, OwnershipEvents, Unloaded
 from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.turns import TakingTurns, Turns
 from logstore.errors import OutcomeUnknown, RetryableError
@@ -34,10 +37,34 @@ from logstore.ownership import (
 )
 from logstore.ports.catalog import Fences
 
+_log = logging.getLogger(__name__)
+
+
+class LostFences:
+    """Looks at the fences now and then; used by one thread."""
+
+    def __init__(self, fences: Fences, *, every_s: float) -> None:
+        """Look for the first time after so many seconds."""
+        self._fences, self._every_s = fences, every_s
+        self._looked_at = time.monotonic()
+
+    def of(self, leases: Collection[Lease]) -> list[BundleId]:
+        """Bundles of the leases that are not the last of theirs; none between two looks, or where nobody answers."""
+        now = time.monotonic()
+        if not leases or now - self._looked_at < self._every_s:
+            return []
+        self._looked_at = now
+        try:
+            found = self._fences.fences()
+        except RetryableError as error:
+            _log.info("fences are looked at again later: %s", error)
+            return []
+        last = {Lease(bundle=one.bundle, fence=one.counter, worker_id=one.worker_id) for one in found}
+        return [lease.bundle for lease in leases if lease not in last]
+
+
 _CREATES: Final = 5  # of one bundle, in one session and minute: more is a loop (apache/pulsar#14736)
 _ATTEMPTS_S: Final = 60.0
-
-_log = logging.getLogger(__name__)
 
 
 class Holdings:

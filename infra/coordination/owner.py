@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.events import NoEvents, OwnershipEvents
+from infra.coordination.events import Listener, NoEvents, OwnershipEvents
 from infra.coordination.holdings import Holdings
-from infra.coordination.listener import Listener
 from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.session import SessionEvent, ZooKeeperSession
 from infra.coordination.turns import Turns

@@ -1,5 +1,8 @@
 """One ZooKeeper session: opened once, never revived.
 
+A call that slips in after a connection was lost, and before kazoo says so, is queued until the next connection, and
+whoever asked would wait as long: for as long as ZooKeeper is away.
+
 After an expiry kazoo goes on in a new session by itself, as if nothing had happened, and a server may hand out a new
 one on a mere reconnect (ClickHouse#116690). Either ends the `ZooKeeperSession`: its user opens another one and looks
 at each of its claims again. Listeners run on kazoo's own thread, where a call of ZooKeeper would wait for itself
@@ -12,17 +15,36 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
+from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
 from infra.coordination.faults import ZOOKEEPER, translated
-from infra.coordination.patience import PatientHandler
 from infra.telemetry.zookeeper_spans import zookeeper_span
 from logstore.errors import ServiceFailed, SessionLost
+
+
+class PatientHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """The usual handler, whose answers are waited for no longer than it is told."""
+
+    def __init__(self, patience_s: float) -> None:
+        """Wait that long for an answer, unless its `get` says otherwise."""
+        super().__init__()
+        self.patience_s = patience_s
+
+    def async_result(self) -> "_Answer":
+        """See kazoo's `IHandler.async_result`."""
+        return _Answer(self)
+
+
+class _Answer(AsyncResult):  # type: ignore[misc]
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401 - kazoo's
+        return super().get(block, self._handler.patience_s if timeout is None else timeout)
+
 
 T = TypeVar("T")
 

@@ -1,12 +1,18 @@
-"""What the stack knows of each server, whichever it is."""
+"""The servers of a stack, whichever they are: started together, undone together where one fails, ended together."""
 
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
+
+import psutil
 
 from infra.stack.ports import LOOPBACK
 from infra.stack.process import ServiceProcess
@@ -90,3 +96,118 @@ def ask(port: int, question: bytes = b"") -> bytes:
             return b""
         connection.sendall(question)
         return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+_POLL_S = 0.1
+_ILL_PATIENCE_S = 10.0  # a server past its start that stays ill this long is started again
+_ROLLBACK_TIMEOUT_S = 5.0  # a server that just started holds nothing worth a longer farewell
+
+
+def bring_all_up(services: Collection[Service], on_progress: Callable[[str], None]) -> tuple[str, ...]:
+    """Start those that do not run well, all at once, and wait until every one is healthy.
+
+    Args:
+        services: At least one.
+        on_progress: Called from this thread, a sentence for each service that is ready.
+
+    Returns:
+        The names of those that this call started.
+
+    Raises:
+        ServiceFailed: One could not be started; those that this call started are stopped again.
+    """
+    cancelled = Event()
+    started: list[Service] = []
+    try:
+        with ThreadPoolExecutor(len(services)) as pool:
+            futures = [pool.submit(_bring_up, service, started, cancelled) for service in services]
+            try:
+                for done in as_completed(futures):
+                    on_progress(done.result())
+            except BaseException:
+                cancelled.set()  # the pool waits for the others, which need not finish
+                raise
+    except BaseException:
+        with suppress(ServiceFailed):  # the first failure is the one to tell
+            end_all(started, undone)
+        raise
+    return tuple(service.name for service in started)
+
+
+def undone(service: Service) -> bool:
+    """Stop a service that has just been started; whether it ran."""
+    return service.process.stop(min(_ROLLBACK_TIMEOUT_S, service.stop_timeout_s))
+
+
+def end_all(services: Collection[Service], end: Callable[[Service], bool]) -> list[str]:
+    """End the services at once and remove what they leave behind.
+
+    Returns:
+        The names of those that ran, in the order given.
+    """
+    if not services:
+        return []
+    with ThreadPoolExecutor(len(services)) as pool:
+        ran = pool.map(lambda service: _end(service, end), services)
+        return [service.name for service, did in zip(services, ran, strict=True) if did]
+
+
+def _end(service: Service, end: Callable[[Service], bool]) -> bool:
+    ran = end(service)
+    if ran:  # else the names may belong to a server of another home by now
+        for leftover in service.leftovers:
+            with suppress(OSError):
+                leftover.unlink()
+    return ran
+
+
+def _bring_up(service: Service, started: list[Service], cancelled: Event) -> str:
+    """Start one service unless it runs well, and say what was done."""
+    began = time.monotonic()
+    if _runs_well(service, cancelled):
+        service.settle()
+        return f"{service.name} runs already"
+    _refuse_if(cancelled, service)
+    command = service.command()
+    service.process.stop(service.stop_timeout_s)  # one that runs and stays ill is of no use
+    started.append(service)
+    log_start = service.process.start(command.argv, cwd=command.cwd, env=command.env)
+    health = _await_health(service, cancelled, service.start_timeout_s)
+    if not health.ok:
+        raise _failure(service, health, log_start)
+    service.settle()
+    return f"{service.name} is ready after {time.monotonic() - began:.1f} s"
+
+
+def _runs_well(service: Service, cancelled: Event) -> bool:
+    process = service.process.running()
+    if process is None:
+        return False
+    with suppress(psutil.NoSuchProcess):
+        still_starting_s = service.start_timeout_s - (time.time() - process.create_time())
+        return _await_health(service, cancelled, max(still_starting_s, _ILL_PATIENCE_S)).ok
+    return False
+
+
+def _await_health(service: Service, cancelled: Event, patience_s: float) -> ServiceHealth:
+    """The first good health, or the last bad one when the process died, patience ended or the start was cancelled."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        health = service.probe()
+        if service.process.running() is None:
+            return replace(health, ok=False)  # whoever answered was not ours
+        if health.ok or time.monotonic() > deadline or cancelled.wait(_POLL_S):
+            return health
+
+
+def _failure(service: Service, health: ServiceHealth, log_start: int) -> ServiceFailed:
+    if service.process.running() is None:
+        problem = f"it ended while starting ({service.process.last_words(log_start)})"
+    else:
+        problem = f"it was not healthy in {service.start_timeout_s:.0f} s ({health.detail})"
+    return ServiceFailed(service.name, problem, advice=f"see {service.process.log_file}, then run `sexton up` again")
+
+
+def _refuse_if(cancelled: Event, service: Service) -> None:
+    if cancelled.is_set():
+        raise ServiceFailed(service.name, "its start was cancelled", advice="another service failed first")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infra.stack.home import Credentials, StackHome
-from infra.stack.lifecycle import bring_all_up, end_all, undone
 from infra.stack.ports import (
     ALL_SERVICES,
     LOOPBACK,
@@ -21,7 +20,7 @@ from infra.stack.ports import (
 )
 from infra.stack.process import ServiceProcess
 from infra.stack.seaweedfs import REGION, seaweedfs_service
-from infra.stack.service import Service, ServiceHealth
+from infra.stack.service import Service, ServiceHealth, bring_all_up, end_all, undone
 from infra.stack.temporal import temporal_service
 from infra.stack.workers import live_workers
 from infra.stack.zookeeper import zookeeper_service

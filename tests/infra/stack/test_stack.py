@@ -222,7 +222,7 @@ def test_service_that_dies_while_starting_is_quoted(scratch: Path, monkeypatch: 
 @pytest.mark.external_service
 def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that runs but does not answer is replaced: alive is not healthy."""
-    monkeypatch.setattr("infra.stack.lifecycle._ILL_PATIENCE_S", 0.5)
+    monkeypatch.setattr("infra.stack.service._ILL_PATIENCE_S", 0.5)
     monkeypatch.setattr("infra.stack.service.PROBE_TIMEOUT_S", 0.5)
     options = replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER))
     stack = up(options)
@@ -232,7 +232,7 @@ def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.
     assert_eventually(lambda: [each.name for each in health(scratch) if not each.ok] == [ZOOKEEPER])
     # As if long past its start: a server within its start time-out is waited for.
     later = SimpleNamespace(time=lambda: hung.create_time() + 3600, monotonic=time.monotonic)
-    monkeypatch.setattr("infra.stack.lifecycle.time", later)
+    monkeypatch.setattr("infra.stack.service.time", later)
     monkeypatch.setattr("infra.stack.stack.zookeeper_service", _impatient)
     assert up(options) == stack
     assert not hung.is_running()
