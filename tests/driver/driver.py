@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from temporalio.api.common.v1 import Payload
+
 from tests.driver.server import Attempt, Server, Task
 from tests.driver.worker import Worker
 
@@ -53,6 +55,7 @@ class Driver:
         self.server = server
         self.script = script or Script()
         self.made: list[Attempt] = []
+        self.answered: list[Attempt] = []  # of these, whose answers count
         self._forgetful = forgetful
         self._asleep: list[_Sleeper] = []
         self._in_hand: list[Attempt] = []  # the last one was begun while the others are in hand
@@ -68,15 +71,23 @@ class Driver:
                 return
         raise AssertionError(f"this does not come to an end: {[one.workflow_id for one in self.server.running]}")
 
-    def step(self, worker: Worker) -> bool:
-        """Make one attempt, or go to the next moment at which one can be made; whether there was anything to do."""
-        self.server.fire()
-        late = next((one for one in self._asleep if len(self.made) >= one.wakes), None)
-        ready = self.server.ready()
-        if late is None and not ready:
-            late = next(iter(self._asleep), None) if not self.server.running else None
-            if late is None:
-                return self.server.skip()
+    def step(self, worker: Worker, *, root: str | None = None) -> bool:
+        """Make one attempt, and let pass what time that needs; whether there was anything to do.
+
+        Args:
+            worker: Who makes it.
+            root: Of this workflow, and of those that it started, alone.
+
+        Raises:
+            SimulatedCrash: The worker's process is dead; the server has noticed.
+        """
+        while True:
+            self.server.fire()
+            late, ready = self._late(), self.server.ready(root)
+            if late or ready:
+                break
+            if not self.server.skip(root):
+                return False
         try:
             if late:
                 self._asleep.remove(late)
@@ -90,10 +101,15 @@ class Driver:
             self.server.forget()
         return True
 
+    def _late(self) -> _Sleeper | None:
+        """Who wakes now; once nothing else is left to do, everybody does."""
+        over = not self.server.running
+        return next((one for one in self._asleep if over or len(self.made) >= one.wakes), None)
+
     def lose_worker(self) -> None:
-        """Its process died, and whoever slept in it."""
+        """Its process died, and whoever slept in it; runs that go on are replayed."""
         self._asleep.clear()
-        self.server.lose_worker()
+        self.server.forget()
 
     def _make(self, worker: Worker, attempt: Attempt) -> None:
         self.made.append(attempt)
@@ -105,15 +121,20 @@ class Driver:
         self._in_hand.append(attempt)
         try:
             outcome = worker.attempt(attempt)
+        except BaseException:
+            self.server.give_up(attempt)
+            raise
         finally:
             self._in_hand.pop()
         if ending is Ending.UNHEARD:
             self.server.give_up(attempt)
-        else:
-            self.server.end(attempt, outcome)
+        elif self.server.end(attempt, outcome) and isinstance(outcome, Payload):
+            self.answered.append(attempt)
 
     def overtake(self, worker: Worker) -> None:
-        """Take the attempt in hand for dead: its retry comes first, to its end, on that worker."""
+        """Take the attempt in hand, if there is one, for dead: its retry comes first, to its end, on that worker."""
+        if not self._in_hand:
+            return
         task = self._in_hand[-1].task
         self.server.give_up(self._in_hand[-1])
         if not task.in_hand and task.execution.tasks.get(task.command.seq) is task:

@@ -216,22 +216,27 @@ class Server:
         """What has not ended, in the order in which it began."""
         return [one for one in self.executions.values() if one.is_open]
 
-    def ready(self) -> list[Task]:
-        """Of which an attempt may be made now, in the order in which they became due."""
+    def ready(self, root: str | None = None) -> list[Task]:
+        """Of which an attempt may be made now, in the order in which they became due; of one root, or of all."""
         now_ns = self.time.now_ns()
-        tasks = [task for one in self.running for task in one.tasks.values()]
-        due = [task for task in tasks if not task.in_hand and task.due_ns <= now_ns]
+        due = [task for task in self._waiting(root) if task.due_ns <= now_ns]
         return sorted(due, key=lambda task: (task.due_ns, task.number))
 
-    def skip(self) -> bool:
-        """Where no attempt may be made: go to the next moment at which one may, or a timer fires; False: none ever."""
-        moments = [moment for one in self.running for moment in one.timers.values()]
-        moments += [task.due_ns for one in self.running for task in one.tasks.values() if not task.in_hand]
+    def skip(self, root: str | None = None) -> bool:
+        """Go to the next moment at which an attempt may be made, or a timer fires; False: there is none."""
+        moments = [moment for one in self._descending_from(root) for moment in one.timers.values()]
+        moments += [task.due_ns for task in self._waiting(root)]
         if not moments:
             return False
         self.time.skip_to(min(moments))
         self.fire()
         return True
+
+    def _descending_from(self, root: str | None) -> list[Execution]:
+        return [one for one in self.running if root in {None, one.root}]
+
+    def _waiting(self, root: str | None) -> list[Task]:
+        return [task for one in self._descending_from(root) for task in one.tasks.values() if not task.in_hand]
 
     def fire(self) -> None:
         """Let timers fire whose time has come."""
@@ -269,13 +274,6 @@ class Server:
         if self._waits_for(attempt):
             silence_ns = attempt.task.command.heartbeat_timeout.ToNanoseconds()
             self._retry(attempt.task, failures.silent(), later_ns=silence_ns)
-
-    def lose_worker(self) -> None:
-        """The one worker dies: attempts in hand are given up, and no run is in memory any more."""
-        for one in list(self.running):
-            for task in [task for task in one.tasks.values() if task.in_hand]:
-                self.give_up(Attempt(task=task, number=task.attempt))
-        self.forget()
 
     def forget(self) -> None:
         """No run is in memory any more; those that go on are replayed."""

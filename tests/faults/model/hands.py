@@ -13,10 +13,11 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.ledgers import CopyKind, LedgerStatement, meta_key
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
+from tests.driver.driver import Ending
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.model.house import House, Process
-from tests.faults.model.jobs import Job, Steps, Workflows
 from tests.faults.model.moment import Moment, look
+from tests.faults.model.workflows import Workflows
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class Hands:
         super().__init__()
         self.house = House()
         self.house.store.before_delete = self.house.cold.before_delete = self._check_holder
-        self.workflows = Workflows()
+        self.workflows = Workflows(self.house.catalog)
         self.topics: dict[str, Topic] = {}
         self.forged: set[int] = set()
         self.wrong: list[str] = []
@@ -71,7 +72,6 @@ class Hands:
         self.asleep: list[LedgerStatement] = []  # newborns whose creators sleep
         self._interlude: Interlude | None = None  # planned
         self._interrupted = False  # by an interlude, since the auditor looked
-        self._at_work: Job | None = None
 
     def keep_every_promise(self) -> None:
         """Let the auditor look."""
@@ -111,31 +111,30 @@ class Hands:
         component = self.house.catalog.statements[LedgerId(ledger_id)].owner.component.value
         return component == "MANAGED_LEDGER" and key.endswith(".parquet")
 
-    def step(self, job: Job, *, loses_answer: bool = False) -> None:
-        """Make one attempt at what a workflow does next, and look."""
-        self._at_work = job
-        self.house.catalog.advance(seconds=job.wait_s)
+    def step(self, root: str | None = None, *, which: int = 0, loses_answer: bool = False) -> bool:
+        """Make one attempt for a workflow and what it started, or for any, and look; whether there was one to make."""
+        script = self.workflows.script
+        script.which, script.next = which, Ending.UNHEARD if loses_answer else Ending.ANSWERED
         try:
-            job.step(self.house.process("worker"), loses_answer=loses_answer)
+            made = self.workflows.step(self.house.process("worker").worker, root=root)
         except SimulatedCrash:
             self.house.bury("worker")
-            job.lose_worker()
-        finally:
-            self._at_work = None
+            made = True
         self.keep_every_promise()
+        return made
 
-    def go_on(self, job: Job, steps: int) -> None:
-        """Make so many attempts, if there is so much to do."""
+    def go_on(self, workflow_id: str, steps: int) -> None:
+        """Make so many attempts for it, if there is so much to do."""
         for _ in range(steps):
-            if not job.ended:
-                self.step(job)
+            if not self.workflows.is_open(workflow_id) or not self.step(workflow_id):
+                return
 
     def finish_work(self) -> None:
         """Drive every workflow to its end."""
-        while self.workflows.running:
-            job = self.workflows.running[0]
-            self.go_on(job, NEVER)
-            assert job.ended, f"{job.name} does not come to an end"
+        for _ in range(NEVER):
+            if not self.step():
+                return
+        raise AssertionError(f"there is no end to {[one.workflow_id for one in self.workflows.running]}")
 
     def plan(self, at: Spot, what: Interlude) -> None:
         """Let something else happen there, once. No request to storage takes longer than an upload's deletion waits."""
@@ -170,13 +169,13 @@ class Hands:
             match what:
                 case Interlude.CLAIMS_LAPSE:
                     self.house.catalog.advance(seconds=LAPSE_S)
-                case Interlude.OVERTAKEN if self._at_work:
-                    Job("a retry", _once(self._at_work)).step(self.house.process(worker), loses_answer=True)
+                case Interlude.OVERTAKEN:
+                    self._overtake(worker)
                 case Interlude.TRIMMED:
                     self._trim_everything(worker)
-                case Interlude.SWEPT if self._at_work:
-                    Job("a retry", _once(self._at_work)).step(self.house.process(worker), loses_answer=True)
-                    self._work_through(Job("a sweep", self.workflows.sweeping()), worker)
+                case Interlude.SWEPT:
+                    self._overtake(worker)
+                    self._work_through(self.workflows.sweep(id="a sweep"), worker)
                 case Interlude.WOKEN:
                     self.wake()
                 case Interlude.ROLLED:
@@ -184,16 +183,22 @@ class Hands:
                         self.house.process(worker).managed.roll(topic)
         except (SimulatedCrash, RetryableError, OutcomeUnknown, TerminalError):
             self.house.bury(worker)
+            self.workflows.driver.lose_worker()
+
+    def _overtake(self, worker: str) -> None:
+        self.workflows.driver.overtake(self.house.process(worker).worker)
 
     def _trim_everything(self, worker: str) -> None:
         self.house.catalog.advance(seconds=ABANDONED_S)
         for topic in self.topics.values():
-            self._work_through(Job("a trim", self.workflows.trimming(int(topic.topic_id))), worker)
+            trim = self.workflows.trim(int(topic.topic_id), topic.name, id=f"a trim of {topic.topic_id}")
+            self._work_through(trim, worker)
 
-    def _work_through(self, job: Job, worker: str) -> None:
+    def _work_through(self, workflow_id: str, worker: str) -> None:
         for _ in range(NEVER):
-            if not job.ended:
-                job.step(self.house.process(worker), loses_answer=False)
+            one = self.house.process(worker).worker
+            if not self.workflows.is_open(workflow_id) or not self.workflows.step(one, root=workflow_id):
+                return
 
     def mend(self) -> None:
         """Storage is well, and nothing is planned."""
@@ -254,9 +259,3 @@ def _is_of(row: DeletionIntent, key: str) -> bool:
     if row.copy is CopyKind.OFFLOADED_LEDGER:
         return key.startswith(f"{row.context['uuid']}-ledger-{row.ledger_id}")
     return f"/{row.ledger_id:016x}/" in key
-
-
-def _once(job: Job) -> Steps:
-    """The activity that a workflow waits for, for whoever makes another attempt at it."""
-    assert job.call
-    yield job.call

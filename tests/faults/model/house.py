@@ -3,37 +3,26 @@
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
-from activities.deletion import DeletionUpkeep, LedgerDeletion
-from activities.deletion.retention import Retention
-from activities.deletion.topic_deletion import TopicDeletion
-from activities.offload import LedgerOffload
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
-from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.log.services import Clock, ManagedLedger, RollPolicy
-from logstore.log.services.component_ledgers import ComponentLedgers
-from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.schemas import SchemaRegistry
-from logstore.log.services.tiered_segments import TieredSegments
+from logstore.log.services import Clock, RollPolicy
 from logstore.offload.places import TieredPlace
-from logstore.offload.services.writing import Offloader
-from logstore.ports.storage import Storages
+from logstore.ports.catalog import Catalog
 from logstore.positions import LedgerId
+from tests.driver.worker import Worker
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import Fault, Operation, _Held
 from tests.fakes.owners import NobodyOwns
 from tests.faults.model.watch import WatchedDeletions, WatchedLedgers, WatchedTopicDeletions
 from tests.faults.world import LyingStore
+from workers.assembly import LogStore, Policies, assemble
+from workers.assembly.activities import activities_over
 
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
-_APPLICATION: Final = "sexton"
 _INLINE_BYTES: Final = 60  # acknowledgements in two ledgers outgrow a cursor's row
 FORGOTTEN_S: Final = 10_000.0  # how long an intent that ended well is remembered
 _ROLLS: Final = RollPolicy(max_entries=12, max_size_bytes=1 << 30, max_age_s=3_600)
@@ -104,24 +93,19 @@ class Store(LyingStore):
         return {key: held.body for key, held in self._held.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Process:
     """Everything that dies with a process."""
 
-    committer: GroupCommitter
-    managed: ManagedLedger
-    subscriptions: Subscriptions
-    schemas: SchemaRegistry
-    deletion: LedgerDeletion
-    upkeep: DeletionUpkeep
-    offload: LedgerOffload
-    topics: TopicDeletion
-    retention: Retention
+    def __init__(self, ended: ExitStack, log: LogStore) -> None:
+        """Take the log of the process, and what ends it."""
+        self._ended = ended
+        self.committer, self.managed = log.committer, log.managed
+        self.subscriptions, self.schemas = log.subscriptions, log.schemas
+        self.worker = Worker(activities_over(log, NobodyOwns()).all())
 
     def close(self) -> None:
         """End its threads, however it ended itself."""
-        self.managed.close()
-        self.committer.close()
+        self._ended.close()
 
 
 class House:
@@ -134,6 +118,7 @@ class House:
         self.catalog.deletions = self.watched
         self.ledgers = self.catalog.ledgers = WatchedLedgers(self.catalog)
         self.catalog.topic_deletions = WatchedTopicDeletions(self.catalog, self.watched)
+        self.catalog.topic_trims = None  # type: ignore[attr-defined]  # nobody trims many topics at once here
         self.store = Store(self._has_primary)
         self.cold = Store(lambda _ledger_id: True)
         for store, planted in ((self.store, PLANTED), (self.cold, COLD_PLANTED)):
@@ -170,67 +155,22 @@ class House:
         return self.cold
 
     def _begin(self) -> Process:
-        catalog, clock = self.catalog, self._clock
-        committer = GroupCommitter(catalog.commits)
-        managed = ManagedLedger(
-            ledgers=catalog.ledgers,
+        ended = ExitStack()
+        log = assemble(
+            catalog=cast("Catalog", self.catalog),
             objects=self.store,
-            committer=committer,
-            application=_APPLICATION,
-            policy=_ROLLS,
-            clock=clock,
-            tiered=TieredSegments(offloads=catalog.offloads, buckets=self._bucket),
-        )
-        contents = ComponentLedgers(
-            components=catalog.components,
-            ledgers=catalog.ledgers,
-            objects=self.store,
-            application=_APPLICATION,
-            clock=clock,
-        )
-        snapshots = CursorLedgers(
-            cursors=catalog.cursors,
-            ledgers=catalog.ledgers,
-            contents=contents,
-            inline_bytes=_INLINE_BYTES,
-            clock=clock,
-        )
-        subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
-        deletions, ledgers = catalog.deletions, catalog.ledgers
-        storages: Storages = {
-            CopyKind.LEDGER.value: PrimaryCopies(self.store),
-            CopyKind.OFFLOADED_LEDGER.value: TieredCopies(self._bucket, now_us=catalog.offloads.now_us),
-        }
-        offloader = Offloader(
-            offloads=catalog.offloads,
-            ledgers=ledgers,
-            primary=self.store,
             buckets=self._bucket,
-            place=_PLACE,
-            folder=Path(self._folder.name),
-            monotonic_s=self._monotonic_s,
-        )
-        return Process(
-            committer=committer,
-            managed=managed,
-            subscriptions=subscriptions,
-            schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
-            deletion=LedgerDeletion(
-                deletions=deletions, ledgers=ledgers, topics=catalog.topics, storages=storages, owners=NobodyOwns()
-            ),
-            upkeep=DeletionUpkeep(
-                sweeps=catalog.sweeps, deletions=deletions, ledgers=ledgers, finished_retention_s=FORGOTTEN_S
-            ),
-            offload=LedgerOffload(
-                uploader=offloader,
-                offloads=catalog.offloads,
-                ledgers=ledgers,
-                topics=catalog.topics,
+            policies=Policies(
+                scratch=Path(self._folder.name),
+                tiered_place=_PLACE,
+                roll=_ROLLS,
+                cursor_inline_bytes=_INLINE_BYTES,
+                finished_retention_s=FORGOTTEN_S,
                 new_uuid=lambda: next(self._uuids),
             ),
-            topics=TopicDeletion(topics=catalog.topic_deletions, ledgers=ledgers),
-            retention=Retention(topics=catalog.topics, roller=managed, settler=subscriptions),
+            clock=self._clock,
         )
+        return Process(ended, ended.enter_context(log))
 
     def _monotonic_s(self) -> float:
         return self.catalog.now_us / 1_000_000

@@ -81,7 +81,7 @@ class Judge(Hands):
 
     def _without_owner(self) -> Iterable[str]:
         """What a batch certified as unfinished has a workflow of its own, or had one (apache/pulsar#982)."""
-        certified, self.workflows.certified[:] = list(self.workflows.certified), []
+        certified = self.workflows.certified()
         for row in self.seen.intents.values():
             if row.batch_id in certified and row.state.value == "PENDING" and row.handed_to is None:
                 yield f"the intent of ledger {row.ledger_id} was left by its batch, and nobody has it"

@@ -214,7 +214,7 @@ class Model(Judge, RuleBasedStateMachine):
     @rule(topic=topics, steps=st.integers(0, 8))
     def trim(self, topic: str, steps: int) -> None:
         """Ask for a trim, and let it get so far."""
-        self.go_on(self.workflows.trim(self.id(topic)), steps)
+        self.go_on(self.workflows.trim(self.id(topic), self.topics[topic].name), steps)
 
     @rule(topic=topics, wanted=st.lists(places, min_size=1, max_size=3), force=st.booleans(), steps=st.integers(0, 8))
     def delete(self, topic: str, wanted: list[int], force: bool, steps: int) -> None:
@@ -222,7 +222,7 @@ class Model(Judge, RuleBasedStateMachine):
         ids = self.ever(topic)
         if ids:
             chosen = [ids[place % len(ids)] for place in wanted]
-            self.go_on(self.workflows.delete(self.id(topic), chosen, force=force), steps)
+            self.go_on(self.workflows.delete(self.id(topic), self.topics[topic].name, chosen, force=force), steps)
 
     @rule(topic=topics, place=places, steps=st.integers(1, 4), overtaken=st.booleans())
     def offload(self, topic: str, place: int, steps: int, overtaken: bool) -> None:
@@ -232,12 +232,12 @@ class Model(Judge, RuleBasedStateMachine):
         listed = self.seen.list_of(self.id(topic))
         closed = [one for one in listed if self.seen.ledgers[one].state is LedgerState.CLOSED]
         if closed:
-            self.go_on(self.workflows.offload(closed[place % len(closed)]), steps)
+            self.go_on(self.workflows.offload(closed[place % len(closed)], self.topics[topic].name), steps)
 
     @rule(topic=topics, steps=st.integers(1, 6))
     def remove_primaries(self, topic: str, steps: int) -> None:
         """Ask for the removal of primary copies that a tiered one replaces, and let it get so far."""
-        self.go_on(self.workflows.remove_primaries(self.id(topic)), steps)
+        self.go_on(self.workflows.remove_primaries(self.id(topic), self.topics[topic].name), steps)
 
     @rule(topic=topics, steps=st.integers(0, 8), policy=policies)
     def delete_topic(self, topic: str, steps: int, policy: RetentionPolicy) -> None:
@@ -259,7 +259,7 @@ class Model(Judge, RuleBasedStateMachine):
         rows = [row.row_id for row in self.seen.intents.values() if row.state.value == "DEAD_LETTERED"]
         wanted = [rows[which % len(rows)]] if which is not None and rows else None
         self.licence = Licence(redriven=True)
-        self.workflows.redrive(partial(self._redriven, program, wanted), self.house.catalog.current_epoch)
+        self.workflows.redrive(partial(self._redriven, program, wanted))
 
     def _redriven(self, program: str, wanted: list[int] | None, batch_id: str) -> int:
         claim = Claim(workflow_id=f"delete-ledgers/{batch_id}", run_id="", ttl_s=LAPSE_S)
@@ -273,17 +273,16 @@ class Model(Judge, RuleBasedStateMachine):
     def delete_alone(self, which: int, steps: int) -> None:
         """Ask for phase two of one intent, whoever is at work on it."""
         rows = [self.seen.intents[row_id] for row_id in sorted(self.seen.intents)]
-        job = self.workflows.delete_one(key_of(rows[which % len(rows)]), self.house.catalog.current_epoch)
-        self.go_on(job, steps)
+        row = rows[which % len(rows)]
+        self.go_on(self.workflows.delete_one(key_of(row), row.topic), steps)
 
     @precondition(lambda self: self.workflows.running)
     @rule(which=st.integers(0, 3), steps=st.integers(1, 8), loses_answer=st.booleans())
     def work(self, which: int, steps: int, loses_answer: bool) -> None:
-        """Go on with one workflow; perhaps the first activity runs to its end, and nobody hears of it."""
-        running = self.workflows.running
-        job = running[which % len(running)]
-        self.step(job, loses_answer=loses_answer)
-        self.go_on(job, steps - 1)
+        """Go on with whatever can be done; perhaps the first activity runs to its end, and nobody hears of it."""
+        self.step(which=which, loses_answer=loses_answer)
+        for _ in range(steps - 1):
+            self.step(which=which)
 
     @precondition(lambda self: self.workflows.running)
     @rule()
@@ -296,7 +295,7 @@ class Model(Judge, RuleBasedStateMachine):
     def terminate(self, which: int) -> None:
         """End a workflow from outside, wherever it is."""
         running = self.workflows.running
-        running[which % len(running)].ended = True
+        self.workflows.server.terminate(running[which % len(running)].workflow_id)
 
     # -- time, storage, death, and others
 
@@ -402,7 +401,7 @@ class Model(Judge, RuleBasedStateMachine):
         for topic in list(self.house.catalog.topic_rows.values()):
             if topic.state is TopicState.DELETING:
                 self.workflows.delete_topic(int(topic.topic_id), topic.name)
-            self.workflows.trim(int(topic.topic_id))
+            self.workflows.trim(int(topic.topic_id), topic.name)
         self.workflows.sweep()
         self.finish_work()
 

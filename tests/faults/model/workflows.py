@@ -1,0 +1,173 @@
+"""The workflows of the model: the real classes on the driver, whose server has the catalog's clock."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from activities.deletion import IntentKey, delete_ledger_id
+from tests.driver.driver import Driver, Ending, Script
+from tests.driver.server import Attempt, Execution, Server, Task
+from tests.driver.worker import Worker
+from tests.fakes.catalog import FakeCatalog
+from workflows.deletion import delete_ledgers, delete_topic, sweep_deletions, trim_topic
+from workflows.deletion.delete_ledger import DeleteLedger
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.delete_topic import DeleteTopic
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.values import (
+    DeleteLedgerInput,
+    DeleteLedgersInput,
+    DeleteLedgersProgress,
+    DeleteTopicInput,
+    DeletionPolicy,
+    ExplicitDetach,
+    SweepDeletionsInput,
+    TrimTopicInput,
+)
+from workflows.offload import offload_ledger, offload_topic
+from workflows.offload.offload_ledger import OffloadLedger
+from workflows.offload.offload_topic import OffloadTopic
+from workflows.offload.values import OffloadAsk, OffloadLedgerInput, OffloadPolicy, OffloadTopicInput
+
+_CAUSE: Final[dict[str, Any]] = {"actor": "tests", "reason": "the model"}
+_INTERVAL_S: Final = 60
+_DELETION: Final = DeletionPolicy(chunk=2, parallelism=2, max_attempts=4, retry_interval_s=_INTERVAL_S)
+_OFFLOAD: Final = OffloadPolicy(timeout_s=300, attempts=3)
+_LONG: Final = 30  # activations after which a run goes on as a new one
+
+
+class CatalogTime:
+    """The server's clock is the catalog's, so that claims lapse while attempts wait."""
+
+    def __init__(self, catalog: FakeCatalog) -> None:
+        """Take whose."""
+        self._catalog = catalog
+
+    def now_ns(self) -> int:
+        """See `Time`."""
+        return self._catalog.now_us * 1_000
+
+    def skip_to(self, moment_ns: int) -> None:
+        """See `Time`."""
+        self._catalog.now_us = max(self._catalog.now_us, -(-moment_ns // 1_000))
+
+
+class Chosen(Script):
+    """The next attempt is the one that was chosen, and ends as was chosen; then all goes its way again."""
+
+    def __init__(self) -> None:
+        """Nothing is chosen."""
+        self.which = 0
+        self.next = Ending.ANSWERED
+
+    def choose(self, ready: list[Task]) -> Task:  # type: ignore[override]  # ready to be chosen from
+        """See `Script`."""
+        which, self.which = self.which, 0
+        return ready[which % len(ready)]
+
+    def ending(self, attempt: Attempt) -> Ending:
+        """See `Script`."""
+        del attempt
+        ending, self.next = self.next, Ending.ANSWERED
+        return ending
+
+
+class Workflows:
+    """What runs, and what operators start."""
+
+    def __init__(self, catalog: FakeCatalog) -> None:
+        """Begin with none."""
+        self._catalog = catalog
+        self.script = Chosen()
+        self.server = Server(CatalogTime(catalog), long_after=_LONG)
+        self.driver = Driver(self.server, self.script)
+        self._heard = 0
+        self._numbers = iter(range(1, 1_000_000))
+
+    @property
+    def running(self) -> list[Execution]:
+        """What has not ended, oldest first."""
+        return self.server.running
+
+    def certified(self) -> list[str]:
+        """Batches that were certified since somebody looked."""
+        new, self._heard = self.driver.answered[self._heard :], len(self.driver.answered)
+        return [one.workflow_id.removeprefix("delete-ledgers/") for one in new if one.type == "deletion.certify"]
+
+    def trim(self, topic_id: int, topic: str, *, id: str = "") -> str:  # noqa: A002 - its name
+        """Start `trim-topic`, or join it."""
+        request = TrimTopicInput(topic_id=topic_id, topic=topic, policy=_DELETION, **_CAUSE)
+        return self._start(TrimTopic, request, id or trim_topic.workflow_id(topic_id))
+
+    def delete(self, topic_id: int, topic: str, ledger_ids: list[int], *, force: bool) -> str:
+        """Start `delete-ledgers` for given ledgers."""
+        batch = self._batch(f"{topic_id}-{next(self._numbers)}", topic_id, topic)
+        return self._start_batch(batch(detach=ExplicitDetach(ledger_ids=ledger_ids, force=force)))
+
+    def redrive(self, claim: Callable[[str], int]) -> None:
+        """Take dead letters into a batch by `claim`, which answers with their number, and start `delete-ledgers`."""
+        batch_id = f"redrive-{next(self._numbers)}"
+        count = claim(batch_id)
+        if count:
+            self._start_batch(self._batch(batch_id, 0, "")(carried=DeleteLedgersProgress(intents=count)))
+
+    def offload(self, ledger_id: int, topic: str) -> str:
+        """Start `offload-ledger`, or join it."""
+        request = OffloadLedgerInput(ledger_id=ledger_id, topic=topic, policy=_OFFLOAD)
+        return self._start(OffloadLedger, request, offload_ledger.workflow_id(ledger_id))
+
+    def remove_primaries(self, topic_id: int, topic: str) -> str:
+        """Start `offload-topic`, or join it: every closed ledger gets a tiered copy, and loses its primary one."""
+        ask = OffloadAsk(delete_primary=True, **_CAUSE)
+        request = OffloadTopicInput(topic_id=topic_id, topic=topic, asks=[ask], policy=_OFFLOAD, deletion=_DELETION)
+        return self._start(OffloadTopic, request, offload_topic.workflow_id(topic_id))
+
+    def delete_topic(self, topic_id: int, topic: str) -> str:
+        """Start `delete-topic`, or join it."""
+        request = DeleteTopicInput(topic_id=topic_id, topic=topic, policy=_DELETION, **_CAUSE)
+        return self._start(DeleteTopic, request, delete_topic.workflow_id(topic_id))
+
+    def sweep(self, *, id: str = "") -> str:  # noqa: A002 - its name
+        """Start `sweep-deletions`, or join it."""
+        request = SweepDeletionsInput(policy=_DELETION, **_CAUSE)
+        return self._start(SweepDeletions, request, id or sweep_deletions.workflow_id())
+
+    def delete_one(self, key: IntentKey, topic: str) -> str:
+        """Start `delete-ledger`, or join it."""
+        request = DeleteLedgerInput(
+            key=key,
+            topic=topic,
+            catalog_epoch=self._catalog.current_epoch,
+            max_attempts=_DELETION.max_attempts,
+            retry_interval_s=_INTERVAL_S,
+        )
+        return self._start(DeleteLedger, request, delete_ledger_id(key))
+
+    def step(self, worker: Worker, *, root: str | None = None) -> bool:
+        """Make one attempt for a workflow or for what it started, or for any; whether there was anything to do."""
+        return self.driver.step(worker, root=root)
+
+    def is_open(self, workflow_id: str) -> bool:
+        """Whether it runs."""
+        return self.server.executions[workflow_id].is_open
+
+    def _batch(self, batch_id: str, topic_id: int, topic: str) -> Callable[..., DeleteLedgersInput]:
+        def made(**more: Any) -> DeleteLedgersInput:
+            return DeleteLedgersInput(
+                batch_id=batch_id,
+                topic_id=topic_id,
+                topic=topic,
+                catalog_epoch=self._catalog.current_epoch,
+                policy=_DELETION,
+                **_CAUSE,
+                **more,
+            )
+
+        return made
+
+    def _start_batch(self, request: DeleteLedgersInput) -> str:
+        return self._start(DeleteLedgers, request, delete_ledgers.workflow_id(request.batch_id))
+
+    def _start(self, workflow: type, request: object, workflow_id: str) -> str:
+        self.server.start(workflow, request, id=workflow_id)
+        return workflow_id
