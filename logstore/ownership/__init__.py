@@ -1,8 +1,16 @@
 """Who owns a bundle of topics: what a bundle is, who takes it and lets it go, and the lease of its owner's writes."""
 
 from logstore.ownership.assignment import OwnershipView, WorkerLoad, ranking, to_shed, to_take
-from logstore.ownership.bundles import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundles, parse_bundle
-from logstore.ownership.leases import Lease, checked_worker_id
+from logstore.ownership.bundles import (
+    MAX_BUNDLES,
+    BundleId,
+    Lease,
+    bundle_name,
+    bundle_of,
+    check_bundles,
+    checked_worker_id,
+    parse_bundle,
+)
 from logstore.ownership.reown import HeldClaim, OwnerNode, ReownAttempts, ReownDecision, decide
 
 __all__ = [

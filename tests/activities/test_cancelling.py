@@ -17,7 +17,7 @@ from activities.deletion.trimming import BatchInput
 from activities.offload import UploadInput
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import ledger_prefix
-from logstore.offload.services import proof
+from logstore.offload.services import writing
 from logstore.ports.catalog import Detached
 from logstore.units import between_units
 from tests.activities.test_delete_chunk import delete
@@ -94,7 +94,7 @@ def test_upload_cancelled_reads_no_further_and_gives_up(
 ) -> None:
     """While it reads the primary copy, and while it proves the tiered one; what it may have sent is an intent."""
     (ledger,) = world.fill_readable(1)
-    monkeypatch.setattr(proof, "_READ_BACK", 64)  # bytes: the object is read in many parts
+    monkeypatch.setattr(writing, "_READ_BACK", 64)  # bytes: the object is read in many parts
     calls = Calls(env := environment())
     (world.objects if operation is Operation.GET else world.tiered).plan(cancelling(operation, calls))
     with pytest.raises(CancelledError):

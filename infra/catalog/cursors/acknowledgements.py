@@ -12,8 +12,7 @@ from sqlalchemy import Connection, Row, bindparam, select, tuple_, update
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import columns, spans, stored
-from logstore.cursors.snapshots import since, whole
-from logstore.cursors.state import CursorState, LedgerSpan, acknowledge, acknowledge_to
+from logstore.cursors.state import CursorState, LedgerSpan, acknowledge, acknowledge_to, since, whole
 from logstore.errors import InvalidInput, SnapshotNeeded, UnknownObject
 from logstore.ports.catalog import Acknowledge, Acknowledged, WriteResult
 from logstore.positions import LedgerId, TopicId

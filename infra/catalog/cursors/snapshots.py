@@ -15,8 +15,7 @@ from infra.catalog.engine.database import Database
 from infra.catalog.log.components import born, component_list, publish, retire, topic_of_newborn
 from infra.catalog.log.ledgers import raise_version
 from infra.catalog.log.topics import topic_row
-from logstore.cursors.snapshots import Snapshot, since, whole
-from logstore.cursors.state import advance
+from logstore.cursors.state import Snapshot, advance, since, whole
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import SnapshotChange, Topic, TopicState

@@ -11,8 +11,7 @@ from collections import OrderedDict
 from typing import Final
 
 from logstore.clock import Clock
-from logstore.cursors.snapshots import Snapshot, of_ledgers, whole
-from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
+from logstore.cursors.state import Snapshot, of_ledgers, pack_acknowledged, unpack_acknowledged, whole
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, Draft

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from logstore.cursors.services.cursor_ledgers import CursorLedgers
-from logstore.cursors.snapshots import Snapshot, whole
-from logstore.cursors.state import CursorState
+from logstore.cursors.state import CursorState, Snapshot, whole
 from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeeded
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cursors, StoredCursor

@@ -12,9 +12,8 @@ from logstore.cursors.state import CursorState
 from logstore.errors import InvalidInput
 from logstore.log.entries import Entry, ProducedEntries
 from logstore.log.services import duplicates
-from logstore.log.services.append import Appender, AppendResult
+from logstore.log.services.append import Appender, AppendQueue, AppendResult
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.merge import AppendQueue
 from logstore.log.services.placement import Placer, TopicHints
 from logstore.log.services.read import READABLE, Reader
 from logstore.log.services.registration import Registrar

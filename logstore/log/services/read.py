@@ -1,4 +1,4 @@
-"""Reading entries in order, while ledgers are trimmed under the reader's eyes.
+"""Reading entries in order, a few segments ahead, while ledgers are trimmed under the reader's eyes.
 
 A reader that misses an object looks at the catalog again. Ledger no longer listed: it goes on at the first
 listed entry beyond, and says so in the log, because a missing ledger never pins a reader and a skip is never
@@ -6,10 +6,13 @@ silent (apache/pulsar#18620). Still listed: it reads the tiered copy. No copy ho
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyroaring import BitMap
 
@@ -18,7 +21,6 @@ from logstore.cursors.state import CursorState
 from logstore.errors import InvalidInput, MissingData
 from logstore.log.entries import Entry
 from logstore.log.ledgers import LedgerState
-from logstore.log.services.prefetch import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.source import SegmentSource
 from logstore.log.services.tiered_segments import TieredSegments
@@ -28,6 +30,46 @@ from logstore.positions import LedgerId, Position
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
+
+_AHEAD: Final = 2
+_THREADS: Final = 4
+
+
+class Prefetcher:
+    """A few threads, shared by all readers of a process and started with the first that goes beyond one item."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefetch")
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def run(self, items: Iterator[_Item], fetch: Callable[[_Item], _Value]) -> Iterator[tuple[_Item, _Value]]:
+        """Each item with its value, in order.
+
+        The first item is fetched alone, since many readers want no more; from then on up to 2 are ahead. What
+        `fetch` raises is raised at that item's turn.
+        """
+        under_way: deque[tuple[_Item, Future[_Value]]] = deque()
+        try:
+            for item in islice(items, 1):
+                yield item, fetch(item)
+            for item in items:
+                under_way.append((item, self._pool.submit(copy_context().run, fetch, item)))
+                if len(under_way) > _AHEAD:
+                    ready, future = under_way.popleft()
+                    yield ready, future.result()
+            while under_way:
+                ready, future = under_way.popleft()
+                yield ready, future.result()
+        finally:
+            for _, future in under_way:
+                future.cancel()
 
 
 _LOG = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from logstore.errors import CorruptData
-from logstore.log.entries import decode_segment
-from logstore.log.footers import FOOTER, FooterMark, mark_footer
+from logstore.log.entries import FOOTER, FooterMark, decode_segment, mark_footer
 from logstore.log.ledgers import DIGEST, digest_of, segment_key
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore, StoredObject

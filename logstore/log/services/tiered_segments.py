@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from logstore.errors import CorruptData
-from logstore.log.entries import unreadable
-from logstore.log.footers import FooterMark
+from logstore.log.entries import FooterMark, unreadable
 from logstore.log.services.segment_file import RangeFile, SegmentGone
 from logstore.offload.places import TieredPlace, place_of
 from logstore.offload.tiered import RowGroup, TieredIndex, data_key, index_key

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from logstore.cursors.snapshots import Snapshot
+from logstore.cursors.state import Snapshot
 from logstore.errors import SextonError
 from logstore.positions import LedgerId, Position, TopicId
 

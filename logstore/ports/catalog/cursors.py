@@ -4,8 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.cursors.snapshots import Snapshot
-from logstore.cursors.state import CursorState
+from logstore.cursors.state import CursorState, Snapshot
 from logstore.positions import LedgerId, Position, TopicId
 
 

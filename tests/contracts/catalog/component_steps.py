@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from pyroaring import BitMap
 
-from logstore.cursors.snapshots import Snapshot, whole
-from logstore.cursors.state import CursorState
+from logstore.cursors.state import CursorState, Snapshot, whole
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Acknowledge, SnapshotChange, WriteResult
 from logstore.positions import LedgerId, Position, TopicId

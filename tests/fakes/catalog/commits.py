@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from logstore.cursors import state as cursors
-from logstore.cursors.snapshots import since, whole
+from logstore.cursors.state import since, whole
 from logstore.errors import (
     AlreadyExists,
     InvalidInput,

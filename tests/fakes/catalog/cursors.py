@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore.cursors import state as cursors
-from logstore.cursors.snapshots import Snapshot, since, whole
-from logstore.cursors.state import CursorState, pack_acknowledged
+from logstore.cursors.state import CursorState, Snapshot, pack_acknowledged, since, whole
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
