@@ -27,8 +27,8 @@ _ELSEWHERE = {
 
 _LYING_BUILD = '''
 """A build whose deletes say yes and do nothing, and that accepts every lease; found by every process started here."""
-from infra.catalog import deletions
-from logstore import primary_copies
+from infra.catalog.deletion import deletions
+from logstore.deletion.services import primary_copies
 from logstore.ports.objects import DeleteReport
 
 
