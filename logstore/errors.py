@@ -27,6 +27,7 @@ SextonError
 │   │   ├── StaleCatalog           the request speaks of another catalog epoch
 │   │   ├── CatalogVersionMismatch the catalog's schema is not the one this build knows
 │   │   └── Unsupported            this back end or this build lacks the capability
+│   ├── LookupRefused              ZooKeeper refuses to say who owns a topic: a person must mend rights or path
 │   ├── MissingData                the catalog lists an object that no copy holds
 │   ├── CorruptData                an object that cannot be what the catalog says
 │   └── NoProgress                 the same count, late attempt: a person must look
@@ -178,6 +179,10 @@ class CatalogVersionMismatch(PreconditionFailed):
 
 class Unsupported(PreconditionFailed):
     """This back end or this build lacks the capability."""
+
+
+class LookupRefused(TerminalError):
+    """ZooKeeper answers and refuses to say who owns a topic: its rights, or the path, are not ours."""
 
 
 class MissingData(TerminalError):

@@ -22,7 +22,7 @@ from activities.deletion.answers import (
     sentence,
     unfinished,
 )
-from activities.deletion.one_copy import CLAIM_S, CopyDeletion, own_claim
+from activities.deletion.one_copy import CLAIM_S, CopyDeletion, finish, own_claim
 from activities.deletion.pace import Pace
 from activities.deletion.pulse import Pulse
 from activities.deletion.values import (
@@ -36,11 +36,10 @@ from activities.deletion.values import (
     RangesInput,
     RangesPage,
 )
+from activities.dispatch import Answer
 from activities.naming import check_topic_name
-from activities.ownership import Elsewhere, owner_of
 from logstore.deletion.intents import DeletionIntent, Outcome, refusal
 from logstore.errors import StaleCatalog
-from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange, Topics
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
@@ -62,29 +61,28 @@ class LedgerDeletion(CopyDeletion):
 
     @defined(name="deletion.detach")
     @beating()
-    def detach(self, request: DetachInput) -> DetachResult:
+    def detach(self, request: DetachInput) -> Answer[DetachResult]:
         """Take ledgers out of their list and file an intent per copy, in one SQL transaction.
 
         Idempotency: keyed by `batch_id`; a second call returns what the first one did.
         Heartbeat: while the transaction runs.
-        Raises: InvalidInput, LedgerStillNeeded, StaleCatalog, NotOwner (terminal); CatalogBusy, StoreUnavailable
-            (retry).
+        Raises: InvalidInput, LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal); CatalogBusy,
+            StoreUnavailable (retry).
         """
-        lease = self._leases.of(request)
-        if isinstance(lease, Elsewhere):
-            return DetachResult(ledgers=0, intents=0, catalog_epoch=0, elsewhere=lease)
+        return self._dispatch.run(request, self._detach)
+
+    def _detach(self, queue: Deletions, request: DetachInput) -> DetachResult:
         check_topic_name(self._topics, request.topic_id, request.topic)
         epoch, run_id = self._ledgers.epoch(), activity.info().workflow_run_id or ""
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
-        detached = self._deletions.detach(
+        detached = queue.detach(
             TopicId(request.topic_id),
             None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids],
             force=request.force,
             batch_id=request.batch_id,
             claim=Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_BATCH_CLAIM_S),
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
-            lease=lease,
         )
         metrics.sent(detached.filed)
         return DetachResult(
@@ -92,7 +90,6 @@ class LedgerDeletion(CopyDeletion):
             intents=detached.intents,
             catalog_epoch=epoch,
             finished=dict(detached.finished),
-            owner=owner_of(lease),
         )
 
     @defined(name="deletion.next_ranges")
@@ -111,93 +108,90 @@ class LedgerDeletion(CopyDeletion):
         return RangesPage(ranges=[Range(first=part.first, last=part.last, rows=part.rows) for part in found])
 
     @defined(name="deletion.delete_chunk")
-    def delete_chunk(self, request: ChunkInput) -> ChunkResult:
+    def delete_chunk(self, request: ChunkInput) -> Answer[ChunkResult]:
         """Phase two for a range of rows: many ledgers share listings, pages and transactions.
 
         Idempotency: keyed by row; a row that ended keeps its outcome, an absent key counts as deleted, a row
         handed over before is reported again. A row that fails is handed to a workflow of its own. At a limited
         rate it deals with the first rows of the range and names the next one.
         Heartbeat: (rows examined, objects confirmed), per ledger and per page; a hint only.
-        Raises: StoreUnavailable when no row at all got an answer (retry); ClaimHeld, NotOwner (terminal).
+        Raises: StoreUnavailable when no row at all got an answer (retry); ClaimHeld, NotOwner, LookupRefused
+            (terminal).
         """
-        lease = self._leases.of(request)
-        if isinstance(lease, Elsewhere):
-            return ChunkResult(outcomes={}, elsewhere=lease)
+        return self._dispatch.run(request, self._delete_chunk)
+
+    def _delete_chunk(self, queue: Deletions, request: ChunkInput) -> ChunkResult:
         if self._stale(request.catalog_epoch):
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
-        return replace(self._delete_chunk(request, lease), owner=owner_of(lease))
-
-    def _delete_chunk(self, request: ChunkInput, lease: Lease | None) -> ChunkResult:
-        batch, renew = request.batch_id, self._deletions.renew
-        with Pulse(lambda: renew(batch, own_claim(_BATCH_CLAIM_S), lease=lease)) as pulse:
-            found, pace = self._deletions.intents(batch, _rows(request.chunk)), Pace(request.objects_per_s)
+        batch = request.batch_id
+        with Pulse(lambda: queue.renew(batch, own_claim(_BATCH_CLAIM_S))) as pulse:
+            found, pace = queue.intents(batch, _rows(request.chunk)), Pace(request.objects_per_s)
             intents = pace.slice(found)
             open_ones = unfinished(intents)
             ended, errors = self._act(open_ones, pulse, pace)
-            changed = self._finish(open_ones, ended, holder=batch, lease=lease)
+            changed = finish(queue, open_ones, ended, holder=batch)
             metrics.received(one for one in open_ones if one.row_id in changed)
             raise_if_nothing_answered(ended, errors)
-            self._hand_over(batch, open_ones, {row: sentence(error) for row, error in errors.items()}, lease)
+            _hand_over(queue, batch, open_ones, {row: sentence(error) for row, error in errors.items()})
         result = chunk_result(intents, ended, many_topics=request.many_topics)
         return replace(result, next_row=found[len(intents)].row_id if len(intents) < len(found) else 0)
 
     @defined(name="deletion.hand_over_chunk")
     @beating()
-    def hand_over_chunk(self, request: ChunkInput) -> ChunkResult:
+    def hand_over_chunk(self, request: ChunkInput) -> Answer[ChunkResult]:
         """Hand every unfinished row of the range to a workflow of its own, once the chunk as a whole gave up.
 
         A damaged row has none, for no workflow could do more than say so: it ends here.
 
         Idempotency: a row handed over before keeps its claim and is reported again.
-        Raises: StoreUnavailable (retry); NotOwner (terminal).
+        Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        lease = self._leases.of(request)
-        if isinstance(lease, Elsewhere):
-            return ChunkResult(outcomes={}, elsewhere=lease)
+        return self._dispatch.run(request, self._hand_over_chunk)
+
+    def _hand_over_chunk(self, queue: Deletions, request: ChunkInput) -> ChunkResult:
         if self._stale(request.catalog_epoch):
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
-        intents = self._deletions.intents(request.batch_id, _rows(request.chunk))
+        intents = queue.intents(request.batch_id, _rows(request.chunk))
         open_ones = unfinished(intents)
         damaged = [(one, refusal(one)) for one in open_ones if one.damage]
         ended = [Ended(row_id=one.row_id, outcome=why[0], error=why[1]) for one, why in damaged if why]
-        self._finish(open_ones, ended, holder=request.batch_id, lease=lease)
+        finish(queue, open_ones, ended, holder=request.batch_id)
         errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones if not one.damage}
-        self._hand_over(request.batch_id, open_ones, errors, lease)
-        return replace(chunk_result(intents, ended, many_topics=request.many_topics), owner=owner_of(lease))
-
-    def _hand_over(
-        self, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str], lease: Lease | None
-    ) -> None:
-        names = {one.row_id: delete_ledger_id(key_of(one)) for one in intents if one.row_id in errors}
-        moved = self._deletions.hand_over(names, batch_id=batch_id, errors=errors, ttl_s=CLAIM_S, lease=lease)
-        tried = [one for one in intents if one.row_id in moved]
-        metrics.received(tried)
-        metrics.failed(tried)
+        _hand_over(queue, request.batch_id, open_ones, errors)
+        return chunk_result(intents, ended, many_topics=request.many_topics)
 
     @defined(name="deletion.certify")
     @beating()
-    def certify(self, request: CertifyInput) -> Certificate:
+    def certify(self, request: CertifyInput) -> Answer[Certificate]:
         """Count the batch from its rows, close its run and write the audit row.
 
         Idempotency: counts are read from rows, so repeated work counts once; the run is closed once.
-        Where the topic is another worker's, it is done here without a lease: a count takes nothing from anybody.
-        Raises: StoreUnavailable (retry); NotOwner (terminal).
+        Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        workflow_id = activity.info().workflow_id or ""
-        cause = Cause(actor=request.actor, reason=request.reason, workflow_id=workflow_id)
-        found = self._leases.of(request)
-        lease = found if isinstance(found, Lease) else None
-        tally = self._deletions.close(request.batch_id, cause, lease=lease)
-        metrics.certified(tally)
-        return Certificate(
-            batch_id=request.batch_id,
-            outcomes=dict(tally.outcomes),
-            objects=tally.objects,
-            size_bytes=tally.size_bytes,
-        )
+        return self._dispatch.run(request, _certify)
 
     def _stale(self, catalog_epoch: int) -> bool:
         return self._ledgers.epoch() != catalog_epoch
+
+
+def _hand_over(queue: Deletions, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str]) -> None:
+    names = {one.row_id: delete_ledger_id(key_of(one)) for one in intents if one.row_id in errors}
+    moved = queue.hand_over(names, batch_id=batch_id, errors=errors, ttl_s=CLAIM_S)
+    tried = [one for one in intents if one.row_id in moved]
+    metrics.received(tried)
+    metrics.failed(tried)
+
+
+def _certify(queue: Deletions, request: CertifyInput) -> Certificate:
+    cause = Cause(actor=request.actor, reason=request.reason, workflow_id=activity.info().workflow_id or "")
+    tally = queue.close(request.batch_id, cause)
+    metrics.certified(tally)
+    return Certificate(
+        batch_id=request.batch_id,
+        outcomes=dict(tally.outcomes),
+        objects=tally.objects,
+        size_bytes=tally.size_bytes,
+    )
 
 
 def _rows(chunk: Range) -> RowRange:

@@ -12,8 +12,8 @@ from activities.deletion.pace import Pace
 from activities.deletion.phase_two import examine, remove
 from activities.deletion.pulse import Pulse
 from activities.deletion.values import DeadLetterInput, OneInput, OneResult
+from activities.dispatch import Answer, Dispatch
 from activities.naming import is_topic_name
-from activities.ownership import Elsewhere, Leases, owner_of
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import (
     DeletionIncomplete,
@@ -26,7 +26,6 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.log.ledgers import CopyKind
-from logstore.ownership import Lease
 from logstore.ports.catalog import Claim, Deletions, Ended
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
@@ -51,23 +50,23 @@ class CopyDeletion:
         """Take the ports; `storages` by `CopyKind` value."""
         self._deletions = deletions
         self._storages = storages
-        self._leases = Leases(owners)
+        self._dispatch = Dispatch(deletions, owners)
 
     @defined(name="deletion.delete_one")
-    def delete_one(self, request: OneInput) -> OneResult:
+    def delete_one(self, request: OneInput) -> Answer[OneResult]:
         """Phase two for one intent.
 
         Idempotency: keyed by (ledger, copy, generation); a finished row answers with its outcome.
         Heartbeat: per page; a hint only.
-        Raises: InvalidInput, ClaimHeld, NotOwner (terminal); NoProgress (terminal) when storage keeps the same number
-            of keys again and again; anything else is retried after `retry_interval_s`, or once an upload of the copy is
-            over, and kept on the row.
+        Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused (terminal); NoProgress (terminal) when storage keeps
+            the same number of keys again and again; anything else is retried after `retry_interval_s`, or once an
+            upload of the copy is over, and kept on the row.
         """
-        lease = self._leases.of(request)
-        if isinstance(lease, Elsewhere):
-            return OneResult(outcome=Outcome.UNKNOWN, elsewhere=lease)
+        return self._dispatch.run(request, self._delete_one)
+
+    def _delete_one(self, queue: Deletions, request: OneInput) -> OneResult:
         try:
-            return self._delete_one(request, lease)
+            return self._take_and_delete(queue, request)
         except UnknownObject as error:
             return OneResult(outcome=Outcome.UNKNOWN, detail=str(error))
         except StaleCatalog as error:
@@ -75,45 +74,21 @@ class CopyDeletion:
         except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
             raise later(error, request.retry_interval_s) from error
 
-    def _delete_one(self, request: OneInput, lease: Lease | None) -> OneResult:
+    def _take_and_delete(self, queue: Deletions, request: OneInput) -> OneResult:
         with beating():  # another writer may make this one wait longer than a heartbeat timeout
-            intent = self._take(request, lease)
+            intent = _take(queue, request)
         if intent.state is not DeletionState.PENDING:
             return result_of(intent)
         metrics.received([intent])
-        hold = self._deletions.hold
-        with Pulse(lambda: hold(intent.row_id, own_claim(), lease=lease), just_claimed=True) as pulse:
+        with Pulse(lambda: queue.hold(intent.row_id, own_claim()), just_claimed=True) as pulse:
             ended, errors = self._act([intent], pulse, Pace())
-            changed = self._finish([intent], ended, holder=own_claim().workflow_id, lease=lease)
+            changed = finish(queue, [intent], ended, holder=own_claim().workflow_id)
             if errors:
-                raise self._kept(intent, errors[intent.row_id], request.retry_interval_s, lease)
+                raise _kept(queue, intent, errors[intent.row_id], request.retry_interval_s)
         if not changed:
-            return self._delete_one(request, lease)  # taken from us meanwhile: it ended, or another has it, or nobody
+            return self._take_and_delete(queue, request)  # taken from us: it ended, or another has it, or nobody
         one = ended[0]
-        return OneResult(
-            outcome=one.outcome,
-            objects=one.objects,
-            size_bytes=one.size_bytes,
-            detail=one.error or "",
-            owner=owner_of(lease),
-        )
-
-    def _take(
-        self, request: OneInput | DeadLetterInput, lease: Lease | None, *, attempt: bool = True
-    ) -> DeletionIntent:
-        key = request.key
-        if key.copy not in set(CopyKind):
-            raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
-        return self._deletions.take(
-            LedgerId(key.ledger_id),
-            CopyKind(key.copy),
-            key.generation,
-            own_claim(),
-            epoch=request.catalog_epoch,
-            attempt=attempt,
-            topic=request.topic if is_topic_name(request.topic) else None,
-            lease=lease,
-        )
+        return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
 
     def _act(
         self, intents: Sequence[DeletionIntent], pulse: Pulse, pace: Pace
@@ -121,47 +96,62 @@ class CopyDeletion:
         found = examine(intents, self._storages, pulse)
         return remove(found, self._storages, pulse, pace)
 
-    def _finish(
-        self, intents: Sequence[DeletionIntent], ended: list[Ended], *, holder: str, lease: Lease | None
-    ) -> frozenset[int]:
-        changed = self._deletions.finish(ended, holder=holder, lease=lease)
-        metrics.ended(intents, ended, changed)
-        return changed
-
-    def _kept(
-        self, intent: DeletionIntent, error: SextonError, retry_interval_s: int, lease: Lease | None
-    ) -> Exception:
-        """Hold the row until the next attempt and a minute more, with the error; what ends this attempt."""
-        after_s = wait_s(error, retry_interval_s)
-        wait = Claim(workflow_id=own_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
-        left = error.keys_left if isinstance(error, DeletionIncomplete) else None
-        attempts = self._deletions.hold(intent.row_id, wait, error=sentence(error), keys_left=left, lease=lease)
-        metrics.failed([intent])
-        if attempts < _STUCK_AFTER:
-            return later(error, after_s)
-        return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
-
     @defined(name="deletion.dead_letter")
     @beating()
-    def dead_letter(self, request: DeadLetterInput) -> OneResult:
+    def dead_letter(self, request: DeadLetterInput) -> Answer[OneResult]:
         """Keep an exhausted intent as a dead letter with its error: listed, never dropped.
 
         Idempotency: a row that ended meanwhile keeps its outcome, which is returned.
-        Raises: InvalidInput, ClaimHeld, NotOwner, UnknownObject (terminal); StoreUnavailable (retry).
+        Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused, UnknownObject (terminal); StoreUnavailable (retry).
         """
-        lease = self._leases.of(request)
-        if isinstance(lease, Elsewhere):
-            return OneResult(outcome=Outcome.UNKNOWN, elsewhere=lease)
-        try:
-            intent = self._take(request, lease, attempt=False)
-        except StaleCatalog as error:
-            return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
-        if intent.state is DeletionState.PENDING:
-            why = request.error or intent.last_error or "no attempt is left"
-            letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
-            self._finish([intent], [letter], holder=own_claim().workflow_id, lease=lease)
-            return OneResult(outcome=Outcome.DEAD_LETTERED, detail=why, owner=owner_of(lease))
+        return self._dispatch.run(request, _dead_letter)
+
+
+def _dead_letter(queue: Deletions, request: DeadLetterInput) -> OneResult:
+    try:
+        intent = _take(queue, request, attempt=False)
+    except StaleCatalog as error:
+        return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
+    if intent.state is not DeletionState.PENDING:
         return result_of(intent)
+    why = request.error or intent.last_error or "no attempt is left"
+    letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
+    finish(queue, [intent], [letter], holder=own_claim().workflow_id)
+    return OneResult(outcome=Outcome.DEAD_LETTERED, detail=why)
+
+
+def _take(queue: Deletions, request: OneInput | DeadLetterInput, *, attempt: bool = True) -> DeletionIntent:
+    key = request.key
+    if key.copy not in set(CopyKind):
+        raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
+    return queue.take(
+        LedgerId(key.ledger_id),
+        CopyKind(key.copy),
+        key.generation,
+        own_claim(),
+        epoch=request.catalog_epoch,
+        attempt=attempt,
+        topic=request.topic if is_topic_name(request.topic) else None,
+    )
+
+
+def finish(queue: Deletions, intents: Sequence[DeletionIntent], ended: list[Ended], *, holder: str) -> frozenset[int]:
+    """Record how rows ended, and count those that this call ended."""
+    changed = queue.finish(ended, holder=holder)
+    metrics.ended(intents, ended, changed)
+    return changed
+
+
+def _kept(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> Exception:
+    """Hold the row until the next attempt and a minute more, with the error; what ends this attempt."""
+    after_s = wait_s(error, retry_interval_s)
+    wait = Claim(workflow_id=own_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
+    left = error.keys_left if isinstance(error, DeletionIncomplete) else None
+    attempts = queue.hold(intent.row_id, wait, error=sentence(error), keys_left=left)
+    metrics.failed([intent])
+    if attempts < _STUCK_AFTER:
+        return later(error, after_s)
+    return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
 
 
 def own_claim(ttl_s: float = CLAIM_S) -> Claim:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from activities.ownership import TopicAnswer, TopicWork
+from activities.dispatch import TopicWork
 from logstore.deletion.intents import Outcome
 
 _SUCCESS = {outcome.value for outcome in Outcome if outcome.success}
@@ -24,7 +24,7 @@ class DetachInput(TopicWork):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetachResult(TopicAnswer):
+class DetachResult:
     """What left the list, and what phase two has to do."""
 
     ledgers: int
@@ -83,7 +83,7 @@ class IntentKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkResult(TopicAnswer):
+class ChunkResult:
     """What a chunk came to: counts of its rows by outcome, and the rows that need a workflow of their own."""
 
     outcomes: dict[str, int]
@@ -104,7 +104,7 @@ class OneInput(TopicWork):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneResult(TopicAnswer):
+class OneResult:
     """How one intent ended."""
 
     outcome: Outcome

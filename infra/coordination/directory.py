@@ -78,6 +78,23 @@ class Directory:
         found = self._session.ask("reading owners", lambda client: read_all(client, OWNERS, names))
         return {one: _owner(*found[name]) for one, name in zip(wanted, names, strict=True) if name in found}
 
+    def owner(self, bundle: BundleId, *, patience_s: float) -> OwnerNode | None:
+        """The bundle's owner node, or None; for whoever has work of the bundle, and does not wait for longer.
+
+        Raises:
+            ServiceFailed: ZooKeeper refuses us, or the path of everything of ours is gone, which is no answer.
+        """
+        name = self._name(bundle)
+
+        def work(client: KazooClient) -> OwnerNode | None:
+            path = client.exists_async("/")
+            found = read_all(client, OWNERS, [name]).get(name)
+            if found is None and path.get() is None:
+                raise self._session.no_path()
+            return _owner(*found) if found else None
+
+        return self._session.ask("looking an owner up", work, patience_s=patience_s)
+
     def remove(self, bundle: BundleId, session: int) -> bool:
         """Delete the owner node of that session, whoever asks; False if it is another's by now."""
 

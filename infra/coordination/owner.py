@@ -124,13 +124,14 @@ class BundleOwner:
             raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found=found)
         return lease
 
-    def placement(self, topic: TopicName) -> Lease | OtherOwner | None:
-        """See `Owners.placement`; asks ZooKeeper only where this worker has no lease.
+    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
+        """See `Owners.lookup`; asks ZooKeeper only where this worker has no lease.
 
         Who asks holds a thread that other work needs: while the connection is known to be away, it does not wait.
 
         Raises:
-            StoreUnavailable, SessionLost: ZooKeeper could not be asked.
+            StoreUnavailable, SessionLost: ZooKeeper did not answer.
+            ServiceFailed: It refuses us, or the path is gone.
         """
         try:
             return self.lease_of(topic)
@@ -141,7 +142,7 @@ class BundleOwner:
         if not self._connected:
             raise StoreUnavailable(f"zookeeper: worker {self._worker_id} has no connection just now")
         bundle = bundle_of(topic, bundles=self._holdings.bundles)
-        node = nodes.owners([bundle]).get(bundle)
+        node = nodes.owner(bundle, patience_s=patience_s)
         return OtherOwner(worker_id=node.worker_id) if node and node.worker_id else None
 
     def leases(self) -> list[Lease]:

@@ -10,9 +10,11 @@ at each of its claims again. Listeners run on kazoo's own thread, where a call o
 """
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -34,7 +36,21 @@ class PatientHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
     def __init__(self, patience_s: float) -> None:
         """Wait that long for an answer, unless its `get` says otherwise."""
         super().__init__()
-        self.patience_s = patience_s
+        self._patience_s, self._own = patience_s, threading.local()
+
+    @property
+    def patience_s(self) -> float:
+        """How long this thread waits for an answer."""
+        return float(getattr(self._own, "patience_s", self._patience_s))
+
+    @contextmanager
+    def waiting(self, patience_s: float) -> Iterator[None]:
+        """Have this thread wait that long for each answer, or as long as usual if that is less."""
+        self._own.patience_s = min(patience_s, self._patience_s)
+        try:
+            yield
+        finally:
+            del self._own.patience_s
 
     def async_result(self) -> "_Answer":
         """See kazoo's `IHandler.async_result`."""
@@ -115,18 +131,20 @@ class ZooKeeperSession:
         hosts = self._ensemble.hosts
         return hosts if "/" in hosts else f"{hosts}/"
 
-    def ask(self, doing: str, work: Callable[[KazooClient], T]) -> T:
+    def ask(self, doing: str, work: Callable[[KazooClient], T], *, patience_s: float = math.inf) -> T:
         """Run calls that may be repeated, again while the connection comes and goes, for one session timeout.
 
-        Each of them is waited for that long at most, whatever became of the connection.
+        Each of them is waited for that long at most, whatever became of the connection; or for `patience_s`, if that
+        is less.
 
         Raises:
             StoreUnavailable: No answer; what was asked may have happened.
             SessionLost: This session is over.
             ServiceFailed: ZooKeeper refuses us.
         """
-        retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=self.timeout_s, ignore_expire=False)
-        with zookeeper_span(doing), translated(doing):
+        wait_s = min(patience_s, self.timeout_s)
+        retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=wait_s, ignore_expire=False)
+        with zookeeper_span(doing), translated(doing, self.place), self._client.handler.waiting(wait_s):
             answer: T = retry(self._while_alive, work)
         self._require_alive(doing)  # an answer that another session got says nothing of ours
         return answer
@@ -182,11 +200,15 @@ class ZooKeeperSession:
     def _require_path(self) -> None:
         """A path that does not exist is a wrong setting, and is not made: it could be somebody else's ensemble."""
         if not self.ask("looking for the path", lambda client: client.exists("/")):
-            raise ServiceFailed(
-                ZOOKEEPER,
-                f"the path {self._client.chroot} of {self._ensemble.hosts} does not exist",
-                advice="create it, or mend the setting `zookeeper`",
-            )
+            raise self.no_path()
+
+    def no_path(self) -> ServiceFailed:
+        """The error of a path that does not exist."""
+        return ServiceFailed(
+            ZOOKEEPER,
+            f"the path {self._client.chroot} of {self._ensemble.hosts} does not exist",
+            advice="create it, or mend the setting `zookeeper`",
+        )
 
 
 def _client(ensemble: Ensemble) -> KazooClient:

@@ -55,8 +55,9 @@ class SoleOwner:
         self._leases = {}
         self._events.holds(0)
 
-    def placement(self, topic: TopicName) -> Lease | None:
-        """See `Owners.placement`: here, unless another worker has acquired everything since."""
+    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | None:
+        """See `Owners.lookup`: here, unless another worker has acquired everything since."""
+        del patience_s  # the catalog has its own
         try:
             lease = self.lease_of(topic)
             self._fences.verify(lease)

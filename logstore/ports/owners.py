@@ -17,14 +17,19 @@ class OtherOwner:
 class Owners(Protocol):
     """Ownership as one worker knows it."""
 
-    def placement(self, topic: TopicName) -> Lease | OtherOwner | None:
+    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
         """Where the topic's work belongs: here under the lease, at another worker, or anywhere (None: no owner).
 
         This worker may stand in the node and have no lease yet, or none while its connection is away: it then
         names itself as it would another.
 
+        Args:
+            topic: Whose.
+            patience_s: How long ZooKeeper, or the catalog, may take to answer.
+
         Raises:
-            StoreUnavailable, SessionLost: Nobody could be asked, which never means "no owner": ask again.
+            StoreUnavailable, SessionLost: There was no answer, which does not say that there is no owner.
+            ServiceFailed: ZooKeeper refuses this worker, and will again.
         """
 
     def lease_of(self, topic: TopicName) -> Lease:

@@ -7,7 +7,7 @@ import pytest
 from activities.deletion import Certificate, ChunkResult, RangesInput, RangesPage
 from logstore import failpoints
 from logstore.errors import ClaimHeld, StoreUnavailable
-from tests.activities.world import BATCH, World, certify_input, chunk_input, run
+from tests.activities.world import BATCH, World, certify_input, chunk_input, done, run
 
 
 def next_page(world: World, *, after: int = 0, rows: int = 2, limit: int = 2, epoch: int = 1) -> RangesPage:
@@ -16,11 +16,11 @@ def next_page(world: World, *, after: int = 0, rows: int = 2, limit: int = 2, ep
 
 
 def hand_over(world: World, *, epoch: int = 1) -> ChunkResult:
-    return run(world.deletion.hand_over_chunk, chunk_input(epoch=epoch))
+    return done(world.deletion.hand_over_chunk, chunk_input(epoch=epoch))
 
 
 def certify(world: World) -> Certificate:
-    return run(world.deletion.certify, certify_input())
+    return done(world.deletion.certify, certify_input())
 
 
 def test_ranges_cover_every_unfinished_row_once(world: World) -> None:
@@ -54,7 +54,7 @@ def test_ranges_of_a_batch_that_is_done_are_empty(world: World) -> None:
     """A batch that is driven once more after its end finds nothing to do, which is no error (PIP-186)."""
     world.fill(2)
     world.detach()
-    run(world.deletion.delete_chunk, chunk_input())
+    done(world.deletion.delete_chunk, chunk_input())
     first = certify(world)
     assert next_page(world) == RangesPage(ranges=[])
     assert certify(world) == first
@@ -115,7 +115,7 @@ def test_hand_over_keeps_rows_that_ended(world: World) -> None:
     """What the chunk did before it gave up stays done."""
     world.fill(2)
     world.detach()
-    run(world.deletion.delete_chunk, chunk_input())
+    done(world.deletion.delete_chunk, chunk_input())
     assert hand_over(world) == ChunkResult(outcomes={"DELETED": 2})
 
 
@@ -123,7 +123,7 @@ def test_certificate_counts_rows_once_and_is_audited_once(world: World) -> None:
     """Counts come from rows, so that repeated work counts once; one audit row says who, why and what (PIP-186)."""
     world.fill(3)
     world.detach()
-    run(world.deletion.delete_chunk, chunk_input())
+    done(world.deletion.delete_chunk, chunk_input())
     first = certify(world)
     assert (first.outcomes, first.objects, first.deleted) == ({"DELETED": 3}, 9, 3)
     assert certify(world) == first
@@ -140,7 +140,7 @@ def test_certificate_killed_around_its_commit_is_the_same_when_run_again(
     for each in (disturbed, calm):
         each.fill(1)
         each.detach()
-        run(each.deletion.delete_chunk, chunk_input())
+        done(each.deletion.delete_chunk, chunk_input())
     failpoints.arm(f"catalog.close.{point}", "crash")
     with pytest.raises(failpoints.SimulatedCrash):
         certify(disturbed)

@@ -13,7 +13,7 @@ from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
 from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId, Position
-from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, run
+from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, done
 
 _NAME = "billing"
 
@@ -60,7 +60,7 @@ def test_chunk_deletes_a_retired_cursor_ledger_and_leaves_the_one_in_use(
     kept = world.left_of(newest)
     assert len(kept) == 2
     assert world.detach().intents == 2
-    assert run(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 2}
+    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 2}
     assert [world.left_of(ledger) for ledger in old] == [[], []]
     assert world.left_of(newest) == kept
 
@@ -76,7 +76,7 @@ def test_chunk_refuses_a_cursor_or_schema_ledger_that_is_listed(
     columns = [str(row.name) for row in world.sql("PRAGMA table_info(pending_deletion)")]
     for by, ledger_id in ((10, newest), (11, schema.ledger_id)):
         world.sql(_copied(columns), by=by, id=ledger_id, old=old)
-    result = run(world.deletion.delete_chunk, chunk_input())
+    result = done(world.deletion.delete_chunk, chunk_input())
     assert result.outcomes == {"DELETED": 1, "STILL_IN_USE": 2}
     assert (world.left_of(newest), world.left_of(schema.ledger_id)) == before
 
@@ -106,7 +106,7 @@ def test_chunk_refuses_a_cursor_ledger_of_another_cursor(world: World, subscript
     for key in (meta_key(old, other), segment_key(old, 0)):
         world.objects.put_if_absent(key, statement.to_json(), metadata=statement.to_metadata())
     world.detach()
-    assert run(world.deletion.delete_chunk, chunk_input()).outcomes == {"METADATA_MISMATCH": 1}
+    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"METADATA_MISMATCH": 1}
     assert len(world.left_of(old)) == 2
 
 
@@ -121,7 +121,9 @@ def test_chunk_deletes_what_a_creator_left_before_it_could_list_it(world: World)
     catalog = SqlCatalog(world.catalog.database, registration_timeout_s=-1)
     claim = Claim(workflow_id=BATCH_WORKFLOW, run_id="run-1", ttl_s=60)
     cause = Cause(actor="tests", reason="a test", workflow_id="")
-    done = catalog.deletions.detach(world.topic.topic_id, None, force=False, batch_id=BATCH, claim=claim, cause=cause)
-    assert (done.ledgers, done.intents) == (1, 2)
-    assert run(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 2}
+    detached = catalog.deletions.detach(
+        world.topic.topic_id, None, force=False, batch_id=BATCH, claim=claim, cause=cause
+    )
+    assert (detached.ledgers, detached.intents) == (1, 2)
+    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 2}
     assert world.left_of(made.ledger_id) == []

@@ -22,13 +22,13 @@ from logstore.errors import (
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
-from tests.activities.world import World, chunk_input, environment, payload_bytes, run
+from tests.activities.world import World, chunk_input, done, environment, payload_bytes
 from tests.fakes.objects import Fault, FaultKind, Operation
 
 
 def delete(world: World) -> ChunkResult:
     """The whole batch as one chunk."""
-    return run(world.deletion.delete_chunk, chunk_input())
+    return done(world.deletion.delete_chunk, chunk_input())
 
 
 def down(*operations: Operation) -> list[Fault]:
@@ -419,7 +419,7 @@ def test_chunk_of_a_batch_that_another_workflow_holds_is_not_touched(world: Worl
     ledgers = world.fill(1)
     world.detach()
     with pytest.raises(ClaimHeld):
-        run(world.deletion.delete_chunk, chunk_input(), workflow_id="delete-ledgers/impostor")
+        done(world.deletion.delete_chunk, chunk_input(), workflow_id="delete-ledgers/impostor")
     assert len(world.left_of(ledgers[0])) == 3
 
 

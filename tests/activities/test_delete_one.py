@@ -14,7 +14,7 @@ from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, St
 from logstore.log.ledgers import ledger_prefix
 from logstore.names import TopicName
 from logstore.positions import LedgerId
-from tests.activities.world import World, chunk_input, environment, one_input, run
+from tests.activities.world import World, chunk_input, done, environment, one_input
 from tests.fakes.objects import Fault, FaultKind, Operation
 
 
@@ -23,7 +23,7 @@ def alone(world: World) -> tuple[LedgerId, IntentKey]:
     (ledger,) = world.fill(1)
     world.detach()
     world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
-    result = run(world.deletion.delete_chunk, chunk_input())
+    result = done(world.deletion.delete_chunk, chunk_input())
     assert result.outcomes == {"RETRYING": 1}
     return ledger, result.alone[0]
 
@@ -35,13 +35,13 @@ def _corrupt() -> Exception:
 
 def delete(world: World, key: IntentKey, *, epoch: int = 1) -> OneResult:
     """In the name of the workflow that the row was handed to."""
-    return run(world.deletion.delete_one, one_input(key, epoch=epoch), workflow_id=_name(key))
+    return done(world.deletion.delete_one, one_input(key, epoch=epoch), workflow_id=_name(key))
 
 
 def bury(world: World, key: IntentKey, *, epoch: int = 1) -> OneResult:
     """Attempts are exhausted."""
     letter = DeadLetterInput(key=key, catalog_epoch=epoch, error="StoreUnavailable: 503")
-    return run(world.deletion.dead_letter, letter, workflow_id=_name(key))
+    return done(world.deletion.dead_letter, letter, workflow_id=_name(key))
 
 
 def _name(key: IntentKey) -> str:
@@ -130,7 +130,7 @@ def test_one_named_with_another_topic_is_refused_and_keeps_everything(world: Wor
         (world.deletion.dead_letter, letter),
     ):
         with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found '{other}'"):
-            run(work, request, workflow_id=_name(key))
+            done(work, request, workflow_id=_name(key))
     assert world.intents() == before
     assert len(world.left_of(ledger)) == 3
 
@@ -261,7 +261,7 @@ def test_one_that_another_workflow_holds_is_left_to_it(world: World) -> None:
     """Work is taken by claiming: who comes second is told, and nothing is deleted."""
     ledger, key = alone(world)
     with pytest.raises(ClaimHeld):
-        run(world.deletion.delete_one, one_input(key), workflow_id="delete-ledger/impostor")
+        done(world.deletion.delete_one, one_input(key), workflow_id="delete-ledger/impostor")
     assert len(world.left_of(ledger)) == 3
 
 

@@ -7,7 +7,7 @@ import pytest
 from logstore import failpoints
 from logstore.errors import LedgerStillNeeded, StaleCatalog, StoreUnavailable, UnknownObject
 from logstore.positions import LedgerId
-from tests.activities.world import World, payload_bytes, run
+from tests.activities.world import World, done, payload_bytes
 
 
 def listed(world: World) -> list[LedgerId]:
@@ -60,14 +60,14 @@ def test_detach_of_another_epoch_changes_nothing(world: World) -> None:
     """A request that names another catalog is refused before the transaction (promise 1)."""
     ledgers = world.fill(1)
     with pytest.raises(StaleCatalog, match="expected catalog epoch 1, found 7"):
-        run(world.deletion.detach, world.detach_input(ledgers, catalog_epoch=7))
+        done(world.deletion.detach, world.detach_input(ledgers, catalog_epoch=7))
     assert ledgers[0] in listed(world)
 
 
 def test_detach_of_an_unknown_topic_is_terminal(world: World) -> None:
     """Work for an object that does not exist reaches an end (apache/bookkeeper#3316)."""
     with pytest.raises(UnknownObject, match="topic_id"):
-        run(world.deletion.detach, world.detach_input(topic_id=99))
+        done(world.deletion.detach, world.detach_input(topic_id=99))
 
 
 def test_detach_of_ledgers_that_ended_before_reports_their_outcomes(world: World) -> None:

@@ -6,6 +6,7 @@ from typing import TypeVar
 import pytest
 
 from activities.deletion import AdoptInput, DeadLetterInput, IntentKey
+from activities.dispatch import Done
 from logstore import failpoints
 from logstore.errors import CorruptData
 from logstore.log.ledgers import ledger_prefix
@@ -41,7 +42,9 @@ def _alone(world: World, meter: FakeMeter) -> IntentKey:
     world.fill(1)
     _measured(meter, world.deletion.detach, world.detach_input())
     world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("no XML")))
-    return _measured(meter, world.deletion.delete_chunk, chunk_input()).alone[0]
+    answer = _measured(meter, world.deletion.delete_chunk, chunk_input())
+    assert isinstance(answer, Done)
+    return answer.result.alone[0]
 
 
 def _name(key: IntentKey) -> str:

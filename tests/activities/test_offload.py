@@ -15,7 +15,7 @@ from logstore.names import TopicName
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
-from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, one_input, run
+from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, done, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 
 PLACE = {"bucket": "cold"}
@@ -105,7 +105,7 @@ def test_upload_twice_leaves_one_live_copy_and_one_intent(world: World) -> None:
     (intent,) = world.catalog.deletions.list(None, limit=10)
     assert intent.context == {"driver": "aws-s3", "bucket": "cold", "uuid": first}
     world.detach()
-    assert run(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
     assert {key.partition("-ledger-")[0] for key in world.tiered.keys} == {second}
 
 
@@ -134,12 +134,12 @@ def test_both_copies_of_a_ledger_are_deleted_alone(world: World) -> None:
     assert publish(world, ledger, upload(world, ledger)) is OffloadAnswer.ALREADY
     assert world.detach().intents == 2
     world.tiered.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
-    result = run(world.deletion.delete_chunk, chunk_input())
+    result = done(world.deletion.delete_chunk, chunk_input())
     assert result.outcomes == {"DELETED": 1, "RETRYING": 1}
     assert (world.left_of(ledger), len(world.tiered.keys)) == ([], 2)
     (key,) = result.alone
     name = f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
-    assert run(world.deletion.delete_one, one_input(key), workflow_id=name).outcome is Outcome.DELETED
+    assert done(world.deletion.delete_one, one_input(key), workflow_id=name).outcome is Outcome.DELETED
     assert world.tiered.keys == []
 
 
@@ -148,7 +148,7 @@ def test_removed_primary_is_deleted_and_its_ledger_stays(world: World) -> None:
     ledgers = world.fill_readable(2)
     publish(world, ledgers[0], upload(world, ledgers[0]))
     assert [remove_primaries(world), remove_primaries(world)] == [1, 1]  # the same batch
-    assert run(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
     assert (world.left_of(ledgers[0]), len(world.left_of(ledgers[1])), len(world.tiered.keys)) == ([], 3, 2)
     listed = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id)]
     assert listed[:2] == ledgers
@@ -175,7 +175,7 @@ def test_remove_keeps_a_primary_whose_tiered_copy_storage_does_not_show(world: W
     assert (result.ledgers, result.intents, result.unproved, result.next_after) == (2, 2, 1, None)
     assert list(result.doubts) == [bad]
     assert result.doubts[bad].startswith(told)
-    run(world.deletion.delete_chunk, chunk_input())
+    done(world.deletion.delete_chunk, chunk_input())
     assert [len(world.left_of(ledger)) for ledger in uuids] == [0, 3, 0]
 
 
@@ -210,10 +210,10 @@ def test_candidates_are_paged_and_checked(world: World) -> None:
 def test_delete_under_an_open_upload_is_tried_again_no_sooner_than_its_end(world: World) -> None:
     """The wait is the upload's, not the interval of retries, and the row is held for as long."""
     key = open_upload(world)
-    assert run(world.deletion.delete_chunk, chunk_input()).alone == [key]
+    assert done(world.deletion.delete_chunk, chunk_input()).alone == [key]
     name = f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
     with pytest.raises(ApplicationError) as raised:
-        run(world.deletion.delete_one, one_input(key), workflow_id=name)
+        done(world.deletion.delete_one, one_input(key), workflow_id=name)
     assert raised.value.type == "UploadOpen"
     assert raised.value.next_retry_delay is not None
     assert timedelta(seconds=2_700) < raised.value.next_retry_delay <= timedelta(seconds=2_821)

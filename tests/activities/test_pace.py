@@ -10,7 +10,7 @@ from activities.deletion import ChunkResult, ledger_deletion, pulse
 from activities.deletion.pace import Pace
 from logstore.deletion.intents import Finding, StoredCopy
 from logstore.errors import ClaimHeld
-from tests.activities.world import World, chunk_input, run
+from tests.activities.world import World, chunk_input, done
 from tests.fakes.objects import Fault, FaultKind, Operation
 
 
@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def delete(world: World, objects_per_s: float, *, first: int = 0) -> ChunkResult:
     """The rows from `first` on, at a rate."""
     request = chunk_input()
-    return run(
+    return done(
         world.deletion.delete_chunk,
         replace(request, objects_per_s=objects_per_s, chunk=replace(request.chunk, first=first)),
     )

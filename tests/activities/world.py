@@ -23,6 +23,7 @@ from activities.deletion import (
     Range,
 )
 from activities.deletion.answers import key_of
+from activities.dispatch import Answer, Done
 from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
 from logstore.deletion.intents import DeletionIntent
@@ -160,7 +161,7 @@ class World:
 
     def detach(self, ledger_ids: list[LedgerId] | None = None, *, batch_id: str = BATCH) -> DetachResult:
         """Phase one, in the name of the batch's workflow."""
-        return run(self.deletion.detach, self.detach_input(ledger_ids, batch_id=batch_id))
+        return done(self.deletion.detach, self.detach_input(ledger_ids, batch_id=batch_id))
 
     def detach_input(
         self, ledger_ids: list[LedgerId] | None = None, *, batch_id: str = BATCH, **changes: Any
@@ -239,6 +240,13 @@ def environment(workflow_id: str = BATCH_WORKFLOW) -> ActivityEnvironment:
 def run(activity: Callable[..., T], request: object, *, workflow_id: str = BATCH_WORKFLOW) -> T:
     """Run one activity once."""
     return environment(workflow_id).run(activity, request)
+
+
+def done(activity: Callable[..., Answer[T]], request: object, *, workflow_id: str = BATCH_WORKFLOW) -> T:
+    """The result of one that a topic's owner may serve, run once where it is done."""
+    answer = run(activity, request, workflow_id=workflow_id)
+    assert isinstance(answer, Done), answer
+    return answer.result
 
 
 def chunk_input(*, batch_id: str = BATCH, epoch: int = 1) -> ChunkInput:

@@ -8,7 +8,7 @@ from tests.architecture.source import Module, decorator, modules, named
 from workers.hosting.fleet import WORKFLOWS
 from workflows import search_attributes
 
-_ROUTED = {"self._route.execute", "self._route.execute_unasked"}
+_ROUTED = {"self._dispatch.execute"}
 
 
 def _definitions(module: Module) -> list[ast.ClassDef]:

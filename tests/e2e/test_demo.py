@@ -27,7 +27,7 @@ _ELSEWHERE = {
 
 _LYING_BUILD = '''
 """A build whose deletes say yes and do nothing, and that accepts every lease; found by every process started here."""
-from infra.catalog.deletion import deletions
+from infra.catalog.ownership import fences
 from logstore.deletion.services import primary_copies
 from logstore.ports.objects import DeleteReport
 
@@ -37,7 +37,7 @@ def lie(objects, copies, keys, on_progress):
 
 
 primary_copies.delete = lie
-deletions.hold_lease = lambda connection, lease: None
+fences.hold_lease = lambda connection, lease: None
 '''
 
 

@@ -1,6 +1,6 @@
 """Ownership of topics without ZooKeeper: what all workers of a test would be told."""
 
-from logstore.errors import NotOwner, StoreUnavailable
+from logstore.errors import NotOwner, SextonError
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences
@@ -14,9 +14,10 @@ class FakeOwnership:
         """Begin with nobody, over a catalog's fences."""
         self._fences = fences
         self._leases: dict[BundleId, Lease] = {}
-        self.away = 0
-        """How many questions find no answer, before one does."""
-        self.asked = 0
+        self.trouble: SextonError | None = None
+        """What every lookup meets, if anything."""
+        self.patience_s: list[float] = []
+        """Of each lookup."""
 
     def acquire(self, worker_id: str, topic: str) -> Lease:
         """Give the topic's bundle to a worker, whoever had it."""
@@ -32,16 +33,16 @@ class FakeOwnership:
         """What ZooKeeper and the catalog would say."""
         return self._leases.get(self._bundle(topic))
 
-    def ask(self) -> None:
-        """A question to ZooKeeper.
+    @property
+    def asked(self) -> int:
+        """How often somebody looked an owner up."""
+        return len(self.patience_s)
 
-        Raises:
-            StoreUnavailable: As often as `away` says.
-        """
-        self.asked += 1
-        if self.away:
-            self.away -= 1
-            raise StoreUnavailable("planned: zookeeper does not answer")
+    def ask(self, patience_s: float) -> None:
+        """A question to ZooKeeper; raises `trouble`."""
+        self.patience_s.append(patience_s)
+        if self.trouble:
+            raise self.trouble
 
     def _bundle(self, topic: TopicName) -> BundleId:
         return bundle_of(topic, bundles=self._fences.bundles())
@@ -56,9 +57,9 @@ class FakeOwners:
         self.stale: Lease | None = None
         """What it still believes to have, as one that was paused does."""
 
-    def placement(self, topic: TopicName) -> Lease | OtherOwner | None:
+    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
         """See the port."""
-        self._ownership.ask()
+        self._ownership.ask(patience_s)
         found = self._ownership.found(topic)
         if found is None or found.worker_id == self._worker_id:
             return found
@@ -78,7 +79,7 @@ class FakeOwners:
 class NobodyOwns:
     """The `Owners` port where no worker owns anything."""
 
-    def placement(self, topic: TopicName) -> None:
+    def lookup(self, topic: TopicName, *, patience_s: float) -> None:
         """See the port."""
 
     def lease_of(self, topic: TopicName) -> Lease:

@@ -15,7 +15,7 @@ class OwnsWhatItMeets:
         self._fences = fences
         self._leases: dict[BundleId, Lease] = {}
 
-    def placement(self, topic: TopicName) -> Lease:
+    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease:
         """Here, always: under the lease it has, if that is still the last one."""
         try:
             lease = self.lease_of(topic)

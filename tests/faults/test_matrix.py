@@ -25,9 +25,6 @@ _WRITES = 24  # one in so many is the last that a process makes
 _EVERY = 1_000  # hits of one point, with --all-faults
 _COURSES = ("short", "offload", "remove", "together", "delete", "clear")
 _DONE_TWICE = {("after", "crash"), ("reported_failed", "fail")}
-_ONLY_IF_UNASKED = {
-    "ownership.look_up"
-}  # of a worker that could not ask for an owner; `tests/workflows/test_routing.py`
 
 
 def _survive(course: Course, *armed: Interruption, fatal: int | None = None, **more: Any) -> Operators:
@@ -81,7 +78,7 @@ def test_main_job_runs_every_workflow_and_every_activity_that_a_worker_serves(co
     assert served == {name for course in courses.values() for name in course.workflows}
     with courses["short"].start().world.process() as log:
         hosted = {activity._Definition.must_from_callable(one).name for one in activities_over(log, NobodyOwns()).all()}
-    assert hosted - _ONLY_IF_UNASKED == {name for course in courses.values() for name in course.activities}
+    assert hosted == {name for course in courses.values() for name in course.activities}
 
 
 @pytest.mark.parametrize(("moment", "action"), INTERRUPTIONS, ids=str)

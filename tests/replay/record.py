@@ -513,6 +513,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         trim_running,
         trim_continued,
         routed.trim_at_its_owner,
+        routed.trim_redirected,
     ),
     "delete-ledgers": (
         delete_complete,
@@ -536,7 +537,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         one_running,
         one_taken_over,
         one_without_an_attempt_of_its_own,
-        routed.one_looked_up,
+        routed.one_whose_owner_is_not_known,
         routed.one_let_lie,
         routed.one_refused_by_its_owner,
     ),

@@ -24,7 +24,7 @@ from workers.hosting.inputs import CheckedRunner
 from workflows.deletion.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
 COUNTS = {
-    "trim-topic/v1": 8,
+    "trim-topic/v1": 9,
     "delete-ledgers/v1": 11,
     "delete-topic/v1": 4,
     "trim-topics/v1": 5,

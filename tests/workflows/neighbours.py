@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from temporalio.worker import Worker
 
-from activities.ownership import Ownership, owner_queue
+from activities.dispatch import owner_queue
 from tests.fakes.owners import FakeOwners, FakeOwnership
 from tests.workflows.house import Activity, House
 from workers.hosting.interceptors import ActivityEdge
@@ -43,8 +43,7 @@ class Neighbours:
 
     def shared(self, letter: str = "s", *, instead: Sequence[Activity] = ()) -> Worker:
         """A neighbour on the shared queue, with all workflows."""
-        owners = self.sees(letter)
-        return self.house.worker(instead=[*self._at(owners, instead), Ownership(owners=owners).look_up])
+        return self.house.worker(instead=self._at(self.sees(letter), instead))
 
     def owner(
         self, letter: str, *, owners: FakeOwners | None = None, instead: Sequence[Activity] = (), without: str = ""

@@ -13,6 +13,7 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.deletion import Certificate, ChunkInput, ChunkResult, HoldBatchInput, pace
+from activities.dispatch import Answer
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.log.ledgers import ledger_prefix
 from logstore.ports.catalog import Claim
@@ -269,7 +270,7 @@ async def test_rate_is_shared_by_the_chunks_and_holds_from_the_next_slice_on(
     monkeypatch.setattr(pace, "_SLICE_S", 6e-6)  # at half a million a second: one ledger of three objects
 
     @activity.defn(name="deletion.delete_chunk")
-    def chunk(request: ChunkInput) -> ChunkResult:
+    def chunk(request: ChunkInput) -> Answer[ChunkResult]:
         asked.append((request.objects_per_s, request.chunk.rows))
         gate.wait()
         return real(request)
@@ -295,7 +296,7 @@ async def test_rate_cuts_chunks_into_slices_that_miss_no_row(house: House, monke
     real = house.world.deletion.delete_chunk
 
     @activity.defn(name="deletion.delete_chunk")
-    def chunk(request: ChunkInput) -> ChunkResult:
+    def chunk(request: ChunkInput) -> Answer[ChunkResult]:
         asked.append((request.objects_per_s, request.chunk.rows))
         return real(request)
 

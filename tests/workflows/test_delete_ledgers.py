@@ -25,6 +25,7 @@ from activities.deletion import (
     RangesInput,
     RangesPage,
 )
+from activities.dispatch import Answer
 from logstore.deletion.intents import DeletionState
 from logstore.errors import LedgerFenced
 from logstore.log.ledgers import ledger_prefix
@@ -59,7 +60,7 @@ async def test_delete_ledgers_whose_catalog_fails_at_first_still_ends(house: Hou
     real = house.world.deletion.detach
 
     @activity.defn(name="deletion.detach")
-    def detach(request: DetachInput) -> DetachResult:
+    def detach(request: DetachInput) -> Answer[DetachResult]:
         if failures:
             failures.pop()
             raise ApplicationError("catalog is away", type="StoreUnavailable")
@@ -116,7 +117,7 @@ async def test_delete_ledgers_refused_while_it_is_being_paused_ends(house: House
     gate, real = Gate(), house.world.deletion.detach
 
     @activity.defn(name="deletion.detach")
-    def detach(request: DetachInput) -> DetachResult:
+    def detach(request: DetachInput) -> Answer[DetachResult]:
         gate.wait()
         return real(request)
 
@@ -332,7 +333,7 @@ async def test_delete_ledgers_never_runs_more_chunks_at_once_than_told(house: Ho
     real = house.world.deletion.delete_chunk
 
     @activity.defn(name="deletion.delete_chunk")
-    def chunk(request: ChunkInput) -> ChunkResult:
+    def chunk(request: ChunkInput) -> Answer[ChunkResult]:
         now[0] += 1
         most[0] = max(most[0], now[0])
         try:

@@ -9,7 +9,7 @@ from typing import Final
 from temporalio import activity, workflow
 from temporalio.worker import Worker
 
-from activities.ownership import owner_queue
+from activities.dispatch import owner_queue
 from tests.workflows.house import House
 
 _OWNERS: Final = 120  # past 100 queues, versioned workers stop getting tasks

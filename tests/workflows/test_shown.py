@@ -29,7 +29,6 @@ from activities.deletion.retention import RollInput
 from activities.deletion.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
 from activities.deletion.trimming import BatchInput, PagesInput, TopicPage, TrimPageInput
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, UploadInput
-from activities.ownership import LookUpInput, Ownership
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offloading import offload
@@ -95,13 +94,12 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         "topics 1 to 50, batch b",
     ),
     "trimming.count_batch": (BatchInput(batch_id="b"), "batch b"),
-    "ownership.look_up": (LookUpInput(topic=_TOPIC), _TOPIC),
 }
 
 
 def test_summaries_cover_every_activity_that_a_workflow_schedules(house: House) -> None:
     """A new activity that nobody thought of fails here."""
-    known = {_name(one) for one in house.activities()} | {_name(Ownership.look_up)}
+    known = {_name(one) for one in house.activities()}
     assert set(SUMMARIES) == known
 
 

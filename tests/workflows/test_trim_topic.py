@@ -5,6 +5,7 @@ from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from activities.deletion import DetachInput, DetachResult
+from activities.dispatch import Answer
 from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -145,7 +146,7 @@ async def test_trim_asked_for_just_before_its_end_passes_once_more(house: House)
     held = [gate]
 
     @activity.defn(name="deletion.detach")
-    def detach(request: DetachInput) -> DetachResult:
+    def detach(request: DetachInput) -> Answer[DetachResult]:
         answer = real(request)
         if held:
             held.pop().wait()  # the answer is known, and work comes up before it is heard

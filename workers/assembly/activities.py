@@ -9,7 +9,6 @@ from activities.deletion.retention import Retention
 from activities.deletion.topic_deletion import TopicDeletion
 from activities.deletion.trimming import Trimming
 from activities.offload import LedgerOffload
-from activities.ownership import Ownership
 from logstore.ports.owners import Owners
 from workers.assembly.log import LogStore
 
@@ -24,7 +23,6 @@ class Activities:
     retention: Retention
     trimming: Trimming
     offload: LedgerOffload
-    ownership: Ownership
 
     def of_owners(self) -> Sequence[Callable[..., Any]]:
         """Those that run at a topic's owner."""
@@ -55,7 +53,6 @@ class Activities:
             self.trimming.next_pages,
             self.trimming.trim_page,
             self.trimming.count_batch,
-            self.ownership.look_up,
         ]
 
 
@@ -86,5 +83,4 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
             topics=topics,
             new_uuid=log.policies.new_uuid,
         ),
-        ownership=Ownership(owners=owners),
     )

@@ -6,7 +6,7 @@
 | 1 | failed | everything not named below |
 | 2 | usage or bad input | `InvalidInput` and what the parser refuses |
 | 3 | refused by a guard or precondition | `PreconditionFailed` |
-| 4 | a service cannot be reached or refuses us | `StoreUnavailable`, `CatalogBusy`, `ServiceFailed`, lost connections |
+| 4 | a service cannot be reached or refuses us | `StoreUnavailable`, `CatalogBusy`, `ServiceFailed`, `LookupRefused` |
 | 5 | finished in part | outcomes other than success, dead letters |
 | 130 | interrupted | `Interrupted` |
 """
@@ -20,6 +20,7 @@ from enum import IntEnum
 from logstore.errors import (
     CatalogBusy,
     InvalidInput,
+    LookupRefused,
     PreconditionFailed,
     ServiceFailed,
     SextonError,
@@ -56,6 +57,7 @@ _BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
     (StoreUnavailable, ExitCode.UNREACHABLE),
     (CatalogBusy, ExitCode.UNREACHABLE),
     (ServiceFailed, ExitCode.UNREACHABLE),
+    (LookupRefused, ExitCode.UNREACHABLE),
     (ConnectionError, ExitCode.UNREACHABLE),
     (TimeoutError, ExitCode.UNREACHABLE),
 )

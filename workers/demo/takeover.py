@@ -51,7 +51,7 @@ def _leases(fences: Fences) -> Iterable[Lease]:
 
 def _accepted(deletions: Deletions, lease: Lease) -> bool:
     try:
-        deletions.finish([_NO_ROW], holder="sexton demo", lease=lease)
+        deletions.under(lease).finish([_NO_ROW], holder="sexton demo")
     except NotOwner:
         return False
     return True

@@ -17,7 +17,7 @@ from temporalio.client import Client
 from temporalio.common import MetricMeter
 from temporalio.worker import Worker
 
-from activities.ownership import owner_queue
+from activities.dispatch import owner_queue
 from infra.stack.home import StackHome
 from infra.stack.workers import recorded
 from infra.telemetry.logs import start_logs

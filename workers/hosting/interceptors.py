@@ -9,6 +9,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, FailureError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
+from activities.dispatch import Done
 from infra.telemetry.current import current_trace_id
 from infra.telemetry.logs import bind
 from logstore.errors import NotOwner, SextonError, TerminalError
@@ -75,7 +76,7 @@ class _Edge(ActivityInboundInterceptor):
                 raise  # Temporal's own, such as a cancellation
             except Exception as error:
                 raise _named(_unknown(error, info), span) from error
-        span.set_attributes(facts_of(result))
+        span.set_attributes(facts_of(result.result if isinstance(result, Done) else result))
         return result
 
 

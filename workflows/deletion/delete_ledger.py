@@ -25,11 +25,11 @@ with workflow.unsafe.imports_passed_through():
     from logstore.deletion.intents import Outcome
     from workflows import search_attributes
     from workflows.deletion.values import DeleteLedgerInput, DeleteLedgerProgress
-    from workflows.routing import Route
+    from workflows.dispatch import NOT_OF_THE_WORK, Dispatch
 
 _STUCK = "NoProgress"  # type of the error after which no further attempt is made
 _HELD = "ClaimHeld"  # another workflow is at work on the row
-_NOT_OF_THE_ROW = {_HELD, "NotOwner", "InvalidInput"}  # another workflow or owner has it, or there is none: no failure
+_NOT_OF_THE_ROW = NOT_OF_THE_WORK | {_HELD, "InvalidInput"}  # another workflow has it, or there is none: no failure
 _ONE_ATTEMPT, _TAKEN_OVER = "one attempt is the batch's", "taken over is no failure"  # patches
 
 _DEAD_LETTER = workflow.ActivityConfig(
@@ -66,7 +66,7 @@ class DeleteLedger:
     @workflow.init
     def __init__(self, request: DeleteLedgerInput) -> None:
         """Begin at the first step."""
-        self._route = Route(request.topic, patience_s=request.owner_patience_s)
+        self._dispatch = Dispatch(request.topic, patience_s=request.owner_patience_s)
         self._progress = DeleteLedgerProgress(step="deleting")
 
     @workflow.run
@@ -97,7 +97,7 @@ class DeleteLedger:
             return await self._give_up(request, "")
         one = OneInput(key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s)
         try:
-            return await self._route.execute(LedgerDeletion.delete_one, one, _delete_one(request))
+            return await self._dispatch.execute(LedgerDeletion.delete_one, one, _delete_one(request))
         except ActivityError as error:
             if is_cancelled_exception(error) or _type(error) in _NOT_OF_THE_ROW:
                 raise
@@ -106,7 +106,7 @@ class DeleteLedger:
     async def _give_up(self, request: DeleteLedgerInput, error: str) -> OneResult:
         self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=error)
-        return await self._route.execute(LedgerDeletion.dead_letter, letter, _DEAD_LETTER)
+        return await self._dispatch.execute(LedgerDeletion.dead_letter, letter, _DEAD_LETTER)
 
 
 def _type(error: ActivityError) -> str | None:

@@ -56,7 +56,7 @@ with workflow.unsafe.imports_passed_through():
         whole_of,
         with_chunk,
     )
-    from workflows.routing import Route
+    from workflows.dispatch import NOT_OF_THE_WORK, Dispatch
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
 _FEWEST = 10  # rows worth an activity of their own, which costs as much as a few listings
@@ -101,7 +101,7 @@ class DeleteLedgers:
         """Start from what an earlier run of this batch carried over."""
         self._request = request
         self._progress = request.carried
-        self._route = Route(request.topic, owner=request.owner, patience_s=request.policy.owner_patience_s)
+        self._dispatch = Dispatch(request.topic, owner=request.owner, patience_s=request.policy.owner_patience_s)
         self._window = asyncio.Semaphore(max(1, request.policy.parallelism))
         self._alone = 0
         self._chunks = 1  # of the page in work
@@ -126,10 +126,10 @@ class DeleteLedgers:
             workflow.set_current_details(shown(self._progress))
             if self._leaves_off or workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
-                carried = replace(request, detach=None, carried=self._progress, owner=self._route.owner)
+                carried = replace(request, detach=None, carried=self._progress, owner=self._dispatch.owner)
                 workflow.continue_as_new(carried)
         counted = stale(request.batch_id, self._progress) if page.stale else await self._certify()
-        whole = self._ended(replace(whole_of(counted, self._progress), owner=self._route.owner))
+        whole = self._ended(replace(whole_of(counted, self._progress), owner=self._dispatch.owner))
         await workflow.wait_condition(workflow.all_handlers_finished)
         return whole
 
@@ -195,7 +195,7 @@ class DeleteLedgers:
 
     async def _detach(self, asked: ExplicitDetach) -> None:
         request = self._request
-        detached: DetachResult = await self._route.execute(
+        detached: DetachResult = await self._dispatch.execute(
             LedgerDeletion.detach,
             DetachInput(
                 topic_id=request.topic_id,
@@ -269,12 +269,12 @@ class DeleteLedgers:
     async def _delete_or_hand_over(self, chunk: ChunkInput) -> ChunkResult:
         options = _SLICE if chunk.objects_per_s else _CHUNK
         try:
-            return await self._route.execute(LedgerDeletion.delete_chunk, chunk, options)
+            return await self._dispatch.execute(LedgerDeletion.delete_chunk, chunk, options)
         except ActivityError as error:
-            held = isinstance(error.cause, ApplicationError) and error.cause.type in {"ClaimHeld", "NotOwner"}
+            held = isinstance(error.cause, ApplicationError) and error.cause.type in {*NOT_OF_THE_WORK, "ClaimHeld"}
             if held or is_cancelled_exception(error):
                 raise
-            return await self._route.execute(LedgerDeletion.hand_over_chunk, chunk, _SQL)
+            return await self._dispatch.execute(LedgerDeletion.hand_over_chunk, chunk, _SQL)
 
     async def _start_alone(self, key: IntentKey, topic: str) -> None:
         policy = self._request.policy
@@ -291,7 +291,7 @@ class DeleteLedgers:
     async def _certify(self) -> Certificate:
         request = self._request
         close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
-        return await self._route.execute_unasked(LedgerDeletion.certify, close, _SQL)
+        return await self._dispatch.execute(LedgerDeletion.certify, close, _SQL)
 
     def _ended(self, whole: Certificate) -> Certificate:
         outcomes = ["REFUSED"] if whole.refused else sorted(whole.outcomes)

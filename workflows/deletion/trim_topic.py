@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import search_attributes
     from workflows.deletion import batches, delete_ledgers
     from workflows.deletion.values import DeleteLedgersInput, DeleteLedgersProgress, TrimTopicInput, TrimTopicResult
-    from workflows.routing import Route
+    from workflows.dispatch import Dispatch
 
 _SQL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
@@ -53,7 +53,7 @@ class TrimTopic:
         self._request = request
         self._result = request.carried
         self._asked_again = False
-        self._route = Route(request.topic, patience_s=request.policy.owner_patience_s)
+        self._dispatch = Dispatch(request.topic, patience_s=request.policy.owner_patience_s)
 
     @workflow.run
     async def run(self, request: TrimTopicInput) -> TrimTopicResult:
@@ -81,7 +81,7 @@ class TrimTopic:
         request = self._request
         await self._roll_idle()
         batch_id = f"{request.topic_id}-{workflow.uuid4().hex[:12]}"
-        detached = await self._route.execute(
+        detached = await self._dispatch.execute(
             LedgerDeletion.detach,
             DetachInput(
                 topic_id=request.topic_id,
@@ -122,12 +122,14 @@ class TrimTopic:
             reason=request.reason,
             policy=request.policy,
             carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
-            owner=detached.owner,
+            owner=self._dispatch.owner,
         )
         return await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
 
     def _add(self, done: Certificate) -> None:
-        self._route.owner = done.owner or self._route.owner  # it may have lost the topic, or died, since the detach
+        self._dispatch.owner = (
+            done.owner or self._dispatch.owner
+        )  # it may have lost the topic, or died, since the detach
         before = self._result
         names = sorted({*before.outcomes, *done.outcomes})
         self._result = replace(

@@ -28,12 +28,10 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.offload.contexts import as_text, context_or_none
-from infra.catalog.ownership.fences import hold_lease
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
 from logstore.errors import ClaimHeld, SextonError, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 
@@ -48,7 +46,6 @@ class SqlDeletions(PhaseOne, Pauses):
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         """Work on `database`."""
         super().__init__(database, registration_timeout_s=registration_timeout_s)
-        self._db = database
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See `Deletions.ranges`."""
@@ -60,15 +57,10 @@ class SqlDeletions(PhaseOne, Pauses):
         query = select(*INTENT).where(*rows).order_by(_P.row_id)
         return self._db.read(lambda connection: _with_references(connection, connection.execute(query).all()))
 
-    def renew(self, batch_id: str, claim: Claim, *, lease: Lease | None = None) -> None:
+    def renew(self, batch_id: str, claim: Claim) -> None:
         """See `Deletions.renew`."""
-
-        def work(connection: Connection) -> None:
-            hold_lease(connection, lease)
-            self._renew(connection, batch_id, claim)
-
         with effect("catalog.renew"):
-            self._db.write(work)
+            self._write(lambda connection: self._renew(connection, batch_id, claim))
 
     def _renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
         now = self._db.now_us(connection)
@@ -80,38 +72,26 @@ class SqlDeletions(PhaseOne, Pauses):
         if not connection.execute(renewed).rowcount:
             raise _not_renewed(connection, batch_id, claim)
 
-    def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """See `Deletions.finish`."""
-
-        def work(connection: Connection) -> frozenset[int]:
-            hold_lease(connection, lease)
-            return end_rows(connection, ended, holder, now_us=self._db.now_us(connection))
-
         if not ended:
             return frozenset()
         with effect("catalog.finish"):
-            return self._db.write(work)
+            return self._write(lambda c: end_rows(c, ended, holder, now_us=self._db.now_us(c)))
 
     def hand_over(
-        self,
-        row_ids: Mapping[int, str],
-        *,
-        batch_id: str,
-        errors: Mapping[int, str],
-        ttl_s: float,
-        lease: Lease | None = None,
+        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
     ) -> frozenset[int]:
         """See `Deletions.hand_over`."""
 
         def work(connection: Connection) -> frozenset[int]:
-            hold_lease(connection, lease)
             until_us = self._db.now_us(connection) + int(ttl_s * 1_000_000)
             return move_rows(connection, row_ids, batch_id, errors, until_us=until_us)
 
         if not row_ids:
             return frozenset()
         with effect("catalog.hand_over"):
-            return self._db.write(work)
+            return self._write(work)
 
     def take(
         self,
@@ -123,18 +103,16 @@ class SqlDeletions(PhaseOne, Pauses):
         epoch: int | None = None,
         attempt: bool = True,
         topic: str | None = None,
-        lease: Lease | None = None,
     ) -> DeletionIntent:
         """See `Deletions.take`."""
         key = and_(_P.ledger_id == ledger_id, _P.copy == copy.value, _P.generation == generation)
 
         def work(connection: Connection) -> DeletionIntent:
-            hold_lease(connection, lease)
             require_epoch(connection, epoch)
             return self._take(connection, key, claim, attempt=attempt, topic=topic)
 
         with effect("catalog.take"):
-            return self._db.write(work)
+            return self._write(work)
 
     def _take(
         self, connection: Connection, key: ColumnElement[bool], claim: Claim, *, attempt: bool, topic: str | None
@@ -156,19 +134,10 @@ class SqlDeletions(PhaseOne, Pauses):
         taken = update(t.pending_deletion).where(key).values(attempts=attempts, **claimed_by(claim, now))
         return _with_references(connection, [connection.execute(taken.returning(*INTENT)).one()])[0]
 
-    def hold(
-        self,
-        row_id: int,
-        claim: Claim,
-        *,
-        error: str | None = None,
-        keys_left: int | None = None,
-        lease: Lease | None = None,
-    ) -> int:
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
         """See `Deletions.hold`."""
 
         def work(connection: Connection) -> int:
-            hold_lease(connection, lease)
             changes = claimed_by(claim, self._db.now_us(connection))
             changes |= {} if error is None else {"last_error": error}
             if keys_left is not None:
@@ -182,21 +151,16 @@ class SqlDeletions(PhaseOne, Pauses):
             return 0 if attempts is None or keys_left is None else attempts
 
         with effect("catalog.hold"):
-            return self._db.write(work)
+            return self._write(work)
 
     def tally(self, batch_id: str) -> Tally:
         """See `Deletions.tally`."""
         return self._db.read(lambda connection: tally_of(connection, _P.batch_id == batch_id))
 
-    def close(self, batch_id: str, cause: Cause, *, lease: Lease | None = None) -> Tally:
+    def close(self, batch_id: str, cause: Cause) -> Tally:
         """See `Deletions.close`; the run's `finished_us` decides which of two calls writes the audit row."""
-
-        def work(connection: Connection) -> Tally:
-            hold_lease(connection, lease)
-            return self._close(connection, batch_id, cause)
-
         with effect("catalog.close"):
-            return self._db.write(work)
+            return self._write(lambda connection: self._close(connection, batch_id, cause))
 
     def _close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
         now = self._db.now_us(connection)

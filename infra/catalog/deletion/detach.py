@@ -21,11 +21,10 @@ from infra.catalog.engine.database import Database
 from infra.catalog.log.ledgers import data_list, last_id, never_attached, raise_version
 from infra.catalog.log.topics import topic_row
 from infra.catalog.offload.uploads import take_away_abandoned
-from infra.catalog.ownership.fences import hold_lease
+from infra.catalog.ownership.fences import FencedWrites
 from logstore.cursors.state import advance
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Detached
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -42,7 +41,7 @@ class Order:
     request: str  # what was asked, so that a batch id used twice is told from a repeated call
 
 
-class PhaseOne:
+class PhaseOne(FencedWrites):
     """Preview and detach; a part of `SqlDeletions`."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
@@ -65,22 +64,19 @@ class PhaseOne:
         batch_id: str,
         claim: Claim,
         cause: Cause,
-        lease: Lease | None = None,
     ) -> Detached:
         """See `Deletions.detach`."""
         request = _fingerprint(topic_id, ledger_ids, force=force)
         order = Order(ledger_ids=ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, request=request)
 
-        def work(connection: Connection) -> Detached:
-            view = self._view(connection, topic_id, lock=True)
-            hold_lease(connection, lease)
+        def work(connection: Connection, view: ListView) -> Detached:
             done = done_before(connection, batch_id, request)
             if done:
                 return done
             return self._replace(connection, view, doomed(connection, view, ledger_ids, force=force), order)
 
         with effect("catalog.detach"):
-            return self._db.write(work)
+            return self._write_behind(lambda connection: self._view(connection, topic_id, lock=True), work)
 
     def _view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
         topic = topic_row(connection, topic_id, share=lock)

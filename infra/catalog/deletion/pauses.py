@@ -8,8 +8,8 @@ from sqlalchemy import Connection, func, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.claims import UNCLAIMED
-from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import TEXT, rows_of
+from infra.catalog.ownership.fences import FencedWrites
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
@@ -17,10 +17,8 @@ from logstore.failpoints import effect
 _R = t.run.c
 
 
-class Pauses:
+class Pauses(FencedWrites):
     """Pausing and resuming batches; a part of `SqlDeletions`."""
-
-    _db: Database
 
     def pause(self, batch_id: str) -> None:
         """See `Deletions.pause`."""
@@ -32,12 +30,12 @@ class Pauses:
             _change(connection, batch_id, {"paused_us": func.coalesce(_R.paused_us, self._db.now_us(connection))})
 
         with effect("catalog.pause"):
-            self._db.write(work)
+            self._write(work)
 
     def resume(self, batch_id: str) -> None:
         """See `Deletions.resume`."""
         with effect("catalog.resume"):
-            self._db.write(lambda connection: _change(connection, batch_id, {"paused_us": None}))
+            self._write(lambda connection: _change(connection, batch_id, {"paused_us": None}))
 
     def release(self, batch_id: str) -> bool:
         """See `Deletions.release`."""
@@ -48,7 +46,7 @@ class Pauses:
             return connection.execute(update(t.run).where(*paused).values(paused_us=None, **lapsed)).rowcount > 0
 
         with effect("catalog.release"):
-            return self._db.write(work)
+            return self._write(work)
 
 
 def with_pauses(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:

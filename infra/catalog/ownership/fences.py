@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from copy import copy
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Row, Select, select
 
@@ -16,6 +17,9 @@ from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fence
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+L = TypeVar("L")
 
 _F = t.bundle_fence.c
 _SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
@@ -97,6 +101,32 @@ class SqlFences:
         """See `Fences.verify`."""
         query = _SELECT.where(_F.bundle == lease.bundle)
         _require_last(self._db.read(lambda connection: connection.execute(query).first()), lease)
+
+
+class FencedWrites:
+    """What a port has of transactions that write, each under the lease that the port is bound to, if it is."""
+
+    _db: Database
+    _lease: Lease | None = None
+
+    def under(self, lease: Lease | None) -> Self:
+        """See `Deletions.under`."""
+        bound = copy(self)
+        bound._lease = lease  # noqa: SLF001 - of the same class
+        return bound
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        return self._write_behind(lambda _: None, lambda connection, _: work(connection))
+
+    def _write_behind(self, locks: Callable[[Connection], L], work: Callable[[Connection, L], T]) -> T:
+        """One transaction: the locks that come before the fence, the fence, and the work with what was locked."""
+
+        def fenced(connection: Connection) -> T:
+            locked = locks(connection)
+            hold_lease(connection, self._lease)
+            return work(connection, locked)
+
+        return self._db.write(fenced)
 
 
 def hold_lease(connection: Connection, lease: Lease | None) -> None:

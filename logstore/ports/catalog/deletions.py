@@ -1,7 +1,7 @@
 """Two-phase deletion in the catalog: phase one, the queue of phase two, and their port."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
@@ -13,9 +13,16 @@ from logstore.positions import LedgerId, TopicId
 class Deletions(Protocol):
     """Phase one, and the queue of phase two.
 
-    Where a `lease` is given, it is required to be its bundle's last before anything is read of what the call is
-    about, and nobody raises the fence before its commit: `NotOwner`, and nothing changed. None asks nothing.
+    Every method that writes raises `NotOwner`, and changes nothing, where the port is `under` a lease that was
+    overtaken.
     """
+
+    def under(self, lease: Lease | None) -> Self:
+        """The same port for the owner of a bundle; None: for anybody, whose writes look at no fence.
+
+        Each write requires the lease to be its bundle's last before it reads what it is about, and nobody raises the
+        fence before the write is committed.
+        """
 
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
         """What a detach would take out now; None asks for what retention lets go. Changes nothing.
@@ -33,7 +40,6 @@ class Deletions(Protocol):
         batch_id: str,
         claim: Claim,
         cause: Cause,
-        lease: Lease | None = None,
     ) -> Detached:
         """Phase one in one transaction: take ledgers out of the list and file an intent per copy.
 
@@ -47,7 +53,6 @@ class Deletions(Protocol):
         Raises:
             UnknownObject: No such topic, or an id that was never of this topic's list.
             LedgerStillNeeded: Not forced and still needed, or the open last ledger.
-            NotOwner: The lease was overtaken; a repeated call is told so as well.
         """
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
@@ -59,7 +64,7 @@ class Deletions(Protocol):
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         """The batch's intents in the range, finished or not, ascending by row id; says which are referenced now."""
 
-    def renew(self, batch_id: str, claim: Claim, *, lease: Lease | None = None) -> None:
+    def renew(self, batch_id: str, claim: Claim) -> None:
         """Hold the batch until `ttl_s` from now, or longer: one run of a workflow never shortens its own claim.
 
         So a chunk that still works while its batch is paused does not take away what the pause has claimed.
@@ -67,7 +72,6 @@ class Deletions(Protocol):
         Raises:
             UnknownObject: No such batch.
             ClaimHeld: Another workflow holds it, or it is finished.
-            NotOwner: The lease was overtaken.
         """
 
     def pause(self, batch_id: str) -> None:
@@ -91,14 +95,13 @@ class Deletions(Protocol):
         To be called on a person's word alone. Returns whether it was paused and unfinished; else nothing changes.
         """
 
-    def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """Record outcomes of rows that are still PENDING and still the holder's; others keep what they have.
 
         Args:
             ended: How each row ended.
             holder: The workflow that claimed the rows, or the batch that they are in. A batch may end what it has
                 handed over: of two attempts of a chunk, the one that is heard may be the one that succeeded.
-            lease: Under which the holder works, if it does.
 
         A row that a sweep, a trim or a redrive gave to another batch since is left to that one, even where storage
         confirmed that all of it was gone: that was true when storage was asked, but the creator of a newborn ledger
@@ -109,19 +112,10 @@ class Deletions(Protocol):
 
         Returns:
             Row ids of those that this very call ended.
-
-        Raises:
-            NotOwner: The lease was overtaken.
         """
 
     def hand_over(
-        self,
-        row_ids: Mapping[int, str],
-        *,
-        batch_id: str,
-        errors: Mapping[int, str],
-        ttl_s: float,
-        lease: Lease | None = None,
+        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
     ) -> frozenset[int]:
         """Move claims of PENDING rows of the batch to the workflows named; counts as their first attempt.
 
@@ -129,9 +123,6 @@ class Deletions(Protocol):
 
         Returns:
             Row ids of those that this very call moved.
-
-        Raises:
-            NotOwner: The lease was overtaken.
         """
 
     def take(
@@ -144,7 +135,6 @@ class Deletions(Protocol):
         epoch: int | None = None,
         attempt: bool = True,
         topic: str | None = None,
-        lease: Lease | None = None,
     ) -> DeletionIntent:
         """Claim one row and count an attempt unless told otherwise; says whether it is referenced now.
 
@@ -156,18 +146,9 @@ class Deletions(Protocol):
             InvalidInput: The row bears another topic; nothing changed.
             UnknownObject: No such row: it was never filed, or has been removed.
             ClaimHeld: Another workflow holds it.
-            NotOwner: The lease was overtaken, whatever became of the row.
         """
 
-    def hold(
-        self,
-        row_id: int,
-        claim: Claim,
-        *,
-        error: str | None = None,
-        keys_left: int | None = None,
-        lease: Lease | None = None,
-    ) -> int:
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
         """Keep the row claimed until `ttl_s` from now, and the error of an attempt if there was one.
 
         A row that ended is left alone.
@@ -177,7 +158,6 @@ class Deletions(Protocol):
             claim: Its holder's.
             error: Of the attempt.
             keys_left: How many keys storage has kept, where it answered for all of them.
-            lease: Under which the holder works, if it does.
 
         Returns:
             How many attempts in a row have left so many keys, this one included; those that got no answer neither
@@ -185,18 +165,13 @@ class Deletions(Protocol):
 
         Raises:
             ClaimHeld: Another workflow holds it.
-            NotOwner: The lease was overtaken.
         """
 
     def tally(self, batch_id: str) -> Tally:
         """Count the batch by outcome."""
 
-    def close(self, batch_id: str, cause: Cause, *, lease: Lease | None = None) -> Tally:
-        """Count the batch by outcome, mark its run finished and write the outcome to the audit log, once.
-
-        Raises:
-            NotOwner: The lease was overtaken.
-        """
+    def close(self, batch_id: str, cause: Cause) -> Tally:
+        """Count the batch by outcome, mark its run finished and write the outcome to the audit log, once."""
 
     def inflight(self) -> Inflight:
         """Unfinished and dead-lettered intents."""

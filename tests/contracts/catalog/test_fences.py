@@ -41,33 +41,38 @@ def detach(world: World, lease: Lease | None) -> object:
 
 def finish(world: World, lease: Lease | None) -> object:
     ended = [Ended(row_id=row, outcome=Outcome.DELETED) for row in _rows(world)]
-    return world.catalog.deletions.finish(ended, holder="b", lease=lease)
+    return world.catalog.deletions.under(lease).finish(ended, holder="b")
 
 
 def hand_over(world: World, lease: Lease | None) -> object:
     moved = dict.fromkeys(_rows(world), "own")
-    return world.catalog.deletions.hand_over(moved, batch_id="b", errors={}, ttl_s=60, lease=lease)
+    return world.catalog.deletions.under(lease).hand_over(moved, batch_id="b", errors={}, ttl_s=60)
 
 
 def renew(world: World, lease: Lease | None) -> object:
-    world.catalog.deletions.renew("b", claim("w", ttl_s=900), lease=lease)
+    world.catalog.deletions.under(lease).renew("b", claim("w", ttl_s=900))
     return "renewed"
 
 
 def take(world: World, lease: Lease | None) -> object:
     _, row = world.catalog.deletions.intents("b", _ALL)
-    return world.catalog.deletions.take(row.ledger_id, row.copy, row.generation, claim(_ALONE), epoch=1, lease=lease)
+    return world.catalog.deletions.under(lease).take(row.ledger_id, row.copy, row.generation, claim(_ALONE), epoch=1)
 
 
 def hold(world: World, lease: Lease | None) -> object:
-    return world.catalog.deletions.hold(_rows(world)[1], claim(_ALONE), error="late", keys_left=3, lease=lease)
+    return world.catalog.deletions.under(lease).hold(_rows(world)[1], claim(_ALONE), error="late", keys_left=3)
 
 
 def close(world: World, lease: Lease | None) -> object:
-    return world.catalog.deletions.close("b", CAUSE, lease=lease)
+    return world.catalog.deletions.under(lease).close("b", CAUSE)
 
 
-WRITES: Final = pytest.mark.parametrize("write", [detach, finish, hand_over, renew, take, hold, close])
+def pause(world: World, lease: Lease | None) -> object:
+    world.catalog.deletions.under(lease).pause("b")
+    return "paused"
+
+
+WRITES: Final = pytest.mark.parametrize("write", [detach, finish, hand_over, renew, take, hold, close, pause])
 
 
 def test_raise_counts_each_bundle_for_itself(world: World) -> None:

@@ -198,12 +198,11 @@ class World(ABC):
     ) -> Detached:
         """Detach, under a batch id of its own unless one is given."""
         self.batches += 1
-        return self.catalog.deletions.detach(
+        return self.catalog.deletions.under(lease).detach(
             topic_id,
             ledger_ids,
             force=force,
             batch_id=batch_id or f"batch-{self.batches}",
             claim=claim(by, ttl_s=ttl_s),
             cause=CAUSE,
-            lease=lease,
         )

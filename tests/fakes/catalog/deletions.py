@@ -8,7 +8,6 @@ from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome, re
 from logstore.errors import ClaimHeld, PreconditionFailed, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.phase_one import FakePhaseOne, Run
@@ -38,10 +37,9 @@ class FakeDeletions(FakePhaseOne):
             found = [row for row in self._rows(batch_id) if chunk.first <= row.row_id <= chunk.last]
             return [self._with_reference(row) for row in found]
 
-    def renew(self, batch_id: str, claim: Claim, *, lease: Lease | None = None) -> None:
+    def renew(self, batch_id: str, claim: Claim) -> None:
         """See the port."""
-        with effect("catalog.renew"), self._catalog.lock:
-            self._catalog.fences.hold(lease)
+        with effect("catalog.renew"), self._fenced():
             run = self._catalog.runs.get(batch_id)
             if run is None:
                 raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
@@ -55,7 +53,7 @@ class FakeDeletions(FakePhaseOne):
 
     def pause(self, batch_id: str) -> None:
         """See the port."""
-        with effect("catalog.pause"), self._catalog.lock:
+        with effect("catalog.pause"), self._fenced():
             run = self._unfinished(batch_id)
             if not run.holder:
                 raise PreconditionFailed(f"batch {batch_id}: expected it claimed by its workflow, found it released")
@@ -63,12 +61,12 @@ class FakeDeletions(FakePhaseOne):
 
     def resume(self, batch_id: str) -> None:
         """See the port."""
-        with effect("catalog.resume"), self._catalog.lock:
+        with effect("catalog.resume"), self._fenced():
             self._unfinished(batch_id).paused = False
 
     def release(self, batch_id: str) -> bool:
         """See the port."""
-        with effect("catalog.release"), self._catalog.lock:
+        with effect("catalog.release"), self._fenced():
             run = self._catalog.runs.get(batch_id)
             if run is None or run.finished_us is not None or not run.paused:
                 return False
@@ -83,13 +81,12 @@ class FakeDeletions(FakePhaseOne):
             raise PreconditionFailed(f"batch {batch_id}: expected it unfinished, found that it is finished")
         return run
 
-    def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """See the port."""
         if not ended:
             return frozenset()
         done = set()
-        with effect("catalog.finish"), self._catalog.lock:
-            self._catalog.fences.hold(lease)
+        with effect("catalog.finish"), self._fenced():
             for end in ended:
                 row = self._catalog.intent_rows[end.row_id]
                 if row.state is not DeletionState.PENDING or holder not in {row.handed_to, row.batch_id}:
@@ -113,20 +110,13 @@ class FakeDeletions(FakePhaseOne):
         self._catalog.audit("delete-ledger", cause, detail, run_id=row.batch_id)
 
     def hand_over(
-        self,
-        row_ids: Mapping[int, str],
-        *,
-        batch_id: str,
-        errors: Mapping[int, str],
-        ttl_s: float,
-        lease: Lease | None = None,
+        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
     ) -> frozenset[int]:
         """See the port."""
         if not row_ids:
             return frozenset()
         moved = set()
-        with effect("catalog.hand_over"), self._catalog.lock:
-            self._catalog.fences.hold(lease)
+        with effect("catalog.hand_over"), self._fenced():
             for row_id, workflow_id in row_ids.items():
                 row = self._catalog.intent_rows[row_id]
                 if (row.state, row.batch_id, row.handed_to) == (DeletionState.PENDING, batch_id, None):
@@ -145,11 +135,9 @@ class FakeDeletions(FakePhaseOne):
         epoch: int | None = None,
         attempt: bool = True,
         topic: str | None = None,
-        lease: Lease | None = None,
     ) -> DeletionIntent:
         """See the port."""
-        with effect("catalog.take"), self._catalog.lock:
-            self._catalog.fences.hold(lease)
+        with effect("catalog.take"), self._fenced():
             current = self._catalog.current_epoch
             if epoch not in {None, current}:
                 raise StaleCatalog(f"catalog epoch: expected {current}, found {epoch} in the request")
@@ -164,18 +152,9 @@ class FakeDeletions(FakePhaseOne):
             self._require_free(row, claim)
             return self._with_reference(self._store(row, claim, attempts=row.attempts + attempt))
 
-    def hold(
-        self,
-        row_id: int,
-        claim: Claim,
-        *,
-        error: str | None = None,
-        keys_left: int | None = None,
-        lease: Lease | None = None,
-    ) -> int:
+    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
         """See the port."""
-        with effect("catalog.hold"), self._catalog.lock:
-            self._catalog.fences.hold(lease)
+        with effect("catalog.hold"), self._fenced():
             row = self._catalog.intent_rows.get(row_id)
             if row is None or row.state is not DeletionState.PENDING:
                 return 0
@@ -200,10 +179,9 @@ class FakeDeletions(FakePhaseOne):
             size_bytes=sum(size for _, size in counts),
         )
 
-    def close(self, batch_id: str, cause: Cause, *, lease: Lease | None = None) -> Tally:
+    def close(self, batch_id: str, cause: Cause) -> Tally:
         """See the port."""
-        with effect("catalog.close"), self._catalog.lock:
-            self._catalog.fences.hold(lease)
+        with effect("catalog.close"), self._fenced():
             run = self._catalog.runs.get(batch_id)
             first = run is not None and run.finished_us is None
             if run and first:

@@ -1,9 +1,11 @@
 """Phase one in memory: which ledgers go, and the intents that stand in their place."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from logstore.cursors import state as cursors
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
@@ -45,6 +47,20 @@ class FakePhaseOne:
 
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
+        self._lease: Lease | None = None
+
+    def under(self, lease: Lease | None) -> Self:
+        """See the port."""
+        bound = self if lease is None else copy(self)
+        bound._lease = lease
+        return bound
+
+    @contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """One write: under the catalog's lock, and the lease if there is one."""
+        with self._catalog.lock:
+            self._catalog.fences.hold(self._lease)
+            yield
 
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
         """See the port."""
@@ -60,13 +76,11 @@ class FakePhaseOne:
         batch_id: str,
         claim: Claim,
         cause: Cause,
-        lease: Lease | None = None,
     ) -> Detached:
         """See the port."""
         request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force)
-        with effect("catalog.detach"), self._catalog.lock:
+        with effect("catalog.detach"), self._fenced():
             self._catalog.topic(topic_id)
-            self._catalog.fences.hold(lease)
             earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import seed as seeded
 from hypothesis.stateful import run_state_machine_as_test
 
-from activities.deletion import LedgerDeletion
 from logstore.deletion.intents import Finding, StoredCopy, refusal
 from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix
 from logstore.deletion.services.primary_copies import PrimaryCopies
@@ -141,7 +140,7 @@ def _without_reopening(patch: pytest.MonkeyPatch) -> None:
 
 def _without_hand_over(patch: pytest.MonkeyPatch) -> None:
     """What failed in a chunk is left to whoever comes by."""
-    patch.setattr(LedgerDeletion, "_hand_over", lambda *_: None)
+    patch.setattr("activities.deletion.ledger_deletion._hand_over", lambda *_: None)
 
 
 def _without_a_second_read(patch: pytest.MonkeyPatch) -> None:

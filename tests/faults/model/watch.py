@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
-from logstore.ownership import Lease
 from logstore.ports.catalog import Cause, Claim, Detached, Ended, Ledger, StoredCursor, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog import Copy, FakeCatalog
@@ -118,12 +117,12 @@ class WatchedDeletions(FakeDeletions):
         self.detached: list[int] = []  # every ledger that left its list by a detach
         self.before_finish: Callable[[], None] | None = None  # called once, when outcomes are about to be recorded
 
-    def finish(self, ended: Sequence[Ended], *, holder: str, lease: Lease | None = None) -> frozenset[int]:
+    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """See the port."""
         hook, self.before_finish = self.before_finish, None
         if hook:
             hook()
-        return super().finish(ended, holder=holder, lease=lease)
+        return super().finish(ended, holder=holder)
 
     def take(
         self,
@@ -135,14 +134,11 @@ class WatchedDeletions(FakeDeletions):
         epoch: int | None = None,
         attempt: bool = True,
         topic: str | None = None,
-        lease: Lease | None = None,
     ) -> DeletionIntent:
         """See the port."""
         with self._catalog.lock:
             rows = list(self._catalog.intent_rows.values())
-            taken = super().take(
-                ledger_id, copy, generation, claim, epoch=epoch, attempt=attempt, topic=topic, lease=lease
-            )
+            taken = super().take(ledger_id, copy, generation, claim, epoch=epoch, attempt=attempt, topic=topic)
             before = next(one for one in rows if one.row_id == taken.row_id)
             holder = self.holder(before)
             if before.state.value == "PENDING" and holder not in {None, claim.workflow_id}:
@@ -158,16 +154,13 @@ class WatchedDeletions(FakeDeletions):
         batch_id: str,
         claim: Claim,
         cause: Cause,
-        lease: Lease | None = None,
     ) -> Detached:
         """See the port."""
         with self._catalog.lock:
             before, repeated = view(self._catalog, topic_id), batch_id in self._catalog.runs
             ended = False
             try:
-                done = super().detach(
-                    topic_id, ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, lease=lease
-                )
+                done = super().detach(topic_id, ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause)
                 ended = True
                 return done
             finally:

@@ -244,8 +244,8 @@ def test_owner_placement_names_who_has_the_node(crew: Crew) -> None:
     topic = TopicName.parse("persistent://shop/main/orders")
     assert_eventually(lambda: len(first.leases()) == BUNDLES)
     second = crew.hire("w2")
-    assert first.placement(topic) == first.lease_of(topic)
-    assert second.placement(topic) == OtherOwner(worker_id="w1")
+    assert first.lookup(topic, patience_s=10) == first.lease_of(topic)
+    assert second.lookup(topic, patience_s=10) == OtherOwner(worker_id="w1")
 
 
 def test_owner_placement_while_zookeeper_is_away_is_no_answer(crew: Crew, zookeeper: ZooKeeper) -> None:
@@ -255,7 +255,7 @@ def test_owner_placement_while_zookeeper_is_away_is_no_answer(crew: Crew, zookee
     try:
         assert_eventually(lambda: not owner.leases())
         with pytest.raises((StoreUnavailable, SessionLost)):
-            owner.placement(TopicName.parse("persistent://shop/main/orders"))
+            owner.lookup(TopicName.parse("persistent://shop/main/orders"), patience_s=10)
     finally:
         zookeeper.start()
 
@@ -276,7 +276,7 @@ def test_owner_placement_holds_no_thread_while_zookeeper_is_away(
 
         monkeypatch.setattr(Nodes, "owners", owners)
         with pytest.raises((StoreUnavailable, SessionLost)):
-            owner.placement(TopicName.parse("persistent://shop/main/orders"))
+            owner.lookup(TopicName.parse("persistent://shop/main/orders"), patience_s=10)
         assert threading.current_thread() not in asked, "it would wait for an answer"
     finally:
         zookeeper.start()

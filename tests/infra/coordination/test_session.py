@@ -203,7 +203,7 @@ def test_session_without_rights_is_refused_in_one_sentence(
     path = ensemble.hosts.removeprefix(zookeeper.address)
     with zookeeper.client() as client:
         client.set_acls(path, [make_digest_acl("other", "secret", all=True)])
-    with pytest.raises(ServiceFailed, match=r"refused while making.*NoAuth"):
+    with pytest.raises(ServiceFailed, match=r"refuses us while making.*NoAuth"):
         session.ask("making", lambda client: client.create("/mine"))
 
 

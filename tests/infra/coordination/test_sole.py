@@ -31,7 +31,7 @@ def test_sole_owner_holds_a_lease_of_every_bundle(catalog: SqlCatalog) -> None:
     assert [(lease.bundle, lease.fence, lease.worker_id) for lease in owner.leases()] == [
         (bundle, 1, "w1") for bundle in range(8)
     ]
-    assert owner.placement(_TOPIC) == owner.lease_of(_TOPIC)
+    assert owner.lookup(_TOPIC, patience_s=10) == owner.lease_of(_TOPIC)
 
 
 def test_sole_owner_started_beside_another_fences_it(catalog: SqlCatalog) -> None:
@@ -41,8 +41,8 @@ def test_sole_owner_started_beside_another_fences_it(catalog: SqlCatalog) -> Non
     second.start()
     with pytest.raises(NotOwner):
         catalog.fences.verify(first.lease_of(_TOPIC))
-    assert first.placement(_TOPIC) is None
-    assert second.placement(_TOPIC) == second.lease_of(_TOPIC)
+    assert first.lookup(_TOPIC, patience_s=10) is None
+    assert second.lookup(_TOPIC, patience_s=10) == second.lease_of(_TOPIC)
 
 
 def test_sole_owner_owns_nothing_once_stopped(catalog: SqlCatalog) -> None:

@@ -1,22 +1,24 @@
 """The work of a topic goes to its owner, once it is known and while it picks it up, and is done anyway."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from temporalio import activity
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
 from activities.deletion import ChunkInput, ChunkResult, DetachInput, DetachResult, OneInput, OneResult
 from logstore.deletion.intents import DeletionState, Outcome
-from logstore.errors import CorruptData, NotOwner, StoreUnavailable
+from logstore.errors import CorruptData, NotOwner, ServiceFailed, StoreUnavailable
 from logstore.log.ledgers import ledger_prefix
 from logstore.names import TopicName
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners
-from tests.workflows.house import Gate, assert_eventually, failure
+from tests.workflows.house import Gate, House, assert_eventually, failure
 from tests.workflows.neighbours import Neighbours
 from tests.workflows.test_delete_ledger import handed_over
 from workflows.deletion.values import DeletionPolicy
@@ -65,7 +67,6 @@ async def test_trim_where_nobody_owns_the_topic_runs_on_the_shared_queue(street:
     assert result.deleted == 2
     assert street.visits("deletion.detach") == [_SHARED] * 2
     assert street.visits("deletion.delete_chunk") == [_SHARED]
-    assert not house.attempts("ownership.look_up")
 
 
 async def test_batch_that_believes_an_owner_asks_nobody(street: Neighbours) -> None:
@@ -146,7 +147,7 @@ async def test_one_whose_owner_never_picks_up_is_deleted_by_anybody(street: Neig
     async with street.shared():
         result = await (await house.delete_one(key, owner_patience_s=3)).result()
     first, second, third = house.attempts("deletion.delete_one")
-    assert (result.outcome, result.owner) == (Outcome.DELETED, "")
+    assert result.outcome is Outcome.DELETED
     assert [one.number for one in (first, second, third)] == [1, 1, 1]
     assert timedelta(seconds=3) <= second.scheduled - first.scheduled < timedelta(seconds=10)
     assert third.scheduled - second.scheduled < timedelta(seconds=3)
@@ -202,32 +203,71 @@ async def test_one_whose_owner_says_not_owner_is_deleted_by_anybody_at_the_end(s
     assert not house.attempts("deletion.dead_letter")
 
 
-async def test_one_while_zookeeper_is_away_waits_and_burns_no_attempt(street: Neighbours) -> None:
-    """An outage of ZooKeeper is asked through for as long as it takes: no attempt of two is spent, no dead letter."""
+async def test_jobs_of_one_topic_are_done_by_anybody_while_zookeeper_is_away(street: Neighbours) -> None:
+    """An outage stops no job: with nobody to be looked up each activity is sent once, and no attempt is burnt."""
     house = street.house
-    _, key = handed_over(house)
+    house.world.fill(5)
     street.moves_in("a")
-    street.ownership.away = 8
-    async with street.shared(), street.owner("a"):
-        handle = await house.delete_one(key, max_attempts=2)
-        result = await handle.result()
-    assert (result.outcome, result.owner) == (Outcome.DELETED, street.name("a"))
-    assert len(house.attempts("ownership.look_up")) == 8
-    assert street.visits("deletion.delete_one") == [_SHARED, "a"]
-    assert house.world.intents()[0].attempts == 2
-    assert not house.attempts("deletion.dead_letter")
-
-
-async def test_one_once_zookeeper_says_that_nobody_owns_the_topic_is_deleted_by_anybody(street: Neighbours) -> None:
-    """Said, and not supposed."""
-    house = street.house
-    _, key = handed_over(house)
-    street.ownership.away = 3
+    street.ownership.trouble = StoreUnavailable("planned: zookeeper does not answer")
     async with street.shared():
-        result = await (await house.delete_one(key)).result()
-    assert result.outcome is Outcome.DELETED
-    assert street.visits("deletion.delete_one") == [_SHARED] * 2
-    assert len(house.attempts("ownership.look_up")) == 3
+        result = await (await house.trim()).result()
+    assert (result.detached, result.deleted) == (5, 5)
+    assert street.visits("deletion.detach") == [_SHARED] * 2
+    assert set(street.visits("deletion.delete_chunk")) == {_SHARED}
+    assert street.visits("deletion.certify") == [_SHARED]
+    assert set(street.ownership.patience_s) == {house.policy.owner_patience_s}
+
+
+async def test_batch_whose_owner_loses_zookeeper_in_its_midst_is_done_by_anybody(street: Neighbours) -> None:
+    """The owner has no lease without its session, nobody can look up the next, and the job goes on."""
+    house = street.house
+    ledgers = house.world.fill(6)
+    street.moves_in("a")
+
+    def outage() -> None:
+        street.ownership.forget()
+        street.ownership.trouble = StoreUnavailable("planned: zookeeper does not answer")
+
+    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=outage))
+    async with street.shared(), street.owner("a"):
+        handle = await house.delete(ledgers, policy=DeletionPolicy(chunk=2, parallelism=1))
+        certificate = await handle.result()
+    assert certificate.outcomes == {"DELETED": 6}
+    assert street.visits("deletion.delete_chunk") == ["a", "a", _SHARED, _SHARED]
+    assert not house.attempts("deletion.hand_over_chunk")
+
+
+async def _trim(house: House) -> WorkflowHandle[Any, Any]:
+    house.world.fill(1)
+    house.world.detach()
+    return await house.trim()
+
+
+async def _batch(house: House) -> WorkflowHandle[Any, Any]:
+    house.world.fill(1)
+    house.world.detach(batch_id=house.queue)
+    return await house.delete(batch_id=house.queue)
+
+
+async def _one(house: House) -> WorkflowHandle[Any, Any]:
+    return await house.delete_one(handed_over(house)[1])
+
+
+@pytest.mark.parametrize("start", [_trim, _batch, _one])
+async def test_job_whose_lookup_zookeeper_refuses_fails_at_once_and_says_so(
+    street: Neighbours, start: Callable[[House], Awaitable[WorkflowHandle[Any, Any]]]
+) -> None:
+    """No row is judged for it, and none is lost: a sweep, which looks up no owner, takes up what is left."""
+    house = street.house
+    street.ownership.trouble = ServiceFailed("zookeeper", "zk/log refuses us", advice="grant all rights on that path")
+    async with street.shared():
+        handle = await start(house)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    assert failure(caught.value) == ("LookupRefused", "zookeeper: zk/log refuses us; grant all rights on that path")
+    assert not house.attempts("deletion.dead_letter")
+    assert not house.attempts("deletion.hand_over_chunk")
+    assert [one.state for one in house.world.catalog.deletions.list(None, limit=9)] == [DeletionState.PENDING]
 
 
 async def test_batch_whose_owner_changes_in_its_midst_is_ended_by_the_next(street: Neighbours) -> None:

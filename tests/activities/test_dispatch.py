@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pytest
+from pydantic import TypeAdapter
 from temporalio.exceptions import ApplicationError
 
-from activities.deletion import CertifyInput, DeadLetterInput, LedgerDeletion, pulse
+from activities.deletion import CertifyInput, DeadLetterInput, LedgerDeletion, OneResult, pulse
 from activities.deletion.pace import Pace
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.pulse import Pulse
-from activities.ownership import Elsewhere, Located, LookUpInput, Ownership, Place, TopicAnswer, TopicWork, owner_queue
-from logstore.deletion.intents import DeletionState, Finding, StoredCopy
+from activities.dispatch import Answer, Done, Place, Redirected, TopicWork, owner_queue
+from logstore.deletion.intents import DeletionState, Finding, Outcome, StoredCopy
 from logstore.errors import (
     CatalogBusy,
     CorruptData,
-    InvalidInput,
+    LookupRefused,
     NotOwner,
     OutcomeUnknown,
     ServiceFailed,
@@ -27,12 +28,12 @@ from logstore.errors import (
     SextonError,
     StoreUnavailable,
 )
-from logstore.names import TopicName
 from logstore.ownership import Lease
 from logstore.ports.catalog import Deletions
-from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, environment, one_input, run
+from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, done, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners, FakeOwnership
+from workers.hosting.interceptors import to_application_error
 
 _TABLES: Final = ("ledger", "ledger_list", "pending_deletion", "run", "audit", "bundle_fence")
 
@@ -102,77 +103,83 @@ def _certify(site: Site) -> Work:
     return Work(name="certify", request=CertifyInput(batch_id=BATCH, actor="tests", reason="a test"))
 
 
-ASKING: Final = [_detach, _chunk("delete_chunk"), _chunk("hand_over_chunk"), _one, _letter]
-NAMES: Final = ["detach", "delete_chunk", "hand_over_chunk", "delete_one", "dead_letter"]
-asking = pytest.mark.parametrize("prepared", ASKING, ids=NAMES)
-writing = pytest.mark.parametrize("prepared", [*ASKING, _certify], ids=[*NAMES, "certify"])
+WORKS: Final = [_detach, _chunk("delete_chunk"), _chunk("hand_over_chunk"), _one, _letter, _certify]
+NAMES: Final = ["detach", "delete_chunk", "hand_over_chunk", "delete_one", "dead_letter", "certify"]
+writing = pytest.mark.parametrize("prepared", WORKS, ids=NAMES)
 
 Prepared = Callable[[Site], Work]
 
 
-@asking
+@writing
 def test_asked_at_the_owner_is_done_there_under_its_lease(prepared: Prepared, site: Site) -> None:
     """Who gets the task and owns the topic does it at once: one activity, and the answer says whose lease it was."""
     work = prepared(site)
     site.ownership.acquire("a", NAME)
     before = site.everything()
-    answer: TopicAnswer = site.send(work, Place.ASK)
-    assert (answer.owner, answer.elsewhere) == ("a", None)
+    answer = site.send(work, Place.LOOKUP)
+    assert isinstance(answer, Done)
+    assert answer.owner == "a"
     assert site.everything() != before
 
 
-@asking
+@writing
 def test_asked_where_nobody_owns_the_topic_is_done_without_a_lease(prepared: Prepared, site: Site) -> None:
     """Nobody to wait for."""
     work = prepared(site)
     before = site.everything()
-    answer: TopicAnswer = site.send(work, Place.ASK)
-    assert (answer.owner, answer.elsewhere) == ("", None)
+    answer = site.send(work, Place.LOOKUP)
+    assert isinstance(answer, Done)
+    assert answer.owner == ""
     assert site.everything() != before
 
 
-@asking
+@writing
 def test_asked_at_another_worker_does_nothing_and_says_whose_it_is(prepared: Prepared, site: Site) -> None:
     """No row changes and storage is not even listed: a regular answer, no failure and no attempt."""
     work = prepared(site)
     site.ownership.acquire("b", NAME)
     before = site.everything()
-    answer: TopicAnswer = site.send(work, Place.ASK)
-    assert answer.elsewhere == Elsewhere(worker_id="b")
+    assert site.send(work, Place.LOOKUP) == Redirected(owner="b")
     assert site.everything() == before
 
 
-@asking
-def test_asked_while_zookeeper_is_away_does_nothing_and_says_so(prepared: Prepared, site: Site) -> None:
-    """Never read as "no owner": no worker is named, and no attempt of the row is spent."""
-    work = prepared(site)
-    site.ownership.away = 1
-    before = site.everything()
-    answer: TopicAnswer = site.send(work, Place.ASK)
-    assert answer.elsewhere == Elsewhere(worker_id="")
-    assert site.everything() == before
-
-
-@asking
+@writing
 @pytest.mark.parametrize(
-    "refusal",
-    [CatalogBusy("planned"), SessionLost("planned"), OutcomeUnknown("planned"), ServiceFailed("zk", "no", advice="x")],
+    "silence",
+    [StoreUnavailable("planned"), CatalogBusy("planned"), SessionLost("planned"), OutcomeUnknown("planned")],
     ids=lambda error: type(error).__name__,
 )
-def test_asked_where_ownership_cannot_be_told_for_any_reason_spends_no_attempt(
-    prepared: Prepared, site: Site, refusal: SextonError, monkeypatch: pytest.MonkeyPatch
+def test_asked_while_nobody_can_be_looked_up_is_done_without_a_lease(
+    prepared: Prepared, site: Site, silence: SextonError
 ) -> None:
-    """Alone it asks the catalog, which may be busy; and ZooKeeper may refuse us until a person mends its rights."""
-
-    def refuse(topic: TopicName) -> None:
-        raise refusal
-
+    """Claims and fences keep every promise: an outage of ZooKeeper stops no job, whoever owns the topic."""
     work = prepared(site)
-    monkeypatch.setattr(site.owners, "placement", refuse)
+    site.ownership.acquire("b", NAME)
+    site.ownership.trouble = silence
     before = site.everything()
-    answer: TopicAnswer = site.send(work, Place.ASK)
-    assert answer.elsewhere == Elsewhere(worker_id="")
+    answer = site.send(work, Place.LOOKUP)
+    assert isinstance(answer, Done)
+    assert answer.owner == ""
+    assert site.everything() != before
+
+
+@writing
+def test_asked_where_zookeeper_refuses_says_so_and_changes_nothing(prepared: Prepared, site: Site) -> None:
+    """No retry mends rights or a path: a person reads where, and what to do."""
+    work = prepared(site)
+    site.ownership.trouble = ServiceFailed("zookeeper", "zk:2181/log refuses us", advice="grant all rights")
+    before = site.everything()
+    with pytest.raises(LookupRefused, match=r"^zookeeper: zk:2181/log refuses us; grant all rights$") as refused:
+        site.send(work, Place.LOOKUP)
+    assert to_application_error(refused.value).non_retryable
     assert site.everything() == before
+
+
+def test_lookup_waits_no_longer_than_the_request_says(site: Site) -> None:
+    """`owner_patience_s` bounds it."""
+    work = _detach(site)
+    site.send(replace(work, request=replace(work.request, owner_patience_s=3)), Place.LOOKUP)
+    assert site.ownership.patience_s == [3]
 
 
 @writing
@@ -211,7 +218,7 @@ def test_at_its_owner_is_done_and_asks_nobody(prepared: Prepared, site: Site) ->
 
 @writing
 @pytest.mark.parametrize(
-    ("place", "topic"), [(Place.ANYWHERE, NAME), (Place.ASK, ""), (Place.ASK, "orders"), (Place.OWNER, "orders")]
+    ("place", "topic"), [(Place.ANYWHERE, NAME), (Place.LOOKUP, ""), (Place.LOOKUP, "orders"), (Place.OWNER, "orders")]
 )
 def test_of_no_topic_or_for_anywhere_needs_no_owner(prepared: Prepared, site: Site, place: Place, topic: str) -> None:
     """A batch of several topics, a request of an older program, a damaged name: as before there were owners."""
@@ -219,16 +226,10 @@ def test_of_no_topic_or_for_anywhere_needs_no_owner(prepared: Prepared, site: Si
     site.ownership.acquire("b", NAME)
     before = site.everything()
     answer = site.send(work, place, topic=topic)
-    assert not isinstance(answer, TopicAnswer) or (answer.owner, answer.elsewhere) == ("", None)
+    assert isinstance(answer, Done)
+    assert answer.owner == ""
     assert site.everything() != before
     assert not site.ownership.asked
-
-
-def test_certify_of_another_workers_topic_is_done_here(site: Site) -> None:
-    """A count takes nothing from anybody."""
-    work = _certify(site)
-    site.ownership.acquire("b", NAME)
-    assert site.send(work, Place.ASK).outcomes == {"RETRYING": 2}
 
 
 def test_chunk_whose_owner_changes_before_its_end_records_nothing_and_the_next_owner_does(site: Site) -> None:
@@ -245,7 +246,7 @@ def test_chunk_whose_owner_changes_before_its_end_records_nothing_and_the_next_o
     assert [one.state for one in site.world.intents()] == [DeletionState.PENDING] * 2
     other = site.world.deletion_at(FakeOwners(site.ownership, "b"))
     request = replace(work.request, topic=NAME, place=Place.OWNER)
-    assert sum(run(other.delete_chunk, request).outcomes.values()) == 2
+    assert sum(done(other.delete_chunk, request).outcomes.values()) == 2
     assert sum(site.world.outcomes().get(name, 0) for name in ("DELETED", "ALREADY_GONE")) == 2
 
 
@@ -297,24 +298,21 @@ def fast_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Spied:
-    """The `Deletions` port; writes down which lease came with each write."""
+    """The `Deletions` port; writes down under which lease each write came."""
 
     _WRITES: Final = {"detach", "renew", "finish", "hand_over", "take", "hold", "close"}
 
-    def __init__(self, deletions: Deletions) -> None:
-        self._deletions = deletions
-        self.leases: list[tuple[str, Lease | None]] = []
+    def __init__(self, deletions: Deletions, leases: list[tuple[str, Lease | None]], lease: Lease | None) -> None:
+        self._deletions, self.leases, self._lease = deletions, leases, lease
+
+    def under(self, lease: Lease | None) -> "Spied":
+        """See the port."""
+        return Spied(self._deletions.under(lease), self.leases, lease)
 
     def __getattr__(self, name: str) -> Any:
-        real = getattr(self._deletions, name)
-        if name not in self._WRITES:
-            return real
-
-        def spied(*args: Any, lease: Lease | None = None, **rest: Any) -> Any:
-            self.leases.append((name, lease))
-            return real(*args, lease=lease, **rest)
-
-        return spied
+        if name in self._WRITES:
+            self.leases.append((name, self._lease))
+        return getattr(self._deletions, name)
 
 
 @pytest.mark.usefixtures("fast_pulse")
@@ -324,7 +322,7 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
     """Renewals while it works, what failed, what is handed over: no write slips past the fence (promise 7)."""
     work = prepared(site)
     lease = site.ownership.acquire("a", NAME)
-    spied: Any = Spied(site.world.catalog.deletions)
+    spied: Any = Spied(site.world.catalog.deletions, [], None)
     deletion = LedgerDeletion(
         deletions=spied,
         ledgers=site.world.catalog.ledgers,
@@ -360,26 +358,25 @@ def test_chunk_of_an_owner_that_wakes_deletes_no_further_page(site: Site) -> Non
     assert all(len(site.world.left_of(one.ledger_id)) == 3 for one in site.world.intents())
 
 
-@pytest.mark.parametrize(("owner", "told"), [("a", "a"), ("b", "b"), ("", "")])
-def test_look_up_names_the_owner_whoever_it_is(site: Site, owner: str, told: str) -> None:
-    """The asking worker, another one, or nobody."""
-    if owner:
-        site.ownership.acquire(owner, NAME)
-    asked = LookUpInput(topic=NAME)
-    assert run(Ownership(owners=site.owners).look_up, asked) == Located(worker_id=told)
+_OLDER: Final = {"outcome": "DELETED", "objects": 3, "size_bytes": 9, "detail": ""}
+_ONE: Final = OneResult(outcome=Outcome.DELETED, objects=3, size_bytes=9)
 
 
-def test_look_up_while_zookeeper_is_away_fails_so_that_it_is_repeated(site: Site) -> None:
-    """No answer is no owner."""
-    site.ownership.away = 1
-    with pytest.raises(StoreUnavailable):
-        run(Ownership(owners=site.owners).look_up, LookUpInput(topic=NAME))
-
-
-def test_look_up_of_what_is_no_topic_is_refused(site: Site) -> None:
-    """Nothing of that name can have an owner."""
-    with pytest.raises(InvalidInput, match="topic"):
-        run(Ownership(owners=site.owners).look_up, LookUpInput(topic="orders"))
+@pytest.mark.parametrize(
+    ("wire", "answer"),
+    [
+        ({"answer": "done", "owner": "a", "result": _OLDER}, Done(owner="a", result=_ONE)),
+        ({"answer": "redirected", "owner": "b"}, Redirected(owner="b")),
+        ({**_OLDER, "owner": "a", "elsewhere": None}, Done(owner="a", result=_ONE)),
+        (_OLDER, Done(owner="", result=_ONE)),
+        ({**_OLDER, "outcome": "UNKNOWN", "elsewhere": {"worker_id": "b"}}, Redirected(owner="b")),
+    ],
+    ids=["done", "redirected", "done, older", "of no owner, older", "redirected, older"],
+)
+def test_answer_is_read_as_done_or_redirected(wire: object, answer: Answer[OneResult]) -> None:
+    """As workers of this build write it, and as those did whose answers stand in histories."""
+    assert TypeAdapter(Answer[OneResult]).validate_python(wire) == answer
+    assert TypeAdapter(Answer[OneResult]).validate_json(TypeAdapter(Answer[OneResult]).dump_json(answer)) == answer
 
 
 def test_owner_queue_names_the_worker() -> None:

@@ -1,0 +1,130 @@
+"""Where the background work of a topic runs: at its owner and under its lease, or anywhere if nobody owns it.
+
+A worker that gets a task from the shared queue looks the owner up itself and goes on if that is itself, or nobody: so
+the usual task takes one activity, and no more than two. Work of another worker's topic it redirects, and does nothing.
+Where ZooKeeper does not answer the work is done here, under no lease: claims and fences in SQL keep every promise.
+
+Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field
+from typing_extensions import TypeAliasType
+
+from activities.beating import beating
+from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, RetryableError, ServiceFailed
+from logstore.names import TopicName
+from logstore.ownership import Lease
+from logstore.ports.catalog import Deletions
+from logstore.ports.owners import OtherOwner, Owners
+
+
+def owner_queue(worker_id: str) -> str:
+    """The task queue that one worker polls, for work that is its own as an owner."""
+    return f"sexton-owner-{worker_id}"
+
+
+class Place(StrEnum):
+    """What a worker is to know of ownership before it works on a topic; running workflows hold these values."""
+
+    LOOKUP = "ASK"  # on the shared queue: look the owner up. Here or nobody: go on. Another one: redirect
+    OWNER = "OWNER"  # on an owner's queue: under its lease, or not at all
+    ANYWHERE = "ANYWHERE"  # without a lease, whoever owns the topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicWork:
+    """What every request has that may be served by a topic's owner."""
+
+    topic: str = ""  # encoded; of none, or of several, without an owner
+    place: Place = Place.ANYWHERE
+    owner_patience_s: int = 10  # how long a lookup may take, 1 or more
+
+
+R = TypeVar("R")
+W = TypeVar("W", bound=TopicWork)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done(Generic[R]):
+    """The work was done."""
+
+    owner: str  # under whose lease; "": under none
+    result: R
+    answer: Literal["done"] = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redirected:
+    """Nothing was done, for the topic is another worker's."""
+
+    owner: str
+    answer: Literal["redirected"] = "redirected"
+
+
+def _as_union(found: Any) -> Any:  # noqa: ANN401 - JSON
+    """The answer of a build before the union: one object with the result's fields, `owner` and `elsewhere`.
+
+    To be deleted when 0.2 is released, with the histories of `tests/replay` that have such answers: until then workers
+    of an earlier build may answer, and runs may go on that have heard them.
+    """
+    if not isinstance(found, dict) or "answer" in found:
+        return found
+    if found.get("elsewhere"):
+        return {"answer": "redirected", "owner": found["elsewhere"]["worker_id"]}
+    return {"answer": "done", "owner": found.get("owner", ""), "result": found}
+
+
+Answer = TypeAliasType(
+    "Answer",
+    Annotated[Done[R] | Redirected, Field(discriminator="answer"), BeforeValidator(_as_union)],
+    type_params=(R,),
+)
+"""What an activity answers that may be served by a topic's owner."""
+
+
+class Dispatch:
+    """Does a topic's work under the lease that this worker has for it, or redirects it."""
+
+    def __init__(self, deletions: Deletions, owners: Owners) -> None:
+        """Take the queue that is bound to each lease, and what this worker knows of ownership."""
+        self._deletions, self._owners = deletions, owners
+
+    def run(self, request: W, work: Callable[[Deletions, W], R]) -> Answer[R]:
+        """Do the work with the queue bound to the topic's lease, or to none; or say who owns the topic.
+
+        Raises:
+            NotOwner: The request came as to the topic's owner, which this worker is not, or ceased to be.
+            LookupRefused: ZooKeeper refuses this worker.
+        """
+        found = self._lease(request)
+        if isinstance(found, OtherOwner):
+            return Redirected(owner=found.worker_id)
+        result = work(self._deletions.under(found), request)
+        return Done(owner=found.worker_id if found else "", result=result)
+
+    def _lease(self, request: TopicWork) -> Lease | OtherOwner | None:
+        """A name that is none belongs to no bundle: its work needs no owner, and is nobody else's."""
+        name = _name(request)
+        if name is None or request.place is Place.ANYWHERE:
+            return None
+        if request.place is Place.OWNER:
+            return self._owners.lease_of(name)
+        try:
+            with beating():  # ZooKeeper may make us wait for longer than a heartbeat timeout
+                return self._owners.lookup(name, patience_s=request.owner_patience_s)
+        except (RetryableError, OutcomeUnknown):
+            return None
+        except ServiceFailed as error:
+            raise LookupRefused(str(error)) from error
+
+
+def _name(work: TopicWork) -> TopicName | None:
+    try:
+        return TopicName.from_encoded(work.topic) if work.topic else None
+    except InvalidInput:
+        return None

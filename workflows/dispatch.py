@@ -1,0 +1,111 @@
+"""Which worker does the work of one topic: its owner, if that can be told and picks it up, and otherwise anybody.
+
+1. Where an owner is known, or believed, its own queue. Not picked up in time, silent since, or `NotOwner`: look it up.
+2. To look it up is to send the work to the shared queue. Whoever gets it asks for the owner. That is itself, or nobody,
+   or ZooKeeper does not answer: it is done, in this one activity. Another worker: nothing is done, and 1.
+3. Looked up twice in vain, or redirected to an owner that had not picked up before, or where what is retried without
+   end has failed for minutes: the shared queue, under no lease. Such an owner may be the only one whom the catalog does
+   not answer.
+
+Nothing that is decided about data rests on this: claims keep two workers off the same rows, and leases keep off a
+worker that has lost the topic. Attempts are counted anew wherever the work is sent, which is five times at most.
+
+Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, RetryState, TimeoutType
+from temporalio.exceptions import TimeoutError as TimedOut
+from temporalio.types import MethodSyncSingleParam
+
+with workflow.unsafe.imports_passed_through():
+    from activities.dispatch import Answer, Done, Place, Redirected, TopicWork, owner_queue
+
+_TURNS: Final = 4  # two owners, looked up twice; a topic that changes hands more often is served by anybody
+_AT_OWNER: Final = 8  # attempts of what has no bound, over 90 s or more: longer than a catalog takes to fail over
+_NOT_KNOWN: Final = "NotFoundError"  # of the SDK: an owner of an older build, which has no such activity
+_SILENT: Final = "TemporalTimeout:Heartbeat"  # the server's name for it: a stopped process takes task after task
+_UNHEARD: Final = {TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT}  # nobody picked it up, or nobody any more
+
+NOT_OF_THE_WORK: Final = frozenset({"NotOwner", "LookupRefused"})
+"""Types of failures that say nothing of the work itself: it was not begun, or is another worker's by now."""
+
+W = TypeVar("W", bound=TopicWork)
+R = TypeVar("R")
+
+
+class Dispatch:
+    """Sends one topic's activities to its owner, in one run; a topic of no name, or of several, has none."""
+
+    def __init__(self, topic: str, *, patience_s: int, owner: str = "") -> None:
+        """Take the encoded name, how long an owner may let work lie, and who is believed to own it."""
+        self.owner = owner if topic else ""
+        """Who is believed to own the topic; "": not known."""
+        self._topic = topic
+        self._patience_s = patience_s
+        self._unheard: set[str] = set()  # owners that let work lie
+
+    async def execute(
+        self, work: MethodSyncSingleParam[Any, W, Answer[R]], request: W, options: workflow.ActivityConfig
+    ) -> R:
+        """Have the work done at the owner or, if that cannot be, anywhere."""
+        for _ in range(_TURNS if self._topic else 0):
+            owner = self.owner
+            try:
+                answer = await self._send(Place.OWNER if owner else Place.LOOKUP, work, request, options)
+            except ActivityError as error:
+                self._missed(owner, error, options)
+                continue
+            if isinstance(answer, Done):
+                self.owner = answer.owner
+                return answer.result
+            self.owner = "" if answer.owner in self._unheard else answer.owner
+            if not self.owner:
+                break
+        last = await self._send(Place.ANYWHERE, work, request, options)
+        if isinstance(last, Redirected):
+            raise ApplicationError(f"work for anybody was redirected to {last.owner}", type="Unsupported")
+        return last.result
+
+    async def _send(
+        self,
+        place: Place,
+        work: MethodSyncSingleParam[Any, W, Answer[R]],
+        request: W,
+        options: workflow.ActivityConfig,
+    ) -> Answer[R]:
+        asked = replace(request, topic=self._topic, place=place, owner_patience_s=self._patience_s)
+        sent = self._at_owner(options) if place is Place.OWNER else options
+        return await workflow.execute_activity_method(work, asked, **sent)
+
+    def _at_owner(self, options: workflow.ActivityConfig) -> workflow.ActivityConfig:
+        policy = options["retry_policy"] or RetryPolicy()
+        return {
+            **options,
+            "task_queue": owner_queue(self.owner),
+            "schedule_to_start_timeout": timedelta(seconds=self._patience_s),
+            "retry_policy": replace(
+                policy,
+                maximum_attempts=policy.maximum_attempts or _AT_OWNER,
+                non_retryable_error_types=[_NOT_KNOWN, _SILENT],
+            ),
+        }
+
+    def _missed(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
+        """Forget who lost the topic, let work lie, or failed at what is retried without end; else it is the work's."""
+        cause = error.cause
+        late = owner and isinstance(cause, TimedOut) and cause.type in _UNHEARD
+        kind = cause.type if isinstance(cause, ApplicationError) else None
+        unbound = owner and not (options["retry_policy"] or RetryPolicy()).maximum_attempts
+        failing = unbound and error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED
+        if late or failing or kind == _NOT_KNOWN:
+            self._unheard.add(owner)
+        elif kind != "NotOwner":
+            raise error
+        if self.owner == owner:  # or another one is known by now
+            self.owner = ""
