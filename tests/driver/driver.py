@@ -7,7 +7,8 @@ from typing import Final
 
 from temporalio.api.common.v1 import Payload
 
-from tests.driver.server import Attempt, Server, Task
+from tests.driver.executions import Attempt, Task
+from tests.driver.server import Server
 from tests.driver.worker import Worker
 
 _NEVER: Final = 5_000  # attempts after which nothing will ever end

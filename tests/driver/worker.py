@@ -12,7 +12,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import ActivityEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
-from tests.driver.server import Attempt
+from tests.driver.executions import Attempt
 from workers.hosting.interceptors import ActivityEdge
 
 _CONVERTER: Final = pydantic_data_converter.payload_converter

@@ -11,7 +11,8 @@ from typing import Any, Final, Self
 
 from logstore.ports.catalog import Cause, Claim, Detached, Topic
 from tests.driver.driver import Driver, Script
-from tests.driver.server import Execution, Server, Status
+from tests.driver.executions import Execution, Status
+from tests.driver.server import Server
 from tests.driver.worker import Worker
 from tests.faults.auditor import LONG_GONE, Expected
 from tests.faults.owning import OwnsWhatItMeets
@@ -107,7 +108,7 @@ class Operators(Programs[World]):
         """The same once more, as a user or a schedule would run it; what can be done once only is left out."""
         self._turn += 1
         self.writes_again = True
-        kept = ("list", "seek", "pick", "once", "troubles", *(["create"] if self.deletes else []))
+        kept = ("list", "seek", "pick", "once", "tell", "troubles", *(["create"] if self.deletes else []))
         self.memory = {name: answer for name, answer in self.memory.items() if name.startswith(kept)}
         return self.drive(self.delete_topics) if self.deletes else self.run()
 
@@ -181,7 +182,7 @@ class Operators(Programs[World]):
         if redriven.intents:
             deletions = self._process.catalog.deletions
             for at, tell in enumerate((deletions.pause, deletions.resume, deletions.pause, deletions.release)):
-                self._client(f"redrive {at}", partial(tell, "redrive"))
+                self._client(f"tell {at}", partial(tell, "redrive"))
         workflow_id = f"{sweep_deletions.workflow_id()}-{self._turn}"  # a schedule appends its time
         self._start("sweep", SweepDeletions, SweepDeletionsInput(policy=POLICY, **CAUSE), workflow_id)
         self._work()

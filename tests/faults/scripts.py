@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from tests.driver.driver import Ending, Script
-from tests.driver.server import Attempt, Task
+from tests.driver.executions import Attempt, Task
 
 
 class FirstOfEach(Script):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.driver.driver import Ending, Script
-from tests.driver.server import Attempt
+from tests.driver.executions import Attempt
 from tests.driver.worker import Worker
 from tests.faults.auditor import Intent, wrong_at_any_moment, wrong_at_rest
 from tests.faults.conftest import Course

@@ -16,7 +16,8 @@ from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import ledger_prefix, segment_key
 from tests.activities.world import World
 from tests.driver.driver import Driver
-from tests.driver.server import Execution, Server
+from tests.driver.executions import Execution
+from tests.driver.server import Server
 from tests.driver.worker import Worker
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import House, assert_eventually, failure

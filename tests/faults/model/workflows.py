@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from activities.deletion import IntentKey, delete_ledger_id
 from tests.driver.driver import Driver, Ending, Script
-from tests.driver.server import Attempt, Execution, Server, Task
+from tests.driver.executions import Attempt, Execution, Task
+from tests.driver.server import Server
 from tests.driver.worker import Worker
 from tests.fakes.catalog import FakeCatalog
 from workflows.deletion import delete_ledgers, delete_topic, sweep_deletions, trim_topic

@@ -1,0 +1,239 @@
+"""What workflows want of a server, and what becomes of it: activities, timers, children, ends. The rest is refused."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Final
+
+from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import RetryState, WorkflowIdReusePolicy
+from temporalio.api.failure.v1 import Failure
+from temporalio.bridge.proto.activity_result import ActivityResolution, Cancellation
+from temporalio.bridge.proto.child_workflow import (
+    ChildWorkflowCancellationType,
+    ParentClosePolicy,
+    StartChildWorkflowExecutionFailedCause,
+)
+from temporalio.bridge.proto.workflow_activation import ResolveActivity, WorkflowActivationJob
+from temporalio.bridge.proto.workflow_commands import (
+    ContinueAsNewWorkflowExecution,
+    ScheduleActivity,
+    StartChildWorkflowExecution,
+    WorkflowCommand,
+)
+from temporalio.workflow import ParentInfo
+
+from tests.driver import failures
+from tests.driver.executions import Execution, Status, Task, Time, VirtualTime
+from tests.driver.run import NAMESPACE, Run, Start
+
+_IGNORED: Final = {"set_patch_marker", "upsert_workflow_search_attributes", "modify_workflow_properties"}
+
+
+class Commands:
+    """Every execution, and what it is told and wants."""
+
+    def __init__(self, time: Time | None = None, *, long_after: int = 1_000_000) -> None:
+        """Begin with nothing.
+
+        Args:
+            time: The clock.
+            long_after: Activations of a run after which its history is found to be long.
+        """
+        self.time = time or VirtualTime()
+        self.executions: dict[str, Execution] = {}  # the newest of each id
+        self.types: set[str] = set()  # of workflows that ran
+        self._long_after = long_after
+        self._numbers = count(1)
+        self._inbox: deque[tuple[Execution, list[WorkflowActivationJob]]] = deque()
+
+    def _begin(
+        self,
+        type_: str,
+        workflow_id: str,
+        arguments: Sequence[Payload],
+        **more: Any,
+    ) -> Execution:
+        number = next(self._numbers)
+        known = {name: more.pop(name) for name in ("attributes", "continued") if name in more}
+        parent = more.get("parent")
+        told = parent and ParentInfo(
+            namespace=NAMESPACE, run_id=parent[0].run.start.run_id, workflow_id=parent[0].workflow_id
+        )
+        start = Start(
+            type=type_,
+            workflow_id=workflow_id,
+            run_id=f"run-{number}",
+            seed=number,
+            arguments=arguments,
+            parent=told,
+            **known,
+        )
+        self.types.add(type_)
+        self.executions.pop(workflow_id, None)  # the newest is the last one
+        execution = Execution(run=Run(start), **{"root": workflow_id, **more})
+        self.executions[workflow_id] = execution
+        return execution
+
+    def _tell(self, execution: Execution, *jobs: WorkflowActivationJob) -> None:
+        if jobs:
+            self._inbox.append((execution, [*jobs]))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Give runs what they were told, and do what they want, until nobody is told anything."""
+        while self._inbox:
+            execution, jobs = self._inbox.popleft()
+            if not execution.is_open:
+                continue
+            long = execution.run.told >= self._long_after
+            wanted = execution.run.tell(jobs, now_ns=self.time.now_ns(), suggests_new=long)
+            for command in wanted:
+                self._do(execution, command)
+
+    def _do(self, execution: Execution, command: WorkflowCommand) -> None:
+        kind = command.WhichOneof("variant")
+        assert kind
+        if kind not in _IGNORED:
+            handle: Callable[[Execution, Any], None] | None = getattr(self, f"_do_{kind}", None)
+            assert handle, f"{execution.workflow_id} wants {kind}, of which this driver knows nothing"
+            handle(execution, getattr(command, kind))
+
+    def _do_schedule_activity(self, execution: Execution, command: ScheduleActivity) -> None:
+        number, now_ns = next(self._numbers), self.time.now_ns()
+        execution.tasks[command.seq] = Task(execution=execution, command=command, number=number, due_ns=now_ns)
+
+    def _do_request_cancel_activity(self, execution: Execution, command: Any) -> None:
+        task = execution.tasks.get(command.seq)
+        if task:
+            failed = failures.of_activity(task.command, failures.canceled(), RetryState.RETRY_STATE_CANCEL_REQUESTED)
+            self._resolve(task, ActivityResolution(cancelled=Cancellation(failure=failed)))
+
+    def _resolve(self, task: Task, result: ActivityResolution) -> None:
+        task.execution.tasks.pop(task.command.seq)
+        self._later(
+            task.execution,
+            WorkflowActivationJob(resolve_activity=ResolveActivity(seq=task.command.seq, result=result)),
+        )
+
+    def _later(self, execution: Execution, job: WorkflowActivationJob) -> None:
+        self._inbox.append((execution, [job]))
+
+    def _do_start_timer(self, execution: Execution, command: Any) -> None:
+        execution.timers[command.seq] = self.time.now_ns() + command.start_to_fire_timeout.ToNanoseconds()
+
+    def _do_cancel_timer(self, execution: Execution, command: Any) -> None:
+        execution.timers.pop(command.seq, None)
+
+    def _do_start_child_workflow_execution(self, execution: Execution, command: StartChildWorkflowExecution) -> None:
+        allowed = WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE
+        assert command.workflow_id_reuse_policy == allowed, "another policy of ids than this driver knows"
+        job = WorkflowActivationJob()
+        answer = job.resolve_child_workflow_execution_start
+        answer.seq = command.seq
+        same = self.executions.get(command.workflow_id)
+        if same and same.is_open:
+            answer.failed.workflow_id, answer.failed.workflow_type = command.workflow_id, command.workflow_type
+            exists = "START_CHILD_WORKFLOW_EXECUTION_FAILED_CAUSE_WORKFLOW_ALREADY_EXISTS"
+            answer.failed.cause = StartChildWorkflowExecutionFailedCause.Value(exists)
+            self._later(execution, job)
+            return
+        child = self._begin(
+            command.workflow_type,
+            command.workflow_id,
+            list(command.input),
+            attributes=command.search_attributes,
+            parent=(execution, command.seq),
+            root=execution.root,
+            close_policy=command.parent_close_policy,
+            cancellation=command.cancellation_type,
+        )
+        execution.children[command.seq] = child
+        answer.succeeded.run_id = child.run.start.run_id
+        self._later(execution, job)
+        self._later(child, child.run.start.job())
+
+    def _do_cancel_child_workflow_execution(self, execution: Execution, command: Any) -> None:
+        child = execution.children.get(command.child_workflow_seq)
+        if child is None or not child.is_open:
+            return
+        if child.cancellation == ChildWorkflowCancellationType.ABANDON:
+            self._answer_parent(child, Status.CANCELED)
+        else:
+            assert child.cancellation == ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED
+            self._ask_to_cancel(child)
+
+    def _ask_to_cancel(self, execution: Execution) -> None:
+        job = WorkflowActivationJob()
+        job.cancel_workflow.reason = "its parent"
+        self._later(execution, job)
+
+    def _do_update_response(self, execution: Execution, command: Any) -> None:
+        if command.HasField("completed"):
+            execution.updates[command.protocol_instance_id] = command.completed
+        elif command.HasField("rejected"):
+            execution.updates[command.protocol_instance_id] = command.rejected
+
+    def _do_complete_workflow_execution(self, execution: Execution, command: Any) -> None:
+        self._close(execution, Status.COMPLETED, result=command.result)
+
+    def _do_fail_workflow_execution(self, execution: Execution, command: Any) -> None:
+        self._close(execution, Status.FAILED, failure=command.failure)
+
+    def _do_cancel_workflow_execution(self, execution: Execution, command: Any) -> None:
+        del command
+        self._close(execution, Status.CANCELED, failure=failures.canceled())
+
+    def _do_continue_as_new_workflow_execution(
+        self, execution: Execution, command: ContinueAsNewWorkflowExecution
+    ) -> None:
+        self._close(execution, Status.CONTINUED)
+        start = execution.run.start
+        anew = self._begin(
+            command.workflow_type or start.type,
+            start.workflow_id,
+            list(command.arguments),
+            attributes=start.attributes,
+            continued=start.run_id,
+            parent=execution.parent,
+            root=execution.root,
+            close_policy=execution.close_policy,
+            cancellation=execution.cancellation,
+        )
+        if execution.parent:
+            execution.parent[0].children[execution.parent[1]] = anew
+        self._later(anew, anew.run.start.job())
+
+    def _close(
+        self, execution: Execution, status: Status, *, result: Payload | None = None, failure: Failure | None = None
+    ) -> None:
+        execution.status, execution.result, execution.failure = status, result, failure
+        execution.tasks.clear()
+        execution.timers.clear()
+        execution.run.forget()
+        for child in execution.children.values():
+            if child.is_open and child.close_policy == ParentClosePolicy.PARENT_CLOSE_POLICY_TERMINATE:
+                self._close(child, Status.TERMINATED, failure=failures.terminated())
+            if child.is_open and child.close_policy == ParentClosePolicy.PARENT_CLOSE_POLICY_REQUEST_CANCEL:
+                self._ask_to_cancel(child)
+        if status is not Status.CONTINUED:
+            self._answer_parent(execution, status)
+
+    def _answer_parent(self, child: Execution, status: Status) -> None:
+        if child.parent is None:
+            return
+        parent, number = child.parent
+        parent.children.pop(number, None)
+        job = WorkflowActivationJob()
+        answer = job.resolve_child_workflow_execution
+        answer.seq = number
+        if status is Status.COMPLETED:
+            answer.result.completed.SetInParent()
+            if child.result is not None:
+                answer.result.completed.result.CopyFrom(child.result)
+        elif status is Status.CANCELED:
+            answer.result.cancelled.failure.CopyFrom(failures.of_child(child.run.start, failures.canceled()))
+        else:
+            assert child.failure
+            answer.result.failed.failure.CopyFrom(failures.of_child(child.run.start, child.failure))
+        self._later(parent, job)
