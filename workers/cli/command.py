@@ -10,7 +10,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TextIO
 
 import typer
 
-from workers.cli.context import Services, Session
+from workers.cli.context import CommandContext, Services
 from workers.cli.errors import ExitCode, Interrupted, failure_of, name_trace, traceback_of
 from workers.cli.output import Answer, emit, error_line, trace_line
 from workers.cli.usage import PlainCommand, PlainGroup, UsageError, refusal
@@ -118,13 +118,13 @@ def options(ctx: typer.Context) -> GlobalOptions:
     return root.obj
 
 
-Body = Callable[Concatenate[Session, _P], Answer]
+Body = Callable[Concatenate[CommandContext, _P], Answer]
 
 
 def command(
     app: typer.Typer, name: str, *, examples: Sequence[str] = ()
-) -> Callable[[Callable[Concatenate[Session, _P], Answer]], Callable[Concatenate[Session, _P], Answer]]:
-    """Register a function of a session as the command of that name; its docstring is the help text.
+) -> Callable[[Callable[Concatenate[CommandContext, _P], Answer]], Callable[Concatenate[CommandContext, _P], Answer]]:
+    """Register a function of a `CommandContext` as the command of that name; its docstring is the help text.
 
     Args:
         app: The group it belongs to.
@@ -132,7 +132,9 @@ def command(
         examples: Command lines for the help text.
     """
 
-    def register(body: Callable[Concatenate[Session, _P], Answer]) -> Callable[Concatenate[Session, _P], Answer]:
+    def register(
+        body: Callable[Concatenate[CommandContext, _P], Answer],
+    ) -> Callable[Concatenate[CommandContext, _P], Answer]:
         app.command(name, cls=PlainCommand, help=_help(body, examples))(_runner(body))
         return body
 
@@ -144,8 +146,8 @@ def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
         given = options(ctx)
         given.add(as_json=json, home=home, wide=wide)
         form = {"as_json": given.as_json, "wide": given.wide}
-        session = Session(given.services, command=_full_name(ctx), flags={"home": given.home}, **form)
-        _answer(body, session, arguments, sys.stdout)
+        context = CommandContext(given.services, command=_full_name(ctx), flags={"home": given.home}, **form)
+        _answer(body, context, arguments, sys.stdout)
 
     run.__signature__ = _signature(body)  # type: ignore[attr-defined]
     run.__annotations__ = {}
@@ -161,36 +163,36 @@ def _path(ctx: Any) -> str:  # noqa: ANN401 - Typer does not export the class of
     return "" if ctx.parent is None else f"{_path(ctx.parent)} {ctx.info_name}"
 
 
-def _answer(body: Callable[..., Answer], session: Session, arguments: dict[str, object], stdout: TextIO) -> None:
+def _answer(body: Callable[..., Answer], context: CommandContext, arguments: dict[str, object], stdout: TextIO) -> None:
     """Run the body with stdout kept for the answer: whatever else prints goes to stderr."""
     with redirect_stdout(sys.stderr):
         try:
-            answer = body(session, **arguments)
-            trace_id = session.ended(answer.code, arguments)
+            answer = body(context, **arguments)
+            trace_id = context.ended(answer.code, arguments)
         except KeyboardInterrupt:
-            session.ended(ExitCode.INTERRUPTED, arguments)
+            context.ended(ExitCode.INTERRUPTED, arguments)
             raise
         except Exception as error:
             failure = failure_of(error)
-            name_trace(error, session.ended(failure.code, arguments, failure))
+            name_trace(error, context.ended(failure.code, arguments, failure))
             raise
         finally:
-            session.close()
-    emit(answer.naming(trace_id), as_json=session.as_json, wide=session.wide, stdout=stdout)
+            context.close()
+    emit(answer.naming(trace_id), as_json=context.as_json, wide=context.wide, stdout=stdout)
     if answer.code:
         trace_line(trace_id)
         raise typer.Exit(answer.code)
 
 
 def _signature(body: Callable[..., Answer]) -> inspect.Signature:
-    """The body's parameters with the session replaced by Typer's context, and the global options added."""
+    """The body's parameters with the first one replaced by Typer's context, and the global options added."""
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [one.replace(kind=kind) for one in list(inspect.signature(body).parameters.values())[1:]]
-    context = inspect.Parameter("ctx", kind, annotation=typer.Context)
+    ctx = inspect.Parameter("ctx", kind, annotation=typer.Context)
     json = inspect.Parameter("json", kind, default=False, annotation=JsonFlag)
     home = inspect.Parameter("home", kind, default=None, annotation=HomeFlag)
     wide = inspect.Parameter("wide", kind, default=False, annotation=WideFlag)
-    return inspect.Signature([context, *own, json, home, wide])
+    return inspect.Signature([ctx, *own, json, home, wide])
 
 
 def _help(body: Callable[..., Answer], examples: Sequence[str]) -> str:

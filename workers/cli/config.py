@@ -1,18 +1,18 @@
 """`config show`: every setting and where its value came from."""
 
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.output import Answer
 
 config = group("config", "Settings and where they come from.")
 
 
 @command(config, "show", examples=["sexton config show", "SEXTON_DELETION_CHUNK=50 sexton config show --json"])
-def show(session: Session) -> Answer:
+def show(context: CommandContext) -> Answer:
     """Show each setting's value and origin; secrets are masked."""
     from infra.catalog.engine.urls import shown_url  # noqa: PLC0415 - start-up time
 
-    loaded = session.loaded
+    loaded = context.loaded
     values = loaded.settings.model_dump(mode="json")
     values["database_url"] = shown_url(values["database_url"])
     rows = [

@@ -139,7 +139,7 @@ class Services:
         await run_worker(settings, queues, worker_id)
 
 
-class Session:
+class CommandContext:
     """One command's surroundings; whatever was opened is closed when the command ends."""
 
     def __init__(

@@ -7,7 +7,7 @@ import typer
 from logstore.errors import UnknownObject
 from logstore.names import TopicName
 from logstore.positions import LedgerId
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.options import known_number
 from workers.cli.output import note
 
@@ -31,29 +31,29 @@ def wanted_ledger(ledger: int | None) -> LedgerId | None:
     return None if ledger is None else LedgerId(ledger)
 
 
-def say_why_nothing(session: Session, what: str, *, topic: str | None, ledger: int | None) -> None:
+def say_why_nothing(context: CommandContext, what: str, *, topic: str | None, ledger: int | None) -> None:
     """Say in one sentence on stderr that a list is empty because of its filters, and if what they name is unknown."""
     named = [f"{kind} {value}" for kind, value in (("topic", topic), ("ledger", ledger)) if value is not None]
     if not named:
         return
-    unknown = [*_unknown_topic(session, topic), *_unknown_ledger(session, ledger)]
+    unknown = [*_unknown_topic(context, topic), *_unknown_ledger(context, ledger)]
     because = f": there is no {' and no '.join(unknown)}" if unknown else ""
     note(f"no {what} of {' and '.join(named)}{because}")
 
 
-def _unknown_topic(session: Session, topic: str | None) -> list[str]:
+def _unknown_topic(context: CommandContext, topic: str | None) -> list[str]:
     try:
         if topic is not None:
-            session.topic(topic)
+            context.topic(topic)
     except UnknownObject:
         return ["topic of this name"]
     return []
 
 
-def _unknown_ledger(session: Session, ledger: int | None) -> list[str]:
+def _unknown_ledger(context: CommandContext, ledger: int | None) -> list[str]:
     try:
         if ledger is not None:
-            session.log.catalog.inspection.ledger(LedgerId(ledger), decisions=0)
+            context.log.catalog.inspection.ledger(LedgerId(ledger), decisions=0)
     except UnknownObject:
         return ["ledger of this id"]
     return []

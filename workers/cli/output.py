@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
-from urllib.parse import unquote
 
 from logstore.errors import SextonError
 from workers.cli.errors import ExitCode
+from workers.cli.texts import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -57,11 +57,6 @@ class Answer:
 
 class AnswerLost(SextonError):
     """The answer could not be written where it was to go."""
-
-
-def topic_shown(encoded: str) -> str:
-    """A topic's name as a person writes it, and as every command takes it."""
-    return unquote(encoded)
 
 
 def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:
@@ -145,19 +140,3 @@ def _console(file: TextIO, *, width: int | None = None) -> "Console":
     from rich.console import Console  # noqa: PLC0415 - start-up time
 
     return Console(file=file, highlight=False, width=width)
-
-
-def plain(value: object) -> str:
-    """A value in a table: lists and objects on one line, large numbers with commas, nothing as a dash."""
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {plain(item)}" for name, item in value.items()) or "-"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(plain(item) for item in value) or "-"
-    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**5 else str(value)
-
-
-def harmless(text: str) -> str:
-    """Escape what would steer a terminal: names and payloads may hold any character."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)

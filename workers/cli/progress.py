@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _PATIENCE_S = 1.0
 
 
-class Bar:
+class ProgressBar:
     """What is going on now; silent until it has gone on for a second."""
 
     def __init__(self, text: str) -> None:
@@ -59,9 +59,9 @@ class Bar:
 
 
 @contextmanager
-def watching(text: str) -> Iterator[Bar]:
+def watching(text: str) -> Iterator[ProgressBar]:
     """Show a bar while the block runs, if stderr is a terminal and the block takes longer than a second."""
-    bar = Bar(text)
+    bar = ProgressBar(text)
     timer = threading.Timer(_PATIENCE_S, bar.show)
     timer.daemon = True
     if sys.stderr.isatty():

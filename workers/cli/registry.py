@@ -15,8 +15,8 @@ from workers.cli.command import CommandGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a command of the root is."""
+class CommandEntry:
+    """A command of the root, and where it is."""
 
     about: str  # one line
     module: str  # of `workers.cli`; has the group
@@ -25,38 +25,40 @@ class Place:
     alone: bool = False  # the command is one of the group's, not the group
 
 
-PLACES = {
-    "up": Place("Start Temporal, S3, ZooKeeper, the database and a worker.", "stack", "stack", alone=True),
-    "down": Place("Stop what `up` started in this home, and nothing else.", "stack", "stack", alone=True),
-    "env": Place(
+COMMANDS = {
+    "up": CommandEntry("Start Temporal, S3, ZooKeeper, the database and a worker.", "stack", "stack", alone=True),
+    "down": CommandEntry("Stop what `up` started in this home, and nothing else.", "stack", "stack", alone=True),
+    "env": CommandEntry(
         "Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack.", "stack", "stack", alone=True
     ),
-    "status": Place("Tell whether each service answers.", "stack", "stack", alone=True),
-    "doctor": Place(
+    "status": CommandEntry("Tell whether each service answers.", "stack", "stack", alone=True),
+    "doctor": CommandEntry(
         "Check services, Java, versions, buckets, clock and search attributes.", "stack", "stack", alone=True
     ),
-    "demo": Place("Run the main job on a throw-away stack, kill a worker half way.", "stack", "stack", alone=True),
-    "trace": Place("Draw the spans of a trace as a tree.", "trace.trace", "alone", alone=True),
-    "catalog": Place("The SQL catalog.", "catalog", "catalog"),
-    "config": Place("Settings and where they come from.", "config", "config"),
-    "worker": Place("Worker processes.", "worker", "worker"),
-    "workflow": Place("Jobs in Temporal.", "workflow", "workflow"),
-    "topic": Place(
+    "demo": CommandEntry(
+        "Run the main job on a throw-away stack, kill a worker half way.", "stack", "stack", alone=True
+    ),
+    "trace": CommandEntry("Draw the spans of a trace as a tree.", "trace.trace", "alone", alone=True),
+    "catalog": CommandEntry("The SQL catalog.", "catalog", "catalog"),
+    "config": CommandEntry("Settings and where they come from.", "config", "config"),
+    "worker": CommandEntry("Worker processes.", "worker", "worker"),
+    "workflow": CommandEntry("Jobs in Temporal.", "workflow", "workflow"),
+    "topic": CommandEntry(
         "Topics: create, append, read, acknowledge, trim.",
         "topic.topics",
         "topic",
         ("topic.append", "topic.delete", "topic.offload", "topic.read", "topic.schema", "topic.trim"),
     ),
-    "ledger": Place("Ledgers of a topic.", "ledger.ledgers", "ledger", ("ledger.explain",)),
-    "deletion": Place(
+    "ledger": CommandEntry("Ledgers of a topic.", "ledger.ledgers", "ledger", ("ledger.explain",)),
+    "deletion": CommandEntry(
         "Deletions on their way, and those that failed.",
         "deletion.deletions",
         "deletion",
         ("deletion.control", "deletion.redrive"),
     ),
-    "audit": Place("Who destroyed what, and why.", "audits", "audit"),
-    "schedule": Place("Jobs that recur: sweep and trim.", "schedules", "schedule"),
-    "owners": Place(
+    "audit": CommandEntry("Who destroyed what, and why.", "audits", "audit"),
+    "schedule": CommandEntry("Jobs that recur: sweep and trim.", "schedules", "schedule"),
+    "owners": CommandEntry(
         "Which worker does the background work of which topics.", "owners.listing", "owners", ("owners.unload",)
     ),
 }
@@ -68,28 +70,28 @@ class RootGroup(CommandGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - Typer does not export the class of a context
         """Names in the order of the help."""
         del ctx
-        return list(PLACES)
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
         """The command of that name, or None."""
         del ctx
-        return loaded(cmd_name) if cmd_name in PLACES else None
+        return loaded(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         """The commands with one line each, none of them imported."""
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.about) for name, place in PLACES.items()])
+            formatter.write_dl([(name, entry.about) for name, entry in COMMANDS.items()])
 
 
 @cache
 def loaded(name: str) -> Any:  # noqa: ANN401 - a command of Typer's, whose class it does not export
-    """The command of a name in `PLACES`, with what its modules registered."""
-    place = PLACES[name]
-    for module in place.beside:
+    """The command of a name in `COMMANDS`, with what its modules registered."""
+    entry = COMMANDS[name]
+    for module in entry.beside:
         import_module(f"workers.cli.{module}")
-    group = group_of(place.module, place.group)
-    return group.get_command(None, name) if place.alone else group
+    group = group_of(entry.module, entry.group)
+    return group.get_command(None, name) if entry.alone else group
 
 
 def group_of(module: str, group: str) -> Any:  # noqa: ANN401

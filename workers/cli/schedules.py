@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.output import Answer
-from workers.cli.times import shown_us
+from workers.cli.texts import shown_us
 
 if TYPE_CHECKING:
     from workers.client import Sexton
@@ -17,13 +17,13 @@ schedule = group("schedule", "Jobs that recur: sweep and trim.")
 
 
 @command(schedule, "list", examples=["sexton schedule list", "sexton schedule list --json"])
-def list_(session: Session) -> Answer:
+def list_(context: CommandContext) -> Answer:
     """List the recurring jobs that Temporal has, with their next and last runs."""
 
     async def ask(client: "Sexton") -> "list[ScheduleRow]":
         return await client.list_schedules()
 
-    rows = [_row(found) for found in session.with_client(ask)]
+    rows = [_row(found) for found in context.with_client(ask)]
     return Answer(
         document=rows, shown=[_narrow(row) for row in rows], empty="no schedules; `sexton schedule apply` creates them"
     )
@@ -54,7 +54,7 @@ def _shown(time: datetime | None) -> str | None:
 
 
 @command(schedule, "apply", examples=["sexton schedule apply", "SEXTON_TRIM_INTERVAL=1h sexton schedule apply"])
-def apply(session: Session) -> Answer:
+def apply(context: CommandContext) -> Answer:
     """Create or update the recurring jobs as the settings say; whatever else is scheduled is left alone.
 
     An interval of 0s leaves a job out, or pauses it. What was paused by hand stays paused.
@@ -63,5 +63,5 @@ def apply(session: Session) -> Answer:
     async def work(client: "Sexton") -> "list[AppliedSchedule]":
         return await client.apply_schedules()
 
-    rows: list[dict[str, object]] = [{"id": one.schedule_id, "change": one.change} for one in session.with_client(work)]
+    rows: list[dict[str, object]] = [{"id": one.schedule_id, "change": one.change} for one in context.with_client(work)]
     return Answer(document=rows, empty="no recurring jobs: every interval is 0s")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
 from workers.cli.output import Answer
 from workers.cli.progress import watching
@@ -22,29 +22,29 @@ FreePorts = Annotated[bool, typer.Option("--free-ports", help="Take any free por
 
 
 @command(stack, "up", examples=["sexton up", "sexton up --no-worker --free-ports --json"])
-def up(session: Session, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
+def up(context: CommandContext, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
     """Start Temporal, S3, ZooKeeper, the database and a worker; return when all is healthy.
 
     What runs already is left alone.
     """
     with watching("starting the stack") as bar:
-        found = session.services.up(session.settings, no_worker=no_worker, free_ports=free_ports, say=bar.say)
+        found = context.services.up(context.settings, no_worker=no_worker, free_ports=free_ports, say=bar.say)
     return Answer(document=found, title="The stack is up")
 
 
 @command(stack, "down", examples=["sexton down"])
-def down(session: Session) -> Answer:
+def down(context: CommandContext) -> Answer:
     """Stop what `up` started in this home, and nothing else."""
     with watching("stopping the stack"):
-        names = session.services.down(session.settings)
+        names = context.services.down(context.settings)
     return Answer(document={"stopped": names})
 
 
 @command(stack, "env", examples=['eval "$(sexton env)"', "sexton env --json"])
-def env(session: Session) -> Answer:
+def env(context: CommandContext) -> Answer:
     """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack."""
-    session.require_store()
-    exports = _exports(session.settings)
+    context.require_store()
+    exports = _exports(context.settings)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]
     return Answer(document=exports, text="".join(lines))
 
@@ -68,17 +68,17 @@ def _exports(settings: "Settings") -> dict[str, str]:
 
 
 @command(stack, "status", examples=["sexton status --json"])
-def status(session: Session) -> Answer:
+def status(context: CommandContext) -> Answer:
     """Tell whether each service answers; exits with 4 if one does not."""
     with watching("asking the services"):
-        return _health(session.services.status(session.settings))
+        return _health(context.services.status(context.settings))
 
 
 @command(stack, "doctor", examples=["sexton doctor"])
-def doctor(session: Session) -> Answer:
+def doctor(context: CommandContext) -> Answer:
     """Check services, Java, versions, buckets, clock and search attributes; exits with 4 if one is not ok."""
     with watching("examining"):
-        return _health(session.services.doctor(session.settings))
+        return _health(context.services.doctor(context.settings))
 
 
 def _health(found: Sequence[Mapping[str, object]]) -> Answer:
@@ -93,9 +93,9 @@ Keep = Annotated[bool, typer.Option("--keep", help="Leave the stack running.")]
 
 
 @command(stack, "demo", examples=["sexton demo", "sexton demo --topics 5 --ledgers 40 --keep"])
-def demo(session: Session, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
+def demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
     """Run the main job on a throw-away stack, kill a worker half way, and show what each promise did."""
     with watching("starting a throw-away stack") as bar:
-        report = session.services.demo(session.settings, topics=topics, ledgers=ledgers, keep=keep, say=bar.say)
+        report = context.services.demo(context.settings, topics=topics, ledgers=ledgers, keep=keep, say=bar.say)
     code = ExitCode.DONE if report.ok else ExitCode.FAILED
     return Answer(document=report.to_json(), shown=report.rows, code=code)

@@ -7,7 +7,7 @@ import typer
 
 from logstore.errors import Unsupported
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.options import known_queues, known_worker
 from workers.cli.output import Answer
 
@@ -23,16 +23,16 @@ BuildId = Annotated[str, typer.Option("--build-id", metavar="ID", help="The buil
 
 
 @command(worker, "run", examples=["sexton worker run", "sexton worker run --queue sexton --worker-id w1"])
-def run(session: Session, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
+def run(context: CommandContext, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
     """Serve task queues in the foreground until SIGTERM, which drains: work in hand ends, none is taken."""
-    session.settings.required("temporal_address")
-    queues = list(dict.fromkeys(queue or [session.settings.task_queue]))
-    asyncio.run(session.services.run_worker(session.settings, queues, worker_id))
+    context.settings.required("temporal_address")
+    queues = list(dict.fromkeys(queue or [context.settings.task_queue]))
+    asyncio.run(context.services.run_worker(context.settings, queues, worker_id))
     return Answer(document={"worker_id": worker_id, "queues": queues, "state": "drained"})
 
 
 @command(worker, "deploy", examples=["sexton worker deploy --build-id 2026-11-20"])
-def deploy(session: Session, *, build_id: BuildId) -> Answer:
+def deploy(context: CommandContext, *, build_id: BuildId) -> Answer:
     """Make a build current in Worker Versioning."""
-    del session
+    del context
     raise Unsupported(f"worker deploy --build-id {build_id}: worker versions come with a later release")

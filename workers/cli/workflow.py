@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.filters import OfTopic, encoded_topic
-from workers.cli.output import Answer, note, topic_shown
+from workers.cli.output import Answer, note
+from workers.cli.texts import topic_shown
 
 if TYPE_CHECKING:
     from workers.client import Sexton
@@ -54,7 +55,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most 
     examples=["sexton workflow list --type trim-topic --status Running", "sexton workflow list --json"],
 )
 def list_(
-    session: Session,
+    context: CommandContext,
     *,
     type: Type = None,  # noqa: A002 - the option's name
     status: InStatus = None,
@@ -69,7 +70,7 @@ def list_(
             await client.list_workflows(type.value if type else None, status.value if status else None, encoded, limit)
         )
 
-    rows = [_row(found) for found in session.with_client(ask)]
+    rows = [_row(found) for found in context.with_client(ask)]
     if not rows and (type or status or topic):
         note(f"Temporal knows no{_told(status)} workflow{_told(type, ' of type ')}{_told(topic, ' of topic ')}")
     shown = [row | {"topic": topic_shown(str(row["topic"]))} if row.get("topic") else row for row in rows]

@@ -6,13 +6,13 @@ from logstore.errors import CorruptData
 from logstore.log.services import ManagedLedger
 from logstore.positions import LedgerId, Position
 from workers.demo.auditor import Auditor
-from workers.demo.report import Shown
-from workers.demo.scenario import Written
+from workers.demo.report import PromiseRow
+from workers.demo.scenario import WrittenTopic
 
 _PLACES = (0.1, 0.5, 0.9)  # of the object's length
 
 
-def check_damage(auditor: Auditor, log: ManagedLedger, written: Written) -> Shown:
+def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) -> PromiseRow:
     """Flip bits of a segment that is in use, one at a time: an error that names it, or what was written, never else."""
     ledger_id = written.needed[0]
     key = next(key for key in auditor.stored().of_ledger(ledger_id) if key.endswith(".parquet"))
@@ -28,10 +28,10 @@ def check_damage(auditor: Auditor, log: ManagedLedger, written: Written) -> Show
     if _payloads(log, written, ledger_id) != written.payloads[ledger_id]:
         wrong = wrong or f"{key} was mended and reads differently"
     seen = wrong or f"{len(_PLACES)} bits flipped in a segment in use: {refused} times refused, never read as another"
-    return Shown(promise="a flipped bit is never read", ok=not wrong and refused > 0, seen=seen)
+    return PromiseRow(promise="a flipped bit is never read", ok=not wrong and refused > 0, seen=seen)
 
 
-def _payloads(log: ManagedLedger, written: Written, ledger_id: LedgerId) -> list[bytes]:
+def _payloads(log: ManagedLedger, written: WrittenTopic, ledger_id: LedgerId) -> list[bytes]:
     wanted = len(written.payloads[ledger_id])
     found = log.scan(written.topic, from_position=Position(ledger_id, 0))
     return [entry.payload or b"" for entry in islice(found, wanted)]

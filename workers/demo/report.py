@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.demo.auditor import Auditor, Stored
-from workers.demo.scenario import Written
+from workers.demo.scenario import WrittenTopic
 
 _REFUSED = ("DEAD_LETTERED", "METADATA_MISMATCH")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class PromiseRow:
     """One promise, and what was seen of it."""
 
     promise: str
@@ -22,8 +22,8 @@ class Shown:
 class DemoReport:
     """Everything the demo found."""
 
-    shown: Sequence[Shown]
-    damage: Shown  # what became of flipped bits
+    shown: Sequence[PromiseRow]
+    damage: PromiseRow  # what became of flipped bits
     counts: dict[str, int]
     ui: str
     home: str
@@ -65,7 +65,7 @@ class DemoReport:
         }
 
 
-def check_needed(auditor: Auditor, before: Stored, after: Stored, topics: Sequence[Written]) -> Shown:
+def check_needed(auditor: Auditor, before: Stored, after: Stored, topics: Sequence[WrittenTopic]) -> PromiseRow:
     """Promise 1: what is needed is listed, its objects are the same, and every payload can be read back."""
     wrong: list[str] = []
     entries = 0
@@ -80,10 +80,10 @@ def check_needed(auditor: Auditor, before: Stored, after: Stored, topics: Sequen
             entries += len(written.payloads[ledger_id])
     kept = sum(len(written.needed) for written in topics)
     seen = wrong[0] if wrong else f"{kept} ledgers untouched, all {entries} entries read back"
-    return Shown(promise="1 nothing in use is deleted", ok=not wrong, seen=seen)
+    return PromiseRow(promise="1 nothing in use is deleted", ok=not wrong, seen=seen)
 
 
-def check_gone(auditor: Auditor, before: Stored, after: Stored, topics: Sequence[Written]) -> Shown:
+def check_gone(auditor: Auditor, before: Stored, after: Stored, topics: Sequence[WrittenTopic]) -> PromiseRow:
     """Promise 2: what was detached is gone from list and storage, or listed as a dead letter with its reason."""
     intents = auditor.intents()
     deletable = [ledger_id for written in topics for ledger_id in written.deletable]
@@ -107,29 +107,29 @@ def check_gone(auditor: Auditor, before: Stored, after: Stored, topics: Sequence
     ]
     left = f"; {len(contested)} refused, kept whole and listed as a dead letter" if contested else ""
     seen = wrong[0] if wrong else f"{len(deletable)} ledgers detached and deleted, 0 objects of them left{left}"
-    return Shown(promise="2 what is detached is deleted", ok=not wrong and bool(deletable), seen=seen)
+    return PromiseRow(promise="2 what is detached is deleted", ok=not wrong and bool(deletable), seen=seen)
 
 
-def check_foreign(before: Stored, after: Stored, planted: Sequence[str]) -> Shown:
+def check_foreign(before: Stored, after: Stored, planted: Sequence[str]) -> PromiseRow:
     """Promise 3: objects of others in the same bucket are byte for byte what they were."""
     touched = [key for key in planted if after.etags.get(key) != before.etags[key]]
     seen = f"{touched[0]} was touched" if touched else f"{len(planted)} objects of others untouched"
-    return Shown(promise="3 nothing of others is touched", ok=not touched, seen=seen)
+    return PromiseRow(promise="3 nothing of others is touched", ok=not touched, seen=seen)
 
 
-def check_owner(*, refused: int, of_dead: int, accepted: int, of_live: int) -> Shown:
+def check_owner(*, refused: int, of_dead: int, accepted: int, of_live: int) -> PromiseRow:
     """Promise 7: what the killed worker could still send under its leases is refused, its successor's is accepted."""
     seen = (
         f"{refused} of the killed worker's {of_dead} leases refused, {accepted} of its successor's {of_live} accepted"
     )
-    return Shown(promise="7 only the owner writes", ok=refused == of_dead > 0 and accepted == of_live, seen=seen)
+    return PromiseRow(promise="7 only the owner writes", ok=refused == of_dead > 0 and accepted == of_live, seen=seen)
 
 
-def check_crash(*, finished: int, unfinished: int, same_after_again: bool) -> Shown:
+def check_crash(*, finished: int, unfinished: int, same_after_again: bool) -> PromiseRow:
     """Promise 8: a worker died by SIGKILL with work left, another finished it, and once more changed nothing."""
     ok = unfinished > 0 and same_after_again
     again = "changed nothing" if same_after_again else "CHANGED SOMETHING"
     seen = (
         f"worker killed with {finished} deletions done and {unfinished} to do; another went on; a second trim {again}"
     )
-    return Shown(promise="8 survives kill -9, twice is once", ok=ok, seen=seen)
+    return PromiseRow(promise="8 survives kill -9, twice is once", ok=ok, seen=seen)

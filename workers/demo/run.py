@@ -20,7 +20,7 @@ from workers.demo.auditor import Auditor, Stored
 from workers.demo.damage import check_damage
 from workers.demo.interrupts import Interrupts
 from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
-from workers.demo.scenario import Written, planned, write_topics
+from workers.demo.scenario import WrittenTopic, planned, write_topics
 from workers.demo.takeover import Fences, check_takeover, owned
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
 from workers.operations.stack import ANY_METRICS_PORT, at, stack_options, start_worker, upgrade_catalog
@@ -148,7 +148,7 @@ def prepare(settings: Settings) -> None:
     asyncio.run(register())
 
 
-def _contest(written: Sequence[Written]) -> list[str]:
+def _contest(written: Sequence[WrittenTopic]) -> list[str]:
     """Choose a ledger that is to go, where more than one is, and a key for somebody else's object in its midst."""
     for one in written:
         if len(one.doomed) > 1:
@@ -164,7 +164,7 @@ def _death(settings: Settings, topics: int, ledgers: int) -> str:
 
 
 async def _trim_through_a_crash(
-    settings: Settings, auditor: Auditor, written: Sequence[Written], say: Say
+    settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic], say: Say
 ) -> tuple[list[TrimTopicResult], "_Death"]:
     """Start trims, let the first worker die by SIGKILL in phase two, start another, wait for the trims.
 
@@ -193,7 +193,7 @@ async def _until_dead(settings: Settings) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _trim(settings: Settings, written: Sequence[Written]) -> None:
+async def _trim(settings: Settings, written: Sequence[WrittenTopic]) -> None:
     sexton = await Sexton.connect(settings)
     for one in written:
         handle = await sexton.trim_topic(one.topic, reason="demo, once more", actor="sexton demo")
@@ -201,7 +201,7 @@ async def _trim(settings: Settings, written: Sequence[Written]) -> None:
 
 
 def _counts(
-    written: Sequence[Written], before: Stored, after: Stored, results: Sequence[TrimTopicResult]
+    written: Sequence[WrittenTopic], before: Stored, after: Stored, results: Sequence[TrimTopicResult]
 ) -> dict[str, int]:
     return {
         "topics": len(written),

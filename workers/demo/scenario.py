@@ -27,7 +27,7 @@ _PLANS: tuple[tuple[str, Plan], ...] = (
 
 
 @dataclass(slots=True)
-class Written:
+class WrittenTopic:
     """One topic of the demo: its ledgers in order, and what was put into them."""
 
     topic: Topic
@@ -58,13 +58,13 @@ def planned(topics: int, ledgers: int) -> list[int]:
     return [min(*plan(ledgers).values(), ledgers - 1) for plan in plans]
 
 
-def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str], None]) -> Iterator[Written]:
+def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str], None]) -> Iterator[WrittenTopic]:
     """Create topics in turn: one read by all, one with a slow subscription, one that nobody reads."""
     for number in range(topics):
         kind, plan = _PLANS[number % len(_PLANS)]
         say(f"topic {number + 1} of {topics}: {ledgers} ledgers, {kind}")
         name = TopicName.parse(f"persistent://demo/shop/{kind}-{number}").encoded
-        written = Written(topic=log.catalog.topics.create(name, RetentionPolicy()), kind=kind)
+        written = WrittenTopic(topic=log.catalog.topics.create(name, RetentionPolicy()), kind=kind)
         written.acknowledged = {name: min(count, ledgers) for name, count in plan(ledgers).items()}
         for subscription in written.acknowledged:
             log.subscriptions.subscribe(written.topic.topic_id, subscription, latest=False)
@@ -74,7 +74,7 @@ def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str
         yield written
 
 
-def _write_ledger(log: LogStore, written: Written, index: int) -> None:
+def _write_ledger(log: LogStore, written: WrittenTopic, index: int) -> None:
     if index:
         log.managed.roll(written.topic)  # not after the last one: it stays open
     for part in range(_SEGMENTS):
@@ -84,7 +84,7 @@ def _write_ledger(log: LogStore, written: Written, index: int) -> None:
             written.payloads.setdefault(done.first.ledger_id, []).extend(payloads)
 
 
-def _acknowledge(log: LogStore, written: Written) -> None:
+def _acknowledge(log: LogStore, written: WrittenTopic) -> None:
     """Single entries out of order for the first ledger, then everything up to the last one, as consumers do."""
     for subscription, count in written.acknowledged.items():
         ledgers = list(written.payloads)[:count]

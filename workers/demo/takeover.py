@@ -9,7 +9,7 @@ from logstore.errors import NotOwner, ServiceFailed
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Deletions, Ended
 from workers.demo.auditor import Auditor
-from workers.demo.report import Shown, check_owner
+from workers.demo.report import PromiseRow, check_owner
 
 _OWNED_WITHIN_S: Final = 60.0
 _NO_ROW: Final = Ended(row_id=-1, outcome=Outcome.DELETED)  # a write that changes nothing where it is accepted
@@ -33,7 +33,7 @@ def owned(auditor: Auditor, *, bundles: int, by: str) -> Fences:
         time.sleep(0.1)
 
 
-def check_takeover(deletions: Deletions, before: Fences, after: Fences) -> Shown:
+def check_takeover(deletions: Deletions, before: Fences, after: Fences) -> PromiseRow:
     """Try a write under every lease that the killed worker had, and under every one of its successor."""
     dead, live = list(_leases(before)), list(_leases(after))
     return check_owner(

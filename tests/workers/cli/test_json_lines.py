@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
-from workers.cli.times import delivery_ms, shown_us
-from workers.cli.topic.json_lines import MAX_LINE, parse_lines, rereadable
+from workers.cli.texts import shown_us
+from workers.cli.topic.json_lines import MAX_LINE, delivery_ms, parse_lines, rereadable
 
 
 def _parse(content: bytes, *, producer: bool = True) -> list[NewEntry]:

@@ -264,22 +264,22 @@ def test_registry_names_every_command_and_says_of_each_what_its_module_says() ->
     folder = Path(registry.__file__).parent
     files = [path for path in folder.rglob("*.py") if "@command(" in path.read_text(encoding="utf-8")]
     defined = {".".join(path.relative_to(folder).with_suffix("").parts) for path in files}
-    assert defined == {module for place in registry.PLACES.values() for module in (place.module, *place.beside)}
-    for name, place in registry.PLACES.items():
+    assert defined == {module for entry in registry.COMMANDS.values() for module in (entry.module, *entry.beside)}
+    for name, entry in registry.COMMANDS.items():
         found = registry.loaded(name)
         assert found.name == name
         first = " ".join((found.help or "").split())
-        assert place.alone or first == place.about
-        assert first.startswith(place.about.rstrip(".")), name
-    alone = {name for name, place in registry.PLACES.items() if place.alone}
-    groups = {(place.module, place.group) for place in registry.PLACES.values() if place.alone}
+        assert entry.alone or first == entry.about
+        assert first.startswith(entry.about.rstrip(".")), name
+    alone = {name for name, entry in registry.COMMANDS.items() if entry.alone}
+    groups = {(entry.module, entry.group) for entry in registry.COMMANDS.values() if entry.alone}
     assert alone == {name for each in groups for name in registry.group_of(*each).list_commands(None)}
 
 
 def test_root_help_shows_the_table(run: Run) -> None:
     """Each command with its line, in that order."""
     shown = run("--help").stdout
-    places = [shown.index(f"\n  {name} ") for name in registry.PLACES]
+    places = [shown.index(f"\n  {name} ") for name in registry.COMMANDS]
     assert places == sorted(places)
 
 

@@ -10,7 +10,7 @@ from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
-from workers.cli.ledger.verdicts import Seen, verdict
+from workers.cli.ledger.verdicts import ExaminedCopy, verdict
 
 _US = 1_795_000_000_000_000
 _ON = "2026-11-18T11:06:40Z"
@@ -45,8 +45,8 @@ def _history(
     )
 
 
-def _seen(finding: Finding | None, state: str = "LIVE", copy: CopyKind = CopyKind.LEDGER) -> Seen:
-    return Seen(copy=KnownCopy(state=state, intent=intent(copy=copy)), finding=finding, objects=2, detail="why")
+def _seen(finding: Finding | None, state: str = "LIVE", copy: CopyKind = CopyKind.LEDGER) -> ExaminedCopy:
+    return ExaminedCopy(copy=KnownCopy(state=state, intent=intent(copy=copy)), finding=finding, objects=2, detail="why")
 
 
 def _listed(*, last: bool = False) -> Reference:

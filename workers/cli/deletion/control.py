@@ -8,7 +8,7 @@ import typer
 
 from logstore.errors import InvalidInput
 from workers.cli.command import command
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.deletion.deletions import deletion
 from workers.cli.output import Answer
 
@@ -27,15 +27,15 @@ _ID = "delete-ledgers/1-8c1d5f0e9a3b"
 
 
 @command(deletion, "pause", examples=[f"sexton deletion pause {_ID}"])
-def pause(session: Session, workflow_id: WorkflowId) -> Answer:
+def pause(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Let a batch delete no more for now: chunks in hand end, none is started. Its claim is kept."""
-    return _asked(session, workflow_id, lambda batches: batches.pause(workflow_id))
+    return _asked(context, workflow_id, lambda batches: batches.pause(workflow_id))
 
 
 @command(deletion, "resume", examples=[f"sexton deletion resume {_ID}"])
-def resume(session: Session, workflow_id: WorkflowId) -> Answer:
+def resume(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Let a paused batch go on. What is left of one whose workflow is gone is taken up by the next sweep."""
-    return _asked(session, workflow_id, lambda batches: batches.resume(workflow_id))
+    return _asked(context, workflow_id, lambda batches: batches.resume(workflow_id))
 
 
 @command(
@@ -43,21 +43,23 @@ def resume(session: Session, workflow_id: WorkflowId) -> Answer:
     "rate",
     examples=[f"sexton deletion rate {_ID} 50", f"sexton deletion rate {_ID} 0", f"sexton deletion rate {_ID} --json"],
 )
-def rate(session: Session, workflow_id: WorkflowId, objects_per_s: Rate = None) -> Answer:
+def rate(context: CommandContext, workflow_id: WorkflowId, objects_per_s: Rate = None) -> Answer:
     """Let a batch delete no faster than so many objects a second from its next slice on; without N, look at it."""
     if objects_per_s is None:
-        return _asked(session, workflow_id, lambda batches: batches.progress(workflow_id))
+        return _asked(context, workflow_id, lambda batches: batches.progress(workflow_id))
     most = 1_000_000
     if not 0 <= objects_per_s <= most:
         raise InvalidInput("rate", expected=f"0 (unlimited) to {most:,} objects a second", found=objects_per_s)
-    return _asked(session, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s))
+    return _asked(context, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s))
 
 
-def _asked(session: Session, workflow_id: str, ask: "Callable[[Batches], Awaitable[DeleteLedgersProgress]]") -> Answer:
+def _asked(
+    context: CommandContext, workflow_id: str, ask: "Callable[[Batches], Awaitable[DeleteLedgersProgress]]"
+) -> Answer:
     async def work(client: "Sexton") -> Answer:
         return Answer(document=_document(workflow_id, await ask(client.batches)))
 
-    return session.with_client(work)
+    return context.with_client(work)
 
 
 def _document(workflow_id: str, progress: "DeleteLedgersProgress") -> dict[str, object]:

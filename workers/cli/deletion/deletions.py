@@ -7,9 +7,10 @@ import typer
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.filters import OfLedger, OfTopic, encoded_topic, say_why_nothing, wanted_ledger
-from workers.cli.output import Answer, note, topic_shown
+from workers.cli.output import Answer, note
+from workers.cli.texts import topic_shown
 
 deletion = group("deletion", "Deletions on their way, and those that failed.")
 
@@ -18,9 +19,9 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At mo
 
 
 @command(deletion, "inflight", examples=["sexton deletion inflight --json"])
-def inflight(session: Session) -> Answer:
+def inflight(context: CommandContext) -> Answer:
     """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
-    found = session.log.catalog.deletions.inflight()
+    found = context.log.catalog.deletions.inflight()
     return Answer(
         document={"estimated_inflight": found.estimated_inflight, "dead_lettered": found.dead_lettered},
     )
@@ -36,13 +37,13 @@ def inflight(session: Session) -> Answer:
     ],
 )
 def list_(
-    session: Session, *, state: State = None, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100
+    context: CommandContext, *, state: State = None, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100
 ) -> Answer:
     """List deletions with outcome, attempts and last error, newest first."""
     encoded, wanted = encoded_topic(topic), wanted_ledger(ledger)
-    found = session.log.catalog.deletions.list(state, topic=encoded, ledger_id=wanted, limit=limit + 1)
+    found = context.log.catalog.deletions.list(state, topic=encoded, ledger_id=wanted, limit=limit + 1)
     if not found:
-        say_why_nothing(session, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
+        say_why_nothing(context, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
     if len(found) > limit:
         note(f"there are more: shown are the newest {limit:,}; --limit shows as many as you say")
     rows = [_row(intent) for intent in found[:limit]]

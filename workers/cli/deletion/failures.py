@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import SextonError
 from logstore.positions import LedgerId
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, code_of_outcomes
-from workers.cli.output import Answer, note, topic_shown
+from workers.cli.output import Answer, note
+from workers.cli.texts import topic_shown
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Topic
@@ -24,7 +25,7 @@ _DEAD = DeletionState.DEAD_LETTERED
 
 
 def ended(
-    session: Session,
+    context: CommandContext,
     document: Mapping[str, object],
     outcomes: Mapping[str, int],
     *,
@@ -36,7 +37,7 @@ def ended(
     whole = {**document, "outcomes": outcomes}
     if code_of_outcomes(outcomes) is ExitCode.DONE:
         return Answer(document=whole)
-    failed = [_item(one) for one in left_of(session, topic=topic, batch_id=batch_id, ledger_ids=ledger_ids)]
+    failed = [_item(one) for one in left_of(context, topic=topic, batch_id=batch_id, ledger_ids=ledger_ids)]
     return in_part(whole, failed)
 
 
@@ -51,7 +52,7 @@ def in_part(document: Mapping[str, object], failed: Sequence[Mapping[str, object
 
 
 def left_of(
-    session: Session,
+    context: CommandContext,
     *,
     topic: "Topic | None" = None,
     batch_id: str | None = None,
@@ -60,7 +61,7 @@ def left_of(
     """At most `MOST_FAILED` deletions that failed, newest first; says on stderr what to do about them."""
     topic_id = None if topic is None else topic.topic_id
     try:
-        found = session.log.catalog.deletions.failures(
+        found = context.log.catalog.deletions.failures(
             topic_id=topic_id, batch_id=batch_id, ledger_ids=ledger_ids, limit=MOST_FAILED
         )
     except SextonError as fault:  # what the job came to is known, and is the answer

@@ -7,7 +7,7 @@ import typer
 
 from logstore.errors import InvalidInput
 from workers.cli.command import command
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.deletion.deletions import deletion
 from workers.cli.deletion.failures import ended
 from workers.cli.jobs import counted, finished, started
@@ -33,7 +33,7 @@ All = Annotated[bool, typer.Option("--all", help="Every dead letter there is.")]
     ],
 )
 def redrive(
-    session: Session,
+    context: CommandContext,
     ids: Ids = None,
     *,
     all: All = False,  # noqa: A002 - the option's name
@@ -44,20 +44,20 @@ def redrive(
     """Try dead letters again, as if they had never been tried. All or none of the ids given."""
     wanted = _wanted(ids, every=all)
     if dry_run:
-        return Answer(document={"dry_run": True, "started": session.log.catalog.redrives.preview(wanted)})
-    session.require_store()
+        return Answer(document={"dry_run": True, "started": context.log.catalog.redrives.preview(wanted)})
+    context.require_store()
 
     async def work(client: "Sexton") -> Answer:
-        found = await client.redrive(wanted, reason, session.actor)
+        found = await client.redrive(wanted, reason, context.actor)
         if found.handle is None:
             return Answer(document={"started": 0, "outcomes": {}} if wait else {"started": 0})
         if not wait:
             return Answer(document={"started": found.started, **started(client, found.handle)})
         result = await finished(client, found.handle, "trying again")
         done = {"started": found.started, "workflow_id": found.handle.id}
-        return ended(session, done, counted(result.outcomes), batch_id=result.batch_id)
+        return ended(context, done, counted(result.outcomes), batch_id=result.batch_id)
 
-    return session.with_client(work)
+    return context.with_client(work)
 
 
 @command(
@@ -65,24 +65,24 @@ def redrive(
     "sweep",
     examples=["sexton deletion sweep", "sexton deletion sweep --dry-run", "sexton deletion sweep --no-wait --json"],
 )
-def sweep(session: Session, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True) -> Answer:
+def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True) -> Answer:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
     if dry_run:
-        log = session.log
+        log = context.log
         return Answer(
             document={"dry_run": True, **asdict(log.catalog.sweeps.due(older_than_s=log.policies.finished_retention_s))}
         )
 
     async def work(client: "Sexton") -> Answer:
-        handle = await client.sweep_deletions(reason, session.actor)
+        handle = await client.sweep_deletions(reason, context.actor)
         if not wait:
             return Answer(document=started(client, handle))
         result = await finished(client, handle, "sweeping")
         names = ("batches", "intents", "newborn", "uncertified", "forgotten")
         done = {"workflow_id": handle.id} | {name: getattr(result, name) for name in names}
-        return ended(session, done, counted(result.outcomes))
+        return ended(context, done, counted(result.outcomes))
 
-    return session.with_client(work)
+    return context.with_client(work)
 
 
 def _wanted(ids: list[int] | None, *, every: bool) -> list[int] | None:

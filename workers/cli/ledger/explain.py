@@ -12,13 +12,13 @@ from logstore.ownership import bundle_name, bundle_of
 from logstore.ports.catalog import Decision, Fences, FiledIntent, KnownCopy, LedgerHistory
 from logstore.positions import LedgerId
 from workers.cli.command import command
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.ledger.ledgers import ledger
 from workers.cli.ledger.sections import in_sections
-from workers.cli.ledger.verdicts import Seen, verdict
+from workers.cli.ledger.verdicts import ExaminedCopy, verdict
 from workers.cli.options import known_number
-from workers.cli.output import Answer, topic_shown
-from workers.cli.times import shown_us
+from workers.cli.output import Answer
+from workers.cli.texts import shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.deletion.intents import DeletionIntent
@@ -32,27 +32,27 @@ Id = Annotated[
 
 
 @command(ledger, "explain", examples=["sexton ledger explain 12", "sexton ledger explain 12 --json"])
-def explain(session: Session, ledger_id: Id) -> Answer:
+def explain(context: CommandContext, ledger_id: Id) -> Answer:
     """Tell everything known of one ledger: what needs it, where its copies are, who decided what.
 
     It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said.
     """
-    history = session.log.catalog.inspection.ledger(LedgerId(ledger_id), decisions=_DECISIONS)
-    seen = [look(session.log.storages, copy) for copy in history.copies]
-    found = document(history, seen, bundle=_bundle(session.log.catalog.fences, history))
+    history = context.log.catalog.inspection.ledger(LedgerId(ledger_id), decisions=_DECISIONS)
+    seen = [look(context.log.storages, copy) for copy in history.copies]
+    found = document(history, seen, bundle=_bundle(context.log.catalog.fences, history))
     return Answer(document=found, text=in_sections(found))
 
 
-def look(storages: "Storages", copy: KnownCopy) -> Seen:
+def look(storages: "Storages", copy: KnownCopy) -> ExaminedCopy:
     """Ask storage what it holds of a copy; whatever keeps it from answering is told instead."""
     intent = copy.intent
     storage, missing = storages.get(intent.copy.value), intent.damage or missing_property(intent)
     if missing or storage is None:
         why = f"its row lacks {missing}" if missing else f"this build has no storage for {intent.copy.value}"
-        return Seen(copy=copy, finding=None, detail=f"not asked: {why}")
+        return ExaminedCopy(copy=copy, finding=None, detail=f"not asked: {why}")
     try:
         stored = storage.inspect(intent)
-        return Seen(
+        return ExaminedCopy(
             copy=copy,
             finding=stored.finding,
             objects=stored.objects,
@@ -61,7 +61,7 @@ def look(storages: "Storages", copy: KnownCopy) -> Seen:
             detail=stored.detail,
         )
     except SextonError as error:
-        return Seen(copy=copy, finding=None, detail=f"storage did not answer: {error}")
+        return ExaminedCopy(copy=copy, finding=None, detail=f"storage did not answer: {error}")
 
 
 def _fields(statement: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -87,7 +87,9 @@ def _bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
     }
 
 
-def document(history: LedgerHistory, seen: list[Seen], *, bundle: Mapping[str, object] | None = None) -> dict[str, Any]:
+def document(
+    history: LedgerHistory, seen: list[ExaminedCopy], *, bundle: Mapping[str, object] | None = None
+) -> dict[str, Any]:
     """All of it, as `--json` prints it."""
     live, newest = history.live, history.copies[0].intent if history.copies else None
     return {
@@ -123,7 +125,7 @@ def _state(history: LedgerHistory) -> str:
     return next((one for one in ("DEAD_LETTERED", "PENDING", "DELETED") if one in states), "FORGOTTEN")
 
 
-def _copy(one: Seen) -> dict[str, object]:
+def _copy(one: ExaminedCopy) -> dict[str, object]:
     return {
         "kind": one.kind,
         "state": one.copy.state,

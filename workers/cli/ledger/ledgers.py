@@ -9,7 +9,7 @@ from logstore.errors import Unsupported
 from logstore.log.ledgers import Component
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.deletion.failures import ended
 from workers.cli.jobs import counted, finished, started
 from workers.cli.options import (
@@ -39,13 +39,13 @@ Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions 
 
 @command(ledger, "list", examples=["sexton ledger list persistent://public/default/orders --json"])
 def list_(
-    session: Session, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
+    context: CommandContext, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
 ) -> Answer:
     """List a topic's ledgers: those of messages in order, then those of cursors and schemas."""
     if tombstones:
         raise Unsupported("--tombstones: tombstones come with a later release; leave the option out")
-    topic = session.topic(name)
-    found = session.log.catalog.components.listed(topic.topic_id)
+    topic = context.topic(name)
+    found = context.log.catalog.components.listed(topic.topic_id)
     rows = [_row(one) for one in found if component is None or one.component is component]
     if not rows and component is not None:
         note(f"no ledger of topic {name} is of component {component.value}")
@@ -81,7 +81,7 @@ def _row(found: "Ledger") -> dict[str, object]:
     ],
 )
 def delete(
-    session: Session,
+    context: CommandContext,
     name: TopicArgument,
     ids: Ids,
     *,
@@ -96,24 +96,24 @@ def delete(
     A ledger that something still needs is refused without --force, one that is open always.
     """
     refuse_durable(durable_delete)
-    topic, wanted = session.topic(name), _distinct(ids)
+    topic, wanted = context.topic(name), _distinct(ids)
     if dry_run:
-        return preview(session, topic, wanted, force=force)
+        return preview(context, topic, wanted, force=force)
 
     async def work(client: "Sexton") -> Answer:
-        handle = await client.delete_ledgers(topic, wanted, force, reason, session.actor)
+        handle = await client.delete_ledgers(topic, wanted, force, reason, context.actor)
         if not wait:
             return Answer(document=started(client, handle))
         result = await finished(client, handle, "deleting ledgers")
         outcomes = counted(result.outcomes)
-        return ended(session, {"workflow_id": handle.id}, outcomes, topic=topic, ledger_ids=wanted)
+        return ended(context, {"workflow_id": handle.id}, outcomes, topic=topic, ledger_ids=wanted)
 
-    return session.with_client(work)
+    return context.with_client(work)
 
 
-def preview(session: Session, topic: "Topic", ledger_ids: list[LedgerId] | None, *, force: bool) -> Answer:
+def preview(context: CommandContext, topic: "Topic", ledger_ids: list[LedgerId] | None, *, force: bool) -> Answer:
     """What would go, and nothing changed; None asks for what retention lets go."""
-    going = session.log.catalog.deletions.preview(topic.topic_id, ledger_ids, force=force)
+    going = context.log.catalog.deletions.preview(topic.topic_id, ledger_ids, force=force)
     return Answer(document={"dry_run": True, "detached": len(going), "ledger_ids": [int(one) for one in going]})
 
 

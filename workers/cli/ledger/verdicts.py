@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from logstore.deletion.intents import DeletionState, Finding, Outcome
 from logstore.log.ledgers import CopyState, LedgerState
 from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
-from workers.cli.times import shown_us
+from workers.cli.texts import shown_us
 
 _MOST_NAMES = 3
 _MOST_ERROR = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ExaminedCopy:
     """A known copy, and what storage holds of it."""
 
     copy: KnownCopy
@@ -29,7 +29,7 @@ class Seen:
         return self.copy.intent.copy.value
 
 
-def verdict(history: LedgerHistory, seen: Sequence[Seen]) -> str:
+def verdict(history: LedgerHistory, seen: Sequence[ExaminedCopy]) -> str:
     """One sentence: what holds the ledger, or what became of it, and what to do if there is something to do."""
     if history.live:
         parts = [_lost(seen) or _kept(history.live, history.references), *_left_of_copies(history.intents)]
@@ -37,7 +37,7 @@ def verdict(history: LedgerHistory, seen: Sequence[Seen]) -> str:
     return _gone(history, seen)
 
 
-def _lost(seen: Sequence[Seen]) -> str | None:
+def _lost(seen: Sequence[ExaminedCopy]) -> str | None:
     """What contradicts a LIVE copy's row comes before everything else."""
     live = [one for one in seen if one.copy.state == CopyState.LIVE]
     whole = any(one.finding is not Finding.ABSENT for one in live)
@@ -84,7 +84,7 @@ def _left_of_copies(intents: Sequence[FiledIntent]) -> list[str]:
     ]
 
 
-def _gone(history: LedgerHistory, seen: Sequence[Seen]) -> str:
+def _gone(history: LedgerHistory, seen: Sequence[ExaminedCopy]) -> str:
     left = [one for one in history.intents if one.intent.state is not DeletionState.DELETED]
     if left:
         worst = min(left, key=lambda one: one.intent.state is DeletionState.PENDING)  # a dead letter needs a person

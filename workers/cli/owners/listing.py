@@ -10,7 +10,7 @@ from logstore.errors import InvalidInput
 from logstore.names import TopicName
 from logstore.ownership import BundleId, bundle_of
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.options import known_worker
 from workers.cli.output import Answer, note
 
@@ -37,7 +37,9 @@ OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="On
         "sexton owners list --unowned --json",
     ],
 )
-def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False, topic: OfTopic = None) -> Answer:
+def list_(
+    context: CommandContext, *, worker: OfWorker = None, unowned: Unowned = False, topic: OfTopic = None
+) -> Answer:
     """List bundles of topics with owner and fence, then workers with a live session and their load.
 
     The fence counts how often a bundle was acquired, by the worker in fenced_by last; what an earlier owner writes
@@ -52,16 +54,16 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
 
     if worker is not None and unowned:
         raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")
-    wanted = None if topic is None else _bundle_of(session, topic)
-    with directory_of(session) as directory:
-        found = overview(session.log.catalog.fences, directory)
+    wanted = None if topic is None else _bundle_of(context, topic)
+    with directory_of(context) as directory:
+        found = overview(context.log.catalog.fences, directory)
     rows = [row for row in found.bundles if _asked_for(row, wanted, worker, unowned=unowned)]
     if worker is not None and worker not in {one.worker_id for one in found.workers} and not rows:
         note(f"no worker {worker}: it has no live session, and owns no bundle")
     workers = [_worker_row(row) for row in found.workers if worker in {None, row.worker_id}]
     return Answer(
         document={
-            "ownership": session.settings.ownership,
+            "ownership": context.settings.ownership,
             "bundles": [_bundle_row(row) for row in rows],
             "workers": workers,
         },
@@ -70,7 +72,7 @@ def list_(session: Session, *, worker: OfWorker = None, unowned: Unowned = False
         empty="no bundles" if worker is None else f"no bundles of a worker {worker}",
         more=(
             Answer(document=[_worker_shown(row) for row in workers], empty=_no_worker(worker)),
-            Answer(document={}, text=_summary(session, found)),
+            Answer(document={}, text=_summary(context, found)),
         ),
     )
 
@@ -146,23 +148,23 @@ def hex_of(session: int | None) -> str | None:
     return None if session is None else f"{session:#x}"
 
 
-def _summary(session: Session, found: "Overview") -> str:
+def _summary(context: CommandContext, found: "Overview") -> str:
     single = "; ownership=single: as the fences say, for nobody tells whether a worker lives"
-    return f"{found}{single if session.settings.ownership == 'single' else ''}\n"
+    return f"{found}{single if context.settings.ownership == 'single' else ''}\n"
 
 
-def _bundle_of(session: Session, topic: str) -> BundleId:
-    session.topic(topic)  # a name with a slip of the pen is in some bundle, too
-    return bundle_of(TopicName.known(topic), bundles=session.log.catalog.fences.bundles())
+def _bundle_of(context: CommandContext, topic: str) -> BundleId:
+    context.topic(topic)  # a name with a slip of the pen is in some bundle, too
+    return bundle_of(TopicName.known(topic), bundles=context.log.catalog.fences.bundles())
 
 
 @contextmanager
-def directory_of(session: Session) -> "Iterator[Directory | None]":
+def directory_of(context: CommandContext) -> "Iterator[Directory | None]":
     """What stands in ZooKeeper; None where a setting says that there is none."""
-    if session.settings.ownership == "single":
+    if context.settings.ownership == "single":
         yield None
         return
-    catalog = session.log.catalog
+    catalog = context.log.catalog
     bundles, catalog_id = catalog.fences.bundles(), catalog.identities.catalog_id()
-    with session.services.open_directory(session.settings, bundles, catalog_id) as directory:
+    with context.services.open_directory(context.settings, bundles, catalog_id) as directory:
         yield directory

@@ -8,7 +8,7 @@ from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId, bundle_name, parse_bundle
 from logstore.ports.catalog import Cause
 from workers.cli.command import command
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
 from workers.cli.options import DryRun, Reason
 from workers.cli.output import Answer, note
@@ -38,7 +38,7 @@ WaitForOwner = Annotated[
     ],
 )
 def unload(
-    session: Session, bundle: Bundle, *, reason: Reason = "", dry_run: DryRun = False, wait: WaitForOwner = True
+    context: CommandContext, bundle: Bundle, *, reason: Reason = "", dry_run: DryRun = False, wait: WaitForOwner = True
 ) -> Answer:
     """Take a bundle away from its owner, which lets go and leaves it to others for a while.
 
@@ -46,24 +46,24 @@ def unload(
     is alone, some ten seconds later. Nothing is deleted but the owner's node, and only while it is of the session that
     was read. Exit code 3 if nobody owns it, 5 if nobody took it within a minute.
     """
-    wanted = _parsed(bundle, session.log.catalog.fences.bundles())
-    with directory_of(session) as directory:
+    wanted = _parsed(bundle, context.log.catalog.fences.bundles())
+    with directory_of(context) as directory:
         if directory is None:
             raise PreconditionFailed("ownership: expected zookeeper, found single: no other worker can take a bundle")
-        return _unloaded(session, directory, wanted, reason=reason, dry_run=dry_run, wait=wait)
+        return _unloaded(context, directory, wanted, reason=reason, dry_run=dry_run, wait=wait)
 
 
 def _unloaded(
-    session: Session, directory: "Directory", bundle: BundleId, *, reason: str, dry_run: bool, wait: bool
+    context: CommandContext, directory: "Directory", bundle: BundleId, *, reason: str, dry_run: bool, wait: bool
 ) -> Answer:
     from workers.operations.owners import Unloading  # noqa: PLC0415 - start-up time
 
-    catalog = session.log.catalog
+    catalog = context.log.catalog
     unloading = Unloading(catalog.fences, catalog.audit_log, directory)
     owned = unloading.find(bundle)
     if dry_run:
         return Answer(document={"dry_run": True, **_owned_row(owned)})
-    unloading.unload(owned, Cause(actor=session.actor, reason=reason, workflow_id=""))
+    unloading.unload(owned, Cause(actor=context.actor, reason=reason, workflow_id=""))
     if not wait:
         return Answer(document=_owned_row(owned))
     with watching(f"waiting for an owner of {owned.name}"):

@@ -10,11 +10,11 @@ import typer
 from logstore.errors import SextonError
 from logstore.names import check_name
 from workers.cli.command import command
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, Interrupted, failure_of
 from workers.cli.options import TopicArgument, Transaction, refuse_transaction
 from workers.cli.output import Answer, error_line
-from workers.cli.progress import Bar, watching
+from workers.cli.progress import ProgressBar, watching
 from workers.cli.topic.topics import topic
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _Progress:
     ],
 )
 def append(
-    session: Session,
+    context: CommandContext,
     name: TopicArgument,
     *,
     file: File,
@@ -71,9 +71,9 @@ def append(
         check_name("producer", producer)
     with rereadable(file) as source, watching("checking lines") as bar:
         lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None))
-        target = session.topic(name)
+        target = context.topic(name)
         source.seek(0)
-        return _append_all(session, target, _Lines(source, producer, lines, batch), bar)
+        return _append_all(context, target, _Lines(source, producer, lines, batch), bar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ class _Lines:
             yield number, held
 
 
-def _append_all(session: Session, target: "Topic", lines: _Lines, bar: Bar) -> Answer:
+def _append_all(context: CommandContext, target: "Topic", lines: _Lines, bar: ProgressBar) -> Answer:
     from logstore.log.entries import ProducedEntries  # noqa: PLC0415 - start-up time
 
     done = _Progress()
     bar.say("appending")
     try:
         for number, entries in lines.batches():
-            result = session.log.managed.append(target, ProducedEntries(entries=entries, producer=lines.producer))
+            result = context.log.managed.append(target, ProducedEntries(entries=entries, producer=lines.producer))
             done.count += result.count
             done.duplicates += result.duplicates
             done.first, done.last = done.first or result.first, result.last or done.last

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from workers.cli.command import command
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.deletion.failures import ended
 from workers.cli.jobs import counted, finished, started
 from workers.cli.options import DryRun, Reason, TopicArgument, Wait
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     ],
 )
 def delete(
-    session: Session, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True
+    context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True
 ) -> Answer:
     """Delete a topic with its subscriptions, schemas and every ledger, needed or not.
 
     A deletion that runs is joined, one that was stopped goes on. Its name can be created again once it is gone.
     """
-    found = session.topic(name)
+    found = context.topic(name)
     if dry_run:
-        return _preview(session, found)
+        return _preview(context, found)
 
     async def work(client: "Sexton") -> Answer:
-        handle = await client.delete_topic(found, reason, session.actor)
+        handle = await client.delete_topic(found, reason, context.actor)
         if not wait:
             return Answer(document=started(client, handle))
         result = await finished(client, handle, "deleting the topic")
-        return ended(session, {"workflow_id": handle.id}, counted(result.outcomes), topic=found)
+        return ended(context, {"workflow_id": handle.id}, counted(result.outcomes), topic=found)
 
-    return session.with_client(work)
+    return context.with_client(work)
 
 
-def _preview(session: Session, found: "Topic") -> Answer:
-    contents = session.log.catalog.topic_deletions.contents(found.topic_id)
+def _preview(context: CommandContext, found: "Topic") -> Answer:
+    contents = context.log.catalog.topic_deletions.contents(found.topic_id)
     document = {
         "dry_run": True,
         "ledgers": dict(contents.ledgers),

@@ -4,8 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workers.cli.output import plain, topic_shown
-from workers.cli.times import shown_us
+from workers.cli.texts import plain, shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription

@@ -7,16 +7,17 @@ read twice (a pipe) is kept in a temporary file meanwhile.
 import base64
 import binascii
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from difflib import get_close_matches
 from typing import IO, NoReturn, TypeVar
 
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
-from workers.cli.times import delivery_ms
 
 MAX_LINE = 16 * 1024 * 1024
 """Longest line, bytes, inclusive: one line must not fill the memory."""
@@ -26,6 +27,12 @@ _T = TypeVar("_T")
 _FIELDS = ("key", "payload", "payload_b64", "deliver_at", "sequence_id", "properties")
 _MAX_INT = 2**63 - 1
 _IN_MEMORY = 8 * 1024 * 1024
+_RFC3339 = re.compile(
+    r"(?P<time>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})"
+    r"(?:\.(?P<fraction>[0-9]{1,9}))?(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})"
+)
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999
+_RULE = "an RFC 3339 time with its zone, or milliseconds since 1970, up to the year 9999"
 
 
 @contextmanager
@@ -190,3 +197,27 @@ def _properties(value: object) -> dict[str, str]:
 
 def _refuse(number: int, field: str, expected: str, found: object) -> NoReturn:
     raise InvalidInput(f"line {number}: {field}", expected=expected, found=found)
+
+
+def delivery_ms(value: object) -> int:
+    """A delivery time as milliseconds since 1970; a fraction of one is rounded up, so that nothing is early.
+
+    Raises:
+        ValueError: The rule, when the value breaks it.
+    """
+    found = _from_text(value) if isinstance(value, str) else value
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= _LATEST_MS:
+        raise ValueError(_RULE)
+    return found
+
+
+def _from_text(text: str) -> int:
+    found = _RFC3339.fullmatch(text.upper())
+    if not found:
+        raise ValueError(_RULE)
+    try:
+        whole = datetime.fromisoformat(found["time"] + found["zone"].replace("Z", "+00:00"))
+    except ValueError:
+        raise ValueError(_RULE) from None
+    nanoseconds = int((found["fraction"] or "").ljust(9, "0"))
+    return int(whole.timestamp()) * 1_000 - (-nanoseconds // 1_000_000)

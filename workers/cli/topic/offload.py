@@ -6,7 +6,7 @@ import typer
 
 from logstore.positions import LedgerId
 from workers.cli.command import command
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.deletion.failures import in_part, left_of
 from workers.cli.deletion.failures import why as why_failed
 from workers.cli.errors import ExitCode, code_of_outcomes
@@ -41,7 +41,7 @@ DeletePrimary = Annotated[
     ],
 )
 def offload(
-    session: Session,
+    context: CommandContext,
     name: TopicArgument,
     *,
     ledger: Ledgers = None,
@@ -51,25 +51,25 @@ def offload(
     wait: Wait = True,
 ) -> Answer:
     """Copy closed ledgers to the tiered bucket, checked by reading them back; they stay readable all along."""
-    found, wanted = session.topic(name), [LedgerId(one) for one in dict.fromkeys(ledger)] if ledger else None
+    found, wanted = context.topic(name), [LedgerId(one) for one in dict.fromkeys(ledger)] if ledger else None
     if wanted is not None:
-        session.log.catalog.offloads.check(found.topic_id, wanted)
+        context.log.catalog.offloads.check(found.topic_id, wanted)
     if dry_run:
-        return _preview(session, found, wanted, delete_primary=delete_primary)
+        return _preview(context, found, wanted, delete_primary=delete_primary)
 
     async def work(client: "Sexton") -> Answer:
-        handle = await client.offload_topic(found, wanted, delete_primary, reason, session.actor)
+        handle = await client.offload_topic(found, wanted, delete_primary, reason, context.actor)
         if not wait:
             return Answer(document=started(client, handle))
         result = await finished(client, handle, "offloading")
-        return _answer(session, found, handle.id, result, delete_primary=delete_primary)
+        return _answer(context, found, handle.id, result, delete_primary=delete_primary)
 
-    return session.with_client(work)
+    return context.with_client(work)
 
 
-def _preview(session: Session, found: "Topic", wanted: list[LedgerId] | None, *, delete_primary: bool) -> Answer:
+def _preview(context: CommandContext, found: "Topic", wanted: list[LedgerId] | None, *, delete_primary: bool) -> Answer:
     """What would be copied and what would go, and nothing changed."""
-    offloads = session.log.catalog.offloads
+    offloads = context.log.catalog.offloads
     copied = offloads.candidates(found.topic_id, wanted, after=_BEFORE_ANY, limit=_PREVIEW)
     published = offloads.removable(found.topic_id, wanted, after=_BEFORE_ANY, limit=_PREVIEW)
     going = sorted({*copied, *(one.statement.ledger_id for one in published)}) if delete_primary else []
@@ -78,7 +78,7 @@ def _preview(session: Session, found: "Topic", wanted: list[LedgerId] | None, *,
 
 
 def _answer(
-    session: Session,
+    context: CommandContext,
     found: "Topic",
     workflow_id: str,
     result: Any,  # noqa: ANN401 - the workflow's own type
@@ -106,6 +106,6 @@ def _answer(
     if not (result.failed or result.running or result.unproved or result.refused or deleted_in_part):
         return Answer(document=document)
     told = [{"id": ledger, "error": why} for ledger, why in [*result.errors.items(), *result.doubts.items()]]
-    left = left_of(session, topic=found) if deleted_in_part else ()
+    left = left_of(context, topic=found) if deleted_in_part else ()
     kept = [{"id": one.ledger_id, "error": f"deletion {one.row_id}: {why_failed(one)}"} for one in left]
     return in_part(document, [*told, *kept])

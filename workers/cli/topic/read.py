@@ -8,7 +8,7 @@ from logstore.errors import InvalidInput
 from logstore.names import check_subscription
 from logstore.positions import LedgerId, Position
 from workers.cli.command import command
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction, refuse_transaction
 from workers.cli.output import Answer
 from workers.cli.topic.documents import entry_document, entry_shown
@@ -37,7 +37,7 @@ SeekTo = Annotated[str, typer.Option("--to", metavar="P", help="The entry to rea
 
 @command(topic, "read", examples=[f"sexton topic read {_ORDERS} --subscription billing --max 10 --json"])
 def read(
-    session: Session,
+    context: CommandContext,
     name: TopicArgument,
     *,
     subscription: AsSubscription = None,
@@ -46,26 +46,26 @@ def read(
 ) -> Answer:
     """Read entries that a consumer may see now, without acknowledging them."""
     position = None if start is None else Position.parse(start, field="from")
-    found = session.topic(name)
-    state = _state(session, found, subscription)
-    entries = session.log.managed.read(
+    found = context.topic(name)
+    state = _state(context, found, subscription)
+    entries = context.log.managed.read(
         found, from_position=position, max_entries=max_entries, columns=_COLUMNS, cursor_state=state
     )
     return Answer(
         document=[entry_document(one) for one in entries],
         shown=[entry_shown(one) for one in entries],
-        wide=[entry_shown(one, most=None) for one in entries] if session.wide else None,
+        wide=[entry_shown(one, most=None) for one in entries] if context.wide else None,
         empty="no entries",
     )
 
 
-def _state(session: Session, found: "Topic", subscription: str | None) -> "CursorState":
+def _state(context: CommandContext, found: "Topic", subscription: str | None) -> "CursorState":
     """The subscription's cursor; without one, that of a consumer who has acknowledged nothing."""
     from logstore.cursors.state import CursorState  # noqa: PLC0415 - start-up time
 
     if subscription is None:
         return CursorState(_BEGINNING)
-    return session.log.subscriptions.get(found.topic_id, check_subscription(subscription)).state
+    return context.log.subscriptions.get(found.topic_id, check_subscription(subscription)).state
 
 
 @command(
@@ -77,7 +77,7 @@ def _state(session: Session, found: "Topic", subscription: str | None) -> "Curso
     ],
 )
 def ack(
-    session: Session,
+    context: CommandContext,
     name: TopicArgument,
     *,
     subscription: OfSubscription,
@@ -92,15 +92,15 @@ def ack(
     check_subscription(subscription)
     positions = tuple(Position.parse(one) for one in position or ())
     up_to = None if to is None else Position.parse(to, field="to")
-    topic_id = session.topic(name).topic_id
-    answer = session.log.subscriptions.acknowledge(topic_id, subscription, positions=positions, up_to=up_to)
+    topic_id = context.topic(name).topic_id
+    answer = context.log.subscriptions.acknowledge(topic_id, subscription, positions=positions, up_to=up_to)
     return Answer(document={"mark_delete": str(answer.mark_delete)})
 
 
 @command(topic, "seek", examples=[f"sexton topic seek {_ORDERS} billing --to 4:0"])
-def seek(session: Session, name: TopicArgument, sub: SubscriptionArgument, *, to: SeekTo) -> Answer:
+def seek(context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, to: SeekTo) -> Answer:
     """Set a subscription so that the entry is its next one; what it acknowledged is forgotten."""
     check_subscription(sub)
     position = Position.parse(to, field="to")
-    moved = session.log.subscriptions.seek(session.topic(name).topic_id, sub, position)
+    moved = context.log.subscriptions.seek(context.topic(name).topic_id, sub, position)
     return Answer(document={"mark_delete": str(moved.state.mark_delete)})

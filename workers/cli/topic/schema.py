@@ -9,10 +9,10 @@ import typer
 
 from logstore.errors import InvalidInput
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.options import TopicArgument, known_number
 from workers.cli.output import Answer, note
-from workers.cli.times import shown_us
+from workers.cli.texts import shown_us
 from workers.cli.topic.topics import topic
 
 if TYPE_CHECKING:
@@ -30,20 +30,20 @@ Version = Annotated[
 
 
 @command(schema, "set", examples=[f"sexton topic schema set {_ORDERS} --file orders.avsc"])
-def set_(session: Session, name: TopicArgument, *, file: File) -> Answer:
+def set_(context: CommandContext, name: TopicArgument, *, file: File) -> Answer:
     """Make a file's content the newest version of the topic's schema.
 
     Where it is that already, the version is told and nothing happens.
     """
     content = _content(file)
-    made = session.log.schemas.set(session.topic(name), content)
+    made = context.log.schemas.set(context.topic(name), content)
     return Answer(document={"version": made.version, "ledger_id": made.ledger_id})
 
 
 @command(schema, "list", examples=[f"sexton topic schema list {_ORDERS} --json"])
-def list_(session: Session, name: TopicArgument) -> Answer:
+def list_(context: CommandContext, name: TopicArgument) -> Answer:
     """List the versions of a topic's schema, oldest first."""
-    found = session.log.schemas.all(session.topic(name).topic_id)
+    found = context.log.schemas.all(context.topic(name).topic_id)
     return Answer(document=[_row(one) for one in found], empty="no schema")
 
 
@@ -52,9 +52,9 @@ def list_(session: Session, name: TopicArgument) -> Answer:
     "show",
     examples=[f"sexton topic schema show {_ORDERS} > orders.avsc", f"sexton topic schema show {_ORDERS} --version 0"],
 )
-def show(session: Session, name: TopicArgument, *, version: Version = None) -> Answer:
+def show(context: CommandContext, name: TopicArgument, *, version: Version = None) -> Answer:
     """Print the content of a version, compared with its digest; with --json as base64."""
-    found, content = session.log.schemas.read(session.topic(name), version)
+    found, content = context.log.schemas.read(context.topic(name), version)
     document = {**_row(found), "content_b64": base64.b64encode(content).decode()}
     return Answer(document=document, text=_text(content))
 

@@ -9,10 +9,11 @@ from logstore.errors import InvalidInput
 from logstore.names import TopicName, check_subscription
 from logstore.ports.catalog import TopicState
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.filters import encoded_topic
 from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, known_number, refuse_durable
-from workers.cli.output import Answer, note, topic_shown
+from workers.cli.output import Answer, note
+from workers.cli.texts import topic_shown
 from workers.cli.topic.documents import subscription_documents, topic_document, topic_shown_in_list
 
 topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
@@ -51,7 +52,7 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, 
 
 @command(topic, "create", examples=[f"sexton topic create {_ORDERS}", f"sexton topic create {_ORDERS} --retention 3d"])
 def create(
-    session: Session,
+    context: CommandContext,
     name: TopicArgument,
     *,
     retention: Retention = "0s",
@@ -65,7 +66,7 @@ def create(
     refuse_durable(durable_delete)
     encoded = TopicName.parse(name).encoded
     policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
-    return Answer(document=topic_document(session.log, session.log.catalog.topics.create(encoded, policy)))
+    return Answer(document=topic_document(context.log, context.log.catalog.topics.create(encoded, policy)))
 
 
 @command(
@@ -74,50 +75,50 @@ def create(
     examples=["sexton topic list --json", "sexton topic list --prefix persistent://public/ --state DELETING"],
 )
 def list_(
-    session: Session, *, prefix: Prefix = None, state: State = None, after: After = None, limit: Limit = 1_000
+    context: CommandContext, *, prefix: Prefix = None, state: State = None, after: After = None, limit: Limit = 1_000
 ) -> Answer:
     """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
     behind = encoded_topic(after) or ""
-    named = [one for one in session.log.catalog.topics.all() if topic_shown(one.name).startswith(prefix or "")]
+    named = [one for one in context.log.catalog.topics.all() if topic_shown(one.name).startswith(prefix or "")]
     rest = [one for one in named if state in {None, one.state} and one.name > behind]
     if prefix and not named:
         note(f"no topic's name begins with {prefix}")
     if len(rest) > limit:
         note(f"there are {len(rest) - limit:,} more: go on with --after {topic_shown(rest[limit - 1].name)}")
-    found = [topic_document(session.log, one) for one in rest[:limit]]
+    found = [topic_document(context.log, one) for one in rest[:limit]]
     shown = [topic_shown_in_list(row) for row in found]
     return Answer(document=found, shown=shown, beneath=("subscriptions",), empty="no topics")
 
 
 @command(topic, "show", examples=[f"sexton topic show {_ORDERS} --json"])
-def show(session: Session, name: TopicArgument) -> Answer:
+def show(context: CommandContext, name: TopicArgument) -> Answer:
     """Show one topic."""
-    return Answer(document=topic_document(session.log, session.topic(name)))
+    return Answer(document=topic_document(context.log, context.topic(name)))
 
 
 @command(topic, "roll", examples=[f"sexton topic roll {_ORDERS}"])
-def roll(session: Session, name: TopicArgument) -> Answer:
+def roll(context: CommandContext, name: TopicArgument) -> Answer:
     """Close the topic's current ledger and open a new one."""
-    rolled = session.log.managed.roll(session.topic(name))
+    rolled = context.log.managed.roll(context.topic(name))
     return Answer(document={"closed": rolled.closed, "opened": rolled.opened})
 
 
-class Start(StrEnum):
+class SubscriptionStart(StrEnum):
     """Where a new subscription begins."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
-From = Annotated[Start, typer.Option("--from", help="Begin at the first entry, or behind the last one.")]
+From = Annotated[SubscriptionStart, typer.Option("--from", help="Begin at the first entry, or behind the last one.")]
 
 
 @command(topic, "subscribe", examples=[f"sexton topic subscribe {_ORDERS} billing --from earliest"])
 def subscribe(
-    session: Session, name: TopicArgument, sub: SubscriptionArgument, *, start: From = Start.LATEST
+    context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, start: From = SubscriptionStart.LATEST
 ) -> Answer:
     """Create a subscription; one that exists is shown as it is."""
     check_subscription(sub)
-    found = session.topic(name)
-    subscription = session.log.subscriptions.subscribe(found.topic_id, sub, latest=start is Start.LATEST)
-    return Answer(document=subscription_documents(session.log, found.topic_id, [subscription])[0])
+    found = context.topic(name)
+    subscription = context.log.subscriptions.subscribe(found.topic_id, sub, latest=start is SubscriptionStart.LATEST)
+    return Answer(document=subscription_documents(context.log, found.topic_id, [subscription])[0])

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from workers.cli.command import command
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.deletion.failures import ended
 from workers.cli.jobs import counted, finished, started
 from workers.cli.ledger.ledgers import preview
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     ],
 )
 def trim(
-    session: Session, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True
+    context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True
 ) -> Answer:
     """Delete ledgers that every subscription has consumed and that retention lets go."""
-    found = session.topic(name)
+    found = context.topic(name)
     if dry_run:
-        return preview(session, found, None, force=False)
+        return preview(context, found, None, force=False)
 
     async def work(client: "Sexton") -> Answer:
-        handle = await client.trim_topic(found, reason, session.actor)
+        handle = await client.trim_topic(found, reason, context.actor)
         if not wait:
             return Answer(document=started(client, handle))
         result = await finished(client, handle, "trimming")
         done = {"workflow_id": handle.id, "detached": result.detached, "deleted": result.deleted}
-        return ended(session, done, counted(result.outcomes), topic=found)
+        return ended(context, done, counted(result.outcomes), topic=found)
 
-    return session.with_client(work)
+    return context.with_client(work)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workers.cli.times import shown_us
+from workers.cli.texts import shown_us
 
 if TYPE_CHECKING:
     from infra.telemetry.span_reader import WorkflowTrace
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundTrace:
     """A trace, and how it was come by."""
 
     trace_id: str

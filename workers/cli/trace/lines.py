@@ -8,10 +8,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from infra.telemetry.span_tree import Node, folded
-from workers.cli.output import harmless, plain
+from workers.cli.texts import harmless, plain
 
 if TYPE_CHECKING:
-    from workers.cli.trace.found import Found
+    from workers.cli.trace.found import FoundTrace
 
 _MOST_ERROR = 300
 FACTS: Mapping[str, str] = {  # attribute -> how a line calls it, in the order of the line
@@ -33,7 +33,7 @@ FACTS: Mapping[str, str] = {  # attribute -> how a line calls it, in the order o
 }
 
 
-def drawn(found: "Found", every: bool) -> Group:
+def drawn(found: "FoundTrace", every: bool) -> Group:
     """The whole answer: a line about the trace, its trees, and where else the workflow was spoken of."""
     facts = found.facts()
     failed = Text(f"{facts['errors']:,} errors", style="bold red" if facts["errors"] else "")
@@ -44,7 +44,7 @@ def drawn(found: "Found", every: bool) -> Group:
     return Group(*parts, *trees, *_rest(found))
 
 
-def _rest(found: "Found") -> Iterator[Text]:
+def _rest(found: "FoundTrace") -> Iterator[Text]:
     if found.left_out:
         yield Text(f"{found.left_out:,} more spans are not shown: the trace has too many")
     if found.unreadable:

@@ -9,9 +9,9 @@ import typer
 
 from logstore.errors import InvalidInput, UnknownObject
 from workers.cli.command import command, group
-from workers.cli.context import Session
+from workers.cli.context import CommandContext
 from workers.cli.output import Answer, note
-from workers.cli.trace.found import Found
+from workers.cli.trace.found import FoundTrace
 
 if TYPE_CHECKING:
     from infra.telemetry.span_reader import SpanReader
@@ -32,7 +32,7 @@ Html = Annotated[
     "trace",
     examples=["sexton trace trim-topic/7", "sexton trace 4bf92f3577b34da6a3ce929d0e0e4736 --html trace.html"],
 )
-def trace(session: Session, name: Id, *, html: Html = None) -> Answer:
+def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
     """Draw the spans of a trace as a tree: what called what, when, for how long, with what error.
 
     A trace joins the command, the workflows that it started, their activities and every S3, SQL and ZooKeeper call.
@@ -42,8 +42,8 @@ def trace(session: Session, name: Id, *, html: Html = None) -> Answer:
     from infra.telemetry.span_tree import document  # noqa: PLC0415
     from workers.cli.trace.lines import drawn  # noqa: PLC0415
 
-    reader = SpanReader(session.settings.traces_dir)
-    found = _found(session, reader, name)
+    reader = SpanReader(context.settings.traces_dir)
+    found = _found(context, reader, name)
     facts = found.facts()
     told: dict[str, Any] = {**facts, "tree": [document(root, found.start_ns) for root in found.roots]}
     if html is not None:
@@ -52,18 +52,18 @@ def trace(session: Session, name: Id, *, html: Html = None) -> Answer:
     return Answer(document=told, draw=partial(drawn, found))
 
 
-def _found(session: Session, reader: "SpanReader", name: str) -> Found:
+def _found(context: CommandContext, reader: "SpanReader", name: str) -> FoundTrace:
     from infra.telemetry.span_tree import grown  # noqa: PLC0415 - start-up time
 
     is_trace = _TRACE_ID.fullmatch(name) is not None
     sightings = [] if is_trace else reader.sightings(name)
     if not is_trace and not sightings:
-        raise _unknown(session, "a workflow that has spans", name)
+        raise _unknown(context, "a workflow that has spans", name)
     trace_id = name.lower() if is_trace else sightings[0].trace_id
     rows = reader.trace(trace_id)
     if not rows.spans:
-        raise _unknown(session, "a trace that has spans", name)
-    return Found(
+        raise _unknown(context, "a trace that has spans", name)
+    return FoundTrace(
         trace_id=trace_id,
         workflow_id=None if is_trace else name,
         roots=grown(rows),
@@ -73,15 +73,15 @@ def _found(session: Session, reader: "SpanReader", name: str) -> Found:
     )
 
 
-def _unknown(session: Session, what: str, name: str) -> UnknownObject:
+def _unknown(context: CommandContext, what: str, name: str) -> UnknownObject:
     """Files are pruned, and other machines have their own: a collector, where there is one, may have the spans."""
-    collector = session.services.collector()
-    where = f"{what} in {session.settings.traces_dir}"
+    collector = context.services.collector()
+    where = f"{what} in {context.settings.traces_dir}"
     also = f"; the collector at {collector} gets all spans too: look there" if collector else ""
     return UnknownObject("id", expected=f"{where}, where files are kept for a time{also}", found=name)
 
 
-def _write_page(path: Path, found: Found) -> None:
+def _write_page(path: Path, found: FoundTrace) -> None:
     from workers.cli.trace.page import page  # noqa: PLC0415 - start-up time
 
     try:

@@ -1,0 +1,32 @@
+"""How values read for people: in tables, in lines and in sentences."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from urllib.parse import unquote
+
+
+def plain(value: object) -> str:
+    """A value in a table: lists and objects on one line, large numbers with commas, nothing as a dash."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {plain(item)}" for name, item in value.items()) or "-"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(plain(item) for item in value) or "-"
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**5 else str(value)
+
+
+def harmless(text: str) -> str:
+    """Escape what would steer a terminal: names and payloads may hold any character."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def topic_shown(encoded: str) -> str:
+    """A topic's name as a person writes it, and as every command takes it."""
+    return unquote(encoded)
+
+
+def shown_us(moment_us: int) -> str:
+    """Microseconds since 1970 as RFC 3339, UTC."""
+    seconds, rest = divmod(moment_us, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest).isoformat().replace("+00:00", "Z")
