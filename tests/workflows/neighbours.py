@@ -7,6 +7,7 @@ from datetime import timedelta
 from temporalio.worker import Worker
 
 from activities.dispatch import owner_queue
+from logstore.ports.owners import Owners
 from tests.fakes.owners import FakeOwners, FakeOwnership
 from tests.workflows.house import Activity, House
 from workers.hosting.interceptors import ActivityEdge
@@ -43,13 +44,13 @@ class Neighbours:
 
     def shared(self, letter: str = "s", *, instead: Sequence[Activity] = ()) -> Worker:
         """A neighbour on the shared queue, with all workflows."""
-        return self.house.worker(instead=self._at(self.sees(letter), instead))
+        return self.house.worker(instead=self.at(self.sees(letter), instead))
 
     def owner(
-        self, letter: str, *, owners: FakeOwners | None = None, instead: Sequence[Activity] = (), without: str = ""
+        self, letter: str, *, owners: Owners | None = None, instead: Sequence[Activity] = (), without: str = ""
     ) -> Worker:
         """A neighbour on its owner queue, with activities alone."""
-        activities = [one for one in self._at(owners or self.sees(letter), instead) if one.__name__ != without]
+        activities = [one for one in self.at(owners or self.sees(letter), instead) if one.__name__ != without]
         return Worker(
             self.house.client,
             task_queue=self.queue(letter),
@@ -60,7 +61,8 @@ class Neighbours:
             interceptors=[self.house.notebook, ActivityEdge()],
         )
 
-    def _at(self, owners: FakeOwners, instead: Sequence[Activity]) -> list[Activity]:
+    def at(self, owners: Owners, instead: Sequence[Activity] = ()) -> list[Activity]:
+        """What a topic's owner serves, at a worker that sees ownership so."""
         deletion = self.house.world.deletion_at(owners)
         real: list[Activity] = [
             deletion.detach,

@@ -4,20 +4,18 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from infra.coordination.directory import SESSIONS, session_path
-from infra.coordination.nodes import OWNERS, WORKERS, Nodes
+from infra.coordination.nodes import OWNERS, WORKERS
 from infra.coordination.owner import BundleOwner, ExpiredPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
-from logstore.errors import NotOwner, ServiceFailed, SessionLost, StoreUnavailable, WorkerIdTaken
+from logstore.errors import NotOwner, ServiceFailed, StoreUnavailable, WorkerIdTaken
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_name
-from logstore.ports.owners import OtherOwner
 from tests.infra.coordination.crew import BUNDLES, Crew, Watcher
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
@@ -236,47 +234,3 @@ def test_catalog_that_fails_at_an_acquisition_is_asked_again(crew: Crew, monkeyp
     crew.hire("a")
     assert_eventually(crew.settled)
     assert failures[0] == 3
-
-
-def test_owner_placement_names_who_has_the_node(crew: Crew) -> None:
-    """The owner answers with its lease, any other worker with the owner's name."""
-    first = crew.hire("w1")
-    topic = TopicName.parse("persistent://shop/main/orders")
-    assert_eventually(lambda: len(first.leases()) == BUNDLES)
-    second = crew.hire("w2")
-    assert first.lookup(topic, patience_s=10) == first.lease_of(topic)
-    assert second.lookup(topic, patience_s=10) == OtherOwner(worker_id="w1")
-
-
-def test_owner_placement_while_zookeeper_is_away_is_no_answer(crew: Crew, zookeeper: ZooKeeper) -> None:
-    """What could not be asked is never read as "no owner"."""
-    owner = crew.hire("w1")
-    zookeeper.kill()
-    try:
-        assert_eventually(lambda: not owner.leases())
-        with pytest.raises((StoreUnavailable, SessionLost)):
-            owner.lookup(TopicName.parse("persistent://shop/main/orders"), patience_s=10)
-    finally:
-        zookeeper.start()
-
-
-def test_owner_placement_holds_no_thread_while_zookeeper_is_away(
-    crew: Crew, zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As many topics as a worker has threads would else keep it from work that needs no owner."""
-    owner = crew.hire("w1")
-    zookeeper.kill()
-    try:
-        assert_eventually(lambda: crew.sessions["w1"].link is not SessionEvent.CONNECTED)
-        look, asked = Nodes.owners, list[threading.Thread]()
-
-        def owners(nodes: Nodes, *rest: Any) -> Any:
-            asked.append(threading.current_thread())
-            return look(nodes, *rest)
-
-        monkeypatch.setattr(Nodes, "owners", owners)
-        with pytest.raises((StoreUnavailable, SessionLost)):
-            owner.lookup(TopicName.parse("persistent://shop/main/orders"), patience_s=10)
-        assert threading.current_thread() not in asked, "it would wait for an answer"
-    finally:
-        zookeeper.start()
