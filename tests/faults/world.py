@@ -133,8 +133,8 @@ class World:
         stores = OwnStores(catalog.identities)
         place = NamedBucket(role=Role.PRIMARY, bucket="warm", address="")
         cold = replace(place, role=Role.TIERED)
-        return stores.own(place, self.store), cache(
-            lambda at: stores.own(replace(cold, bucket=at.bucket), self.bucket(at))
+        return stores.own(place, lambda: self.store), cache(
+            lambda at: stores.own(replace(cold, bucket=at.bucket), lambda: self.bucket(at))
         )
 
     @contextmanager

@@ -39,7 +39,7 @@ def bucket() -> FakeObjectStore:
 
 def own(catalog: FakeCatalog, bucket: FakeObjectStore, place: NamedBucket = PLACE) -> OwnStore:
     """The bucket as a process of its own uses it."""
-    return OwnStores(catalog.identities).own(place, bucket)
+    return OwnStores(catalog.identities).own(place, lambda: bucket)
 
 
 def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | None = None) -> LedgerId:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from infra.catalog import Database, SqlCatalog, check_version
 from logstore.identity.markers import NamedBucket, Role
@@ -77,7 +77,7 @@ def own_places(
     """Buckets by role and place: each is compared with the catalog before its first use."""
 
     @cache
-    def places() -> "Places":
+    def places() -> "Places":  # most commands ask the store nothing, and boto3 alone takes 0.3 s
         from infra.objects import Places  # noqa: PLC0415 - start-up time
 
         home = primary_bucket(settings, hasty=hasty)
@@ -85,12 +85,12 @@ def own_places(
 
     @cache
     def at_home(role: Role, place: TieredPlace) -> OwnStore:
-        store = cast("S3ObjectStore", _OnFirstUse(lambda: places()(place)))
-        return stores.own(NamedBucket(role=role, bucket=place.bucket, address=settings.s3_endpoint), store)
+        named = NamedBucket(role=role, bucket=place.bucket, address=settings.s3_endpoint)
+        return stores.own(named, lambda: places()(place))
 
     @cache
     def stated(role: Role, store: "S3ObjectStore") -> OwnStore:
-        return stores.own(NamedBucket(role=role, bucket=store.bucket, address=store.endpoint), store)
+        return stores.own(NamedBucket(role=role, bucket=store.bucket, address=store.endpoint), lambda: store)
 
     def own(role: Role, place: TieredPlace) -> OwnStore:
         return at_home(role, place) if place == TieredPlace(place.bucket) else stated(role, places()(place))
@@ -102,16 +102,6 @@ def own_buckets(settings: Settings, stores: OwnStores, *, hasty: bool = False) -
     """As `own_places`, by the names of buckets of the configured store."""
     own = own_places(settings, stores, hasty=hasty)
     return lambda role, bucket: own(role, TieredPlace(bucket))
-
-
-class _OnFirstUse:
-    """The object store, connected when it is first asked: most commands ask it nothing, and boto3 alone takes 0.3 s."""
-
-    def __init__(self, connect: "Callable[[], S3ObjectStore]") -> None:
-        self._connected = cache(connect)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._connected(), name)
 
 
 def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore":

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import BinaryIO, Final
 
@@ -25,9 +26,9 @@ class OwnStores:
         """Ask this catalog."""
         self._identities = identities
 
-    def own(self, place: NamedBucket, store: ObjectStore) -> "OwnStore":
-        """The bucket, to be compared before its first use."""
-        return OwnStore(self, place, store)
+    def own(self, place: NamedBucket, connect: Callable[[], ObjectStore]) -> "OwnStore":
+        """The bucket, to be connected and compared before its first use."""
+        return OwnStore(self, place, connect)
 
     def look(self, place: NamedBucket, store: ObjectStore) -> MarkerState:
         """How the bucket stands to the catalog; looking changes nothing.
@@ -112,19 +113,20 @@ class OwnStores:
 class OwnStore:
     """An `OwnedStore`: no request is sent before its bucket was seen to be the catalog's, once in a process."""
 
-    def __init__(self, stores: OwnStores, place: NamedBucket, store: ObjectStore) -> None:
+    def __init__(self, stores: OwnStores, place: NamedBucket, connect: Callable[[], ObjectStore]) -> None:
         """Ask nothing yet; see `OwnStores.own`."""
-        self._stores, self._place, self._store = stores, place, store
+        self._stores, self._place = stores, place
+        self._connected = cache(connect)
         self._lock = threading.Lock()
         self._seen = False
 
     def confirm(self) -> None:
         """See `OwnedStore.confirm`."""
-        self._stores.confirm(self._place, self._store)
+        self._stores.confirm(self._place, self._connected())
 
     def look(self) -> MarkerState:
         """See `OwnStores.look`."""
-        return self._stores.look(self._place, self._store)
+        return self._stores.look(self._place, self._connected())
 
     def require(self) -> None:
         """Compare now, as the first use would; a comparison that failed is made again at the next use.
@@ -135,12 +137,12 @@ class OwnStore:
         if not self._seen:
             with self._lock:
                 if not self._seen:
-                    self._stores.require(self._place, self._store)
+                    self._stores.require(self._place, self._connected())
                     self._seen = True
 
     def _own(self) -> ObjectStore:
         self.require()
-        return self._store
+        return self._connected()
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
         """See `ObjectStore`."""
