@@ -53,7 +53,6 @@ def with_pauses(connection: Connection, intents: Sequence[DeletionIntent]) -> li
     """Say which of them wait for an operator to resume their batch."""
     waiting = {one.batch_id for one in intents if one.state is DeletionState.PENDING and one.handed_to is None}
     asked = rows_of(connection.dialect.name, "asked", {"batch": TEXT})
-    asked = rows_of(connection.dialect.name, "asked", {"batch": TEXT})
     query = select(_R.run_id, _R.paused_us, _R.finished_us).where(_R.run_id.in_(select(asked.source.c.batch)))
     found = connection.execute(query, asked.packed([[one] for one in sorted(waiting)]))
     paused = {row.run_id for row in found if row.paused_us is not None and row.finished_us is None}
