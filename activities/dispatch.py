@@ -16,11 +16,12 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypeAliasType
 
 from activities.beating import beating
-from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, RetryableError, ServiceFailed
+from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, RetryableError, ServiceFailed, UnknownObject
 from logstore.names import TopicName
 from logstore.ownership import Lease
-from logstore.ports.catalog import Deletions
+from logstore.ports.catalog import Deletions, Topics
 from logstore.ports.owners import OtherOwner, Owners
+from logstore.positions import TopicId
 
 
 def owner_queue(worker_id: str) -> str:
@@ -109,9 +110,9 @@ class Dispatch:
 
     def _lease(self, request: TopicWork) -> Lease | OtherOwner | None:
         """A name that is none belongs to no bundle: its work needs no owner, and is nobody else's."""
-        name = _name(request)
-        if name is None or request.place is Place.ANYWHERE:
+        if request.place is Place.ANYWHERE or not is_topic_name(request.topic):
             return None
+        name = TopicName.from_encoded(request.topic)
         if request.place is Place.OWNER:
             return self._owners.lease_of(name)
         try:
@@ -123,8 +124,28 @@ class Dispatch:
             raise LookupRefused(str(error)) from error
 
 
-def _name(work: TopicWork) -> TopicName | None:
+def is_topic_name(name: str) -> bool:
+    """Whether an encoded name can be a topic's; one that is empty or damaged names none."""
     try:
-        return TopicName.from_encoded(work.topic) if work.topic else None
+        TopicName.from_encoded(name)
     except InvalidInput:
-        return None
+        return False
+    return True
+
+
+def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
+    """Refuse an encoded name that the topic of that id does not bear; ids and names stay together for ever.
+
+    What is no name is any name: requests of earlier builds have none. Of a topic that is gone nothing is said here.
+
+    Raises:
+        InvalidInput: It bears another.
+    """
+    if not is_topic_name(name):
+        return  # none, or damaged in the catalog: nobody meant another topic
+    try:
+        found = topics.by_id(TopicId(topic_id))
+    except UnknownObject:
+        return  # the work itself finds out, and may have been done when the topic was there
+    if found.name != name:
+        raise InvalidInput("topic", expected=f"the name of topic {topic_id}, {found.name}", found=name)

@@ -10,7 +10,7 @@ from temporalio import activity
 from activities.beating import beating
 from activities.defined import defined
 from activities.deletion import metrics
-from activities.naming import check_topic_name, is_topic_name
+from activities.dispatch import check_topic_name, is_topic_name
 from logstore.errors import SextonError
 from logstore.offload.services.writing import Evidence, Uploaded
 from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads, Published, Topics

@@ -36,8 +36,7 @@ from activities.deletion.values import (
     RangesInput,
     RangesPage,
 )
-from activities.dispatch import Answer
-from activities.naming import check_topic_name
+from activities.dispatch import Answer, check_topic_name
 from logstore.deletion.intents import DeletionIntent, Outcome, refusal
 from logstore.errors import StaleCatalog
 from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange, Topics

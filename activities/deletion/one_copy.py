@@ -12,8 +12,7 @@ from activities.deletion.pace import Pace
 from activities.deletion.phase_two import examine, remove
 from activities.deletion.pulse import Pulse
 from activities.deletion.values import DeadLetterInput, OneInput, OneResult
-from activities.dispatch import Answer, Dispatch
-from activities.naming import is_topic_name
+from activities.dispatch import Answer, Dispatch, is_topic_name
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import (
     DeletionIncomplete,

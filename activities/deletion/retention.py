@@ -7,7 +7,7 @@ from typing import Protocol
 
 from activities.beating import beating
 from activities.defined import defined
-from activities.naming import check_topic_name
+from activities.dispatch import check_topic_name
 from logstore.errors import SextonError
 from logstore.ports.catalog import Topic, Topics, TopicState
 from logstore.positions import TopicId

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, func, insert, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import Database
-from infra.telemetry.current import current_trace_id
+from infra.telemetry import current_trace_id
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause
 from logstore.positions import TopicId

@@ -2,7 +2,7 @@
 
 from sqlalchemy import JSON, BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text, text
 
-from infra.telemetry.current import current_trace_id
+from infra.telemetry import current_trace_id
 
 Big = BigInteger().with_variant(Integer, "sqlite")
 metadata = MetaData()

@@ -16,7 +16,7 @@ _HEAD = '''"""The catalog's tables for queries; written from `infra.declared.mod
 
 from sqlalchemy import JSON, BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text, text
 
-from infra.telemetry.current import current_trace_id
+from infra.telemetry import current_trace_id
 
 Big = BigInteger().with_variant(Integer, "sqlite")
 metadata = MetaData()

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Index, Integer, LargeBinary, Text, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
-from infra.telemetry.current import current_trace_id
+from infra.telemetry import current_trace_id
 
 Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER key
 

@@ -8,7 +8,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from infra.telemetry.collector import collector_of
+from infra.telemetry import collector_of
 from infra.telemetry.expected import ExpectedIsNoError
 from infra.telemetry.span_files import SpanFileExporter
 

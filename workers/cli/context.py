@@ -69,7 +69,7 @@ class Services:
 
     def collector(self) -> str | None:
         """Where spans are sent beside the home's files, if anywhere."""
-        from infra.telemetry.collector import collector_of  # noqa: PLC0415
+        from infra.telemetry import collector_of  # noqa: PLC0415
 
         return collector_of(os.environ)
 

@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, Fa
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.dispatch import Done
-from infra.telemetry.current import current_trace_id
+from infra.telemetry import current_trace_id
 from infra.telemetry.logs import bind
 from logstore.errors import NotOwner, SextonError, TerminalError
 from workers.hosting.facts import ATTEMPT, ERROR_TYPE, facts_of

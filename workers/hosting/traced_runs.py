@@ -23,7 +23,7 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from infra.telemetry.current import current_trace_id
+from infra.telemetry import current_trace_id
 from workers.hosting.facts import TRACE_ID, facts_of, summary_of
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from infra.telemetry.current import current_trace_id
+from infra.telemetry import current_trace_id
 from logstore.cursors.state import LedgerSpan
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import (
