@@ -1,9 +1,10 @@
 """The audit log in SQL: who destroyed what, and why."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import ColumnElement, Connection, func, insert, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import Database
@@ -11,6 +12,34 @@ from infra.telemetry import current_trace_id
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause
 from logstore.positions import TopicId
+
+_SAMPLE: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The ledgers that an act was about: how many, the lowest and the highest id, and the first few of them."""
+
+    ledgers: int
+    first: int
+    last: int
+    sample: Sequence[int]
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> Self:
+        """Of these ids: at least one, ascending."""
+        return cls(ledgers=len(ids), first=ids[0], last=ids[-1], sample=list(ids[:_SAMPLE]))
+
+    @classmethod
+    def selected(cls, connection: Connection, ids: ColumnElement[int], *where: ColumnElement[bool]) -> Self | None:
+        """Of the ids in a column, as far as they meet the conditions; None where there are none."""
+        count, first, last = connection.execute(
+            select(func.count(ids.distinct()), func.min(ids), func.max(ids)).where(*where)
+        ).one()
+        if not count:
+            return None
+        some = select(ids).where(*where).distinct().order_by(ids).limit(_SAMPLE)
+        return cls(ledgers=count, first=first, last=last, sample=list(connection.execute(some).scalars()))
 
 
 class SqlAuditLog:
@@ -40,12 +69,12 @@ def audit(
     topic: str | None,
     detail: Mapping[str, Any],
     run_id: str | None = None,
+    span: Span | None = None,
 ) -> None:
-    """Write a row, in the transaction of the act itself.
+    """Write a row, in the transaction of the act itself: the only place that does.
 
-    A detail that names a `ledger`, or its `first` and `last` one (inclusive), is found by these; one that has a
-    `sample` of no fewer than `ledgers` ids concerns those alone. The trace of the act, if it is traced, is added to it
-    as `trace_id`.
+    A detail that names a `ledger` is found by it, an act on a span by its ends (inclusive); where the sample is all of
+    the span, it concerns those ledgers alone. The trace of the act, if it is traced, is added as `trace_id`.
 
     Args:
         connection: In the writing transaction of the act.
@@ -56,8 +85,10 @@ def audit(
         topic: Its encoded name; None where the act is of several topics, or of none.
         detail: The outcome, as JSON has it.
         run_id: The batch that the act was a step of.
+        span: The ledgers that it was about, where it was about several; told in the detail.
     """
     one, trace_id = detail.get("ledger"), current_trace_id()
+    told = dict(detail) | ({} if span is None else asdict(span))
     connection.execute(
         insert(t.audit).values(
             at_us=at_us,
@@ -68,9 +99,9 @@ def audit(
             topic_id=topic_id,
             topic=topic,
             run_id=run_id,
-            first_ledger=detail.get("first", one),
-            last_ledger=detail.get("last", one),
-            detail=dict(detail) | ({} if trace_id is None else {"trace_id": trace_id}),
+            first_ledger=span.first if span else one,
+            last_ledger=span.last if span else one,
+            detail=told | ({} if trace_id is None else {"trace_id": trace_id}),
         )
     )
 

@@ -5,30 +5,19 @@ the snapshot does not hold. So the mark-delete position advances over both, and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select, tuple_, update
+from sqlalchemy import Connection, Row, select, tuple_
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import columns, spans, stored
-from logstore.cursors.state import CursorState, LedgerSpan, acknowledge, acknowledge_to, since, whole
+from infra.catalog.cursors.cursor_rows import LockedCursor, spans, store
+from logstore.cursors.state import LedgerSpan, acknowledge, acknowledge_to, since, whole
 from logstore.errors import InvalidInput, SnapshotNeeded, UnknownObject
 from logstore.ports.catalog import Acknowledge, Acknowledged, WriteResult
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import TopicId
 
 _Key = tuple[TopicId, str]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Cursor:
-    """A locked cursor, as this batch changes it."""
-
-    cursor_id: int
-    snapshot_ledger: LedgerId | None
-    state: CursorState  # what the row holds
-    row_bytes: int
-    changed: bool = False
 
 
 def acknowledge_all(connection: Connection, writes: Sequence[Acknowledge]) -> list[WriteResult]:
@@ -37,9 +26,10 @@ def acknowledge_all(connection: Connection, writes: Sequence[Acknowledge]) -> li
         return []
     rows = _lock(connection, writes)
     listed = {topic_id: _spans(connection, topic_id, rows) for topic_id, _ in rows}
-    cursors = {key: _cursor(row) for key, row in rows.items()}
+    cursors = {key: LockedCursor.of(row) for key, row in rows.items()}
+    before = {key: cursor.state for key, cursor in cursors.items()}
     results = [_apply(write, cursors, listed) for write in writes]
-    _store(connection, [cursors[key] for key in sorted(cursors) if cursors[key].changed])
+    store(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != before[key]])
     return [_sized(result, write, cursors) for result, write in zip(results, writes, strict=True)]
 
 
@@ -57,17 +47,9 @@ def _spans(connection: Connection, topic_id: TopicId, rows: dict[_Key, Row[Any]]
     )
 
 
-def _cursor(row: Row[Any]) -> _Cursor:
-    found = stored(row)
-    return _Cursor(
-        cursor_id=row.cursor_id,
-        snapshot_ledger=found.snapshot_ledger,
-        state=found.state,
-        row_bytes=len(row.acknowledged),
-    )
-
-
-def _apply(write: Acknowledge, cursors: dict[_Key, _Cursor], listed: dict[TopicId, list[LedgerSpan]]) -> WriteResult:
+def _apply(
+    write: Acknowledge, cursors: dict[_Key, LockedCursor], listed: dict[TopicId, list[LedgerSpan]]
+) -> WriteResult:
     cursor = cursors.get((write.topic_id, write.subscription))
     if cursor is None:
         return UnknownObject("subscription", expected="an existing subscription", found=write.subscription)
@@ -81,26 +63,11 @@ def _apply(write: Acknowledge, cursors: dict[_Key, _Cursor], listed: dict[TopicI
             state = acknowledge_to(state, write.up_to, listed[write.topic_id])
     except InvalidInput as error:
         return error
-    kept = since(state, snapshot)
-    cursor.changed = cursor.changed or kept != cursor.state
-    cursor.state = kept
+    cursor.state = since(state, snapshot)
     return Acknowledged(mark_delete=state.mark_delete)
 
 
-def _store(connection: Connection, cursors: list[_Cursor]) -> None:
-    if not cursors:
-        return
-    names = ("mark_ledger", "mark_entry", "acknowledged")
-    changed = update(t.cursor).where(t.cursor.c.cursor_id == bindparam("row"))
-    rows = []
-    for cursor in cursors:
-        values = columns(cursor.state)
-        cursor.row_bytes = len(values["acknowledged"])
-        rows.append({"row": cursor.cursor_id} | {f"new_{name}": value for name, value in values.items()})
-    connection.execute(changed.values({name: bindparam(f"new_{name}") for name in names}), rows)
-
-
-def _sized(result: WriteResult, write: Acknowledge, cursors: dict[_Key, _Cursor]) -> WriteResult:
+def _sized(result: WriteResult, write: Acknowledge, cursors: dict[_Key, LockedCursor]) -> WriteResult:
     """The answer with what the row holds at the end of the batch."""
     if not isinstance(result, Acknowledged):
         return result

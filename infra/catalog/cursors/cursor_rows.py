@@ -1,12 +1,14 @@
-"""Rows of `cursor` as values and back, and the listed ledgers that cursors move over."""
+"""Rows of `cursor` as values and back, and the only writes of them; and the listed ledgers that cursors move over."""
 
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Self
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.log.ledgers import data_list
-from logstore.cursors.state import CursorState, LedgerSpan, pack_acknowledged, unpack_acknowledged
+from infra.catalog.log.ledger_rows import data_list
+from logstore.cursors.state import CursorState, LedgerSpan, advance, pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import StoredCursor
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -42,8 +44,55 @@ def stored(row: Row[Any]) -> StoredCursor:
     )
 
 
-def columns(state: CursorState) -> dict[str, Any]:
-    """What of a row the state decides; of a cursor with a snapshot, the state since."""
+@dataclass(slots=True, kw_only=True)
+class LockedCursor:
+    """A locked row of `cursor`, as its transaction changes it."""
+
+    cursor_id: int
+    name: str
+    state: CursorState  # what the row holds; of a cursor with a snapshot, the state since
+    snapshot_ledger: LedgerId | None
+    seeks: int
+    created_us: int
+    row_bytes: int  # what the row holds beyond mark-delete, packed
+
+    @classmethod
+    def of(cls, row: Row[Any]) -> Self:
+        """From the whole row."""
+        found = stored(row)
+        return cls(
+            cursor_id=row.cursor_id,
+            name=row.name,
+            state=found.state,
+            snapshot_ledger=found.snapshot_ledger,
+            seeks=row.seeks,
+            created_us=row.created_us,
+            row_bytes=len(row.acknowledged),
+        )
+
+
+def insert_cursor(connection: Connection, topic_id: TopicId, name: str, state: CursorState, *, now_us: int) -> None:
+    """Insert a subscription that does not exist, under the lock of the topic's list of data ledgers."""
+    connection.execute(insert(t.cursor).values(topic_id=topic_id, name=name, created_us=now_us, **_columns(state)))
+
+
+def store(connection: Connection, cursors: Collection[LockedCursor]) -> None:
+    """Write cursors whose rows are locked, in one statement, and set how much each holds now."""
+    if not cursors:
+        return
+    rows = []
+    for cursor in cursors:
+        values = _columns(cursor.state) | {"snapshot_ledger": cursor.snapshot_ledger, "seeks": cursor.seeks}
+        cursor.row_bytes = len(values["acknowledged"])
+        rows.append({"row": cursor.cursor_id} | {f"new_{name}": value for name, value in values.items()})
+    changed = update(t.cursor).where(t.cursor.c.cursor_id == bindparam("row"))
+    connection.execute(changed.values({name: bindparam(f"new_{name}") for name in _WRITTEN}), rows)
+
+
+_WRITTEN = ("mark_ledger", "mark_entry", "acknowledged", "snapshot_ledger", "seeks")
+
+
+def _columns(state: CursorState) -> dict[str, Any]:
     return {
         "mark_ledger": state.mark_delete.ledger_id,
         "mark_entry": state.mark_delete.entry_id,
@@ -51,7 +100,26 @@ def columns(state: CursorState) -> dict[str, Any]:
     }
 
 
-def store(connection: Connection, topic_id: TopicId, name: str, state: CursorState, **more: Any) -> None:  # noqa: ANN401
-    """Write a cursor whose row the caller has locked, with other columns if any."""
-    where = (t.cursor.c.topic_id == topic_id, t.cursor.c.name == name)
-    connection.execute(update(t.cursor).where(*where).values(**columns(state), **more))
+def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:
+    """Move cursors over ledgers that are gone, under the lock of the list, and forget what they acknowledged in them.
+
+    What a snapshot holds is not read here: such a cursor may stop short, until it is next acknowledged or settled.
+    """
+    if not removed:
+        return
+    c = t.cursor.c
+    behind = select(t.cursor).where(c.topic_id == topic_id, c.mark_ledger <= max(removed)).order_by(c.cursor_id)
+    locked = [LockedCursor.of(row) for row in connection.execute(behind.with_for_update())]  # acknowledged until now
+    listed = spans(connection, topic_id) if locked else []
+    moved = []
+    for cursor in locked:
+        state, cursor.state = cursor.state, advance(cursor.state, listed)
+        moved += [cursor] if cursor.state != state else []
+    store(connection, moved)
+
+
+def remove_cursors(connection: Connection, topic_id: TopicId) -> int:
+    """Remove the cursors of a topic that is being deleted, locked in the order of a group commit's acknowledgements."""
+    mine = t.cursor.c.topic_id == topic_id
+    connection.execute(select(t.cursor.c.cursor_id).where(mine).order_by(t.cursor.c.cursor_id).with_for_update()).all()
+    return connection.execute(delete(t.cursor).where(mine)).rowcount

@@ -1,31 +1,44 @@
-"""Subscriptions in SQL."""
+"""Subscriptions in SQL; beyond what a row holds, a ledger takes the cursor's place for its state, or gives it back.
+
+Locks: topic, the list of data ledgers where they are moved over, the cursor's own list, the cursor.
+"""
 
 from collections.abc import Collection
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import columns, one_cursor, spans, store, stored
-from infra.catalog.cursors.snapshots import SqlSnapshots, cursor_list, forget_snapshot
+from infra.catalog.cursors.cursor_rows import LockedCursor, insert_cursor, one_cursor, spans, store, stored
+from infra.catalog.deletion.intents import file_intents
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
-from infra.catalog.log.ledgers import data_list, raise_version
-from infra.catalog.log.topics import active_topic
-from logstore.cursors.state import CursorState, LedgerSpan, advance, seek
+from infra.catalog.log.components import born, retire, topic_of_newborn
+from infra.catalog.log.ledger_rows import component_list, data_list, publish, raise_version
+from infra.catalog.log.topics import active_topic, topic_row
+from logstore.cursors.state import (
+    CursorState,
+    LedgerSpan,
+    Snapshot,
+    advance,
+    pack_acknowledged,
+    seek,
+    since,
+    whole,
+)
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
-from logstore.ports.catalog import StoredCursor
+from logstore.log.ledgers import Component
+from logstore.ports.catalog import SnapshotChange, StoredCursor, Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
 
 
-class SqlCursors(SqlSnapshots):
-    """The `Cursors` port; what speaks of snapshots is inherited."""
+class SqlCursors:
+    """The `Cursors` port."""
 
     def __init__(self, database: Database) -> None:
         """Work on `database`."""
-        super().__init__(database)
         self._db = database
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
@@ -41,7 +54,7 @@ class SqlCursors(SqlSnapshots):
             return stored(existing)
         state = _starting(spans(connection, topic_id), latest=latest)
         now = self._db.now_us(connection)
-        connection.execute(insert(t.cursor).values(topic_id=topic_id, name=name, created_us=now, **columns(state)))
+        insert_cursor(connection, topic_id, name, state, now_us=now)
         raise_version(connection, list_id)
         return StoredCursor(name=name, state=state, created_us=now)
 
@@ -69,16 +82,90 @@ class SqlCursors(SqlSnapshots):
         with effect("catalog.seek"):
             return self._db.write(lambda c: _seek(c, topic_id, name, position, self._db.now_us(c)))
 
+    def publish_snapshot(
+        self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int, sha256: str | None = None
+    ) -> bool:
+        """See `Cursors.publish_snapshot`."""
+        with effect("catalog.publish_snapshot"):
+            return self._db.write(lambda connection: self._publish(connection, change, snapshot, size_bytes, sha256))
+
+    def _publish(
+        self,
+        connection: Connection,
+        change: SnapshotChange,
+        snapshot: Snapshot,
+        size_bytes: int,
+        sha256: str | None,
+    ) -> bool:
+        topic = topic_of_newborn(connection, change.topic_id, snapshot.ledger_id)
+        if topic is None:
+            return False
+        row = born(connection, snapshot.ledger_id, _cursor_list(connection, change.topic_id, change.subscription))
+        if row is None or row.place is not None:
+            return row is not None
+        now = self._db.now_us(connection)
+        cursor = _unchanged(connection, change, topic)
+        if cursor is None:
+            newborn = t.ledger.c.ledger_id == snapshot.ledger_id
+            file_intents(connection, newborn, batch_id="", now_us=now)
+            return False
+        publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
+        cursor.state = since(cursor.state, snapshot)
+        reason = f"superseded by ledger {snapshot.ledger_id}"
+        _move_state(connection, cursor, topic, snapshot.ledger_id, reason=reason, now_us=now)
+        return True
+
+    def fold_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, limit_bytes: int) -> bool:
+        """See `Cursors.fold_snapshot`."""
+        with effect("catalog.fold_snapshot"):
+            return self._db.write(lambda connection: self._fold(connection, change, snapshot, limit_bytes))
+
+    def _fold(self, connection: Connection, change: SnapshotChange, snapshot: Snapshot, limit_bytes: int) -> bool:
+        topic = topic_row(connection, change.topic_id, share=True)
+        _cursor_list(connection, change.topic_id, change.subscription)
+        cursor = _unchanged(connection, change, topic)
+        if cursor is None or cursor.snapshot_ledger != snapshot.ledger_id:
+            return False
+        cursor.state = advance(whole(cursor.state, snapshot), spans(connection, change.topic_id))
+        if len(pack_acknowledged(cursor.state.acknowledged)) > limit_bytes:
+            return False
+        now = self._db.now_us(connection)
+        _move_state(connection, cursor, topic, None, reason="folded into its cursor's row", now_us=now)
+        return True
+
 
 def _seek(connection: Connection, topic_id: TopicId, name: str, position: Position, now_us: int) -> StoredCursor:
     topic = active_topic(connection, topic_id)
     list_id = data_list(connection, topic_id, lock=True)
-    cursor_list(connection, topic_id, name)
-    row = _existing(connection, one_cursor(topic_id, name).with_for_update(), name)
-    state = seek(position, spans(connection, topic_id))
-    store(connection, topic_id, name, state, **forget_snapshot(connection, row, topic, now_us=now_us))
+    _cursor_list(connection, topic_id, name)
+    cursor = LockedCursor.of(_existing(connection, one_cursor(topic_id, name).with_for_update(), name))
+    cursor.state = seek(position, spans(connection, topic_id))
+    cursor.seeks += 1
+    _move_state(connection, cursor, topic, None, reason="the cursor was moved by a seek", now_us=now_us)
     raise_version(connection, list_id)
-    return StoredCursor(name=name, state=state, created_us=row.created_us, seeks=row.seeks + 1)
+    return StoredCursor(name=name, state=cursor.state, created_us=cursor.created_us, seeks=cursor.seeks)
+
+
+def _cursor_list(connection: Connection, topic_id: TopicId, name: str) -> int:
+    """Lock the list of a cursor's ledgers and return its id; -1 when there never was one."""
+    return component_list(connection, topic_id, Component.MANAGED_CURSOR, {"cursor": name})
+
+
+def _unchanged(connection: Connection, change: SnapshotChange, topic: Topic) -> LockedCursor | None:
+    """The cursor's row, locked, if it still is what the change was made from and the topic is ACTIVE."""
+    found = connection.execute(one_cursor(change.topic_id, change.subscription).with_for_update()).first()
+    same = found is not None and (found.snapshot_ledger, found.seeks) == (change.expected, change.seeks)
+    return LockedCursor.of(found) if found and same and topic.state is TopicState.ACTIVE else None
+
+
+def _move_state(
+    connection: Connection, cursor: LockedCursor, topic: Topic, snapshot: LedgerId | None, *, reason: str, now_us: int
+) -> None:
+    """Write a cursor whose state is elsewhere from now on, and retire the ledger that had it."""
+    if cursor.snapshot_ledger is not None:
+        retire(connection, cursor.snapshot_ledger, topic, reason=reason, now_us=now_us)
+    cursor.snapshot_ledger = snapshot
+    store(connection, [cursor])
 
 
 def _existing(connection: Connection, query: Any, name: str) -> Row[Any]:  # noqa: ANN401

@@ -11,8 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, insert, or_, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import any_of
-from infra.catalog.log.topics import ignoring_conflict
+from infra.catalog.engine.many import any_of, ignoring_conflict
 from logstore.deletion.intents import DeletionState
 from logstore.errors import ClaimHeld
 from logstore.log.ledgers import CopyKind

@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 from sqlalchemy import ColumnElement, Connection, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import audit
-from infra.catalog.cursors.cursor_rows import spans, store, stored
+from infra.catalog.audits import Span, audit
+from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.deletion import claims
 from infra.catalog.deletion.doomed import Doomed, ListView, doomed
 from infra.catalog.deletion.intents import file_intents, filed_by
 from infra.catalog.engine.database import Database
-from infra.catalog.log.ledgers import data_list, last_id, never_attached, raise_version
+from infra.catalog.log.ledger_rows import data_list, last_id, lock_lists, never_attached
 from infra.catalog.log.topics import topic_row
 from infra.catalog.offload.uploads import take_away_abandoned
 from infra.catalog.ownership.fences import FencedWrites
-from logstore.cursors.state import advance
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Claim, Detached
@@ -102,13 +101,11 @@ class PhaseOne(FencedWrites):
         dead = 0
         if asked is None:
             dead = take_away_abandoned(connection, view.list_id, batch_id, now, cause=order.cause)
-        _close_holes(connection, view, gone.ids)
+        close_holes(connection, view.topic_id, gone.ids)
         intents = stalled + newborn + filed + dead
         result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
         if intents or asked is not None:
             self._open(connection, result, view, order)
-        if gone.ids or dead:
-            raise_version(connection, view.list_id)
         if gone.ids:
             _audit(connection, view, gone, order)
         return replace(
@@ -124,8 +121,7 @@ class PhaseOne(FencedWrites):
         abandoned = never_attached(view.now_us - self._newborn_us)
         inner = select(t.ledger_list.c.list_id).where(lists)
         where = select(t.ledger.c.list_id).where(t.ledger.c.list_id.in_(inner), abandoned).distinct()
-        locked = select(t.ledger_list.c.list_id).where(lists, t.ledger_list.c.list_id.in_(where))
-        ids = connection.execute(locked.order_by(t.ledger_list.c.list_id).with_for_update()).scalars().all()
+        ids = lock_lists(connection, lists, t.ledger_list.c.list_id.in_(where))
         if not ids:
             return 0
         return _file(connection, t.ledger.c.list_id.in_(ids) & abandoned, view, order)
@@ -157,32 +153,7 @@ def done_before(connection: Connection, batch_id: str, request: str) -> Detached
     return Detached(batch_id=batch_id, **summary)
 
 
-def _close_holes(connection: Connection, view: ListView, removed: Sequence[LedgerId]) -> None:
-    """Move cursors over ledgers that are gone, and forget single acknowledgements in them.
-
-    What a snapshot holds is not read here: such a cursor may stop short, until it is next acknowledged or settled.
-    """
-    if not removed:
-        return
-    c = t.cursor.c
-    behind = select(t.cursor).where(c.topic_id == view.topic_id, c.mark_ledger <= max(removed)).order_by(c.cursor_id)
-    locked = connection.execute(behind.with_for_update()).all()  # acknowledgements went on until now
-    listed = spans(connection, view.topic_id) if locked else []
-    for row in locked:
-        state = stored(row).state
-        moved = advance(state, listed)
-        if moved != state:
-            store(connection, view.topic_id, row.name, moved)
-
-
 def _audit(connection: Connection, view: ListView, gone: Doomed, order: Order) -> None:
-    detail = {
-        "ledgers": len(gone.ids),
-        "first": gone.ids[0],
-        "last": gone.ids[-1],
-        "sample": [int(ledger_id) for ledger_id in gone.ids[:20]],
-    }
-    forced = {"forced": True} if order.force else {}
     audit(
         connection,
         "detach",
@@ -191,5 +162,6 @@ def _audit(connection: Connection, view: ListView, gone: Doomed, order: Order) -
         topic_id=view.topic_id,
         topic=view.topic,
         run_id=order.batch_id,
-        detail=detail | forced,
+        detail={"forced": True} if order.force else {},
+        span=Span.of(gone.ids),
     )

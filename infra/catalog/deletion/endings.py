@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, func, or_, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.audits import audit
+from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.claims import UNCLAIMED
 from infra.catalog.deletion.intents import outcome_of
 from infra.catalog.engine.many import any_of
@@ -147,21 +147,16 @@ def audit_batch(
     connection: Connection, batch_id: str, topic_id: TopicId, cause: Cause, outcome: Tally, *, at_us: int
 ) -> None:
     """Write down how a batch ended, and which ledgers it was about."""
-    span = (func.min(_P.ledger_id).label("first"), func.max(_P.ledger_id).label("last"))
-    names = (func.min(_P.topic).label("topic"), func.max(_P.topic).label("other"))
-    count = func.count(_P.ledger_id.distinct()).label("ledgers")
-    row = connection.execute(select(*span, *names, count).where(_P.batch_id == batch_id)).one()
-    some = select(_P.ledger_id).where(_P.batch_id == batch_id).distinct().order_by(_P.ledger_id).limit(20)
-    ledgers = {"ledgers": row.ledgers, "first": row.first, "last": row.last}
-    sample = {"sample": list(connection.execute(some).scalars())}
-    detail = {"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes}
+    names = select(func.min(_P.topic), func.max(_P.topic)).where(_P.batch_id == batch_id)
+    topic, other = connection.execute(names).one()
     audit(
         connection,
         "delete-ledgers",
         cause,
         at_us=at_us,
         topic_id=topic_id,
-        topic=row.topic if row.topic == row.other else None,  # a batch may be of several topics
+        topic=topic if topic == other else None,  # a batch may be of several topics
         run_id=batch_id,
-        detail=detail | (ledgers | sample if row.ledgers else {}),
+        detail={"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes},
+        span=Span.selected(connection, _P.ledger_id, _P.batch_id == batch_id),
     )

@@ -8,17 +8,16 @@ from sqlalchemy import (
     Row,
     RowMapping,
     and_,
-    delete,
     exists,
     func,
     insert,
     literal,
     or_,
     select,
-    update,
 )
 
 from infra.catalog import tables as t
+from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none, json_object
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.log.ledgers import CopyKind
@@ -41,11 +40,7 @@ def file_intents(
     names, query = _intents(doomed, batch_id, now_us, cause)
     filing = insert(t.pending_deletion).from_select(names, query)
     filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
-    gone = doomed & _has_intent()
-    ids = select(t.ledger.c.ledger_id).where(gone)
-    for table in (t.segment, t.ledger_copy):
-        connection.execute(delete(table).where(table.c.ledger_id.in_(ids)))
-    connection.execute(delete(t.ledger).where(gone))
+    remove_ledgers(connection, doomed & _has_intent())
     return filed
 
 
@@ -95,11 +90,7 @@ def file_copy_intents(
     filing = insert(t.pending_deletion).from_select(names, query)
     filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
     if filed:
-        gone = (t.ledger.c.list_id == list_id) & _has_intent(kind)
-        ids = select(t.ledger.c.ledger_id).where(gone)
-        copies = (t.ledger_copy.c.kind == kind.value, t.ledger_copy.c.ledger_id.in_(ids))
-        connection.execute(delete(t.ledger_copy).where(*copies))
-        connection.execute(update(t.ledger).where(gone).values(generation=t.ledger.c.generation + 1))
+        remove_copies(connection, list_id, kind, _has_intent(kind))
     return filed
 
 

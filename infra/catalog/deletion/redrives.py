@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.audits import audit
+from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.claims import SEVERAL_TOPICS, UNCLAIMED, open_run
 from infra.catalog.deletion.detach import done_before
 from infra.catalog.deletion.intents import state_of
@@ -108,11 +108,6 @@ def _is_dead(state: str) -> bool:
 
 
 def _audit(connection: Connection, result: Detached, cause: Cause, *, at_us: int) -> None:
-    mine = _P.batch_id == result.batch_id
-    span = (func.count(_P.ledger_id.distinct()), func.min(_P.ledger_id), func.max(_P.ledger_id))
-    ledgers, first, last = connection.execute(select(*span).where(mine)).one()
-    some = select(_P.ledger_id).where(mine).distinct().order_by(_P.ledger_id).limit(20)
-    sample = list(connection.execute(some).scalars())
     audit(
         connection,
         "redrive",
@@ -121,7 +116,8 @@ def _audit(connection: Connection, result: Detached, cause: Cause, *, at_us: int
         topic_id=SEVERAL_TOPICS,
         topic=None,
         run_id=result.batch_id,
-        detail={"rows": result.intents, "ledgers": ledgers, "first": first, "last": last, "sample": sample},
+        detail={"rows": result.intents},
+        span=Span.selected(connection, _P.ledger_id, _P.batch_id == result.batch_id),
     )
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, and_, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import keys_of
-from infra.catalog.log.ledgers import last_id
+from infra.catalog.log.ledger_rows import last_id
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import Component, CopyKind, CopyState

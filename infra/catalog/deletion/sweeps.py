@@ -16,7 +16,7 @@ from infra.catalog.deletion.detach import done_before
 from infra.catalog.deletion.intents import file_intents, filed_by
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
-from infra.catalog.log.ledgers import never_attached, raise_version
+from infra.catalog.log.ledger_rows import lock_lists, never_attached
 from infra.catalog.log.topics import holding
 from infra.catalog.offload.uploads import abandoned, take_away_abandoned
 from logstore.deletion.intents import DeletionState
@@ -76,17 +76,14 @@ class SqlSweeps:
         found = [*born, *dead]
         if not found:
             return 0, 0
-        _lock(connection, t.topic.c.topic_id, [row.topic_id for row in found], share=True)
-        _lock(connection, t.ledger_list.c.list_id, [row.list_id for row in found])
+        _hold_topics(connection, [row.topic_id for row in found])
+        lock_lists(connection, _among(connection, t.ledger_list.c.list_id, [row.list_id for row in found]))
         doomed = _among(connection, _L.ledger_id, [row.ledger_id for row in born])
         unattached = _L.state == LedgerState.CREATING.value
         newborn = file_intents(connection, doomed & unattached, batch_id=batch_id, now_us=now_us)
         copies = 0
         for list_id in sorted({row.list_id for row in dead}):
-            filed = take_away_abandoned(connection, list_id, batch_id, now_us)
-            if filed:
-                raise_version(connection, list_id)
-            copies += filed
+            copies += take_away_abandoned(connection, list_id, batch_id, now_us)
         return newborn, copies
 
     def due(self, *, older_than_s: float) -> Due:
@@ -121,9 +118,8 @@ class SqlSweeps:
     def _forget(self, connection: Connection, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
-        gone = _P.state == DeletionState.DELETED.value  # and not opened again meanwhile
-        rows = _remove(connection, _P.row_id, _ended(now, before).order_by(_P.finished_us), gone, limit=limit)
-        runs = _remove(connection, _R.run_id, _empty_runs(before), limit=limit)
+        rows = _forget_rows(connection, _ended(now, before).order_by(_P.finished_us).limit(limit))
+        runs = _forget_runs(connection, _empty_runs(before).limit(limit))
         if rows or runs:
             detail = {"rows": rows, "runs": runs, "before_us": before}
             audit(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
@@ -178,13 +174,17 @@ def _among(connection: Connection, column: ColumnElement[Any], ids: Sequence[int
     return column.in_(any_of(connection.dialect.name, ids))
 
 
-def _lock(connection: Connection, key: ColumnElement[int], ids: Sequence[int], *, share: bool = False) -> None:
-    """Shared, who takes a topic's rows away waits for us or we for it."""
-    rows = select(key).where(_among(connection, key, ids)).order_by(key)
-    connection.execute(holding(rows) if share else rows.with_for_update())
+def _hold_topics(connection: Connection, ids: Sequence[int]) -> None:
+    """Share-lock topics: who takes their rows away waits for us, or we for it."""
+    key = t.topic.c.topic_id
+    connection.execute(holding(select(key).where(_among(connection, key, ids)).order_by(key)))
 
 
-def _remove(connection: Connection, key: Any, rows: Select[Any], *still: ColumnElement[bool], limit: int) -> int:  # noqa: ANN401 - a column of a table
-    """Remove a page of rows by their key, as far as they are still so once they are locked."""
-    page = rows.limit(limit).subquery()
-    return connection.execute(delete(key.table).where(key.in_(select(page)), *still)).rowcount
+def _forget_rows(connection: Connection, page: Select[Any]) -> int:
+    """Remove a page of intents by their row ids, as far as none was opened again meanwhile."""
+    gone = _P.state == DeletionState.DELETED.value
+    return connection.execute(delete(t.pending_deletion).where(_P.row_id.in_(select(page.subquery())), gone)).rowcount
+
+
+def _forget_runs(connection: Connection, page: Select[Any]) -> int:
+    return connection.execute(delete(t.run).where(_R.run_id.in_(select(page.subquery())))).rowcount

@@ -5,29 +5,35 @@ committed, nobody new comes. `begin` waits for nobody; `detach_all` waits for th
 it finds is all there ever will be.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Table, and_, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy import Connection, Row, and_, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import audit, audited_us
+from infra.catalog.audits import Span, audit, audited_us
+from infra.catalog.cursors.cursor_rows import remove_cursors
 from infra.catalog.deletion import claims
 from infra.catalog.deletion.detach import done_before
 from infra.catalog.deletion.endings import tally_of
 from infra.catalog.deletion.intents import file_intents, filed_by
 from infra.catalog.engine.database import Database
-from infra.catalog.log.topics import topic_row
+from infra.catalog.engine.many import any_of
+from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
+from infra.catalog.log.schemas import remove_versions
+from infra.catalog.log.topics import begin_deletion, remove_producers, remove_topic, topic_row
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
-from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState
 from logstore.positions import TopicId
 
-_NAMING: Final[tuple[Table, ...]] = (t.cursor, t.schema_version)
+_Removals = Mapping[str, Callable[[Connection, TopicId], int]]
+
+_NAMING: Final[_Removals] = {"cursor": remove_cursors, "schema_version": remove_versions}
 """Rows that name ledgers of the topic's lists, in lock order: they go in the transaction that detaches those."""
 
-_ATTACHED: Final[tuple[Table, ...]] = (*_NAMING, t.producer_sequence, t.ledger_list)
+_ATTACHED: Final[_Removals] = {**_NAMING, "producer_sequence": remove_producers, "ledger_list": remove_lists}
 """Rows that go with the topic's own at the latest. Whatever table hangs on a topic belongs here or above; what it
 stores must be ledgers of one of the topic's lists."""
 
@@ -60,8 +66,7 @@ class SqlTopicDeletions:
         if begun is not None:
             return begun
         now = self._db.now_us(connection)
-        own = t.topic.c.topic_id == topic_id
-        connection.execute(update(t.topic).where(own).values(state=TopicState.DELETING.value))
+        begin_deletion(connection, topic_id)
         audit(connection, _BEGIN, cause, at_us=now, topic_id=topic_id, topic=name, detail={})
         return now
 
@@ -87,20 +92,18 @@ class SqlTopicDeletions:
         _require_deleting(topic)
         topic_id, now = TopicId(topic.topic_id), self._db.now_us(connection)
         lists = t.ledger_list.c.topic_id == topic_id
-        locked = select(t.ledger_list.c.list_id).where(lists).order_by(t.ledger_list.c.list_id).with_for_update()
-        connection.execute(locked).all()
+        lock_lists(connection, lists)
         doomed = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(lists))
         ids = connection.execute(select(t.ledger.c.ledger_id).where(doomed).order_by(t.ledger.c.ledger_id)).scalars()
         gone = ids.all()
         adopted = claims.adopt_stalled(connection, topic_id, None, batch_id=batch_id, now_us=now)
         filed = 0
         if gone:
-            _give_copies(connection, topic_id)
+            give_copies(connection, topic_id)
             filed = file_intents(connection, doomed, batch_id=batch_id, now_us=now, cause=cause)
-            detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": list(gone[:20])}
-            detail["removed"] = _remove_rows(connection, topic_id, _NAMING)
+            detail = {"removed": _removed(connection, topic_id, _NAMING)}
             about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
-            audit(connection, "detach", cause, at_us=now, detail=detail, **about)
+            audit(connection, "detach", cause, at_us=now, detail=detail, span=Span.of(gone), **about)
         return Detached(
             batch_id=batch_id,
             ledgers=len(gone),
@@ -118,12 +121,12 @@ class SqlTopicDeletions:
         if topic is None:
             return True
         _require_deleting(topic)
-        lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
-        connection.execute(lists.order_by(t.ledger_list.c.list_id).with_for_update()).all()
-        if connection.execute(select(t.ledger.c.ledger_id).where(t.ledger.c.list_id.in_(lists)).limit(1)).first():
+        lists = lock_lists(connection, t.ledger_list.c.topic_id == topic_id)
+        inside = t.ledger.c.list_id.in_(any_of(connection.dialect.name, lists))
+        if connection.execute(select(t.ledger.c.ledger_id).where(inside).limit(1)).first():
             return False
-        removed = _remove_rows(connection, topic_id, _ATTACHED)
-        connection.execute(delete(t.topic).where(_of(t.topic, topic_id)))
+        removed = _removed(connection, topic_id, _ATTACHED)
+        remove_topic(connection, topic_id)
         now = self._db.now_us(connection)
         done = _tally(connection, topic_id, audited_us(connection, _BEGIN, topic_id) or 0)
         detail = {"removed": removed, "outcomes": dict(done.outcomes), "objects": done.objects}
@@ -164,31 +167,15 @@ def _tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
 
 def _locked(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
     """The topic's row, locked against everyone who holds it, or with `key_share` only against who deletes it."""
-    query = select(t.topic).where(_of(t.topic, topic_id))
+    query = select(t.topic).where(t.topic.c.topic_id == topic_id)
     return connection.execute(query.with_for_update(key_share=key_share)).first()
 
 
-def _remove_rows(connection: Connection, topic_id: TopicId, tables: tuple[Table, ...]) -> dict[str, int]:
-    """Remove the topic's rows and count them; cursors are locked in the order of a group commit's acknowledgements."""
-    cursors = select(t.cursor.c.cursor_id).where(_of(t.cursor, topic_id)).order_by(t.cursor.c.cursor_id)
-    connection.execute(cursors.with_for_update()).all()
-    return {table.name: connection.execute(delete(table).where(_of(table, topic_id))).rowcount for table in tables}
-
-
-def _of(table: Table, topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's comparison
-    return table.c.topic_id == topic_id
+def _removed(connection: Connection, topic_id: TopicId, removals: _Removals) -> dict[str, int]:
+    """Remove the topic's rows and count them, table by table."""
+    return {table: remove(connection, topic_id) for table, remove in removals.items()}
 
 
 def _require_deleting(topic: Row[Any]) -> None:
     if topic.state != TopicState.DELETING.value:
         raise PreconditionFailed(f"topic {topic.name}: expected state DELETING, found {topic.state}")
-
-
-def _give_copies(connection: Connection, topic_id: TopicId) -> None:
-    """A row that lost all of its copies' rows gets its primary one, so that storage is asked and the row can go."""
-    lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
-    bare = t.ledger.c.list_id.in_(lists), ~exists().where(t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
-    columns = {"kind": literal(CopyKind.LEDGER.value), "state": literal(CopyState.WRITING.value)}
-    context = literal({}, t.ledger_copy.c.context.type)
-    rows = select(t.ledger.c.ledger_id, *columns.values(), context).where(*bare)
-    connection.execute(insert(t.ledger_copy).from_select(["ledger_id", *columns, "context"], rows))

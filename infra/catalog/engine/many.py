@@ -5,9 +5,23 @@ So it is compiled once, and prepared once on a connection. SQLite reads the valu
 
 import json
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, FromClause, Select, Text, bindparam, cast, func, literal, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    CursorResult,
+    FromClause,
+    Select,
+    Text,
+    bindparam,
+    cast,
+    func,
+    literal,
+    select,
+)
+from sqlalchemy.sql import Executable
 from sqlalchemy.types import TypeEngine
 
 BIG = BigInteger()
@@ -27,6 +41,17 @@ class Rows(NamedTuple):
             return {str(self.source.description): json.dumps(rows)}
         cells = zip(*rows, strict=True) if rows else ((),) * len(self.columns)
         return dict(zip(_names(self.source, self.columns), map(list, cells), strict=True))
+
+
+class Statement(NamedTuple):
+    """A statement, built once for a dialect, and the rows it takes."""
+
+    sql: Executable
+    rows: Rows
+
+    def execute(self, connection: Connection, rows: Iterable[tuple[Any, ...]]) -> CursorResult[Any]:
+        """Run it for these rows, each with the columns in their order."""
+        return connection.execute(self.sql, self.rows.packed(sorted(rows)))
 
 
 def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Rows:
@@ -50,6 +75,16 @@ def any_of(dialect: str, ids: Iterable[int]) -> Select[Any]:
     if dialect == "sqlite":
         return select(func.json_each(json.dumps(wanted)).table_valued("value").c.value)
     return select(func.unnest(literal(wanted, _array(BIG))))
+
+
+def inserting(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
+    """An insert that may say what happens where a unique key is taken."""
+    return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)  # the other one's import is spared
+
+
+def ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
+    """An insert that does nothing where a unique key is taken."""
+    return inserting(connection.dialect.name, table).on_conflict_do_nothing()
 
 
 def _array(kind: TypeEngine[Any]) -> TypeEngine[Any]:

@@ -8,7 +8,7 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.deletion.references import live_copies, live_row
 from infra.catalog.engine.database import Database
-from infra.catalog.log.topics import inserting
+from infra.catalog.engine.many import ignoring_conflict
 from infra.catalog.offload.contexts import Readable
 from logstore.deletion.intents import DeletionState, missing_property
 from logstore.errors import CatalogVersionMismatch
@@ -53,7 +53,7 @@ class SqlIdentities:
 
         def work(connection: Connection) -> None:
             row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
-            connection.execute(inserting(connection.dialect.name, t.bucket_marker).values(row).on_conflict_do_nothing())
+            connection.execute(ignoring_conflict(connection, t.bucket_marker).values(row))
 
         self._db.write(work)
 

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.intents import file_intents, keys_of
 from infra.catalog.deletion.late import reopen_intent
 from infra.catalog.engine.database import Database
-from infra.catalog.log.ledgers import raise_version
-from infra.catalog.log.newborns import newborn
-from infra.catalog.log.topics import active_topic, canonical, ignoring_conflict, topic_row
+from infra.catalog.log.ledger_rows import canonical, make_list, newborn
+from infra.catalog.log.topics import active_topic, topic_row
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
@@ -37,7 +36,7 @@ class SqlComponents:
             owner = LedgerOwner(
                 application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
             )
-            list_id = _list_on_demand(connection, owner)
+            list_id = make_list(connection, topic_id, component, keys)
             return newborn(connection, owner, list_id, now_us=self._db.now_us(connection))
 
         with effect("catalog.create_component_ledger"):
@@ -46,12 +45,6 @@ class SqlComponents:
     def listed(self, topic_id: TopicId) -> list[Ledger]:
         """See `Components.listed`."""
         return self._db.read(lambda connection: _listed(connection, topic_id))
-
-
-def component_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
-    """Lock a component's list and return its id; -1 when no ledger was ever created for it."""
-    found = connection.execute(_list_query(topic_id, component, keys).with_for_update()).scalar_one_or_none()
-    return -1 if found is None else int(found)
 
 
 def topic_of_newborn(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
@@ -80,28 +73,6 @@ def born(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] 
     return found
 
 
-def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
-    """List a newborn, CLOSED, with its one segment of one entry, under the lock of its list."""
-    ledger_id = row.ledger_id
-    only = {"ledger_id": ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
-    connection.execute(insert(t.segment).values(**only, sha256=sha256))
-    closed = update(t.ledger).where(t.ledger.c.ledger_id == ledger_id)
-    connection.execute(
-        closed.values(
-            state=LedgerState.CLOSED.value,
-            place=ledger_id,
-            entries=1,
-            size_bytes=size_bytes,
-            segments=1,
-            last_segment=0,
-            closed_us=now_us,
-        )
-    )
-    live = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id == ledger_id)
-    connection.execute(live.values(state=CopyState.LIVE.value))
-    raise_version(connection, row.list_id)
-
-
 def retire(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
     """Replace a component's ledger by an intent that nobody works on yet, and say so in the audit log.
 
@@ -118,24 +89,6 @@ def retire(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason:
         topic=topic.name,
         detail={"ledger": int(ledger_id)},
     )
-
-
-def _list_query(topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> Any:  # noqa: ANN401 - SQLAlchemy's select
-    c = t.ledger_list.c
-    return select(c.list_id).where(c.topic_id == topic_id, c.component == component.value, c.owner == canonical(keys))
-
-
-def _list_on_demand(connection: Connection, owner: LedgerOwner) -> int:
-    """Id of the component's list; its unique key decides between racing creators."""
-    query = _list_query(owner.topic_id, owner.component, owner.keys)
-    found = connection.execute(query).scalar_one_or_none()
-    if found is None:
-        made = ignoring_conflict(connection, t.ledger_list).values(
-            topic_id=owner.topic_id, component=owner.component.value, owner=canonical(owner.keys), version=0
-        )
-        connection.execute(made)
-        found = connection.execute(query).scalar_one()
-    return int(found)
 
 
 def _listed(connection: Connection, topic_id: TopicId) -> list[Ledger]:

@@ -3,22 +3,21 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, select, update
+from sqlalchemy import Connection, Row, Select, case, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import file_intents
 from infra.catalog.deletion.late import reopen_intent, reopen_late
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
-from infra.catalog.log.newborns import newborn
-from infra.catalog.log.sums import backlog_of, totals_of
+from infra.catalog.log.ledger_rows import attach, data_list, last_id, newborn
 from infra.catalog.log.topics import active_topic
 from logstore.cursors.state import CursorState
-from logstore.errors import StaleCatalog, UnknownObject
+from logstore.errors import StaleCatalog
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import Ledger, Segment, Topic, Totals
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import LedgerId, Position, TopicId
 
 
 class SqlLedgers:
@@ -42,12 +41,12 @@ class SqlLedgers:
 
     def totals(self, topic_id: TopicId) -> Totals:
         """See `Ledgers.totals`."""
-        return self._db.read(lambda connection: totals_of(connection, _listed_query(topic_id)))
+        return self._db.read(lambda connection: _totals(connection, _listed_query(topic_id)))
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         """See `Ledgers.backlogs`."""
         listed = _listed_query(topic_id)
-        return self._db.read(lambda connection: [backlog_of(connection, listed, state) for state in states])
+        return self._db.read(lambda connection: [_backlog(connection, listed, state) for state in states])
 
     def last(self, topic_id: TopicId) -> Ledger | None:
         """See `Ledgers.last`."""
@@ -100,25 +99,9 @@ class SqlLedgers:
         if last != after or (last is not None and last > ledger_id):  # a list ascends by id
             file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=self._db.now_us(connection))
             return False
-        self._open(connection, newborn.list_id, ledger_id, after)
-        return True
-
-    def _open(self, connection: Connection, list_id: int, ledger_id: LedgerId, after: LedgerId | None) -> None:
         now = self._db.now_us(connection)
-        connection.execute(
-            update(t.ledger)
-            .where(t.ledger.c.ledger_id == after, t.ledger.c.state == LedgerState.OPEN.value)
-            .values(state=LedgerState.CLOSED.value, closed_us=now)
-        )
-        connection.execute(
-            update(t.ledger)
-            .where(t.ledger.c.ledger_id == ledger_id)
-            .values(state=LedgerState.OPEN.value, place=ledger_id)  # ids grow along a list
-        )
-        connection.execute(
-            update(t.ledger_copy).where(t.ledger_copy.c.ledger_id == ledger_id).values(state=CopyState.LIVE.value)
-        )
-        raise_version(connection, list_id)
+        attach(connection, newborn.list_id, ledger_id, after=after, now_us=now)
+        return True
 
     def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
         """See `Ledgers.gave_up`."""
@@ -159,32 +142,6 @@ def require_epoch(connection: Connection, expected: int | None) -> None:
         raise StaleCatalog(f"catalog epoch: expected {found}, found {expected} in the request")
 
 
-def data_list(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
-    """Id of the topic's list of data ledgers, locked if asked.
-
-    Raises:
-        UnknownObject: No such topic.
-    """
-    query = select(t.ledger_list.c.list_id).where(
-        t.ledger_list.c.topic_id == topic_id, t.ledger_list.c.component == Component.MANAGED_LEDGER.value
-    )
-    found = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
-    if found is None:
-        raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
-    return int(found)
-
-
-def raise_version(connection: Connection, list_id: int) -> int:
-    """Count a change of the list and return its new version."""
-    raised = (
-        update(t.ledger_list)
-        .where(t.ledger_list.c.list_id == list_id)
-        .values(version=t.ledger_list.c.version + 1)
-        .returning(t.ledger_list.c.version)
-    )
-    return int(connection.execute(raised).scalar_one())
-
-
 def _data_owner(application: str, topic: Topic) -> LedgerOwner:
     return LedgerOwner(
         application=application,
@@ -195,23 +152,11 @@ def _data_owner(application: str, topic: Topic) -> LedgerOwner:
     )
 
 
-def never_attached(before_us: int) -> ColumnElement[bool]:
-    """Ledgers, of any component, whose creator gave up or died before listing them, if born before that time."""
-    c = t.ledger.c
-    return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)
-
-
 def _topic_of(connection: Connection, list_id: int) -> TopicId | None:
     """Whose list it is; None when it went, with its topic and every ledger in it."""
     query = select(t.ledger_list.c.topic_id).where(t.ledger_list.c.list_id == list_id)
     found = connection.execute(query).scalar_one_or_none()
     return None if found is None else TopicId(found)
-
-
-def last_id(connection: Connection, list_id: int) -> int | None:
-    """Id of the list's last ledger, or None when the list is empty."""
-    query = select(func.max(t.ledger.c.place)).where(t.ledger.c.list_id == list_id)  # places are ids
-    return connection.execute(query).scalar_one_or_none()
 
 
 def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
@@ -252,3 +197,42 @@ def _ledger(row: Row[Any], topic_id: TopicId, copies: tuple[CopyKind, ...] = (Co
         closed_us=row.closed_us,
         copies=copies,
     )
+
+
+def _totals(connection: Connection, listed: Select[Any]) -> Totals:
+    """Sums over the ledgers that are listed, and the first and the last entry of them."""
+    filled = case((t.ledger.c.entries > 0, t.ledger.c.ledger_id))
+    sums = (
+        func.count(),
+        func.sum(t.ledger.c.entries),
+        func.sum(t.ledger.c.size_bytes),
+        func.min(filled),
+        func.max(filled),
+    )
+    count, entries, size_bytes, first, last = connection.execute(listed.with_only_columns(*sums)).one()
+    ends = None
+    if last is not None:
+        ends = connection.execute(
+            listed.with_only_columns(t.ledger.c.entries).where(t.ledger.c.ledger_id == last)
+        ).scalar_one()
+    return Totals(
+        ledgers=count,
+        entries=int(entries or 0),
+        size_bytes=int(size_bytes or 0),
+        first=None if first is None else Position(LedgerId(first), 0),
+        last=None if ends is None else Position(LedgerId(last), ends - 1),
+    )
+
+
+def _backlog(connection: Connection, listed: Select[Any], state: CursorState) -> int:
+    """Entries of the listed ledgers beyond the cursor's mark, without those that it has acknowledged one by one."""
+    mark = state.mark_delete
+    behind = case((t.ledger.c.ledger_id == mark.ledger_id, mark.entry_id + 1), else_=0)
+    left = case((t.ledger.c.entries > behind, t.ledger.c.entries - behind), else_=0)
+    beyond = listed.with_only_columns(func.sum(left)).where(t.ledger.c.ledger_id >= mark.ledger_id)
+    open_ones = int(connection.execute(beyond).scalar_one() or 0)
+    if not state.acknowledged:
+        return open_ones
+    named = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, state.acknowledged))
+    still = connection.execute(listed.with_only_columns(t.ledger.c.ledger_id).where(named)).scalars()
+    return max(0, open_ones - sum(len(state.acknowledged[LedgerId(one)]) for one in still))

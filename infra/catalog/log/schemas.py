@@ -1,13 +1,15 @@
 """Schema versions in SQL."""
 
+from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, delete, insert, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import file_intents
 from infra.catalog.engine.database import Database
-from infra.catalog.log.components import born, component_list, publish, topic_of_newborn
+from infra.catalog.log.components import born, topic_of_newborn
+from infra.catalog.log.ledger_rows import component_list, publish
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
@@ -60,22 +62,26 @@ class SqlSchemas:
                 expected = f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}"
                 return newest if known else PreconditionFailed(expected)
             publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
-            values = {
-                "topic_id": topic_id,
-                "version": 0 if newest is None else newest.version + 1,
-                "ledger_id": ledger_id,
-                "digest": digest,
-                "size_bytes": content_bytes,
-                "created_us": now,
-            }
-            connection.execute(insert(t.schema_version).values(**values))
-            return _newest(connection, topic_id)
+            version = SchemaVersion(
+                version=0 if newest is None else newest.version + 1,
+                ledger_id=ledger_id,
+                digest=digest,
+                size_bytes=content_bytes,
+                created_us=now,
+            )
+            connection.execute(insert(t.schema_version).values(topic_id=topic_id, **asdict(version)))
+            return version
 
         with effect("catalog.publish_schema"):
             answer = self._db.write(work)
         if isinstance(answer, PreconditionFailed):
             raise answer
         return answer
+
+
+def remove_versions(connection: Connection, topic_id: TopicId) -> int:
+    """Remove the versions of a topic that is being deleted, under the lock of its row, and return how many."""
+    return connection.execute(delete(t.schema_version).where(_V.topic_id == topic_id)).rowcount
 
 
 def _newest(connection: Connection, topic_id: TopicId) -> SchemaVersion | None:

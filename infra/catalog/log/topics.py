@@ -1,15 +1,16 @@
-"""Topics in SQL."""
+"""Topics in SQL, with what producers of them have sent: nothing else writes rows of these two."""
 
-import json
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Iterable
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, insert, select
+from sqlalchemy import Connection, Row, Select, delete, select, true, update
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import Database
+from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, inserting, rows_of
+from infra.catalog.log.ledger_rows import make_list
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
@@ -48,11 +49,7 @@ class SqlTopics:
         ).scalar_one_or_none()
         if topic_id is None:
             raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that was just created")
-        connection.execute(
-            insert(t.ledger_list).values(
-                topic_id=topic_id, component=Component.MANAGED_LEDGER.value, owner=canonical({}), version=0
-            )
-        )
+        make_list(connection, topic_id, Component.MANAGED_LEDGER, {})
         return Topic(topic_id=topic_id, name=name, state=TopicState.ACTIVE, policy=policy, created_us=now)
 
     def get(self, name: str) -> Topic:
@@ -79,21 +76,6 @@ class SqlTopics:
 
 
 _SELECT = select(t.topic)
-
-
-def canonical(keys: Mapping[str, str]) -> str:
-    """Keys of a component as one text, equal for equal keys."""
-    return json.dumps(dict(keys), sort_keys=True, separators=(",", ":"))
-
-
-def ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
-    """An insert that does nothing where a unique key is taken."""
-    return inserting(connection.dialect.name, table).on_conflict_do_nothing()
-
-
-def inserting(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
-    """An insert that may say what happens where a unique key is taken."""
-    return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)  # the other one's import is spared
 
 
 def holding(topics: Select[Any]) -> Select[Any]:
@@ -131,6 +113,45 @@ def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
         return _topic(row)
     found = topic_row(connection, topic_id)
     raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
+
+
+def begin_deletion(connection: Connection, topic_id: TopicId) -> None:
+    """ACTIVE → DELETING, for good, under a key-share lock of the row."""
+    mine = update(t.topic).where(t.topic.c.topic_id == topic_id)
+    connection.execute(mine.values(state=TopicState.DELETING.value))
+
+
+def advance_producers(connection: Connection, ahead: Iterable[tuple[int, str, int]]) -> None:
+    """Set producers' last sequence ids: topic, producer, id; the lock of the topic's open ledger is held.
+
+    That lock stands for sequences that have no row yet. None goes back.
+    """
+    _advancing(connection.dialect.name).execute(connection, ahead)
+
+
+@cache
+def _advancing(dialect: str) -> Statement:
+    rows = rows_of(dialect, "ahead", {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG})
+    picked = select(*(rows.source.c[name] for name in rows.columns)).where(
+        true()
+    )  # without it SQLite reads ON as a join's
+    put = inserting(dialect, t.producer_sequence).from_select(rows.columns, picked)
+    further = put.on_conflict_do_update(
+        index_elements=["topic_id", "producer"],
+        set_={"sequence_id": put.excluded.sequence_id},
+        where=t.producer_sequence.c.sequence_id < put.excluded.sequence_id,
+    )
+    return Statement(sql=further, rows=rows)
+
+
+def remove_producers(connection: Connection, topic_id: TopicId) -> int:
+    """Remove the sequences of a topic's producers, under the lock of its row, and return how many."""
+    return connection.execute(delete(t.producer_sequence).where(t.producer_sequence.c.topic_id == topic_id)).rowcount
+
+
+def remove_topic(connection: Connection, topic_id: TopicId) -> None:
+    """Remove the row of a topic that is DELETING, locked against all who hold it, with nothing attached to it."""
+    connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
 
 
 def _topic(row: Row[Any]) -> Topic:

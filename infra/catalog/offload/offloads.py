@@ -3,20 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, exists, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import file_copy_intents
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
-from infra.catalog.log.ledgers import data_list, raise_version
+from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
 from infra.catalog.log.topics import active_topic, topic_row
 from infra.catalog.offload.contexts import as_text, context_in
 from infra.catalog.offload.primary_removal import PrimaryRemoval
-from infra.catalog.offload.uploads import TIERED, end_upload, publish_copy, statement_of, tiered_copy
+from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
+from logstore.offload.tiered import upload_ended
 from logstore.ports.catalog import Copies, Offload, OffloadAnswer, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 
@@ -72,8 +73,7 @@ class SqlOffloads(PrimaryRemoval):
             context = {**attempt.place, "uuid": attempt.uuid, "until_us": str(now + attempt.timeout_us)}
             this = t.ledger.c.ledger_id == row.ledger_id
             file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now)
-            connection.execute(insert(t.ledger_copy).values(**_writing(row.ledger_id, context)))
-            raise_version(connection, list_id)
+            begin_copy(connection, list_id, row.ledger_id, TIERED, context)
         return Offload(answer=OffloadAnswer.BEGUN, statement=statement, entries=row.entries, context=context)
 
     def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
@@ -88,7 +88,7 @@ class SqlOffloads(PrimaryRemoval):
         if copy is not None and mine and copy.state == _LIVE:
             return True
         if copy is not None and mine and list_id is not None and state is TopicState.ACTIVE:
-            publish_copy(connection, list_id, copy)
+            publish_copy(connection, list_id, ledger_id, TIERED, upload_ended(context_in(copy.context), None))
             return True
         end_upload(connection, list_id, ledger_id, uuid, until_us=None, now_us=self._db.now_us(connection))
         return False
@@ -202,8 +202,3 @@ def _check_source(connection: Connection, row: Row[Any]) -> None:
     found = connection.execute(primary).scalar_one_or_none()
     if found != _LIVE:
         raise PreconditionFailed(f"ledger {row.ledger_id}: expected a LIVE primary copy, found {found or 'none'}")
-
-
-def _writing(ledger_id: int, context: Mapping[str, str]) -> dict[str, Any]:
-    state = CopyState.WRITING.value
-    return {"ledger_id": ledger_id, "kind": TIERED.value, "state": state, "context": dict(context)}

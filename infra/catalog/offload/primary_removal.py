@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import audit
+from infra.catalog.audits import Span, audit
 from infra.catalog.deletion import claims
 from infra.catalog.deletion.detach import done_before
 from infra.catalog.deletion.intents import file_copy_intents, filed_by
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
-from infra.catalog.log.ledgers import data_list, raise_version
+from infra.catalog.log.ledger_rows import data_list
 from infra.catalog.log.topics import topic_row
 from infra.catalog.offload.contexts import as_text, context_in
 from infra.catalog.offload.uploads import TIERED, statement_of
@@ -25,7 +25,6 @@ from logstore.positions import LedgerId, TopicId
 
 _LIVE = CopyState.LIVE.value
 _primary, _tiered = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
-_SAMPLE = 20
 
 
 class PrimaryRemoval:
@@ -80,7 +79,6 @@ class PrimaryRemoval:
             if result.intents:
                 claims.open_run(connection, result, topic_id, claim, now, request=request)
             if ids:
-                raise_version(connection, list_id)
                 audit(
                     connection,
                     "remove-primaries",
@@ -89,7 +87,8 @@ class PrimaryRemoval:
                     topic_id=topic_id,
                     topic=topic.name,
                     run_id=batch_id,
-                    detail={"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:_SAMPLE]},
+                    detail={},
+                    span=Span.of(ids),
                 )
             return replace(result, filed=filed_by(connection, batch_id, now) if ids else ())
 

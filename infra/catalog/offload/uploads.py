@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, i
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, file_copy_intents
-from infra.catalog.log.ledgers import raise_version
+from infra.catalog.log.ledger_rows import set_generation, tell_copy
 from infra.catalog.offload.contexts import Readable, as_text, context_in
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
@@ -76,22 +76,9 @@ def end_upload(
     if copy is None or context_in(copy.context).get("uuid") != uuid:
         _end_intents(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
-        _set_context(connection, ledger_id, upload_ended(context_in(copy.context), until_us))
+        tell_copy(connection, ledger_id, TIERED, upload_ended(context_in(copy.context), until_us))
         this = t.ledger.c.ledger_id == ledger_id
         file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
-        raise_version(connection, list_id)
-
-
-def publish_copy(connection: Connection, list_id: int, copy: Row[Any]) -> None:
-    """WRITING → LIVE; the upload is over."""
-    _set_context(connection, copy.ledger_id, upload_ended(context_in(copy.context), None), state=CopyState.LIVE.value)
-    raise_version(connection, list_id)
-
-
-def _set_context(connection: Connection, ledger_id: int, context: Mapping[str, str], **more: str) -> None:
-    c = t.ledger_copy.c
-    this = update(t.ledger_copy).where(c.ledger_id == ledger_id, c.kind == TIERED.value)
-    connection.execute(this.values(context=dict(context), **more))
 
 
 def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int) -> None:
@@ -142,4 +129,4 @@ def _file_again(connection: Connection, ended: Row[Any], context: Mapping[str, s
             created_us=now_us,
         )
     )
-    connection.execute(update(t.ledger).where(*of_ledger).values(generation=generation))
+    set_generation(connection, ended.ledger_id, generation)

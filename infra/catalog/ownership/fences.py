@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, Select, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import Database
-from infra.catalog.log.topics import inserting
+from infra.catalog.engine.many import inserting
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
 from logstore.ownership import BundleId, Lease

@@ -1,0 +1,238 @@
+"""Writes of ledgers, with their lists, copies and segments: nothing else inserts, updates or deletes these rows.
+
+Whatever changes what a list holds raises the list's version here, and whatever takes a copy away raises its ledger's
+generation. Unless a function says otherwise, its caller holds the lock of the list, behind that of its topic.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of
+from logstore.errors import UnknownObject
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.positions import LedgerId, TopicId
+
+GROWS: Final = ("entries", "size_bytes", "segments", "last_segment")
+"""The columns of a ledger that grow with each segment."""
+
+_LISTS = t.ledger_list.c
+
+
+def canonical(keys: Mapping[str, str]) -> str:
+    """Keys of a component as one text, equal for equal keys."""
+    return json.dumps(dict(keys), sort_keys=True, separators=(",", ":"))
+
+
+def list_query(topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> Any:  # noqa: ANN401 - SQLAlchemy's select
+    """The id of the list of one owner."""
+    mine = (_LISTS.topic_id == topic_id, _LISTS.component == component.value, _LISTS.owner == canonical(keys))
+    return select(_LISTS.list_id).where(*mine)
+
+
+def data_list(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
+    """Id of the topic's list of data ledgers, locked if asked.
+
+    Raises:
+        UnknownObject: No such topic.
+    """
+    query = list_query(topic_id, Component.MANAGED_LEDGER, {})
+    found = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
+    if found is None:
+        raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
+    return int(found)
+
+
+def component_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
+    """Lock a component's list and return its id; -1 when no ledger was ever created for it."""
+    found = connection.execute(list_query(topic_id, component, keys).with_for_update()).scalar_one_or_none()
+    return -1 if found is None else int(found)
+
+
+def lock_lists(connection: Connection, *which: ColumnElement[bool]) -> list[int]:
+    """Lock the lists that meet the conditions and return their ids, ascending: nobody who does so deadlocks with us."""
+    locked = select(_LISTS.list_id).where(*which).order_by(_LISTS.list_id).with_for_update()
+    return list(connection.execute(locked).scalars())
+
+
+def make_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
+    """Id of an owner's list, made if there is none, under a share lock of the topic's row; nothing is locked.
+
+    Its unique key decides between racing creators.
+    """
+    query = list_query(topic_id, component, keys)
+    found = connection.execute(query).scalar_one_or_none()
+    if found is None:
+        made = {"topic_id": topic_id, "component": component.value, "owner": canonical(keys), "version": 0}
+        connection.execute(ignoring_conflict(connection, t.ledger_list).values(made))
+        found = connection.execute(query).scalar_one()
+    return int(found)
+
+
+def raise_version(connection: Connection, list_id: int) -> None:
+    """Count a change of the list, or of the cursors that move over it."""
+    changed = update(t.ledger_list).where(_LISTS.list_id == list_id)
+    connection.execute(changed.values(version=_LISTS.version + 1))
+
+
+def remove_lists(connection: Connection, topic_id: TopicId) -> int:
+    """Remove the lists of a topic that is being deleted, all of them locked and empty, and return how many."""
+    return connection.execute(delete(t.ledger_list).where(_LISTS.topic_id == topic_id)).rowcount
+
+
+def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
+    """Take the next ledger id and insert its row, CREATING, and that of its primary copy; the list is not locked."""
+    taken = connection.execute(
+        update(t.catalog)
+        .values(next_ledger_id=t.catalog.c.next_ledger_id + 1)
+        .returning(t.catalog.c.next_ledger_id - 1, t.catalog.c.epoch)
+    ).one()
+    row = {
+        "ledger_id": taken[0],
+        "list_id": list_id,
+        "application": owner.application,
+        "state": LedgerState.CREATING.value,
+        "epoch": taken[1],
+        "created_us": now_us,
+        **dict.fromkeys((*GROWS, "generation"), 0),
+        "last_segment": -1,
+    }
+    connection.execute(insert(t.ledger).values(row))
+    _insert_copy(connection, taken[0], CopyKind.LEDGER, {})
+    return LedgerStatement(owner=owner, ledger_id=LedgerId(taken[0]), created_us=now_us, epoch=taken[1])
+
+
+def attach(connection: Connection, list_id: int, ledger_id: LedgerId, *, after: LedgerId | None, now_us: int) -> None:
+    """Put a newborn at the list's end, OPEN, and close its predecessor if that was open."""
+    was_open = (t.ledger.c.ledger_id == after, t.ledger.c.state == LedgerState.OPEN.value)
+    connection.execute(update(t.ledger).where(*was_open).values(state=LedgerState.CLOSED.value, closed_us=now_us))
+    _list(connection, list_id, ledger_id, state=LedgerState.OPEN.value)
+
+
+def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
+    """List a component's newborn, CLOSED, with its one segment of one entry."""
+    only = {"ledger_id": row.ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
+    connection.execute(insert(t.segment).values(**only, sha256=sha256))
+    grown = {"entries": 1, "size_bytes": size_bytes, "segments": 1, "last_segment": 0}
+    _list(connection, row.list_id, row.ledger_id, state=LedgerState.CLOSED.value, closed_us=now_us, **grown)
+
+
+def _list(connection: Connection, list_id: int, ledger_id: int, **columns: Any) -> None:  # noqa: ANN401
+    """Places are ids, for these grow along a list."""
+    connection.execute(update(t.ledger).where(t.ledger.c.ledger_id == ledger_id).values(place=ledger_id, **columns))
+    live = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id == ledger_id)
+    connection.execute(live.values(state=CopyState.LIVE.value))
+    raise_version(connection, list_id)
+
+
+def register(connection: Connection, segments: Iterable[tuple[Any, ...]], grown: Iterable[tuple[Any, ...]]) -> None:
+    """Insert segments, and let their ledgers grow; the caller holds the locks of topics and ledgers, and of no list.
+
+    Args:
+        connection: In a writing transaction.
+        segments: Rows of `segment`.
+        grown: Of each ledger its id, and what it holds from now on of what `GROWS`.
+    """
+    inserted, grew = _registering(connection.dialect.name)
+    inserted.execute(connection, segments)
+    grew.execute(connection, grown)
+
+
+@cache
+def _registering(dialect: str) -> tuple[Statement, Statement]:
+    added = rows_of(dialect, "added", dict.fromkeys(t.segment.c.keys(), BIG) | {"sha256": TEXT})
+    rows = select(*(added.source.c[name] for name in added.columns))
+    inserted = insert(t.segment).from_select(added.columns, rows)
+    grown = rows_of(dialect, "grown", dict.fromkeys(("ledger_id", *GROWS), BIG))
+    grew = update(t.ledger).where(t.ledger.c.ledger_id == grown.source.c.ledger_id)
+    values = {name: grown.source.c[name] for name in GROWS}
+    return Statement(sql=inserted, rows=added), Statement(sql=grew.values(values), rows=grown)
+
+
+def begin_copy(
+    connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
+) -> None:
+    """Insert a copy of a listed ledger, WRITING; there is none of its kind."""
+    _insert_copy(connection, ledger_id, kind, context)
+    raise_version(connection, list_id)
+
+
+def _insert_copy(connection: Connection, ledger_id: int, kind: CopyKind, context: Mapping[str, str]) -> None:
+    row = {"ledger_id": ledger_id, "kind": kind.value, "state": CopyState.WRITING.value, "context": dict(context)}
+    connection.execute(insert(t.ledger_copy).values(row))
+
+
+def publish_copy(
+    connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
+) -> None:
+    """WRITING → LIVE, with what its context says from now on."""
+    tell_copy(connection, ledger_id, kind, context, state=CopyState.LIVE.value)
+    raise_version(connection, list_id)
+
+
+def tell_copy(
+    connection: Connection, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str], **more: str
+) -> None:
+    """Set the context of a copy that is about to leave its list, which counts the change."""
+    this = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id == ledger_id, t.ledger_copy.c.kind == kind.value)
+    connection.execute(this.values(context=dict(context), **more))
+
+
+def give_copies(connection: Connection, topic_id: TopicId) -> None:
+    """Give each ledger of a topic that has lost the rows of all of its copies its primary one, in every list.
+
+    So storage is asked, and the ledger's row can go.
+    """
+    lists = select(_LISTS.list_id).where(_LISTS.topic_id == topic_id)
+    bare = t.ledger.c.list_id.in_(lists), ~exists().where(t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
+    columns = {"kind": literal(CopyKind.LEDGER.value), "state": literal(CopyState.WRITING.value)}
+    context = literal({}, t.ledger_copy.c.context.type)
+    rows = select(t.ledger.c.ledger_id, *columns.values(), context).where(*bare)
+    connection.execute(insert(t.ledger_copy).from_select(["ledger_id", *columns, "context"], rows))
+
+
+def remove_ledgers(connection: Connection, gone: ColumnElement[bool]) -> None:
+    """Remove ledgers with their copies and segments, set-wise; the lists of those that were listed are changed by it.
+
+    Args:
+        connection: In a writing transaction that holds the locks of their lists.
+        gone: Which rows of `ledger`: those that have intents in their place.
+    """
+    listed = select(t.ledger.c.list_id).where(gone, t.ledger.c.place.is_not(None))
+    changed = update(t.ledger_list).where(_LISTS.list_id.in_(listed))
+    connection.execute(changed.values(version=_LISTS.version + 1))
+    ids = select(t.ledger.c.ledger_id).where(gone)
+    connection.execute(delete(t.segment).where(t.segment.c.ledger_id.in_(ids)))
+    connection.execute(delete(t.ledger_copy).where(t.ledger_copy.c.ledger_id.in_(ids)))
+    connection.execute(delete(t.ledger).where(gone))
+
+
+def remove_copies(connection: Connection, list_id: int, kind: CopyKind, gone: ColumnElement[bool]) -> None:
+    """Remove one copy of listed ledgers, which stay; their generation rises, so that a later intent has another one."""
+    mine = (t.ledger.c.list_id == list_id) & gone
+    ids = select(t.ledger.c.ledger_id).where(mine)
+    copies = (t.ledger_copy.c.kind == kind.value, t.ledger_copy.c.ledger_id.in_(ids))
+    connection.execute(delete(t.ledger_copy).where(*copies))
+    connection.execute(update(t.ledger).where(mine).values(generation=t.ledger.c.generation + 1))
+    raise_version(connection, list_id)
+
+
+def set_generation(connection: Connection, ledger_id: LedgerId, generation: int) -> None:
+    """Let later intents of the ledger, if there still is one, have generations above this one."""
+    connection.execute(update(t.ledger).where(t.ledger.c.ledger_id == ledger_id).values(generation=generation))
+
+
+def last_id(connection: Connection, list_id: int) -> int | None:
+    """Id of the list's last ledger, or None when the list is empty."""
+    query = select(func.max(t.ledger.c.place)).where(t.ledger.c.list_id == list_id)  # places are ids
+    return connection.execute(query).scalar_one_or_none()
+
+
+def never_attached(before_us: int) -> ColumnElement[bool]:
+    """Ledgers, of any component, whose creator gave up or died before listing them, if born before that time."""
+    c = t.ledger.c
+    return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)

@@ -1,0 +1,113 @@
+"""One door a table: a row of the catalog is inserted, updated and deleted by one module alone.
+
+So versions, generations and spans for the audit log attach to a table in one place.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from infra.catalog import tables
+from tests.architecture.source import Module, modules
+
+_DOORS: Final = {
+    "audit": "audits",
+    "bucket_marker": "identity.identities",
+    "bundle_fence": "ownership.fences",
+    "catalog": "log.ledger_rows",
+    "cursor": "cursors.cursor_rows",
+    "ledger": "log.ledger_rows",
+    "ledger_copy": "log.ledger_rows",
+    "ledger_list": "log.ledger_rows",
+    "producer_sequence": "log.topics",
+    "schema_version": "log.schemas",
+    "segment": "log.ledger_rows",
+    "topic": "log.topics",
+}
+"""Table → its module of writes in `infra.catalog`."""
+
+_WITHOUT_DOOR: Final = {"pending_deletion", "run"}
+_MAKES_A_CATALOG: Final = {"infra/catalog/engine/versions.py": {"catalog"}}
+_WRITES: Final = {"insert", "update", "delete", "inserting", "ignoring_conflict"}
+_OWN: Final = "infra/catalog/engine/many.py"  # where the last two are made, for whatever table
+_TEXT: Final = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", re.IGNORECASE)
+
+
+def _aliases(module: Module) -> dict[str, str]:
+    """Names that stand for a table in the module, as `_P = t.pending_deletion`, and what they stand for."""
+    known = {f"{name}.{table}": table for name in ("t", "tables") for table in tables.metadata.tables}
+    given = [node for node in ast.walk(module.tree) if isinstance(node, ast.Assign)]
+    pairs = [(target, node.value) for node in given for target in node.targets]
+    pairs += [
+        pair
+        for target, value in pairs
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        for pair in zip(target.elts, value.elts, strict=True)
+    ]
+    return known | {
+        ast.unparse(target): known[name] for target, value in pairs if (name := ast.unparse(value)) in known
+    }
+
+
+def _is_sql(module: Module) -> bool:
+    return any(name.startswith(("sqlalchemy", "sqlmodel", "infra.catalog")) for name in module.imported)
+
+
+def _written(module: Module) -> Iterator[tuple[int, str]]:
+    """Line and table of each write; a table that cannot be told is its expression, and is nobody's."""
+    aliases = _aliases(module)
+    docs = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _WRITES:
+            table = ast.unparse(node.args[-1])
+            yield node.lineno, aliases.get(table, table)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _WRITES:
+            table = ast.unparse(node.func.value)
+            if table in aliases:
+                yield node.lineno, aliases[table]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield from ((node.lineno, table) for table in _TEXT.findall(node.value) if table in tables.metadata.tables)
+
+
+_MODULES = [one for one in modules("infra", "workers") if _is_sql(one) and "/migrations/" not in one.where]
+
+
+def _door(table: str) -> str:
+    return f"infra/catalog/{_DOORS[table].replace('.', '/')}.py" if table in _DOORS else "nobody's"
+
+
+@pytest.mark.parametrize("module", [pytest.param(one, id=one.where) for one in _MODULES if one.where != _OWN])
+def test_tables_are_written_by_their_module_of_writes_alone(module: Module) -> None:
+    """A write elsewhere would pass by the version, the generation or the audit row that goes with it."""
+    made = _MAKES_A_CATALOG.get(module.where, set())
+    strays = [(line, table, _door(table)) for line, table in _written(module) if _door(table) != module.where]
+    assert not [stray for stray in strays if stray[1] not in made | _WITHOUT_DOOR], (
+        "line, table, and the module that may write it"
+    )
+
+
+def test_every_table_has_a_module_of_writes_that_writes_it() -> None:
+    """A new table gets its door before its first row."""
+    assert set(_DOORS) | _WITHOUT_DOOR == set(tables.metadata.tables)
+    written = {(one.where, table) for one in _MODULES for _, table in _written(one)}
+    assert {(_door(table), table) for table in _DOORS} <= written
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "insert(t.topic)",
+        "t.topic.delete()",
+        "_T = t.topic\nupdate(_T)",
+        "_A, _T = 1, t.topic\n_T.update()",
+        "ignoring_conflict(connection, t.topic)",
+        "text('update topic set name = 1')",
+    ],
+)
+def test_write_is_seen_however_it_is_spelt(source: str) -> None:
+    """What the walk overlooks it would allow."""
+    module = Module(path=_MODULES[0].path, text=source, tree=ast.parse(source))
+    assert [table for _, table in _written(module)] == ["topic"]
