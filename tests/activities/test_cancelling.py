@@ -20,9 +20,9 @@ from logstore.log.ledgers import ledger_prefix
 from logstore.offload.services import writing
 from logstore.ports.catalog import Detached
 from logstore.units import between_units
-from tests.activities.test_delete_chunk import delete
+from tests.activities.deletion.test_delete_chunk import delete
+from tests.activities.deletion.test_trimming import BATCH, filled, request, trimming
 from tests.activities.test_offload import offloaded, removal_input, remove_primaries
-from tests.activities.test_trimming import BATCH, filled, request, trimming
 from tests.activities.world import World, chunk_input, environment, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.eventually import assert_eventually

@@ -35,7 +35,7 @@ from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.replay import routed
 from tests.workflows.house import Gate, House, assert_eventually
-from tests.workflows.offloading import losing, offload, offload_all, take_away
+from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.trim_topic import TrimTopic

@@ -8,9 +8,9 @@ from temporalio.client import WorkflowHandle
 
 from logstore.errors import StoreUnavailable
 from tests.fakes.owners import FakeOwners
+from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import House
-from tests.workflows.neighbours import Neighbours
-from tests.workflows.test_delete_ledger import handed_over
+from tests.workflows.ownership.neighbours import Neighbours
 
 Handle = WorkflowHandle[Any, Any]
 

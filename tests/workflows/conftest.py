@@ -16,7 +16,7 @@ from activities.deletion import pulse
 from tests.activities.conftest import new_world
 from tests.activities.world import World
 from tests.workflows.house import House
-from tests.workflows.neighbours import Neighbours
+from tests.workflows.ownership.neighbours import Neighbours
 from workflows import search_attributes
 
 __all__ = ["new_world"]

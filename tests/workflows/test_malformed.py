@@ -19,7 +19,7 @@ from temporalio.worker import Replayer
 from activities.deletion import RangesInput, RangesPage
 from activities.offload import Candidates, CandidatesInput
 from tests.workflows.house import Gate, House, failure
-from tests.workflows.offloading import offload_all
+from tests.workflows.offload.offloading import offload_all
 from workers.hosting.fleet import WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
 from workflows.offload.values import OffloadAsk

@@ -31,7 +31,7 @@ from activities.deletion.trimming import BatchInput, PagesInput, TopicPage, Trim
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, UploadInput
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, _name, assert_eventually, details_of
-from tests.workflows.offloading import offload
+from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD
 from workers.hosting.facts import MOST_BYTES, TRACE_ID, shortened, summary_of
 from workers.hosting.fleet import WORKFLOWS

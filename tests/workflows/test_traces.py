@@ -16,8 +16,8 @@ from temporalio.exceptions import ApplicationError
 from infra.telemetry.expected import ExpectedIsNoError
 from logstore.log.ledgers import ledger_prefix
 from tests.activities.world import NAME
+from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import House, details_of
-from tests.workflows.test_delete_ledger import handed_over
 from workers.client.waiting import result_of
 from workers.hosting.traced_runs import trace_of
 

@@ -14,7 +14,7 @@ from temporalio.worker import Worker
 from activities.deletion import RangesInput, RangesPage
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, assert_eventually
-from tests.workflows.offloading import offload_all
+from tests.workflows.offload.offloading import offload_all
 from workers.client import Sexton
 from workers.client.waiting import JobStopped, result_of
 from workers.settings import Settings

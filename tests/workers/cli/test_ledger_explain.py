@@ -16,7 +16,7 @@ from logstore.ownership import BundleId, bundle_name, bundle_of
 from logstore.positions import LedgerId
 from tests.activities.world import BATCH, NAME, World, certify_input, chunk_input, open_world
 from tests.activities.world import run as run_activity
-from tests.contracts.catalog.test_row_traces import traced
+from tests.contracts.catalog.deletion.test_row_traces import traced
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices

@@ -1,0 +1,16 @@
+"""A fresh world a test, and no failpoint left armed."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from logstore.failpoints import disarm
+from tests.logstore.log.world import World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """One topic without ledgers."""
+    with World() as made:
+        yield made
+    disarm()

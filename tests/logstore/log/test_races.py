@@ -1,0 +1,401 @@
+"""Lost races, unknown outcomes and short outages: nothing is lost, nothing is told too early."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from logstore.errors import (
+    AlreadyExists,
+    CatalogBusy,
+    LedgerFenced,
+    OutcomeUnknown,
+    PreconditionFailed,
+    SextonError,
+    StoreUnavailable,
+)
+from logstore.log.entries import ProducedEntries
+from logstore.log.ledgers import LedgerState, segment_key, segment_number
+from logstore.log.services import ManagedLedger
+from logstore.log.services.placement import PlacementAttempts
+from logstore.ports.catalog import RegisterSegment, Segment, TopicState, Write, WriteResult
+from logstore.positions import LedgerId, Position
+from tests.fakes.catalog import Misfortune, Moment
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.logstore.log.world import World, numbered, once, plain
+
+_FIRST_SEGMENT = segment_key(LedgerId(0), 1)
+
+
+def _warm(world: World) -> ManagedLedger:
+    """A process that has appended once: ledger 0, segment 0."""
+    process = world.process()
+    process.append(world.topic, plain(b"warm"))
+    return process
+
+
+def _meanwhile(action: Callable[[], object]) -> Misfortune:
+    """Something happens between a writer's upload and its registration."""
+    return Misfortune(moment=Moment.BEFORE, error=lambda: None, action=once(action))
+
+
+def test_race_for_a_number_is_settled_by_the_store_and_the_loser_looks_ahead(world: World) -> None:
+    """A taken key is never overwritten; the loser goes up to 16 further, and gaps are legal."""
+    one, two = _warm(world), _warm(world)
+    first = world.objects.get(_FIRST_SEGMENT)
+    one.append(world.topic, plain(b"one"))
+    assert two.append(world.topic, plain(b"two")).first == Position(LedgerId(0), 3)
+    again = world.objects.get(_FIRST_SEGMENT)
+    assert first is not None
+    assert again is not None
+    assert first.body == again.body
+    numbers = [segment_number(key) or 0 for key in world.segments()]
+    assert numbers == sorted(numbers)
+    assert numbers[-1] - numbers[-2] <= 16
+    assert world.payloads() == [b"warm", b"warm", b"one", b"two"]
+
+
+def test_race_lost_at_registration_uploads_again_under_a_later_number(world: World) -> None:
+    """Registered numbers only grow, so a late registration below one is refused and repeated above it."""
+    process, other = _warm(world), world.process()
+    world.objects.put_if_absent(segment_key(LedgerId(0), 1), b"left by a crash", metadata={})
+    world.catalog.misfortunes.append(_meanwhile(lambda: [other.append(world.topic, plain(b"x")) for _ in range(20)]))
+    process.append(world.topic, plain(b"late"))
+    assert world.payloads() == [b"warm", *[b"x"] * 20, b"late"]
+    numbers = [segment_number(key) or 0 for key in world.segments()]
+    assert numbers == sorted(set(numbers))
+
+
+def test_race_slow_writer_among_quick_ones_gets_through(world: World) -> None:
+    """Whoever loses looks further ahead each time, so a large upload does not starve."""
+    process, other = _warm(world), world.process()
+    overtaken: list[int] = []
+    overtaking: list[bool] = []
+
+    def overtake() -> None:
+        overtaking.append(True)
+        overtaken.append(1)
+        for _ in range(25):
+            other.append(world.topic, plain(b"x"))
+        overtaking.clear()
+
+    world.objects.plan(
+        Fault(
+            operation=Operation.PUT,
+            kind=FaultKind.CALL,
+            action=overtake,
+            times=10**6,
+            matches=lambda _key: not overtaking,
+        )
+    )
+    process.append(world.topic, plain(b"slow"))
+    assert len(overtaken) < 10
+    assert world.payloads().count(b"slow") == 1
+
+
+def test_race_lost_for_ever_gives_up(world: World) -> None:
+    """Bounded: a prefix full of strangers' objects is an error, not a loop."""
+    process = _warm(world)
+    world.objects.plan(
+        Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=10**6, error=lambda: AlreadyExists("planned"))
+    )
+    with pytest.raises(CatalogBusy, match="lost 25 races"):
+        process.append(world.topic, plain(b"x"))
+    assert world.payloads() == [b"warm"]
+
+
+def test_race_ledger_rolled_under_a_writer_sends_it_to_the_next_one(world: World) -> None:
+    """A write after the close fails and goes where it is readable (apache/bookkeeper#4462, #4812)."""
+    process, other = _warm(world), world.process()
+    world.catalog.misfortunes.append(_meanwhile(lambda: other.roll(world.topic)))
+    found = process.append(world.topic, plain(b"x"))
+    assert found.first == Position(LedgerId(1), 0)
+    assert world.payloads() == [b"warm", b"x"]
+
+
+def test_race_ledger_rolled_and_trimmed_under_a_writer_sends_it_to_the_next_one(world: World) -> None:
+    """Nothing is acknowledged into a ledger that was deleted (apache/bookkeeper#4462)."""
+    process, other = _warm(world), world.process()
+
+    def roll_and_trim() -> None:
+        other.roll(world.topic)
+        world.catalog.detach(world.topic.topic_id, [LedgerId(0)])
+
+    world.catalog.misfortunes.append(_meanwhile(roll_and_trim))
+    assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
+    assert world.payloads() == [b"x"]
+
+
+def test_race_ledger_closed_with_none_behind_it_is_rolled_by_the_writer(world: World) -> None:
+    """A process that died between close and open, or a forced detach, leaves no topic that takes nothing."""
+    process = _warm(world)
+    world.catalog.misfortunes.append(_meanwhile(lambda: world.catalog.detach(world.topic.topic_id, [LedgerId(0)])))
+    assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
+
+
+def test_race_ledger_known_to_be_closed_gets_no_upload(world: World) -> None:
+    """An object below a closed ledger could only become an orphan."""
+    _warm(world)
+    row = world.catalog.ledger_rows[LedgerId(0)]
+    world.catalog.ledger_rows[LedgerId(0)] = replace(row, state=LedgerState.CLOSED)
+    assert world.process().append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
+    assert _FIRST_SEGMENT not in world.objects.keys
+
+
+def test_race_ledger_fenced_though_listed_as_open_is_left_behind(world: World) -> None:
+    """A ledger that refused once is rolled by its writer, whatever an old view says of it."""
+    process = _warm(world)
+    real = world.catalog.commits.commit
+
+    def commit(writes: Sequence[Write]) -> list[WriteResult]:
+        (write,) = writes
+        if isinstance(write, RegisterSegment) and write.ledger_id == 0:
+            return [LedgerFenced("planned")]
+        return real(writes)
+
+    world.catalog.commits.commit = commit  # type: ignore[method-assign]
+    assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
+
+
+def test_race_numbers_are_above_all_that_is_known_and_tried(world: World) -> None:
+    """The next one while nothing was lost; then ahead at random, and further with every loss, up to the last key."""
+    _warm(world)
+    ledger = world.catalog.ledger_rows[LedgerId(0)]
+    race = PlacementAttempts(deadline_s=0.0)
+    assert race.next_number(ledger) == 1
+    race.tried[ledger.ledger_id] = 7
+    assert race.next_number(ledger) == 8
+    for losses, reach in [(1, 16), (2, 32), (3, 64), (40, 1 << 16)]:
+        race.losses = losses
+        drawn = {race.next_number(ledger) for _ in range(500)}
+        assert 8 <= min(drawn) <= max(drawn) <= 7 + reach
+        assert len(drawn) > 10
+    assert race.has_numbers(replace(ledger, last_segment=99_999_999 - (1 << 16)))
+    assert not race.has_numbers(replace(ledger, last_segment=99_999_999 - (1 << 16) + 1))
+
+
+def test_race_ledger_without_numbers_left_is_rolled(world: World) -> None:
+    """Keys have eight digits; the ledger after has all of them again."""
+    _warm(world)
+    row = world.catalog.ledger_rows[LedgerId(0)]
+    world.catalog.ledger_rows[LedgerId(0)] = replace(row, last_segment=99_999_998)
+    assert world.process().append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
+
+
+def test_race_of_one_producer_in_two_processes_stores_each_entry_once(world: World) -> None:
+    """The loser reads the sequences again, drops what became a duplicate and stores the rest."""
+    process, other = _warm(world), world.process()
+    process.append(world.topic, numbered([0]))
+    world.catalog.misfortunes.append(_meanwhile(lambda: other.append(world.topic, numbered([1, 2]))))
+    found = process.append(world.topic, numbered([1, 2, 3]))
+    assert (found.count, found.duplicates) == (1, 2)
+    assert world.payloads() == [b"warm", b"p0", b"p1", b"p2", b"p3"]
+
+
+def test_race_of_one_producer_lost_whole_is_all_duplicates(world: World) -> None:
+    """Nothing is left to store, and nothing is."""
+    process, other = _warm(world), world.process()
+    world.catalog.misfortunes.append(_meanwhile(lambda: other.append(world.topic, numbered([0, 1]))))
+    found = process.append(world.topic, numbered([0, 1]))
+    assert (found.count, found.duplicates, found.first) == (0, 2, None)
+    assert world.payloads() == [b"warm", b"p0", b"p1"]
+
+
+def test_race_with_a_rebuilt_catalog_is_settled_by_asking_it_again(world: World) -> None:
+    """A process that remembers another epoch forgets all it knew."""
+    process = _warm(world)
+    process.append(world.topic, numbered([0]))
+    world.catalog.current_epoch = 2
+    world.catalog.sequences.clear()
+    assert process.append(world.topic, numbered([0])).count == 1
+    assert len(world.payloads()) == 3
+
+
+def test_race_of_equal_contents_in_two_processes_stores_both(world: World) -> None:
+    """Two uploads of the same bytes under one key are two appends: only one of them owns the object."""
+    one, two = _warm(world), _warm(world)
+    world.catalog.misfortunes.append(_meanwhile(lambda: two.append(world.topic, plain(b"same"))))
+    one.append(world.topic, plain(b"same"))
+    assert world.payloads() == [b"warm", b"warm", b"same", b"same"]
+
+
+def _unknown(moment: Moment) -> Misfortune:
+    return Misfortune(moment=moment)
+
+
+@pytest.mark.parametrize("moment", Moment)
+@pytest.mark.parametrize("produced", [plain(b"x"), numbered([0])])
+def test_unknown_outcome_is_re_read_and_stored_once(world: World, moment: Moment, produced: ProducedEntries) -> None:
+    """Landed or not, the entry is there once and its place is told, with a producer and without."""
+    process = _warm(world)
+    world.catalog.misfortunes.append(_unknown(moment))
+    found = process.append(world.topic, produced)
+    assert found.first == Position(LedgerId(0), 1)
+    assert len(world.payloads()) == 2
+    assert len(world.catalog.batches) == 2, "what landed is found by reading, not by committing again"
+    assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(0), 2)
+
+
+def test_unknown_outcome_of_a_commit_that_lands_late_is_not_stored_twice(world: World) -> None:
+    """The first try lands after the re-read missed it: the second is refused by its number, and read for that."""
+    process = _warm(world)
+    held: list[Callable[[], None]] = []
+    real = world.catalog.commits.commit
+
+    def commit(writes: Sequence[Write]) -> list[WriteResult]:
+        if not held:
+            held.append(once(lambda: real(writes)))
+            raise OutcomeUnknown("planned: still under way")
+        held[0]()
+        return real(writes)
+
+    world.catalog.commits.commit = commit  # type: ignore[method-assign]
+    assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(0), 1)
+    assert world.payloads() == [b"warm", b"x"]
+
+
+def test_unknown_outcome_of_a_commit_that_landed_before_a_roll_is_found(world: World) -> None:
+    """A ledger that was closed meanwhile refuses the repetition; the segment in it counts."""
+    process, other = _warm(world), world.process()
+    real = world.catalog.ledgers.segments
+    misses = iter([True, False])
+
+    def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+        if next(misses, False):
+            other.roll(world.topic)
+            raise CatalogBusy("planned")
+        return real(ledger_id, from_entry=from_entry)
+
+    world.catalog.ledgers.segments = segments  # type: ignore[method-assign]
+    world.catalog.misfortunes.append(_unknown(Moment.AFTER))
+    assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(0), 1)
+    assert world.payloads() == [b"warm", b"x"]
+
+
+def test_unknown_outcome_for_ever_is_told_as_such(world: World) -> None:
+    """With nobody to ask, the caller is not told that nothing happened."""
+    process = _warm(world)
+    world.catalog.misfortunes.append(_unknown(Moment.AFTER))
+    world.catalog.misfortunes.extend(
+        Misfortune(moment=Moment.BEFORE, error=lambda: StoreUnavailable("planned")) for _ in range(50)
+    )
+    real = world.catalog.ledgers.segments
+
+    def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+        raise StoreUnavailable("planned")
+
+    world.catalog.ledgers.segments = segments  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        process.append(world.topic, numbered([0]))
+    world.catalog.misfortunes.clear()
+    world.catalog.ledgers.segments = real  # type: ignore[method-assign]
+    assert process.append(world.topic, numbered([0])).duplicates == 1
+    assert world.payloads() == [b"warm", b"p0"]
+
+
+@pytest.mark.parametrize("kind", [FaultKind.BEFORE, FaultKind.AFTER])
+def test_outage_of_the_store_is_ridden_out_under_the_same_number(world: World, kind: FaultKind) -> None:
+    """An upload that landed but was reported as failed is recognised as our own; no orphan is left."""
+    process = _warm(world)
+    world.objects.plan(Fault(operation=Operation.PUT, kind=kind, times=4))
+    process.append(world.topic, plain(b"x"))
+    assert world.payloads() == [b"warm", b"x"]
+    assert sum(key.endswith(".parquet") for key in world.objects.keys) == 2
+    assert world.slept == sorted(world.slept)
+    assert len(world.slept) == 4
+
+
+class _Forgetful(FakeObjectStore):
+    """Refuses a taken key whoever took it: it does not know an earlier call's upload again."""
+
+    def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+        if key in self._held:
+            raise AlreadyExists("planned: taken")
+        super().put_if_absent(key, body, metadata=metadata)
+
+
+def test_outage_of_a_store_that_refuses_our_own_upload_leaves_no_orphan() -> None:
+    """The refused object carries the mark of this very upload, so it is registered and not uploaded again."""
+    with World(objects=_Forgetful()) as world:
+        process = _warm(world)
+        world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.AFTER))
+        process.append(world.topic, plain(b"x"))
+        assert world.payloads() == [b"warm", b"x"]
+        assert sum(key.endswith(".parquet") for key in world.objects.keys) == 2
+
+
+def test_outage_of_the_store_that_lasts_is_raised_and_nothing_is_registered(world: World) -> None:
+    """Bounded tries, then the caller decides."""
+    process = _warm(world)
+    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.AFTER, times=5))
+    with pytest.raises(StoreUnavailable):
+        process.append(world.topic, plain(b"x"))
+    assert world.payloads() == [b"warm"]
+
+
+@pytest.mark.parametrize("error", [CatalogBusy("planned"), StoreUnavailable("planned")])
+def test_outage_of_the_catalog_is_ridden_out(world: World, error: SextonError) -> None:
+    """The object is there already: only the registration is repeated."""
+    process = _warm(world)
+    world.catalog.misfortunes.extend(Misfortune(moment=Moment.BEFORE, error=lambda: error) for _ in range(4))
+    process.append(world.topic, plain(b"x"))
+    assert world.payloads() == [b"warm", b"x"]
+    assert sum(key.endswith(".parquet") for key in world.objects.keys) == 2
+
+
+@pytest.mark.parametrize("error", [CatalogBusy("planned"), StoreUnavailable("planned")])
+def test_outage_of_the_catalog_that_lasts_is_raised(world: World, error: SextonError) -> None:
+    """Known not to have happened, so the error says so."""
+    process = _warm(world)
+    world.catalog.misfortunes.extend(Misfortune(moment=Moment.BEFORE, error=lambda: error) for _ in range(5))
+    with pytest.raises(type(error)):
+        process.append(world.topic, plain(b"x"))
+    assert world.payloads() == [b"warm"]
+
+
+def test_writer_that_has_not_registered_in_time_gives_up(world: World) -> None:
+    """Reconciliation may take an older object for an orphan: after the time-out it is never registered."""
+    process = world.process(registration_timeout_s=600)
+    process.append(world.topic, plain(b"warm"))
+    world.objects.plan(
+        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=once(lambda: world.catalog.advance(seconds=601)))
+    )
+    with pytest.raises(CatalogBusy, match="giving up"):
+        process.append(world.topic, plain(b"x"))
+    assert world.payloads() == [b"warm"]
+    assert process.append(world.topic, plain(b"y")).count == 1
+
+
+def test_race_topic_deleted_under_a_writer_uploads_no_second_time(world: World) -> None:
+    """A producer that goes on trying leaves one object at the most, and not one a try."""
+    process = world.process()
+    process.append(world.topic, plain(b"a"))
+    world.catalog.set_state(world.topic.topic_id, TopicState.DELETING)
+    world.catalog.detach(world.topic.topic_id, list(world.catalog.lists[world.topic.topic_id]))
+    before = len(world.objects.keys)
+    for _ in range(3):
+        with pytest.raises(PreconditionFailed, match="DELETING"):
+            process.append(world.topic, plain(b"late"))
+    assert len(world.objects.keys) - before <= 1
+
+
+def test_load_again_takes_up_what_others_did_meanwhile(world: World) -> None:
+    """A topic whose bundle changed hands is read anew: the next append uploads once, and where the log ends."""
+    process = _warm(world)
+    world.process().roll(world.topic)
+    assert process.load_again(lambda topic: topic == world.topic) == 1
+    assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(1), 0)
+    assert _uploads(world) == 2
+
+
+def test_load_again_leaves_other_topics_alone(world: World) -> None:
+    """Of another bundle: its hint is as it was, and costs an upload in vain."""
+    process = _warm(world)
+    world.process().roll(world.topic)
+    assert process.load_again(lambda topic: False) == 0
+    assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(1), 0)
+    assert _uploads(world) == 3
+
+
+def _uploads(world: World) -> int:
+    return sum(key.endswith(".parquet") for key in world.objects.keys)

@@ -1,1 +1,0 @@
-"""Appending, rolling and reading, on fakes."""
