@@ -59,6 +59,7 @@ def test_json_output_of_a_noisy_command_is_one_document(run: Run) -> None:
         (errors.Unsupported("later"), 3, "Unsupported"),
         (errors.StoreUnavailable("s3"), 4, "StoreUnavailable"),
         (errors.ServiceFailed("java", "absent", advice="install it"), 4, "ServiceFailed"),
+        (errors.LookupRefused("zookeeper: refused; grant rights"), 4, "LookupRefused"),
         (ConnectionRefusedError("nobody"), 4, "ConnectionRefusedError"),
         (errors.MissingData("gone"), 1, "MissingData"),
         (OSError(28, "No space left on device"), 1, "OSError"),
