@@ -9,11 +9,47 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion import Certificate
+    from activities.deletion import Certificate, DetachResult
     from workflows import search_attributes
     from workflows.deletion import delete_ledgers
     from workflows.deletion.delete_ledgers import DeleteLedgers
-    from workflows.deletion.values import DeleteLedgersInput
+    from workflows.deletion.values import (
+        DeleteLedgersInput,
+        DeleteLedgersProgress,
+        DeleteTopicInput,
+        SweepDeletionsInput,
+        TrimTopicInput,
+        TrimTopicsInput,
+    )
+
+
+def batch_of(
+    request: TrimTopicInput | TrimTopicsInput | DeleteTopicInput | SweepDeletionsInput,
+    batch_id: str,
+    detached: DetachResult,
+    *,
+    owner: str = "",
+) -> DeleteLedgersInput:
+    """The input of `delete-ledgers` for what a job has detached, in the name of that job's own request.
+
+    Args:
+        request: The job's input; of one topic or of many.
+        batch_id: Under which the intents are filed.
+        detached: What phase one did.
+        owner: The worker that detached as the topic's owner, if one did.
+    """
+    one = request if isinstance(request, TrimTopicInput | DeleteTopicInput) else None
+    return DeleteLedgersInput(
+        batch_id=batch_id,
+        topic_id=one.topic_id if one else 0,
+        topic=one.topic if one else "",
+        catalog_epoch=detached.catalog_epoch,
+        actor=request.actor,
+        reason=request.reason,
+        policy=request.policy,
+        carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
+        owner=owner,
+    )
 
 
 async def start_batch(

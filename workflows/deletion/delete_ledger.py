@@ -23,7 +23,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlrea
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
     from logstore.deletion.intents import Outcome
-    from workflows import search_attributes
+    from workflows import options, search_attributes
     from workflows.deletion.values import DeleteLedgerInput, DeleteLedgerProgress
     from workflows.dispatch import NOT_OF_THE_WORK, Dispatch
 
@@ -31,12 +31,6 @@ _STUCK = "NoProgress"  # type of the error after which no further attempt is mad
 _HELD = "ClaimHeld"  # another workflow is at work on the row
 _NOT_OF_THE_ROW = NOT_OF_THE_WORK | {_HELD, "InvalidInput"}  # another workflow has it, or there is none: no failure
 _ONE_ATTEMPT, _TAKEN_OVER = "one attempt is the batch's", "taken over is no failure"  # patches
-
-_DEAD_LETTER = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(seconds=60),  # two small transactions
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: a dead letter is never dropped
-)
 
 
 def workflow_id(key: IntentKey) -> str:
@@ -50,7 +44,7 @@ def workflow_id(key: IntentKey) -> str:
 def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         start_to_close_timeout=timedelta(hours=1),  # 100,000 segments in pages of 1,000, throttled to 30 a second
-        heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+        heartbeat_timeout=options.NOTICED,
         retry_policy=RetryPolicy(
             initial_interval=timedelta(seconds=1),  # after a lost worker; an answered failure says its own delay
             maximum_interval=timedelta(seconds=10),
@@ -106,7 +100,7 @@ class DeleteLedger:
     async def _give_up(self, request: DeleteLedgerInput, error: str) -> OneResult:
         self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=error)
-        return await self._dispatch.execute(LedgerDeletion.dead_letter, letter, _DEAD_LETTER)
+        return await self._dispatch.execute(LedgerDeletion.dead_letter, letter, options.CATALOG)
 
 
 def _type(error: ActivityError) -> str | None:

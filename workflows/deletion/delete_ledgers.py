@@ -40,7 +40,7 @@ with workflow.unsafe.imports_passed_through():
         RangesInput,
         RangesPage,
     )
-    from workflows import search_attributes
+    from workflows import options, search_attributes
     from workflows.deletion import delete_ledger
     from workflows.deletion.values import (
         MOST_OBJECTS_PER_S,
@@ -63,25 +63,15 @@ _FEWEST = 10  # rows worth an activity of their own, which costs as much as a fe
 _MOST_ROWS = 1_000  # in all chunks at once: were every one of them to fail, each would start a child
 _MOST_NAMED = 500  # where each row has a topic of its own: the names of a chunk travel, 200 characters each
 
-_SQL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
-)
 _CHUNK = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=1),  # 100 ledgers of 1,000 segments at 30 objects a second
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    heartbeat_timeout=options.NOTICED,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=60), maximum_attempts=10),  # then row by row
 )
-
-
-_SLICE = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(
-        hours=24
-    ),  # at a limited rate a single ledger may take long: 86,400 objects at 1/s
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=60), maximum_attempts=10),  # then row by row
-)
+_SLICE: workflow.ActivityConfig = {
+    **_CHUNK,
+    "start_to_close_timeout": timedelta(hours=24),  # at a limited rate one ledger may take long: 86,400 objects at 1/s
+}
 _KEPT_PAUSE = "a pause is kept in the catalog"  # patch
 _REFUSED = "a refusal is a result"  # patch
 _HELD_AGAIN = timedelta(minutes=10)  # while paused: two thirds of the claim
@@ -156,7 +146,7 @@ class DeleteLedgers:
             if workflow.patched(_KEPT_PAUSE):
                 await workflow.wait_condition(lambda: self._filed)
                 told = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
-                await workflow.execute_activity_method(DeletionUpkeep.pause_batch, told, **_SQL)
+                await workflow.execute_activity_method(DeletionUpkeep.pause_batch, told, **options.CATALOG)
             return self._changed(replace(self._progress, paused=paused))
 
     @workflow.update
@@ -207,7 +197,7 @@ class DeleteLedgers:
                 ledger_ids=asked.ledger_ids,
                 force=asked.force,
             ),
-            _SQL,
+            options.CATALOG,
         )
         self._progress = replace(
             self._progress, detached=detached.ledgers, intents=detached.intents, finished=detached.finished
@@ -222,7 +212,7 @@ class DeleteLedgers:
             rows=self._rows_of_a_chunk(),
             limit=_PAGE,
         )
-        return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **_SQL)
+        return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **options.CATALOG)
 
     def _rows_of_a_chunk(self) -> int:
         """What is too little for full chunks is shared out among all that may run at once."""
@@ -261,20 +251,20 @@ class DeleteLedgers:
         async with self._pausing:
             while self._progress.paused and not self._leaves_off:
                 hold = HoldBatchInput(batch_id=self._request.batch_id)
-                await workflow.execute_activity_method(DeletionUpkeep.hold_batch, hold, **_SQL)
+                await workflow.execute_activity_method(DeletionUpkeep.hold_batch, hold, **options.CATALOG)
                 self._tired = workflow.info().is_continue_as_new_suggested()
                 with suppress(TimeoutError):
                     await workflow.wait_condition(lambda: not self._progress.paused or self._tired, timeout=_HELD_AGAIN)
 
     async def _delete_or_hand_over(self, chunk: ChunkInput) -> ChunkResult:
-        options = _SLICE if chunk.objects_per_s else _CHUNK
+        patience = _SLICE if chunk.objects_per_s else _CHUNK
         try:
-            return await self._dispatch.execute(LedgerDeletion.delete_chunk, chunk, options)
+            return await self._dispatch.execute(LedgerDeletion.delete_chunk, chunk, patience)
         except ActivityError as error:
             held = isinstance(error.cause, ApplicationError) and error.cause.type in {*NOT_OF_THE_WORK, "ClaimHeld"}
             if held or is_cancelled_exception(error):
                 raise
-            return await self._dispatch.execute(LedgerDeletion.hand_over_chunk, chunk, _SQL)
+            return await self._dispatch.execute(LedgerDeletion.hand_over_chunk, chunk, options.CATALOG)
 
     async def _start_alone(self, key: IntentKey, topic: str) -> None:
         policy = self._request.policy
@@ -291,7 +281,7 @@ class DeleteLedgers:
     async def _certify(self) -> Certificate:
         request = self._request
         close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
-        return await self._dispatch.execute(LedgerDeletion.certify, close, _SQL)
+        return await self._dispatch.execute(LedgerDeletion.certify, close, options.CATALOG)
 
     def _ended(self, whole: Certificate) -> Certificate:
         outcomes = ["REFUSED"] if whole.refused else sorted(whole.outcomes)

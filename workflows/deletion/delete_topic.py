@@ -13,10 +13,8 @@ Source: PIP-186.
 """
 
 from dataclasses import replace
-from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 from temporalio.exceptions import ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
@@ -30,15 +28,9 @@ with workflow.unsafe.imports_passed_through():
         TopicOrder,
     )
     from logstore.deletion.intents import Outcome
-    from workflows import search_attributes
+    from workflows import options, search_attributes
     from workflows.deletion import batches, delete_ledgers
-    from workflows.deletion.values import DeleteLedgersInput, DeleteLedgersProgress, DeleteTopicInput, DeleteTopicResult
-
-_SQL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
-)
+    from workflows.deletion.values import DeleteTopicInput, DeleteTopicResult
 
 
 def workflow_id(topic_id: int) -> str:
@@ -60,13 +52,15 @@ class DeleteTopic:
     async def run(self, request: DeleteTopicInput) -> DeleteTopicResult:
         """Do the numbered steps until nothing is attached to the topic."""
         search_attributes.ensure_topic(request.topic)
-        begun: Begun = await workflow.execute_activity_method(TopicDeletion.set_deleting, self._order(), **_SQL)
+        begun: Begun = await workflow.execute_activity_method(
+            TopicDeletion.set_deleting, self._order(), **options.CATALOG
+        )
         order = replace(self._order(), catalog_epoch=begun.catalog_epoch)
         while True:
             await self._delete_everything(order)
             self._note(step="removing")
             last = RemoveInput(order=order, since_us=begun.since_us)
-            removed = await workflow.execute_activity_method(TopicDeletion.remove, last, **_SQL)
+            removed = await workflow.execute_activity_method(TopicDeletion.remove, last, **options.CATALOG)
             self._count(removed)
             if removed.gone:
                 return self._result
@@ -94,7 +88,7 @@ class DeleteTopic:
         detached = await workflow.execute_activity_method(
             TopicDeletion.detach_all,
             DetachAllInput(order=order, batch_id=batch_id, batch_workflow_id=delete_ledgers.workflow_id(batch_id)),
-            **_SQL,
+            **options.CATALOG,
         )
         self._note(step="deleting", detached=self._result.detached + detached.ledgers)
         if detached.intents:
@@ -103,16 +97,7 @@ class DeleteTopic:
     async def _phase_two(self, batch_id: str, detached: DetachResult) -> None:
         """However it ends, its rows are listed, and the topic need not wait for them."""
         request = self._request
-        batch = DeleteLedgersInput(
-            batch_id=batch_id,
-            topic_id=request.topic_id,
-            topic=request.topic,
-            catalog_epoch=detached.catalog_epoch,
-            actor=request.actor,
-            reason=request.reason,
-            policy=request.policy,
-            carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
-        )
+        batch = batches.batch_of(request, batch_id, detached)
         try:
             await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
         except ChildWorkflowError as error:

@@ -12,10 +12,8 @@ Source: PIP-186, whose unacknowledged deletions are delivered again; apache/puls
 """
 
 from dataclasses import replace
-from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import (
@@ -26,22 +24,16 @@ with workflow.unsafe.imports_passed_through():
         ForgetInput,
         ForgetResult,
     )
+    from workflows import options
     from workflows.deletion import batches, delete_ledgers
     from workflows.deletion.values import (
-        DeleteLedgersInput,
-        DeleteLedgersProgress,
         SweepDeletionsInput,
         SweepDeletionsResult,
+        added,
     )
 
 _MOST_ADOPTED = 10_000  # rows of one batch: a transaction of a quarter of a second
 _MOST_FORGOTTEN = 5_000  # rows of one page: writers wait a tenth of a second for it
-
-_SQL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(minutes=5),  # a page of rows, with room
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
-)
 
 
 def workflow_id() -> str:
@@ -87,7 +79,7 @@ class SweepDeletions:
                 batch_workflow_id=delete_ledgers.workflow_id(batch_id),
                 limit=_MOST_ADOPTED,
             ),
-            **_SQL,
+            **options.CATALOG,
         )
         if adopted.intents:
             found = self._result
@@ -102,23 +94,14 @@ class SweepDeletions:
 
     async def _phase_two(self, batch_id: str, adopted: DetachResult) -> Certificate | None:
         request = self._request
-        batch = DeleteLedgersInput(
-            batch_id=batch_id,
-            topic_id=0,
-            topic="",
-            catalog_epoch=adopted.catalog_epoch,
-            actor=request.actor,
-            reason=request.reason,
-            policy=request.policy,
-            carried=DeleteLedgersProgress(intents=adopted.intents, detached=adopted.ledgers),
-        )
+        batch = batches.batch_of(request, batch_id, adopted)
         started = await batches.start_batch(batch, summary=f"{adopted.intents} copies that nobody worked on")
         return await batches.certificate_within(started, request.patience_s)
 
     async def _forget(self) -> bool:
         request = self._request
         page = ForgetInput(limit=_MOST_FORGOTTEN, actor=request.actor, reason=request.reason)
-        gone: ForgetResult = await workflow.execute_activity_method(DeletionUpkeep.forget, page, **_SQL)
+        gone: ForgetResult = await workflow.execute_activity_method(DeletionUpkeep.forget, page, **options.CATALOG)
         forgotten, runs = self._result.forgotten + gone.rows, self._result.forgotten_runs + gone.runs
         self._result = replace(self._result, forgotten=forgotten, forgotten_runs=runs)
         return _MOST_FORGOTTEN in {gone.rows, gone.runs}
@@ -128,10 +111,9 @@ class SweepDeletions:
         if done is None:
             self._result = replace(before, uncertified=before.uncertified + 1)
             return
-        names = sorted({*before.outcomes, *done.outcomes})
         self._result = replace(
             before,
-            outcomes={name: before.outcomes.get(name, 0) + done.outcomes.get(name, 0) for name in names},
+            outcomes=added(before.outcomes, done.outcomes),
             deleted=before.deleted + done.deleted,
             objects=before.objects + done.objects,
             size_bytes=before.size_bytes + done.size_bytes,

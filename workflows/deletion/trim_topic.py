@@ -21,19 +21,18 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
     from activities.deletion.retention import Retention, RollInput
-    from workflows import search_attributes
+    from workflows import options, search_attributes
     from workflows.deletion import batches, delete_ledgers
-    from workflows.deletion.values import DeleteLedgersInput, DeleteLedgersProgress, TrimTopicInput, TrimTopicResult
+    from workflows.deletion.values import (
+        TrimTopicInput,
+        TrimTopicResult,
+        added,
+    )
     from workflows.dispatch import Dispatch
 
-_SQL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, with room
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
-)
 _ROLL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    heartbeat_timeout=options.NOTICED,
     retry_policy=RetryPolicy(maximum_attempts=3),  # the next trim tries again
 )
 
@@ -90,7 +89,7 @@ class TrimTopic:
                 actor=request.actor,
                 reason=request.reason,
             ),
-            _SQL,
+            options.CATALOG,
         )
         self._result = replace(
             self._result, detached=self._result.detached + detached.ledgers, passes=self._result.passes + 1
@@ -113,17 +112,7 @@ class TrimTopic:
 
     async def _phase_two(self, batch_id: str, detached: DetachResult) -> Certificate:
         request = self._request
-        batch = DeleteLedgersInput(
-            batch_id=batch_id,
-            topic_id=request.topic_id,
-            topic=request.topic,
-            catalog_epoch=detached.catalog_epoch,
-            actor=request.actor,
-            reason=request.reason,
-            policy=request.policy,
-            carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
-            owner=self._dispatch.owner,
-        )
+        batch = batches.batch_of(request, batch_id, detached, owner=self._dispatch.owner)
         return await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
 
     def _add(self, done: Certificate) -> None:
@@ -131,10 +120,9 @@ class TrimTopic:
             done.owner or self._dispatch.owner
         )  # it may have lost the topic, or died, since the detach
         before = self._result
-        names = sorted({*before.outcomes, *done.outcomes})
         self._result = replace(
             before,
-            outcomes={name: before.outcomes.get(name, 0) + done.outcomes.get(name, 0) for name in names},
+            outcomes=added(before.outcomes, done.outcomes),
             deleted=before.deleted + done.deleted,
             objects=before.objects + done.objects,
             size_bytes=before.size_bytes + done.size_bytes,

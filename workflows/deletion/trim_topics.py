@@ -29,21 +29,16 @@ with workflow.unsafe.imports_passed_through():
         TrimPageInput,
         TrimPageResult,
     )
-    from workflows import search_attributes
+    from workflows import options, search_attributes
     from workflows.deletion import batches, delete_ledgers
-    from workflows.deletion.values import DeleteLedgersInput, DeleteLedgersProgress, TrimTopicsInput, TrimTopicsResult
+    from workflows.deletion.values import TrimTopicsInput, TrimTopicsResult
 
 _PAGES = 40  # read at once: some 250 events of history
 _TROUBLES = 10  # kept as a sample
 
-_SQL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(minutes=5),  # one query
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
-)
 _TRIM = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=1),  # 50 topics with 100,000 ledgers each, or contended for 60 s each
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+    heartbeat_timeout=options.NOTICED,
     retry_policy=RetryPolicy(maximum_attempts=5),  # then the page is skipped: the next trim meets it again
 )
 
@@ -76,7 +71,7 @@ class TrimTopics:
                 more = replace(request, batch_id=self._batch_id, after=after, carried=self._result)
                 workflow.continue_as_new(more)
         batch = BatchInput(batch_id=self._batch_id)
-        detached = await workflow.execute_activity_method(Trimming.count_batch, batch, **_SQL)
+        detached = await workflow.execute_activity_method(Trimming.count_batch, batch, **options.CATALOG)
         self._note(detached=detached.ledgers)
         if detached.intents:
             self._certify(await self._phase_two(detached))
@@ -89,7 +84,7 @@ class TrimTopics:
 
     async def _next_pages(self, after: int) -> list[TopicPage]:
         asked = PagesInput(after=after, topics=max(1, self._request.page), limit=_PAGES)
-        found: Pages = await workflow.execute_activity_method(Trimming.next_pages, asked, **_SQL)
+        found: Pages = await workflow.execute_activity_method(Trimming.next_pages, asked, **options.CATALOG)
         return found.pages
 
     async def _trim(self, page: TopicPage) -> None:
@@ -119,16 +114,7 @@ class TrimTopics:
 
     async def _phase_two(self, detached: DetachResult) -> Certificate | None:
         request = self._request
-        batch = DeleteLedgersInput(
-            batch_id=self._batch_id,
-            topic_id=0,
-            topic="",
-            catalog_epoch=detached.catalog_epoch,
-            actor=request.actor,
-            reason=request.reason,
-            policy=request.policy,
-            carried=DeleteLedgersProgress(intents=detached.intents, detached=detached.ledgers),
-        )
+        batch = batches.batch_of(request, self._batch_id, detached)
         started = await batches.start_batch(batch, summary=f"{detached.intents} copies of many topics")
         return await batches.certificate_within(started, request.patience_s)
 

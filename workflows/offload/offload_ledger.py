@@ -21,7 +21,7 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from activities.offload import LedgerOffload, PublishInput, UploadInput, UploadResult
     from logstore.ports.catalog import OffloadAnswer
-    from workflows import search_attributes
+    from workflows import options, search_attributes
     from workflows.offload.values import (
         OffloadLedgerInput,
         OffloadLedgerProgress,
@@ -31,11 +31,6 @@ with workflow.unsafe.imports_passed_through():
     )
 
 _TURNS = 3  # uploads that were proved and lost to another attempt: it is at work, let it be
-_PUBLISH = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(minutes=2),  # one small transaction
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
-)
 
 
 def workflow_id(ledger_id: int) -> str:
@@ -47,7 +42,7 @@ def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=policy.queue or None,
         start_to_close_timeout=timedelta(seconds=2 * policy.timeout_s + 300),  # upload, then read it all back
-        heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
+        heartbeat_timeout=options.NOTICED,
         retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=5), maximum_attempts=policy.attempts),
     )
 
@@ -85,7 +80,7 @@ class OffloadLedger:
         if done.answer is not OffloadAnswer.BEGUN:
             return OffloadOutcome(done.answer.value)
         publish = PublishInput(ledger_id=ledger_id, uuid=done.uuid)
-        found = await workflow.execute_activity_method(LedgerOffload.publish, publish, **_PUBLISH)
+        found = await workflow.execute_activity_method(LedgerOffload.publish, publish, **options.CATALOG)
         if found is OffloadAnswer.BEGUN:
             return None
         return OffloadOutcome.GONE if found is OffloadAnswer.GONE else OffloadOutcome.OFFLOADED

@@ -20,7 +20,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
         RemovePrimariesInput,
         RemovePrimariesResult,
     )
-    from workflows import search_attributes
+    from workflows import options, search_attributes
     from workflows.deletion import batches, delete_ledgers
     from workflows.deletion.values import DeleteLedgersInput, DeleteLedgersProgress
     from workflows.offload import offload_ledger, totals
@@ -51,13 +51,8 @@ _MOST_WAITING = 100_000  # bytes of asks: with samples they are carried on in on
 _ID_BYTES = 20  # of one id in JSON, with its comma
 _ASK_BYTES = 100  # of one ask without its texts and ids
 _ASKS_FAIL_ALONE = "asks-fail-alone"
-_SQL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(minutes=5),  # a page of rows, with room for a catalog that is busy
-    heartbeat_timeout=timedelta(seconds=10),  # a killed worker is noticed within this
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
-)
 _REMOVAL: workflow.ActivityConfig = {
-    **_SQL,
+    **options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # a page of copies proved, by a store that is slow to answer
 }
 
@@ -144,7 +139,7 @@ class OffloadTopic:
             check=ids is not None,
             topic=self._request.topic,
         )
-        return await workflow.execute_activity_method(LedgerOffload.candidates, page, **_SQL)
+        return await workflow.execute_activity_method(LedgerOffload.candidates, page, **options.CATALOG)
 
     async def _offload(self, ledger_id: int) -> None:
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=self._request.topic, policy=self._request.policy)

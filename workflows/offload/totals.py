@@ -8,6 +8,7 @@ from temporalio.exceptions import ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from activities.offload import RemovePrimariesResult
+    from workflows.deletion.values import added
     from workflows.offload.values import OffloadLedgerResult, OffloadOutcome, OffloadTopicResult
 
 _SAMPLE = 20  # of each kind, told by name
@@ -48,8 +49,7 @@ def with_removal(before: OffloadTopicResult, found: RemovePrimariesResult) -> Of
 
 def with_outcomes(before: OffloadTopicResult, outcomes: Mapping[str, int]) -> OffloadTopicResult:
     """One more batch of phase two."""
-    names = sorted({*before.outcomes, *outcomes})
-    return replace(before, outcomes={name: before.outcomes.get(name, 0) + outcomes.get(name, 0) for name in names})
+    return replace(before, outcomes=added(before.outcomes, outcomes))
 
 
 def details(done: OffloadTopicResult) -> str:

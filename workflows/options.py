@@ -1,0 +1,16 @@
+"""Options of activities that several jobs call alike; a job that needs others says which, and why."""
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+
+NOTICED = timedelta(seconds=10)
+"""A worker that was killed is noticed within this: the heartbeat timeout of every activity."""
+
+CATALOG = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, or a page of rows, with room
+    heartbeat_timeout=NOTICED,
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
+)
+"""Transactions of the catalog, which is waited for without end: what they decide must be decided."""
