@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Final
 
-from temporalio.api.common.v1 import Payload
+from temporalio.api.common.v1 import Payload, SearchAttributes
 from temporalio.api.enums.v1 import RetryState, WorkflowIdReusePolicy
 from temporalio.api.failure.v1 import Failure
 from temporalio.bridge.proto.activity_result import ActivityResolution, Cancellation
@@ -24,7 +24,7 @@ from temporalio.bridge.proto.workflow_commands import (
 from temporalio.workflow import ParentInfo
 
 from tests.driver import failures
-from tests.driver.executions import Execution, Status, Task, Time, VirtualTime
+from tests.driver.executions import Descent, Execution, Status, Task, Time, VirtualTime
 from tests.driver.run import NAMESPACE, Run, Start
 
 _IGNORED: Final = {"set_patch_marker", "upsert_workflow_search_attributes", "modify_workflow_properties"}
@@ -52,28 +52,29 @@ class Commands:
         type_: str,
         workflow_id: str,
         arguments: Sequence[Payload],
-        **more: Any,
+        descent: Descent,
+        *,
+        attributes: SearchAttributes | None = None,
+        continued: str = "",
     ) -> Execution:
-        number = next(self._numbers)
-        known = {name: more.pop(name) for name in ("attributes", "continued") if name in more}
-        parent = more.get("parent")
-        told = parent and ParentInfo(
-            namespace=NAMESPACE, run_id=parent[0].run.start.run_id, workflow_id=parent[0].workflow_id
-        )
+        number, told = next(self._numbers), None
+        if descent.parent:
+            parent = descent.parent[0]
+            told = ParentInfo(namespace=NAMESPACE, run_id=parent.run.start.run_id, workflow_id=parent.workflow_id)
         start = Start(
             type=type_,
             workflow_id=workflow_id,
             run_id=f"run-{number}",
             seed=number,
             arguments=arguments,
+            attributes=attributes or SearchAttributes(),
             parent=told,
-            **known,
+            continued=continued,
         )
         self.types.add(type_)
         self.executions.pop(workflow_id, None)  # the newest is the last one
-        execution = Execution(run=Run(start), **{"root": workflow_id, **more})
-        self.executions[workflow_id] = execution
-        return execution
+        self.executions[workflow_id] = Execution(run=Run(start), descent=descent)
+        return self.executions[workflow_id]
 
     def _tell(self, execution: Execution, *jobs: WorkflowActivationJob) -> None:
         if jobs:
@@ -142,11 +143,13 @@ class Commands:
             command.workflow_type,
             command.workflow_id,
             list(command.input),
+            Descent(
+                root=execution.descent.root,
+                parent=(execution, command.seq),
+                close_policy=command.parent_close_policy,
+                cancellation=command.cancellation_type,
+            ),
             attributes=command.search_attributes,
-            parent=(execution, command.seq),
-            root=execution.root,
-            close_policy=command.parent_close_policy,
-            cancellation=command.cancellation_type,
         )
         execution.children[command.seq] = child
         answer.succeeded.run_id = child.run.start.run_id
@@ -157,10 +160,10 @@ class Commands:
         child = execution.children.get(command.child_workflow_seq)
         if child is None or not child.is_open:
             return
-        if child.cancellation == ChildWorkflowCancellationType.ABANDON:
+        if child.descent.cancellation == ChildWorkflowCancellationType.ABANDON:
             self._answer_parent(child, Status.CANCELED)
         else:
-            assert child.cancellation == ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED
+            assert child.descent.cancellation == ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED
             self._ask_to_cancel(child)
 
     def _ask_to_cancel(self, execution: Execution) -> None:
@@ -193,15 +196,13 @@ class Commands:
             command.workflow_type or start.type,
             start.workflow_id,
             list(command.arguments),
+            execution.descent,
             attributes=start.attributes,
             continued=start.run_id,
-            parent=execution.parent,
-            root=execution.root,
-            close_policy=execution.close_policy,
-            cancellation=execution.cancellation,
         )
-        if execution.parent:
-            execution.parent[0].children[execution.parent[1]] = anew
+        if execution.descent.parent:
+            parent, number = execution.descent.parent
+            parent.children[number] = anew
         self._later(anew, anew.run.start.job())
 
     def _close(
@@ -212,17 +213,17 @@ class Commands:
         execution.timers.clear()
         execution.run.forget()
         for child in execution.children.values():
-            if child.is_open and child.close_policy == ParentClosePolicy.PARENT_CLOSE_POLICY_TERMINATE:
+            if child.is_open and child.descent.close_policy == ParentClosePolicy.PARENT_CLOSE_POLICY_TERMINATE:
                 self._close(child, Status.TERMINATED, failure=failures.terminated())
-            if child.is_open and child.close_policy == ParentClosePolicy.PARENT_CLOSE_POLICY_REQUEST_CANCEL:
+            if child.is_open and child.descent.close_policy == ParentClosePolicy.PARENT_CLOSE_POLICY_REQUEST_CANCEL:
                 self._ask_to_cancel(child)
         if status is not Status.CONTINUED:
             self._answer_parent(execution, status)
 
     def _answer_parent(self, child: Execution, status: Status) -> None:
-        if child.parent is None:
+        if child.descent.parent is None:
             return
-        parent, number = child.parent
+        parent, number = child.descent.parent
         parent.children.pop(number, None)
         job = WorkflowActivationJob()
         answer = job.resolve_child_workflow_execution

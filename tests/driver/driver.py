@@ -132,12 +132,18 @@ class Driver:
         elif self.server.end(attempt, outcome) and isinstance(outcome, Payload):
             self.answered.append(attempt)
 
-    def overtake(self, worker: Worker) -> None:
-        """Take the attempt in hand, if there is one, for dead: its retry comes first, to its end, on that worker."""
+    def overtake(self, worker: Worker) -> bool:
+        """Take the attempt in hand for dead: what comes in its place runs to its end, on that worker; whether any does.
+
+        That is its retry or, where the workflow is told instead, the task that the workflow sends elsewhere.
+        """
         if not self._in_hand:
-            return
-        task = self._in_hand[-1].task
-        self.server.give_up(self._in_hand[-1])
-        if not task.in_hand and task.execution.tasks.get(task.command.seq) is task:
-            self.server.time.skip_to(task.due_ns)
-            self._make(worker, self.server.begin(task))
+            return False
+        lost = self._in_hand[-1]
+        self.server.give_up(lost)
+        tasks = [one for one in lost.task.execution.tasks.values() if one.type == lost.type and not one.in_hand]
+        again = lost.task if lost.task in tasks else max(tasks, key=lambda one: one.number, default=None)
+        if again:
+            self.server.time.skip_to(again.due_ns)
+            self._make(worker, self.server.begin(again))
+        return again is not None

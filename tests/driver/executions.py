@@ -89,15 +89,22 @@ class Attempt:
         return f"{self.workflow_id}: {self.type}, attempt {self.number}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descent:
+    """Who started a workflow; whoever it goes on as has the same."""
+
+    root: str  # the workflow that nobody's child is, and that this one descends from
+    parent: "tuple[Execution, int] | None" = None  # and the number under which it waits for this one
+    close_policy: int = ParentClosePolicy.PARENT_CLOSE_POLICY_ABANDON
+    cancellation: int = ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Execution:
     """One run of a workflow, and what it waits for."""
 
     run: Run
-    root: str  # the workflow that nobody's child is, and that this one descends from
-    parent: "tuple[Execution, int] | None" = None  # and the number under which it waits for this one
-    close_policy: int = ParentClosePolicy.PARENT_CLOSE_POLICY_ABANDON
-    cancellation: int = ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED
+    descent: Descent
     status: Status = Status.RUNNING
     result: Payload | None = None
     failure: Failure | None = None

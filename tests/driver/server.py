@@ -18,7 +18,7 @@ from temporalio.workflow import _Definition
 
 from tests.driver import failures
 from tests.driver.commands import Commands
-from tests.driver.executions import Attempt, Execution, Status, Task
+from tests.driver.executions import Attempt, Descent, Execution, Status, Task
 
 _CONVERTER: Final = pydantic_data_converter.payload_converter
 
@@ -37,7 +37,7 @@ class Server(Commands):
             return found
         name = _Definition.must_from_class(workflow).name
         assert name
-        begun = self._begin(name, id, _CONVERTER.to_payloads([request]))
+        begun = self._begin(name, id, _CONVERTER.to_payloads([request]), Descent(root=id))
         self._tell(begun, begun.run.start.job(), *jobs)
         return self.executions[id]
 
@@ -99,7 +99,7 @@ class Server(Commands):
         return True
 
     def _descending_from(self, root: str | None) -> list[Execution]:
-        return [one for one in self.running if root in {None, one.root}]
+        return [one for one in self.running if root in {None, one.descent.root}]
 
     def _waiting(self, root: str | None) -> list[Task]:
         return [task for one in self._descending_from(root) for task in one.tasks.values() if not task.in_hand]

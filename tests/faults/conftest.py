@@ -21,6 +21,7 @@ from tests.faults.world import World
 SEED = 20_261_120
 
 
+COURSES = ("short", "offload", "together", "delete", "clear", "remove")
 Start = Callable[..., Operators]
 
 
@@ -56,13 +57,13 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 @pytest.fixture(scope="session")
 def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
-    """Ways through it.
+    """Ways through it; the one that takes longest is the last.
 
     `short`: one small topic, whose first writer meets an outage and gives up, written and trimmed.
     `offload`: a topic offloaded, its primary copies removed, trimmed.
-    `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     `together`: two topics trimmed in one batch, from where they are written. `delete`: these, written and deleted.
     `clear`: a topic with tiered copies of every state is deleted.
+    `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     """
     written, pair = Operators(World(fresh(), template)), Operators(World(fresh(), template), PAIR)
     cold = Offloading(World(fresh(), template), COLD)
@@ -83,10 +84,10 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     return {
         "short": _course(short, Operators.run),
         "offload": _course(forked(cold), Operators.run),
-        "remove": _course(forked(written), Operators.run),
         "together": _course(forked(pair), Operators.trim_all),
         "delete": _course(delete, Operators.delete),
         "clear": _course(forked(cold), _clear),
+        "remove": _course(forked(written), Operators.run),
     }
 
 

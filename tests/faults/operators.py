@@ -217,7 +217,7 @@ class Operators(Programs[World]):
         """Work until that is so, or until nothing is left to do and what was started has succeeded."""
         self.driver.run(self._worker, until=until)
         for one in self.driver.server.executions.values():
-            wrong = one.parent is None and one.status not in {Status.COMPLETED, Status.RUNNING}
+            wrong = one.descent.parent is None and one.status not in {Status.COMPLETED, Status.RUNNING}
             assert not wrong, f"{one.workflow_id} is {one.status.name}: {one.failure and one.failure.message}"
 
 

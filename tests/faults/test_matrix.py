@@ -13,17 +13,16 @@ from temporalio import activity, workflow
 from tests.driver.driver import Ending
 from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import wrong_at_rest
-from tests.faults.conftest import SEED, Course
+from tests.faults.conftest import COURSES, SEED, Course
 from tests.faults.effects import INTERRUPTIONS, Interruption, interruptions, named_in_source
 from tests.faults.operators import Operators
 from tests.faults.scripts import AnyOrder, FirstOfEach
 from workers.assembly.activities import activities_over
 from workers.hosting.fleet import WORKFLOWS
 
-_PAIRS = 6  # of interruptions, in each course
+_PAIRS = 4  # of interruptions, in each course
 _WRITES = 24  # one in so many is the last that a process makes
 _EVERY = 1_000  # hits of one point, with --all-faults
-_COURSES = ("short", "offload", "remove", "together", "delete", "clear")
 _DONE_TWICE = {("after", "crash"), ("reported_failed", "fail")}
 
 
@@ -55,7 +54,7 @@ def _where(effect: str, courses: dict[str, Course], config: pytest.Config) -> li
     return found if config.getoption("--all-faults") else found[:1]
 
 
-@pytest.mark.parametrize("name", _COURSES)
+@pytest.mark.parametrize("name", COURSES)
 def test_main_job_undisturbed_keeps_every_promise(name: str, courses: dict[str, Course]) -> None:
     """The expectations themselves are met, so that what fails below fails for its interruption."""
     operators = _survive(courses[name])
@@ -73,7 +72,7 @@ def test_main_job_hits_every_effect_that_the_source_names(courses: dict[str, Cou
 
 def test_main_job_runs_every_workflow_and_every_activity_that_a_worker_serves(courses: dict[str, Course]) -> None:
     """One that is registered and that no course comes to would be one that no fault has met."""
-    assert tuple(courses) == _COURSES
+    assert tuple(courses) == COURSES
     served = {workflow._Definition.must_from_class(one).name for one in WORKFLOWS}
     assert served == {name for course in courses.values() for name in course.workflows}
     with courses["short"].start().world.process() as log:
@@ -106,7 +105,7 @@ def _hits(course: Course, effect: str, moment: str, action: str, config: pytest.
     return every[:1] if INTERRUPTIONS.index((moment, action)) % 2 else every[-1:]
 
 
-@pytest.mark.parametrize("name", _COURSES)
+@pytest.mark.parametrize("name", COURSES)
 def test_main_job_killed_before_any_write_keeps_every_promise(
     name: str, courses: dict[str, Course], pytestconfig: pytest.Config
 ) -> None:
@@ -117,7 +116,7 @@ def test_main_job_killed_before_any_write_keeps_every_promise(
 
 
 @pytest.mark.timeout(900)  # forty times as many programs with --all-faults
-@pytest.mark.parametrize("name", _COURSES)
+@pytest.mark.parametrize("name", COURSES)
 def test_main_job_interrupted_twice_keeps_every_promise(
     name: str, courses: dict[str, Course], pytestconfig: pytest.Config
 ) -> None:
@@ -137,7 +136,7 @@ def test_main_job_interrupted_twice_keeps_every_promise(
 
 
 @pytest.mark.parametrize("ending", [Ending.UNHEARD, Ending.LATE], ids=lambda ending: ending.name.lower())
-@pytest.mark.parametrize("name", _COURSES)
+@pytest.mark.parametrize("name", COURSES)
 def test_attempt_of_each_activity_that_happens_twice_keeps_every_promise(
     ending: Ending, name: str, courses: dict[str, Course]
 ) -> None:
@@ -147,7 +146,7 @@ def test_attempt_of_each_activity_that_happens_twice_keeps_every_promise(
     _require_no_change_by_a_second_run(operators)
 
 
-@pytest.mark.parametrize("name", _COURSES)
+@pytest.mark.parametrize("name", COURSES)
 def test_workflows_that_are_replayed_and_continued_as_often_as_can_be_keep_every_promise(
     name: str, courses: dict[str, Course]
 ) -> None:
@@ -155,7 +154,7 @@ def test_workflows_that_are_replayed_and_continued_as_often_as_can_be_keep_every
     _survive(courses[name], forgetful=True, long_after=4)
 
 
-@pytest.mark.parametrize("name", _COURSES)
+@pytest.mark.parametrize("name", COURSES)
 def test_workflows_whose_steps_come_in_any_order_keep_every_promise(
     name: str, courses: dict[str, Course], pytestconfig: pytest.Config
 ) -> None:

@@ -3,6 +3,7 @@
 The second attempt runs to its end, in a process of its own, just before one call that the first one makes.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.driver.driver import Ending, Script
 from tests.driver.executions import Attempt
 from tests.driver.worker import Worker
 from tests.faults.auditor import Intent, wrong_at_any_moment, wrong_at_rest
-from tests.faults.conftest import Course
+from tests.faults.conftest import COURSES, Course
 from tests.faults.operators import Operators
 from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import SHORT
@@ -23,53 +24,63 @@ _MOST_CALLS = 200
 _CHUNK = "deletion.delete_chunk"
 
 
-class Overtaken(Script):
-    """The first attempt of one activity is overtaken just before one of its calls, counted from 1."""
+class Counted(Script):
+    """Counts the calls that the first attempt of each activity makes."""
 
-    def __init__(self, activity: str, before: int) -> None:
-        """Take which."""
-        self._activity, self._before = activity, before
-        self._watched: Attempt | None = None
-        self._watching = False
-        self.calls = 0
-        self.operators: Operators
-        self.seen: dict[int, Intent] = {}  # that had ended when the second attempt had
+    def __init__(self) -> None:
+        """Nothing is attempted yet."""
+        self.calls: Counter[str] = Counter()
+        self._first: str | None = None  # activity whose first attempt is in hand
 
     def ending(self, attempt: Attempt) -> Ending:
         """See `Script`."""
-        self._watching = self._watched is None and attempt.type == self._activity
-        self._watched = attempt if self._watching else self._watched
+        self._first = None if attempt.type in self.calls else attempt.type
+        self.calls[attempt.type] += 0
         return Ending.ANSWERED
 
     def call(self) -> None:
         """The process is about to ask a store or the database."""
-        if not self._watching:
-            return
-        self.calls += 1
-        if self.calls == self._before:
-            self._watching = False
-            self._overtake()
+        if self._first:
+            self.calls[self._first] += 1
+            self.made(self._first)
 
-    def _overtake(self) -> None:
-        world = self.operators.world
-        with world.process() as log:
-            self.operators.driver.overtake(Worker(activities_over(log, OwnsWhatItMeets(log.catalog.fences)).all()))
-        self.seen = _ended(world)
+    def made(self, activity: str) -> None:
+        """It is about to make a call."""
+
+
+class Overtaken(Counted):
+    """The first attempt of one activity is overtaken just before one of its calls, counted from 1."""
+
+    def __init__(self, activity: str, before: int) -> None:
+        """Take which."""
+        super().__init__()
+        self._activity, self._before = activity, before
+        self.operators: Operators
+        self.overtaken = False
+        self.seen: dict[int, Intent] = {}  # that had ended when the second attempt had
+
+    def made(self, activity: str) -> None:
+        """See `Counted`."""
+        if (activity, self.calls[activity]) == (self._activity, self._before):
+            self._first = None
+            world = self.operators.world
+            with world.process() as log:
+                owners = OwnsWhatItMeets(log.catalog.fences)
+                self.overtaken = self.operators.driver.overtake(Worker(activities_over(log, owners).all()))
+            self.seen = _ended(world)
 
 
 def _ended(world: World) -> dict[int, Intent]:
     return {row: intent for row, intent in world.look().intents.items() if intent.state != "PENDING"}
 
 
-def _overtaken(
-    start: Callable[..., Operators], activity: str, before: int, go: Callable[[Operators], object]
-) -> Overtaken:
-    """Go a course so, and require every promise; of what it comes to."""
-    script = Overtaken(activity, before)
-    script.operators = start(script=script)
-    script.operators.world.before_call = script.call
-    go(script.operators)
-    return script
+def _gone(course: Course, script: Counted) -> Operators:
+    """Go a course so."""
+    operators = course.start(script=script)
+    operators.world.before_call = script.call
+    if isinstance(script, Overtaken):
+        script.operators = operators
+    return course.go(operators)
 
 
 def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes(
@@ -79,15 +90,13 @@ def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes
     written = Operators(World(fresh(), template), SHORT)
     written.drive(written.write)
     for before in range(1, _MOST_CALLS):
-        script = _overtaken(
-            lambda **more: written.fork(written.world.fork(fresh()), **more),
-            _CHUNK,
-            before,
-            lambda operators: operators.drive(operators.remove),
-        )
-        if script.calls < before:
-            return
+        script = Overtaken(_CHUNK, before)
+        script.operators = written.fork(written.world.fork(fresh()), script=script)
         world = script.operators.world
+        world.before_call = script.call
+        script.operators.drive(script.operators.remove)
+        if script.calls[_CHUNK] < before:
+            return
         assert not wrong_at_any_moment(world.look()), f"overtaken before call {before}"
         kept = {row: intent for row, intent in _ended(world).items() if row in script.seen}
         assert kept == script.seen, f"overtaken before call {before}: an outcome changed after it was final"
@@ -95,17 +104,20 @@ def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes
     raise AssertionError("the first attempt made more calls than this test tries")
 
 
-@pytest.mark.parametrize("name", ["short", "offload", "remove", "together", "delete", "clear"])
+@pytest.mark.parametrize("name", COURSES)
 def test_attempt_of_any_activity_overtaken_by_its_retry_keeps_every_promise(
     name: str, courses: dict[str, Course], pytestconfig: pytest.Config
 ) -> None:
-    """Of each activity that no course before comes to: before its first call, its last one, and one in between."""
+    """Of each activity that no course before comes to: before its last call, and before one in the middle."""
     every = pytestconfig.getoption("--all-faults")
-    before = [course for other, course in courses.items() if other < name] if not every else []
-    course = courses[name]
-    for activity in sorted(course.activities.difference(*(other.activities for other in before))):
-        counted = _overtaken(course.start, activity, 0, course.go).calls
-        for call in range(1, counted + 1) if every else sorted({1, -(-counted // 2), counted}):
-            operators = _overtaken(course.start, activity, call, course.go).operators
+    before = COURSES[: 0 if every else COURSES.index(name)]
+    counted = Counted()
+    _gone(courses[name], counted)
+    for activity in sorted(courses[name].activities.difference(*(courses[other].activities for other in before))):
+        most = counted.calls[activity]
+        for call in range(1, most + 1) if every else sorted({-(-most // 2), most}):
+            script = Overtaken(activity, call)
+            operators = _gone(courses[name], script)
+            assert script.overtaken, f"{activity}, call {call} of {most}: nothing came in its place"
             wrong = wrong_at_rest(operators.world.look(), operators.expected)
-            assert not wrong, f"{activity}, overtaken before call {call} of {counted}: {wrong}"
+            assert not wrong, f"{activity}, overtaken before call {call} of {most}: {wrong}"
