@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
@@ -61,14 +61,27 @@ class AnswerLost(SextonError):
 
 def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:
     """Print the answer: for people as wide as their terminal, or whole."""
-    try:
+    with writing(stdout):
         if as_json:
             stdout.write(json.dumps(answer.document, indent=2, allow_nan=False) + "\n")
         else:
             for part in (answer, *answer.more):
                 _show(part, stdout, wide=wide)
-        stdout.flush()
-    except BrokenPipeError:  # whoever read has heard enough
+
+
+@contextmanager
+def writing(stdout: TextIO) -> Iterator[None]:
+    """See that what the block writes arrives; where its reader has heard enough, the block ends without a word.
+
+    Raises:
+        AnswerLost: It cannot be written.
+    """
+    try:
+        try:
+            yield
+        finally:
+            stdout.flush()
+    except BrokenPipeError:
         _drop(stdout)
     except OSError as fault:
         _drop(stdout)

@@ -1,13 +1,16 @@
 """Refusals of the parser of the command line, in the form of all other bad input: field, expected, found."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from logstore.errors import InvalidInput
+from workers.cli.output import writing
 
 
 class UsageError(InvalidInput):
@@ -43,7 +46,7 @@ class PlainCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         """Read the arguments; arguments that are left over are refused here."""
         ctx.allow_extra_args = True
-        left = super().parse_args(ctx, args)
+        left = _heard(partial(super().parse_args, ctx, args))
         if left and not ctx.resilient_parsing:
             raise UsageError("arguments", expected=f"no more than {_takes(self, ctx)}", found=left[0], ctx=ctx)
         return left
@@ -61,10 +64,8 @@ class PlainGroup(TyperGroup):
         if not args and not ctx.resilient_parsing:
             if getattr(ctx.find_root().obj, "as_json", False):
                 raise UsageError("command", expected=_one_of(ctx), found=NOTHING, ctx=ctx)
-            if text := ctx.get_help():  # Rich has printed it, and leaves nothing to print
-                typer.echo(text)
-            raise typer.Exit(2)
-        return super().parse_args(ctx, args)
+            return _heard(partial(_show_help, ctx))
+        return _heard(partial(super().parse_args, ctx, args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         """The command of that name."""
@@ -73,6 +74,23 @@ class PlainGroup(TyperGroup):
             expected = f"a command of `{ctx.command_path}` (nearest: {_nearest(args[0], known)})"
             raise UsageError("command", expected=expected, found=args[0], ctx=ctx)
         return super().resolve_command(ctx, args)
+
+
+def _show_help(ctx: Any) -> NoReturn:  # noqa: ANN401
+    if text := ctx.get_help():  # Rich has printed it, and leaves nothing to print
+        typer.echo(text)
+    raise typer.Exit(2)
+
+
+def _heard(parse: Callable[[], list[str]]) -> list[str]:
+    """Parse, which may print a help or a version in the place of an answer.
+
+    Raises:
+        AnswerLost: That cannot be written.
+    """
+    with writing(sys.stdout):
+        return parse()
+    raise typer.Exit  # whoever read it has heard enough
 
 
 def _untyped(parameter: Any) -> Any:  # noqa: ANN401 - an argument or an option

@@ -42,6 +42,17 @@ def test_answer_that_cannot_be_written_is_one_sentence_and_a_code(
     assert f"stdout cannot be written ({why}" in ended.stderr
 
 
+@pytest.mark.parametrize("line", ["--help", "--version", "topic", "topic append --help"])
+@pytest.mark.parametrize("where", [">/dev/full", ">&-"])
+def test_help_that_cannot_be_written_is_one_sentence_and_a_code(home: Path, where: str, line: str) -> None:
+    """As any other answer: in words of ours, and no number of the system's."""
+    ended = _shell(home, f'"$SEXTON" {line} {where}')
+    assert ended.returncode == 1, ended.stderr
+    assert "stdout cannot be written (" in ended.stderr
+    assert not {"Errno", "Traceback"} & {*ended.stderr.replace("[", " ").split()}, ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr
+
+
 def test_closed_stdin_and_stderr_are_no_obstacle(home: Path) -> None:
     """What is read from a closed stdin is nothing; what goes to a closed stderr goes nowhere."""
     ended = _shell(home, '"$SEXTON" topic list --json <&- 2>&-')
@@ -86,7 +97,7 @@ def test_home_whose_path_has_a_comma_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_interrupt_of_an_append_is_one_sentence_one_document_and_130(home: Path) -> None:
-    """A real SIGINT, while the process waits for lines."""
+    """A real SIGINT, while the process waits for lines: none was written, and the document says so."""
     pipe = home / "lines"
     os.mkfifo(pipe)
     append = subprocess.Popen(
@@ -100,6 +111,8 @@ def test_interrupt_of_an_append_is_one_sentence_one_document_and_130(home: Path)
         append.send_signal(signal.SIGINT)
         told, said = append.communicate(timeout=60)
     assert append.returncode == 130, said
-    assert json.loads(told)["error"]["type"] == "Interrupted"
+    document = json.loads(told)
+    assert document["error"]["type"] == "Interrupted"
+    assert (document["count"], document["last"], document["written_to_line"]) == (0, None, 0)
     assert said.count("interrupted") == 1
     assert "Traceback" not in said

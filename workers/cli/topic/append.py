@@ -69,11 +69,15 @@ def append(
     refuse_transaction(txn)
     if producer is not None:
         check_name("producer", producer)
-    with rereadable(file) as source, watching("checking lines") as bar:
-        lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None))
-        target = context.topic(name)
-        source.seek(0)
-        return _append_all(context, target, _Lines(source, producer, lines, batch), bar)
+    done = _Progress()
+    try:
+        with rereadable(file) as source, watching("checking lines") as bar:
+            lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None))
+            target = context.topic(name)
+            source.seek(0)
+            return _append_all(context, target, _Lines(source, producer, lines, batch), done, bar)
+    except KeyboardInterrupt:
+        return _stopped(done, Interrupted(), ExitCode.INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +104,9 @@ class _Lines:
             yield number, held
 
 
-def _append_all(context: CommandContext, target: "Topic", lines: _Lines, bar: ProgressBar) -> Answer:
+def _append_all(context: CommandContext, target: "Topic", lines: _Lines, done: _Progress, bar: ProgressBar) -> Answer:
     from logstore.log.entries import ProducedEntries  # noqa: PLC0415 - start-up time
 
-    done = _Progress()
     bar.say("appending")
     try:
         for number, entries in lines.batches():
@@ -113,8 +116,6 @@ def _append_all(context: CommandContext, target: "Topic", lines: _Lines, bar: Pr
             done.first, done.last = done.first or result.first, result.last or done.last
             done.lines = number
             bar.advance(done.count, lines.total)
-    except KeyboardInterrupt:
-        return _stopped(done, Interrupted(), ExitCode.INTERRUPTED)
     except SextonError as error:
         if not done.lines:
             raise
