@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, insert_cursor, one_cursor, spans, store, stored
-from infra.catalog.deletion.intents import file_intents
+from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.components import born, retire, topic_of_newborn

@@ -4,32 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    and_,
-    case,
-    func,
-    or_,
-    select,
-    union_all,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, union_all
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.claims import UNCLAIMED, claimed_by, held, holder, until_us
+from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.detach import PhaseOne
-from infra.catalog.deletion.endings import audit_batch, end_rows, move_rows, tally_of
-from infra.catalog.deletion.intents import INTENT, is_dead_letter, to_intent
-from infra.catalog.deletion.pauses import Pauses, with_pauses
-from infra.catalog.deletion.ranges import next_ranges
+from infra.catalog.deletion.intent_rows import end_rows, hold, move_rows, take
+from infra.catalog.deletion.intents import INTENT, is_dead_letter, next_ranges, tally_of, to_intent
+from infra.catalog.deletion.runs import finish_run, holder, pause_run, release_run, renew_run, resume_run, with_pauses
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.offload.contexts import as_text, context_or_none
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
-from logstore.errors import ClaimHeld, SextonError, UnknownObject
+from logstore.errors import ClaimHeld, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
@@ -37,11 +25,12 @@ from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
+_A = t.audit.c
 _ANY = "*"  # no uuid is that
 
 
-class SqlDeletions(PhaseOne, Pauses):
-    """The `Deletions` port: phase one and pausing are inherited, this is the queue."""
+class SqlDeletions(PhaseOne):
+    """The `Deletions` port: phase one is inherited, this is the queue."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         """Work on `database`."""
@@ -60,24 +49,38 @@ class SqlDeletions(PhaseOne, Pauses):
     def renew(self, batch_id: str, claim: Claim) -> None:
         """See `Deletions.renew`."""
         with effect("catalog.renew"):
-            self._write(lambda connection: self._renew(connection, batch_id, claim))
+            self._write(lambda connection: renew_run(connection, batch_id, claim, self._db.now_us(connection)))
 
-    def _renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
-        now = self._db.now_us(connection)
-        free = or_(t.run.c.claim_workflow == claim.workflow_id, ~held(now))
-        unfinished = (t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
-        until, same_run = until_us(claim, now), t.run.c.claim_run == claim.run_id
-        longest = case((and_(same_run, t.run.c.claim_until_us > until), t.run.c.claim_until_us), else_=until)
-        renewed = update(t.run).where(*unfinished, free).values(claimed_by(claim, now) | {"claim_until_us": longest})
-        if not connection.execute(renewed).rowcount:
-            raise _not_renewed(connection, batch_id, claim)
+    def pause(self, batch_id: str) -> None:
+        """See `Deletions.pause`."""
+        with effect("catalog.pause"):
+            self._write(lambda connection: pause_run(connection, batch_id, self._db.now_us(connection)))
+
+    def resume(self, batch_id: str) -> None:
+        """See `Deletions.resume`."""
+        with effect("catalog.resume"):
+            self._write(lambda connection: resume_run(connection, batch_id))
+
+    def release(self, batch_id: str) -> bool:
+        """See `Deletions.release`."""
+        with effect("catalog.release"):
+            return self._write(lambda connection: release_run(connection, batch_id, self._db.now_us(connection)))
 
     def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """See `Deletions.finish`."""
         if not ended:
             return frozenset()
         with effect("catalog.finish"):
-            return self._write(lambda c: end_rows(c, ended, holder, now_us=self._db.now_us(c)))
+            return self._write(lambda connection: self._finish(connection, ended, holder))
+
+    def _finish(self, connection: Connection, ended: Sequence[Ended], holder: str) -> frozenset[int]:
+        """A row that a workflow of its own ended is audited, for the row of its batch says that it was retrying."""
+        now = self._db.now_us(connection)
+        rows = end_rows(connection, ended, holder, now_us=now)
+        for one in ended:
+            if one.row_id in rows and rows[one.row_id].claim_workflow == holder:
+                _audit_alone(connection, rows[one.row_id], one, at_us=now)
+        return frozenset(rows)
 
     def hand_over(
         self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
@@ -131,21 +134,14 @@ class SqlDeletions(PhaseOne, Pauses):
         if other not in {None, claim.workflow_id} and (not row.claim_workflow or row.claim_until_us > now):
             raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {other}")
         attempts = row.attempts + int(attempt)
-        taken = update(t.pending_deletion).where(key).values(attempts=attempts, **claimed_by(claim, now))
-        return _with_references(connection, [connection.execute(taken.returning(*INTENT)).one()])[0]
+        return _with_references(connection, [take(connection, row.row_id, claim, attempts=attempts, now_us=now)])[0]
 
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
         """See `Deletions.hold`."""
 
         def work(connection: Connection) -> int:
-            changes = claimed_by(claim, self._db.now_us(connection))
-            changes |= {} if error is None else {"last_error": error}
-            if keys_left is not None:
-                again = case((_P.keys_left == keys_left, _P.keys_left_attempts + 1), else_=1)
-                changes |= {"keys_left": keys_left, "keys_left_attempts": again}
-            mine = (_P.row_id == row_id, _P.state == _PENDING, _P.claim_workflow == claim.workflow_id)
-            held = update(t.pending_deletion).where(*mine).values(changes).returning(_P.keys_left_attempts)
-            attempts = connection.execute(held).scalar_one_or_none()
+            now = self._db.now_us(connection)
+            attempts = hold(connection, row_id, claim, error=error, keys_left=keys_left, now_us=now)
             if attempts is None:
                 _refuse_if_held(connection, row_id)
             return 0 if attempts is None or keys_left is None else attempts
@@ -164,12 +160,10 @@ class SqlDeletions(PhaseOne, Pauses):
 
     def _close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
         now = self._db.now_us(connection)
-        first = update(t.run).where(t.run.c.run_id == batch_id, t.run.c.finished_us.is_(None))
-        row = connection.execute(first.values(finished_us=now, **UNCLAIMED).returning(t.run.c.topic_id)).first()
-        outcome = tally_of(connection, _P.batch_id == batch_id)
-        if row is None:
+        topic_id, outcome = finish_run(connection, batch_id, now), tally_of(connection, _P.batch_id == batch_id)
+        if topic_id is None:
             return outcome
-        audit_batch(connection, batch_id, TopicId(row.topic_id), cause, outcome, at_us=now)
+        _audit_batch(connection, batch_id, topic_id, cause, outcome, at_us=now)
         return replace(outcome, closed=True)
 
     def inflight(self) -> Inflight:
@@ -244,17 +238,63 @@ def _is_named(intent: DeletionIntent, live: Mapping[tuple[int, str], str | None]
     return key in live and live[key] in {_ANY, intent.context.get("uuid")}
 
 
-def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonError:
-    row = connection.execute(select(t.run).where(t.run.c.run_id == batch_id)).first()
-    if row is None:
-        return UnknownObject("batch", expected="a batch that was detached", found=batch_id)
-    found = row.claim_workflow if row.finished_us is None else "that it is finished"
-    return ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {found}")
-
-
 def _refuse_if_held(connection: Connection, row_id: int) -> None:
     """A row that ended needs no claim; one that is another's must be left to it."""
     query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
     other = connection.execute(query).first()
     if other is not None:
         raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {other[0] or f'batch {other[1]!r}'}")
+
+
+def _audit_alone(connection: Connection, row: Row[Any], one: Ended, *, at_us: int) -> None:
+    actor, reason = _decided(connection, row)
+    detail = {
+        "ledger": row.ledger_id,
+        "copy": row.copy,
+        "generation": row.generation,
+        "outcome": one.outcome.value,
+        "objects": one.objects,
+        "size_bytes": one.size_bytes,
+        "error": one.error,
+    }
+    audit(
+        connection,
+        "delete-ledger",
+        Cause(actor=actor, reason=reason, workflow_id=row.claim_workflow),
+        at_us=at_us,
+        topic_id=TopicId(row.topic_id),
+        topic=row.topic,
+        run_id=row.batch_id or None,
+        detail=detail,
+    )
+
+
+def _decided(connection: Connection, row: Row[Any]) -> tuple[str, str]:
+    """The actor and the reason of the ledger's detach: of the row, or of its batch where an older build filed it.
+
+    A range of ids in the audit log is no witness: a batch's may cover ledgers of which it had none.
+    """
+    if row.actor:
+        return row.actor, row.reason
+    of_batch = select(_A.actor, _A.reason).where(_A.run_id == row.batch_id).order_by(_A.audit_id).limit(1)
+    found = connection.execute(of_batch).first()
+    return (found.actor, found.reason) if found else ("sexton", "")
+
+
+def _audit_batch(
+    connection: Connection, batch_id: str, topic_id: TopicId, cause: Cause, outcome: Tally, *, at_us: int
+) -> None:
+    """Write down how a batch ended, and which ledgers it was about."""
+    names = select(func.min(_P.topic), func.max(_P.topic)).where(_P.batch_id == batch_id)
+    topic, other = connection.execute(names).one()
+    audit(
+        connection,
+        "delete-ledgers",
+        cause,
+        at_us=at_us,
+        topic_id=topic_id,
+        topic=topic if topic == other else None,  # a batch may be of several topics
+        run_id=batch_id,
+        detail={"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes},
+        span=Span.selected(connection, _P.ledger_id, _P.batch_id == batch_id),
+    )

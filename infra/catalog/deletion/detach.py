@@ -14,15 +14,15 @@ from sqlalchemy import ColumnElement, Connection, select
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
 from infra.catalog.cursors.cursor_rows import close_holes
-from infra.catalog.deletion import claims
 from infra.catalog.deletion.doomed import Doomed, ListView, doomed
-from infra.catalog.deletion.intents import file_intents, filed_by
+from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
+from infra.catalog.deletion.intents import filed_by
+from infra.catalog.deletion.runs import done_before, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.log.ledger_rows import data_list, last_id, lock_lists, never_attached
 from infra.catalog.log.topics import topic_row
 from infra.catalog.offload.uploads import take_away_abandoned
 from infra.catalog.ownership.fences import FencedWrites
-from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Claim, Detached
 from logstore.positions import LedgerId, Position, TopicId
@@ -95,7 +95,7 @@ class PhaseOne(FencedWrites):
 
     def _replace(self, connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
         batch_id, asked, now = order.batch_id, order.ledger_ids, view.now_us
-        stalled = claims.adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
+        stalled = adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
         newborn = self._abandon_newborn(connection, view, order) if asked is None else 0
         filed = _file(connection, gone.rows, view, order) if gone.ids else 0
         dead = 0
@@ -113,7 +113,7 @@ class PhaseOne(FencedWrites):
         )
 
     def _open(self, connection: Connection, result: Detached, view: ListView, order: Order) -> None:
-        claims.open_run(connection, result, view.topic_id, order.claim, view.now_us, request=order.request)
+        open_run(connection, result, view.topic_id, order.claim, view.now_us, request=order.request)
 
     def _abandon_newborn(self, connection: Connection, view: ListView, order: Order) -> int:
         """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
@@ -134,23 +134,6 @@ def _file(connection: Connection, rows: ColumnElement[bool], view: ListView, ord
 def _fingerprint(topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> str:
     ids = "retention" if ledger_ids is None else ",".join(str(ledger_id) for ledger_id in sorted(set(ledger_ids)))
     return hashlib.sha256(f"{topic_id}/{force}/{ids}".encode()).hexdigest()
-
-
-def done_before(connection: Connection, batch_id: str, request: str) -> Detached | None:
-    """What an earlier call with this batch id did, if there was one.
-
-    Raises:
-        PreconditionFailed: It asked for something else.
-    """
-    if not batch_id:
-        raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
-    found = connection.execute(select(t.run.c.summary).where(t.run.c.run_id == batch_id)).scalar_one_or_none()
-    if found is None:
-        return None
-    summary = dict(found)
-    if summary.pop("request") != request:
-        raise PreconditionFailed(f"batch {batch_id}: expected a name never used before, found one of another request")
-    return Detached(batch_id=batch_id, **summary)
 
 
 def _audit(connection: Connection, view: ListView, gone: Doomed, order: Order) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.claims import stalled
+from infra.catalog.deletion.runs import stalled
 from infra.catalog.engine.many import any_of
 from infra.catalog.offload.uploads import abandoned
 from logstore.deletion.intents import Outcome

@@ -1,140 +1,20 @@
-"""Phase one's effect on rows: ledgers leave, intents stand in their place, in the caller's transaction."""
+"""Intents as they stand in `pending_deletion`: a row becomes a value, whatever a hand or a disk did to it."""
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    RowMapping,
-    and_,
-    exists,
-    func,
-    insert,
-    literal,
-    or_,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_, func, literal, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none, json_object
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Filed
+from logstore.ports.catalog import Cause, Filed, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 
-
-def file_intents(
-    connection: Connection, doomed: ColumnElement[bool], *, batch_id: str, now_us: int, cause: Cause | None = None
-) -> int:
-    """Replace ledger rows by deletion intents, one per copy, set-wise, and return how many intents.
-
-    Args:
-        connection: In a writing transaction that holds the lock of the ledgers' list.
-        doomed: Which rows of `ledger`.
-        batch_id: Whose work the intents are; empty: nobody's, so that they are stalled until a trim or a sweep.
-        now_us: The database's clock.
-        cause: Who decided that they go, and why; None where nobody did, for a creator gave up.
-    """
-    names, query = _intents(doomed, batch_id, now_us, cause)
-    filing = insert(t.pending_deletion).from_select(names, query)
-    filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
-    remove_ledgers(connection, doomed & _has_intent())
-    return filed
-
-
-def filed_by(
-    connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
-) -> tuple[Filed, ...]:
-    """What a transaction has filed for a batch; intents that it only took up were filed earlier.
-
-    Args:
-        connection: In that transaction.
-        batch_id: The batch.
-        now_us: When the transaction filed them.
-        topic_id: Whose they are, where they are of one: a batch of many topics is not read as a whole for each.
-    """
-    p = t.pending_deletion.c
-    mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
-    query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
-    rows = connection.execute(query.group_by(p.component, p.copy))
-    return tuple(Filed(component=row[0], copy=row[1], rows=row[2]) for row in rows)
-
-
-def file_copy_intents(
-    connection: Connection,
-    list_id: int,
-    kind: CopyKind,
-    doomed: ColumnElement[bool],
-    *,
-    batch_id: str,
-    now_us: int,
-    cause: Cause | None = None,
-) -> int:
-    """Replace one copy of listed ledgers by its deletion intent, set-wise, and return how many; the ledgers stay.
-
-    Their generation rises, so that the intents of a later detach have another one.
-
-    Args:
-        connection: In a writing transaction that holds the lock of the list.
-        list_id: Whose ledgers.
-        kind: Which copy.
-        doomed: Which rows of `ledger` joined with `ledger_copy`.
-        batch_id: As for `file_intents`.
-        now_us: The database's clock.
-        cause: As for `file_intents`.
-    """
-    of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
-    names, query = _intents(of_kind & doomed, batch_id, now_us, cause)
-    filing = insert(t.pending_deletion).from_select(names, query)
-    filed = connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
-    if filed:
-        remove_copies(connection, list_id, kind, _has_intent(kind))
-    return filed
-
-
-def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
-    """Its intent stands: a row that turned up since the intents were filed stays."""
-    p = t.pending_deletion.c
-    of_kind = [] if kind is None else [p.copy == kind.value]
-    return exists().where(p.ledger_id == t.ledger.c.ledger_id, p.generation == t.ledger.c.generation + 1, *of_kind)
-
-
-def _intents(doomed: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None) -> tuple[list[str], Any]:
-    source = (
-        t.ledger.join(t.ledger_copy, t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
-        .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
-        .join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
-    )
-    columns: dict[str, Any] = {
-        "batch_id": literal(batch_id),
-        "ledger_id": t.ledger.c.ledger_id,
-        "copy": t.ledger_copy.c.kind,
-        "generation": t.ledger.c.generation + 1,
-        "application": t.ledger.c.application,
-        "component": t.ledger_list.c.component,
-        "topic_id": t.topic.c.topic_id,
-        "topic": t.topic.c.name,
-        "keys": t.ledger_list.c.owner,
-        "context": t.ledger_copy.c.context,
-        "segments": t.ledger.c.segments,
-        "last_segment": t.ledger.c.last_segment,
-        "ledger_created_us": t.ledger.c.created_us,
-        "size_bytes": t.ledger.c.size_bytes,
-        "epoch": t.ledger.c.epoch,
-        "state": literal(DeletionState.PENDING.value),
-        "attempts": literal(0),
-        "objects_deleted": literal(0),
-        "bytes_deleted": literal(0),
-        "created_us": literal(now_us, t.Big),
-        "actor": literal(cause.actor if cause else ""),
-        "reason": literal(cause.reason if cause else ""),
-    }
-    query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(doomed)
-    return list(columns), query.order_by(t.ledger.c.ledger_id, t.ledger_copy.c.kind)
-
-
+_P = t.pending_deletion.c
+_MOST_SEGMENTS: Final = 20_000  # in a range: some 10 MB of keys while a chunk works
 _NUMBERS = (
     "ledger_id", "generation", "topic_id", "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
     "attempts", "openings",
@@ -226,3 +106,102 @@ def _damage(found: RowMapping) -> str | None:
         **{name: isinstance(found[name], int) for name in _NUMBERS},
     }
     return next((f"{name} (found {str(found[name])[:80]!r})" for name, well in fine.items() if not well), None)
+
+
+def tally_of(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
+    """Count intents by outcome."""
+    sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
+    query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
+    rows = [(outcome_of(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
+    names = sorted({row[0].value for row in rows})
+    return Tally(
+        outcomes={name: sum(row[1] for row in rows if row[0] == name) for name in names},
+        objects=int(sum(row[2] for row in rows)),
+        size_bytes=int(sum(row[3] for row in rows)),
+    )
+
+
+def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+    """See `Deletions.ranges`."""
+    found = connection.execute(_page(batch_id, after, rows * limit)).all()
+    return list(islice(_cut(found, rows), limit))
+
+
+def _page(batch_id: str, after: int, most: int) -> Select[Any]:
+    """The next rows that are left, and those that others have dealt with between them."""
+    left, batch = and_(_P.state == DeletionState.PENDING.value, _P.claim_workflow.is_(None)), _P.batch_id == batch_id
+    page = select(_P.row_id).where(batch, _P.row_id > after, left).order_by(_P.row_id).limit(most).subquery()
+    ends = select(func.min(page.c.row_id).label("first"), func.max(page.c.row_id).label("last")).subquery()
+    within = and_(_P.row_id >= ends.c.first, _P.row_id <= ends.c.last)
+    columns = (_P.row_id, _P.segments, left.label("left"))
+    return select(*columns).join(ends, within).where(batch).order_by(_P.row_id)
+
+
+def _cut(found: Iterable[Any], rows: int) -> Iterator[RowRange]:
+    """Ranges of at most `rows` rows that hold few enough objects to be listed at once, and of what is left only."""
+    ids: list[int] = []
+    segments = 0
+    for row in found:
+        if ids and (not row.left or len(ids) == rows or segments + number_in(row.segments) > _MOST_SEGMENTS):
+            yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
+            ids, segments = [], 0
+        if row.left:
+            ids.append(row.row_id)
+            segments += number_in(row.segments)
+    if ids:
+        yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
+
+
+def intents_for(
+    doomed: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None
+) -> tuple[list[str], Select[Any]]:
+    """Columns and rows of the intents that stand for copies of ledgers; see `file_intents` for the arguments."""
+    source = (
+        t.ledger.join(t.ledger_copy, t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
+        .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+        .join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    )
+    columns: dict[str, Any] = {
+        "batch_id": literal(batch_id),
+        "ledger_id": t.ledger.c.ledger_id,
+        "copy": t.ledger_copy.c.kind,
+        "generation": t.ledger.c.generation + 1,
+        "application": t.ledger.c.application,
+        "component": t.ledger_list.c.component,
+        "topic_id": t.topic.c.topic_id,
+        "topic": t.topic.c.name,
+        "keys": t.ledger_list.c.owner,
+        "context": t.ledger_copy.c.context,
+        "segments": t.ledger.c.segments,
+        "last_segment": t.ledger.c.last_segment,
+        "ledger_created_us": t.ledger.c.created_us,
+        "size_bytes": t.ledger.c.size_bytes,
+        "epoch": t.ledger.c.epoch,
+        "state": literal(DeletionState.PENDING.value),
+        "attempts": literal(0),
+        "objects_deleted": literal(0),
+        "bytes_deleted": literal(0),
+        "created_us": literal(now_us, t.Big),
+        "actor": literal(cause.actor if cause else ""),
+        "reason": literal(cause.reason if cause else ""),
+    }
+    query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(doomed)
+    return list(columns), query.order_by(t.ledger.c.ledger_id, t.ledger_copy.c.kind)
+
+
+def filed_by(
+    connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
+) -> tuple[Filed, ...]:
+    """What a transaction has filed for a batch; intents that it only took up were filed earlier.
+
+    Args:
+        connection: In that transaction.
+        batch_id: The batch.
+        now_us: When the transaction filed them.
+        topic_id: Whose they are, where they are of one: a batch of many topics is not read as a whole for each.
+    """
+    p = t.pending_deletion.c
+    mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
+    query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
+    rows = connection.execute(query.group_by(p.component, p.copy))
+    return tuple(Filed(component=row[0], copy=row[1], rows=row[2]) for row in rows)

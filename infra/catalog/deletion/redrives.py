@@ -3,13 +3,13 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
-from infra.catalog.deletion.claims import SEVERAL_TOPICS, UNCLAIMED, open_run
-from infra.catalog.deletion.detach import done_before
+from infra.catalog.deletion.intent_rows import redrive_rows
 from infra.catalog.deletion.intents import state_of
+from infra.catalog.deletion.runs import SEVERAL_TOPICS, done_before, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from logstore.deletion.intents import DeletionState
@@ -21,15 +21,6 @@ _P = t.pending_deletion.c
 _MOST_IDS = 10_000  # all or nothing: one transaction, one answer
 _MOST_NAMED = 10  # in a refusal
 _UNKNOWN = "unknown"
-_AGAIN = {
-    "state": DeletionState.PENDING.value,
-    "outcome": None,
-    "attempts": 0,
-    "keys_left": None,
-    "keys_left_attempts": 0,
-    "finished_us": None,
-    **UNCLAIMED,
-}
 
 
 class SqlRedrives:
@@ -71,8 +62,8 @@ class SqlRedrives:
     ) -> Detached:
         now = self._db.now_us(connection)
         wanted = _wanted(connection, row_ids, lock=True)
-        again = update(t.pending_deletion).where(wanted).values(batch_id=batch_id, **_AGAIN)
-        result = Detached(batch_id=batch_id, ledgers=0, intents=connection.execute(again).rowcount)
+        again = redrive_rows(connection, wanted, batch_id=batch_id)
+        result = Detached(batch_id=batch_id, ledgers=0, intents=again)
         if result.intents:
             open_run(connection, result, SEVERAL_TOPICS, claim, now, request=request)
             _audit(connection, result, cause, at_us=now)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, exists, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, literal_column, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
-from infra.catalog.deletion.claims import SEVERAL_TOPICS, held, move, open_run, stalled
-from infra.catalog.deletion.detach import done_before
-from infra.catalog.deletion.intents import file_intents, filed_by
+from infra.catalog.deletion.intent_rows import file_intents, forget_rows, move
+from infra.catalog.deletion.intents import filed_by
+from infra.catalog.deletion.runs import SEVERAL_TOPICS, done_before, forget_runs, held, open_run, stalled
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import lock_lists, never_attached
@@ -118,8 +118,8 @@ class SqlSweeps:
     def _forget(self, connection: Connection, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
-        rows = _forget_rows(connection, _ended(now, before).order_by(_P.finished_us).limit(limit))
-        runs = _forget_runs(connection, _empty_runs(before).limit(limit))
+        rows = forget_rows(connection, _ended(now, before).order_by(_P.finished_us).limit(limit))
+        runs = forget_runs(connection, _empty_runs(before).limit(limit))
         if rows or runs:
             detail = {"rows": rows, "runs": runs, "before_us": before}
             audit(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
@@ -178,13 +178,3 @@ def _hold_topics(connection: Connection, ids: Sequence[int]) -> None:
     """Share-lock topics: who takes their rows away waits for us, or we for it."""
     key = t.topic.c.topic_id
     connection.execute(holding(select(key).where(_among(connection, key, ids)).order_by(key)))
-
-
-def _forget_rows(connection: Connection, page: Select[Any]) -> int:
-    """Remove a page of intents by their row ids, as far as none was opened again meanwhile."""
-    gone = _P.state == DeletionState.DELETED.value
-    return connection.execute(delete(t.pending_deletion).where(_P.row_id.in_(select(page.subquery())), gone)).rowcount
-
-
-def _forget_runs(connection: Connection, page: Select[Any]) -> int:
-    return connection.execute(delete(t.run).where(_R.run_id.in_(select(page.subquery())))).rowcount

@@ -13,10 +13,9 @@ from sqlalchemy import Connection, Row, and_, func, or_, select
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit, audited_us
 from infra.catalog.cursors.cursor_rows import remove_cursors
-from infra.catalog.deletion import claims
-from infra.catalog.deletion.detach import done_before
-from infra.catalog.deletion.endings import tally_of
-from infra.catalog.deletion.intents import file_intents, filed_by
+from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
+from infra.catalog.deletion.intents import filed_by, tally_of
+from infra.catalog.deletion.runs import done_before, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
@@ -82,7 +81,7 @@ class SqlTopicDeletions:
             result = self._detach(connection, topic, batch_id, cause)
             if result.intents:
                 now = self._db.now_us(connection)
-                claims.open_run(connection, result, topic_id, claim, now, request=request)
+                open_run(connection, result, topic_id, claim, now, request=request)
             return result
 
         with effect("catalog.detach_topic"):
@@ -96,7 +95,7 @@ class SqlTopicDeletions:
         doomed = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(lists))
         ids = connection.execute(select(t.ledger.c.ledger_id).where(doomed).order_by(t.ledger.c.ledger_id)).scalars()
         gone = ids.all()
-        adopted = claims.adopt_stalled(connection, topic_id, None, batch_id=batch_id, now_us=now)
+        adopted = adopt_stalled(connection, topic_id, None, batch_id=batch_id, now_us=now)
         filed = 0
         if gone:
             give_copies(connection, topic_id)

@@ -7,9 +7,9 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion import claims
 from infra.catalog.deletion.detach import Order, PhaseOne
 from infra.catalog.deletion.doomed import ListView, doomed
+from infra.catalog.deletion.runs import share_run, stalled
 from infra.catalog.engine.many import any_of
 from logstore.deletion.intents import DeletionState
 from logstore.failpoints import effect
@@ -51,7 +51,7 @@ class SqlTopicTrims(PhaseOne):
             return self._db.write(work)
 
     def _open(self, connection: Connection, result: Detached, view: ListView, order: Order) -> None:
-        claims.share_run(connection, result.batch_id, order.claim, view.now_us, request=order.request)
+        share_run(connection, result.batch_id, order.claim, view.now_us, request=order.request)
 
     def detached_into(self, batch_id: str) -> Detached:
         """See `TopicTrims.detached_into`."""
@@ -80,5 +80,5 @@ def _may_have_something(now_us: int, abandoned_us: int) -> ColumnElement[bool]:
     return or_(
         exists().where(*mine, data, ledger.place.is_not(None), ledger.state == LedgerState.CLOSED.value),
         exists().where(*mine, ledger.place.is_(None), ledger.created_us < abandoned_us),
-        exists().where(_P.topic_id == t.topic.c.topic_id, claims.stalled(now_us)),
+        exists().where(_P.topic_id == t.topic.c.topic_id, stalled(now_us)),
     )

@@ -6,9 +6,9 @@ from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
-from infra.catalog.deletion.references import live_copies, live_row
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import ignoring_conflict
+from infra.catalog.log.inspection import live_copies, live_row
 from infra.catalog.offload.contexts import Readable
 from logstore.deletion.intents import DeletionState, missing_property
 from logstore.errors import CatalogVersionMismatch

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.acknowledgements import acknowledge_all
-from infra.catalog.deletion.late import reopen_late
+from infra.catalog.deletion.intent_rows import reopen_late
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of
 from infra.catalog.log.ledger_rows import GROWS, register

@@ -7,8 +7,8 @@ from sqlalchemy import Connection, Row, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
-from infra.catalog.deletion.intents import file_intents, keys_of
-from infra.catalog.deletion.late import reopen_intent
+from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
+from infra.catalog.deletion.intents import keys_of
 from infra.catalog.engine.database import Database
 from infra.catalog.log.ledger_rows import canonical, make_list, newborn
 from infra.catalog.log.topics import active_topic, topic_row

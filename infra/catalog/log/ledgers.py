@@ -6,8 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, case, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intents import file_intents
-from infra.catalog.deletion.late import reopen_intent, reopen_late
+from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, newborn

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, insert, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intents import file_intents
+from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import Database
 from infra.catalog.log.components import born, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, publish

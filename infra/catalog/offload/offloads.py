@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, exists, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intents import file_copy_intents
+from infra.catalog.deletion.intent_rows import file_copy_intents
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy

@@ -9,9 +9,9 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
-from infra.catalog.deletion import claims
-from infra.catalog.deletion.detach import done_before
-from infra.catalog.deletion.intents import file_copy_intents, filed_by
+from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents
+from infra.catalog.deletion.intents import filed_by
+from infra.catalog.deletion.runs import done_before, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import data_list
@@ -67,7 +67,7 @@ class PrimaryRemoval:
             if done:
                 return done
             now = self._db.now_us(connection)
-            stalled = claims.adopt_stalled(
+            stalled = adopt_stalled(
                 connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER
             )
             ids = _proved_ids(connection, list_id, ledger_ids, proved)
@@ -77,7 +77,7 @@ class PrimaryRemoval:
             )
             result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
             if result.intents:
-                claims.open_run(connection, result, topic_id, claim, now, request=request)
+                open_run(connection, result, topic_id, claim, now, request=request)
             if ids:
                 audit(
                     connection,

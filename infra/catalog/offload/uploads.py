@@ -1,13 +1,13 @@
 """Tiered copies that are being written: which uploads are over, and how their copies leave the catalog."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intents import INTENT, file_copy_intents
-from infra.catalog.log.ledger_rows import set_generation, tell_copy
+from infra.catalog.deletion.intent_rows import file_again, file_copy_intents, tell_intent
+from infra.catalog.deletion.intents import INTENT
+from infra.catalog.log.ledger_rows import tell_copy
 from infra.catalog.offload.contexts import Readable, as_text, context_in
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
@@ -97,36 +97,6 @@ def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_u
         return
     last, context = ours[-1], upload_ended(said, until_us)
     if last.state == DeletionState.PENDING.value and ends_us > now_us:
-        connection.execute(update(_P).where(_P.c.row_id == last.row_id).values(context=context))
+        tell_intent(connection, last.row_id, context)
     else:
-        _file_again(connection, last, context, now_us)
-
-
-def _file_again(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
-    """One more intent for the same copy, of a generation of its own."""
-    of_ledger = (t.ledger.c.ledger_id == ended.ledger_id,)
-    generations = [
-        connection.execute(select(func.max(_P.c.generation)).where(_P.c.ledger_id == ended.ledger_id)).scalar_one(),
-        connection.execute(select(t.ledger.c.generation).where(*of_ledger)).scalar_one_or_none() or 0,
-    ]
-    generation = max(generations) + 1
-    names = (
-        "ledger_id", "copy", "application", "component", "topic_id", "topic", "keys",
-        "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
-        "actor", "reason",
-    )  # fmt: skip
-    same = {name: ended._mapping[name] for name in names}  # noqa: SLF001 - public by SQLAlchemy's documentation
-    connection.execute(
-        insert(_P).values(
-            **same,
-            batch_id="",
-            generation=generation,
-            context=dict(context),
-            state=DeletionState.PENDING.value,
-            attempts=0,
-            objects_deleted=0,
-            bytes_deleted=0,
-            created_us=now_us,
-        )
-    )
-    set_generation(connection, ended.ledger_id, generation)
+        file_again(connection, last, context, now_us)

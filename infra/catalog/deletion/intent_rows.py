@@ -1,0 +1,300 @@
+"""Deletion intents: nothing else writes rows of `pending_deletion`.
+
+Filed in the place of what leaves the catalog, taken up, claimed, ended, opened again and forgotten, set-wise and in the
+caller's transaction. Rows are locked ascending by row id, behind topic, list, ledger and fence.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.intents import INTENT, intents_for
+from infra.catalog.deletion.runs import UNCLAIMED, claimed_by, stalled
+from infra.catalog.engine.many import any_of
+from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
+from logstore.deletion.intents import DeletionState
+from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import Cause, Claim, Ended
+from logstore.positions import LedgerId, TopicId
+
+_P = t.pending_deletion.c
+_PENDING = DeletionState.PENDING.value
+
+
+def file_intents(
+    connection: Connection, doomed: ColumnElement[bool], *, batch_id: str, now_us: int, cause: Cause | None = None
+) -> int:
+    """Replace ledger rows by deletion intents, one per copy, set-wise, and return how many intents.
+
+    Args:
+        connection: In a writing transaction that holds the lock of the ledgers' list.
+        doomed: Which rows of `ledger`.
+        batch_id: Whose work the intents are; empty: nobody's, so that they are stalled until a trim or a sweep.
+        now_us: The database's clock.
+        cause: Who decided that they go, and why; None where nobody did, for a creator gave up.
+    """
+    filed = _file(connection, *intents_for(doomed, batch_id, now_us, cause))
+    remove_ledgers(connection, doomed & _has_intent())
+    return filed
+
+
+def file_copy_intents(
+    connection: Connection,
+    list_id: int,
+    kind: CopyKind,
+    doomed: ColumnElement[bool],
+    *,
+    batch_id: str,
+    now_us: int,
+    cause: Cause | None = None,
+) -> int:
+    """Replace one copy of listed ledgers by its deletion intent, set-wise, and return how many; the ledgers stay.
+
+    Their generation rises, so that the intents of a later detach have another one.
+
+    The arguments are those of `file_intents`; `doomed` says which rows of `ledger` joined with `ledger_copy`, among
+    those of the list and of the kind.
+    """
+    of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
+    filed = _file(connection, *intents_for(of_kind & doomed, batch_id, now_us, cause))
+    if filed:
+        remove_copies(connection, list_id, kind, _has_intent(kind))
+    return filed
+
+
+def _file(connection: Connection, columns: Sequence[str], rows: Select[Any]) -> int:
+    filing = insert(t.pending_deletion).from_select(columns, rows)
+    return connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
+
+
+def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
+    """Its intent stands: a row that turned up since the intents were filed stays."""
+    of_kind = [] if kind is None else [_P.copy == kind.value]
+    return exists().where(_P.ledger_id == t.ledger.c.ledger_id, _P.generation == t.ledger.c.generation + 1, *of_kind)
+
+
+def file_again(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
+    """File one more intent for the copy of an intent that ended, of a generation of its own.
+
+    Held are the lock of the list, if the ledger still is in one, and that of `ended`, a row of `INTENT`.
+    """
+    of_ledger = select(t.ledger.c.generation).where(t.ledger.c.ledger_id == ended.ledger_id)
+    filed = select(func.max(_P.generation)).where(_P.ledger_id == ended.ledger_id)
+    listed = connection.execute(of_ledger).scalar_one_or_none() or 0
+    generation = max(connection.execute(filed).scalar_one(), listed) + 1
+    same = {name: ended._mapping[name] for name in _SAME}  # noqa: SLF001 - public by SQLAlchemy's documentation
+    own = {"batch_id": "", "generation": generation, "context": dict(context), "created_us": now_us}
+    unworked = {"state": _PENDING, "attempts": 0, "objects_deleted": 0, "bytes_deleted": 0}
+    connection.execute(insert(t.pending_deletion).values(**same, **own, **unworked))
+    set_generation(connection, ended.ledger_id, generation)
+
+
+_SAME = (
+    "ledger_id", "copy", "application", "component", "topic_id", "topic", "keys",
+    "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
+    "actor", "reason",
+)  # fmt: skip
+
+
+def tell_intent(connection: Connection, row_id: int, context: Mapping[str, str]) -> None:
+    """Set what an intent that is locked says of its copy."""
+    connection.execute(update(t.pending_deletion).where(_P.row_id == row_id).values(context=dict(context)))
+
+
+def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
+    """Let phase two look again at a newborn that was abandoned too early: its creator has put objects since.
+
+    An attempt that found nothing of it and is about to say so no longer may: the row is nobody's now.
+    """
+    _reopen(connection, _P.ledger_id == ledger_id, _P.segments == 0)
+
+
+def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
+    """Let phase two look again at ledgers whose primary copy went while somebody uploaded to it.
+
+    What was uploaded is not registered, and may be there; as for a newborn, who has the row may no longer say what it
+    saw before. A ledger that has its primary copy needs nothing: whoever deletes that lists all of it. One without an
+    intent is of nobody, and is left alone; so is one of another catalog.
+
+    Args:
+        connection: In a writing transaction.
+        ledger_ids: What was uploaded to.
+        epoch: Of the catalog that the uploader spoke of.
+    """
+    asked = _P.ledger_id.in_(any_of(connection.dialect.name, ledger_ids))
+    c = t.ledger_copy.c
+    gone = ~exists().where(c.ledger_id == _P.ledger_id, c.kind == CopyKind.LEDGER.value)
+    ours = select(t.catalog.c.epoch).scalar_subquery() == epoch
+    _reopen(connection, asked, _P.copy == CopyKind.LEDGER.value, gone, ours)
+
+
+def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
+    """Make rows unfinished and nobody's, so that who looked too early ends none of them; dead letters stay.
+
+    One that had ended is counted as opened again: its `delete-ledger` has completed, and the next has another id.
+    """
+    acted_on = _P.state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
+    openings = _P.openings + case((_P.state == DeletionState.DELETED.value, 1), else_=0)
+    again: dict[str, Any] = {"state": _PENDING, "outcome": None, "batch_id": "", "finished_us": None, **UNCLAIMED}
+    connection.execute(update(t.pending_deletion).where(*late, acted_on).values(**again, openings=openings))
+
+
+def adopt_stalled(
+    connection: Connection,
+    topic_id: TopicId,
+    asked: Sequence[LedgerId] | None,
+    *,
+    batch_id: str,
+    now_us: int,
+    copy: CopyKind | None = None,
+) -> int:
+    """Move the topic's stalled intents (of the ledgers and the copy asked for, if any) into the batch."""
+    where = [_P.topic_id == topic_id, stalled(now_us)]
+    where += [] if asked is None else [_P.ledger_id.in_(any_of(connection.dialect.name, asked))]
+    where += [] if copy is None else [_P.copy == copy.value]
+    locked = select(_P.row_id).where(*where).with_for_update().subquery()
+    if not connection.execute(select(func.count()).select_from(locked)).scalar_one():
+        return 0
+    return move(connection, *where, batch_id=batch_id)
+
+
+def move(connection: Connection, *rows: ColumnElement[bool], batch_id: str) -> int:
+    """Give intents to another batch, as nobody's else; returns how many.
+
+    To be called with the rows locked by an earlier statement: on PostgreSQL one that waited for a lock looks at
+    the row anew, but at runs as they were before it waited, and would take from another batch what that just took.
+    """
+    return connection.execute(update(t.pending_deletion).where(*rows).values(batch_id=batch_id, **UNCLAIMED)).rowcount
+
+
+def take(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
+    """Claim an unfinished row that is locked and free, with so many attempts; the row of `INTENT`."""
+    taken = update(t.pending_deletion).where(_P.row_id == row_id)
+    return connection.execute(taken.values(attempts=attempts, **claimed_by(claim, now_us)).returning(*INTENT)).one()
+
+
+def hold(
+    connection: Connection, row_id: int, claim: Claim, *, error: str | None, keys_left: int | None, now_us: int
+) -> int | None:
+    """Keep a row claimed that is the claim's, and what its attempt left; how many in a row left so many keys, or None.
+
+    None: the row is not the claim's, or ended.
+    """
+    changes = claimed_by(claim, now_us) | ({} if error is None else {"last_error": error})
+    if keys_left is not None:
+        again = case((_P.keys_left == keys_left, _P.keys_left_attempts + 1), else_=1)
+        changes |= {"keys_left": keys_left, "keys_left_attempts": again}
+    mine = (_P.row_id == row_id, _P.state == _PENDING, _P.claim_workflow == claim.workflow_id)
+    kept = update(t.pending_deletion).where(*mine).values(changes).returning(_P.keys_left_attempts)
+    return connection.execute(kept).scalar_one_or_none()
+
+
+def end_rows(connection: Connection, ended: Sequence[Ended], holder: str, *, now_us: int) -> dict[int, Row[Any]]:
+    """Record how rows ended that are still PENDING and the holder's; those that this call ended, as they were."""
+    still_its = or_(_P.claim_workflow == holder, _P.batch_id == holder)
+    rows = _locked(connection, [one.row_id for one in ended], still_its)
+    mine = [one for one in sorted(ended, key=attrgetter("row_id")) if one.row_id in rows]
+    if mine:
+        statement = (
+            update(t.pending_deletion).where(_P.row_id == bindparam("row")).values(finished_us=now_us, **_ENDING)
+        )
+        connection.execute(statement, [_ending(one) for one in mine])
+    return rows
+
+
+_ENDING: Mapping[str, Any] = {
+    "state": bindparam("new_state"),
+    "outcome": bindparam("new_outcome"),
+    "objects_deleted": bindparam("new_objects"),
+    "bytes_deleted": bindparam("new_bytes"),
+    "last_error": bindparam("new_error"),
+    "attempts": case((_P.attempts == 0, 1), else_=_P.attempts),  # a batch's only try
+    **UNCLAIMED,
+}
+
+
+def _ending(item: Ended) -> dict[str, object]:
+    return {
+        "row": item.row_id,
+        "new_state": item.outcome.state.value,
+        "new_outcome": item.outcome.value,
+        "new_objects": item.objects,
+        "new_bytes": item.size_bytes,
+        "new_error": item.error,
+    }
+
+
+def move_rows(
+    connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], *, until_us: int
+) -> frozenset[int]:
+    """Move claims of PENDING rows of the batch to the workflows named; which of them this call moved."""
+    free = and_(_P.batch_id == batch_id, _P.claim_workflow.is_(None))
+    rows = _locked(connection, list(row_ids), free)
+    statement = (
+        update(t.pending_deletion)
+        .where(_P.row_id == bindparam("row"))
+        .values(
+            claim_workflow=bindparam("workflow"),
+            claim_until_us=until_us,
+            attempts=_P.attempts + 1,
+            last_error=bindparam("error"),
+        )
+    )
+    if rows:
+        found = [{"row": row, "workflow": row_ids[row], "error": errors.get(row)} for row in sorted(rows)]
+        connection.execute(statement, found)
+    return frozenset(rows)
+
+
+_NAMES = (
+    "row_id", "ledger_id", "copy", "generation", "topic_id", "topic", "batch_id", "claim_workflow", "actor", "reason",
+)  # fmt: skip
+_TOLD = [_P[name] for name in _NAMES]
+
+
+def _locked(connection: Connection, row_ids: Sequence[int], whose: ColumnElement[bool]) -> dict[int, Row[Any]]:
+    """Rows that are still PENDING and so, locked in one order, so that two who end the same ones cannot deadlock."""
+    asked = _P.row_id.in_(any_of(connection.dialect.name, row_ids))
+    query = select(*_TOLD).where(asked, _P.state == _PENDING, whose).order_by(_P.row_id)
+    rows: Sequence[Any] = connection.execute(query.with_for_update()).all()
+    return {row.row_id: row for row in rows}
+
+
+def redrive_rows(connection: Connection, wanted: ColumnElement[bool], *, batch_id: str) -> int:
+    """Give locked dead letters to a batch, PENDING and with no attempt counted, and return how many."""
+    return connection.execute(update(t.pending_deletion).where(wanted).values(batch_id=batch_id, **_AGAIN)).rowcount
+
+
+_AGAIN = {
+    "state": _PENDING,
+    "outcome": None,
+    "attempts": 0,
+    "keys_left": None,
+    "keys_left_attempts": 0,
+    "finished_us": None,
+    **UNCLAIMED,
+}
+
+
+def forget_rows(connection: Connection, page: Select[Any]) -> int:
+    """Remove a page of intents by their row ids, as far as none was opened again meanwhile."""
+    gone = _P.state == DeletionState.DELETED.value
+    return connection.execute(delete(t.pending_deletion).where(_P.row_id.in_(select(page.subquery())), gone)).rowcount

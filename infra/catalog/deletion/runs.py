@@ -1,0 +1,200 @@
+"""Batches of work: nothing else writes rows of `run`. Who works on what, until when by the database's clock.
+
+Work is taken by claiming. An intent is worked on while its own claim is live, or, if it has none, while the
+claim of its batch is. Unfinished without a live claim is stalled, and whoever comes next takes it up. A batch that is
+paused is held for as long as that lasts: its claim may lapse while every worker is away, an operator's word may not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, exists, func, insert, or_, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.engine.many import TEXT, ignoring_conflict, rows_of
+from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.errors import ClaimHeld, InvalidInput, PreconditionFailed, SextonError, UnknownObject
+from logstore.ports.catalog import Claim, Detached
+from logstore.positions import TopicId
+
+_R = t.run.c
+
+UNCLAIMED = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
+
+SEVERAL_TOPICS = TopicId(0)
+"""Stands for the topic of a batch whose rows may be of any."""
+
+
+def until_us(claim: Claim, now_us: int) -> int:
+    """When the claim ends if it is not renewed."""
+    return now_us + int(claim.ttl_s * 1_000_000)
+
+
+def claimed_by(claim: Claim, now_us: int) -> dict[str, Any]:
+    """The claim's columns."""
+    return {
+        "claim_workflow": claim.workflow_id,
+        "claim_run": claim.run_id,
+        "claim_until_us": until_us(claim, now_us),
+    }
+
+
+def held(now_us: int) -> ColumnElement[bool]:
+    """Batches that are somebody's: claimed, or paused, and not finished."""
+    live = or_(func.coalesce(_R.claim_until_us, 0) > now_us, _R.paused_us.is_not(None))
+    return and_(_R.finished_us.is_(None), live)
+
+
+def stalled(now_us: int) -> ColumnElement[bool]:
+    """Unfinished intents that no workflow works on."""
+    p = t.pending_deletion.c
+    batch_lives = exists().where(_R.run_id == p.batch_id, held(now_us))
+    own_dead = and_(p.claim_workflow.is_not(None), p.claim_until_us <= now_us)
+    return and_(p.state == DeletionState.PENDING.value, or_(own_dead, and_(p.claim_workflow.is_(None), ~batch_lives)))
+
+
+def open_run(
+    connection: Connection, result: Detached, topic_id: TopicId, claim: Claim, now_us: int, *, request: str
+) -> None:
+    """Insert the batch's run, claimed, with what the detach did, so that a repeated call can answer the same."""
+    summary: dict[str, Any] = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
+    summary["request"] = request
+    connection.execute(
+        insert(t.run).values(
+            run_id=result.batch_id,
+            kind="delete-ledgers",
+            topic_id=topic_id,
+            summary=summary,
+            created_us=now_us,
+            **claimed_by(claim, now_us),
+        )
+    )
+
+
+def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
+    """Insert the run of a batch that many topics share, or hold it further.
+
+    Raises:
+        ClaimHeld: The batch is finished, or another workflow's: what is filed for it now would be nobody's.
+    """
+    put = ignoring_conflict(connection, t.run).values(
+        run_id=batch_id,
+        kind="delete-ledgers",
+        topic_id=SEVERAL_TOPICS,
+        summary={"ledgers": 0, "intents": 0, "finished": {}, "request": request},
+        created_us=now_us,
+        **claimed_by(claim, now_us),
+    )
+    if connection.execute(put.returning(_R.run_id)).first():
+        return
+    mine = (_R.run_id == batch_id, _R.claim_workflow == claim.workflow_id, _R.finished_us.is_(None))
+    opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # whoever waited may be the older
+    if not connection.execute(
+        update(t.run).where(*mine).values(created_us=opened, **claimed_by(claim, now_us))
+    ).rowcount:
+        raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found another's or finished")
+
+
+def holder(connection: Connection, run_id: str, now_us: int) -> str | None:
+    """Which workflow holds the batch now, or None."""
+    query = select(_R.claim_workflow).where(_R.run_id == run_id, held(now_us))
+    return connection.execute(query).scalar_one_or_none()
+
+
+def done_before(connection: Connection, batch_id: str, request: str) -> Detached | None:
+    """What an earlier call with this batch id did, if there was one.
+
+    Raises:
+        PreconditionFailed: It asked for something else.
+    """
+    if not batch_id:
+        raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
+    found = connection.execute(select(_R.summary).where(_R.run_id == batch_id)).scalar_one_or_none()
+    if found is None:
+        return None
+    summary = dict(found)
+    if summary.pop("request") != request:
+        raise PreconditionFailed(f"batch {batch_id}: expected a name never used before, found one of another request")
+    return Detached(batch_id=batch_id, **summary)
+
+
+def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
+    """Hold a batch further, or take one that nobody holds; one run of a workflow never shortens its own claim.
+
+    Raises:
+        UnknownObject: No such batch.
+        ClaimHeld: Another workflow holds it, or it is finished.
+    """
+    free = or_(_R.claim_workflow == claim.workflow_id, ~held(now_us))
+    unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None))
+    until, same_run = until_us(claim, now_us), _R.claim_run == claim.run_id
+    longest = case((and_(same_run, _R.claim_until_us > until), _R.claim_until_us), else_=until)
+    renewed = update(t.run).where(*unfinished, free).values(claimed_by(claim, now_us) | {"claim_until_us": longest})
+    if not connection.execute(renewed).rowcount:
+        raise _not_renewed(connection, batch_id, claim)
+
+
+def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonError:
+    row = connection.execute(select(t.run).where(_R.run_id == batch_id)).first()
+    if row is None:
+        return UnknownObject("batch", expected="a batch that was detached", found=batch_id)
+    found = row.claim_workflow if row.finished_us is None else "that it is finished"
+    return ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {found}")
+
+
+def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | None:
+    """Finish a batch, once; whose it was, or None where an earlier call did, or there is none."""
+    first = update(t.run).where(_R.run_id == batch_id, _R.finished_us.is_(None))
+    row = connection.execute(first.values(finished_us=now_us, **UNCLAIMED).returning(_R.topic_id)).first()
+    return None if row is None else TopicId(row.topic_id)
+
+
+def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
+    """Hold a batch until it is resumed or released; paused twice is paused since the first time.
+
+    Raises:
+        UnknownObject: No such batch.
+        PreconditionFailed: It is finished, or was released.
+    """
+    released = (_R.run_id == batch_id, _R.claim_workflow.is_(None), _R.finished_us.is_(None))
+    if connection.execute(select(_R.run_id).where(*released).with_for_update()).first():
+        raise PreconditionFailed(f"batch {batch_id}: expected it claimed by its workflow, found it released")
+    _change(connection, batch_id, {"paused_us": func.coalesce(_R.paused_us, now_us)})
+
+
+def resume_run(connection: Connection, batch_id: str) -> None:
+    """Hold a batch by its claim alone again; raises as `pause_run`, except for one that was released."""
+    _change(connection, batch_id, {"paused_us": None})
+
+
+def release_run(connection: Connection, batch_id: str, now_us: int) -> bool:
+    """End the claim of a batch that is paused and unfinished, and resume it; whether it was."""
+    paused = (_R.run_id == batch_id, _R.paused_us.is_not(None), _R.finished_us.is_(None))
+    lapsed = {**UNCLAIMED, "claim_until_us": now_us}  # without a time it is old: forgotten
+    return connection.execute(update(t.run).where(*paused).values(paused_us=None, **lapsed)).rowcount > 0
+
+
+def forget_runs(connection: Connection, page: Select[Any]) -> int:
+    """Remove batches by their ids, and return how many."""
+    return connection.execute(delete(t.run).where(_R.run_id.in_(select(page.subquery())))).rowcount
+
+
+def with_pauses(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
+    """Say which of them wait for an operator to resume their batch."""
+    waiting = {one.batch_id for one in intents if one.state is DeletionState.PENDING and one.handed_to is None}
+    asked = rows_of(connection.dialect.name, "asked", {"batch": TEXT})
+    query = select(_R.run_id, _R.paused_us, _R.finished_us).where(_R.run_id.in_(select(asked.source.c.batch)))
+    found = connection.execute(query, asked.packed([[one] for one in sorted(waiting)]))
+    paused = {row.run_id for row in found if row.paused_us is not None and row.finished_us is None}
+    return [replace(one, paused=one.batch_id in paused and one.handed_to is None) for one in intents]
+
+
+def _change(connection: Connection, batch_id: str, values: Mapping[str, Any]) -> None:
+    """Change a batch that is not finished."""
+    row = connection.execute(select(_R.finished_us).where(_R.run_id == batch_id).with_for_update()).first()
+    if row is None:
+        raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
+    if row.finished_us is not None:
+        raise PreconditionFailed(f"batch {batch_id}: expected it unfinished, found that it is finished")
+    connection.execute(update(t.run).where(_R.run_id == batch_id).values(values))
