@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypeAliasType
 
-from activities.beating import beating
+from activities.heartbeats import beating
 from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, RetryableError, ServiceFailed, UnknownObject
 from logstore.names import TopicName
 from logstore.ownership import Lease

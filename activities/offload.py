@@ -5,20 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from temporalio import activity
-
-from activities.beating import beating
-from activities.defined import defined
 from activities.deletion import metrics
+from activities.deletion.claims import batch_claim
 from activities.dispatch import check_topic_name, is_topic_name
+from activities.heartbeats import beating, defined
 from logstore.errors import SextonError
 from logstore.offload.services.writing import Evidence, Uploaded
-from logstore.ports.catalog import Cause, Claim, Ledgers, OffloadAnswer, Offloads, Published, Topics
+from logstore.ports.catalog import Cause, Ledgers, OffloadAnswer, Offloads, Published, Topics
 from logstore.positions import LedgerId, TopicId
 from logstore.units import between_units
 
 _SAMPLE = 20  # doubts that are told by name
-_BATCH_CLAIM_S = 120.0  # until the batch's own workflow renews it
 
 
 class Uploader(Protocol):
@@ -189,11 +186,7 @@ class LedgerOffload:
         Heartbeat: while it runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        run_id, topic_id, asked = (
-            activity.info().workflow_run_id or "",
-            TopicId(request.topic_id),
-            _ids(request.ledger_ids),
-        )
+        topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
         page = self._offloads.removable(topic_id, asked, after=LedgerId(request.after), limit=request.limit)
         doubts = self._doubts(page)
         done = self._offloads.remove_primaries(
@@ -201,7 +194,7 @@ class LedgerOffload:
             asked,
             proved={_id(one): one.context["uuid"] for one in page if _id(one) not in doubts},
             batch_id=request.batch_id,
-            claim=Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_BATCH_CLAIM_S),
+            claim=batch_claim(request.batch_workflow_id),
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
         metrics.sent(done.filed)

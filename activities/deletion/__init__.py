@@ -1,7 +1,7 @@
 """Two-phase deletion, one side effect an activity. Source: PIP-186."""
 
-from activities.deletion.answers import delete_ledger_id
 from activities.deletion.ledger_deletion import LedgerDeletion
+from activities.deletion.phase_two import delete_ledger_id
 from activities.deletion.upkeep import DeletionUpkeep
 from activities.deletion.values import (
     AdoptInput,

@@ -9,12 +9,10 @@ Source: PIP-186.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from temporalio import activity
-
-from activities.beating import beating
-from activities.defined import defined
 from activities.deletion import metrics
-from activities.deletion.answers import (
+from activities.deletion.claims import BATCH_CLAIM_S, CLAIM_S, batch_claim, own_cause, own_claim
+from activities.deletion.one_copy import CopyDeletion, finish
+from activities.deletion.phase_two import (
     chunk_result,
     delete_ledger_id,
     key_of,
@@ -22,9 +20,7 @@ from activities.deletion.answers import (
     sentence,
     unfinished,
 )
-from activities.deletion.one_copy import CLAIM_S, CopyDeletion, finish, own_claim
-from activities.deletion.pace import Pace
-from activities.deletion.pulse import Pulse
+from activities.deletion.rate import DeletionPace
 from activities.deletion.values import (
     Certificate,
     CertifyInput,
@@ -37,14 +33,13 @@ from activities.deletion.values import (
     RangesPage,
 )
 from activities.dispatch import Answer, check_topic_name
+from activities.heartbeats import Heartbeats, beating, defined
 from logstore.deletion.intents import DeletionIntent, Outcome, refusal
 from logstore.errors import StaleCatalog
-from logstore.ports.catalog import Cause, Claim, Deletions, Ended, Ledgers, RowRange, Topics
+from logstore.ports.catalog import Cause, Deletions, Ended, Ledgers, RowRange, Topics
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
-
-_BATCH_CLAIM_S = 120.0  # of a batch: the longest wait of a chunk before its next attempt, and 60 s more
 
 
 class LedgerDeletion(CopyDeletion):
@@ -72,7 +67,7 @@ class LedgerDeletion(CopyDeletion):
 
     def _detach(self, queue: Deletions, request: DetachInput) -> DetachResult:
         check_topic_name(self._topics, request.topic_id, request.topic)
-        epoch, run_id = self._ledgers.epoch(), activity.info().workflow_run_id or ""
+        epoch = self._ledgers.epoch()
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
         detached = queue.detach(
@@ -80,7 +75,7 @@ class LedgerDeletion(CopyDeletion):
             None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids],
             force=request.force,
             batch_id=request.batch_id,
-            claim=Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_BATCH_CLAIM_S),
+            claim=batch_claim(request.batch_workflow_id),
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
         metrics.sent(detached.filed)
@@ -103,7 +98,7 @@ class LedgerDeletion(CopyDeletion):
             return RangesPage(ranges=[], stale=True)
         found = self._deletions.ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
         if found:
-            self._deletions.renew(request.batch_id, own_claim(_BATCH_CLAIM_S))
+            self._deletions.renew(request.batch_id, own_claim(BATCH_CLAIM_S))
         return RangesPage(ranges=[Range(first=part.first, last=part.last, rows=part.rows) for part in found])
 
     @defined(name="deletion.delete_chunk")
@@ -123,11 +118,11 @@ class LedgerDeletion(CopyDeletion):
         if self._stale(request.catalog_epoch):
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
         batch = request.batch_id
-        with Pulse(lambda: queue.renew(batch, own_claim(_BATCH_CLAIM_S))) as pulse:
-            found, pace = queue.intents(batch, _rows(request.chunk)), Pace(request.objects_per_s)
+        with Heartbeats(lambda: queue.renew(batch, own_claim(BATCH_CLAIM_S))) as heartbeats:
+            found, pace = queue.intents(batch, _rows(request.chunk)), DeletionPace(request.objects_per_s)
             intents = pace.slice(found)
             open_ones = unfinished(intents)
-            ended, errors = self._act(open_ones, pulse, pace)
+            ended, errors = self._act(open_ones, heartbeats, pace)
             changed = finish(queue, open_ones, ended, holder=batch)
             metrics.received(one for one in open_ones if one.row_id in changed)
             raise_if_nothing_answered(ended, errors)
@@ -182,8 +177,7 @@ def _hand_over(queue: Deletions, batch_id: str, intents: Sequence[DeletionIntent
 
 
 def _certify(queue: Deletions, request: CertifyInput) -> Certificate:
-    cause = Cause(actor=request.actor, reason=request.reason, workflow_id=activity.info().workflow_id or "")
-    tally = queue.close(request.batch_id, cause)
+    tally = queue.close(request.batch_id, own_cause(request.actor, request.reason))
     metrics.certified(tally)
     return Certificate(
         batch_id=request.batch_id,

@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 
-from temporalio import activity
-
-from activities.beating import beating
-from activities.defined import defined
 from activities.deletion import metrics
-from activities.deletion.answers import later, result_of, sentence, wait_s
-from activities.deletion.pace import Pace
-from activities.deletion.phase_two import examine, remove
-from activities.deletion.pulse import Pulse
+from activities.deletion.claims import CLAIM_S, own_claim
+from activities.deletion.phase_two import examine, later, remove, result_of, sentence, wait_s
+from activities.deletion.rate import DeletionPace
 from activities.deletion.values import DeadLetterInput, OneInput, OneResult
 from activities.dispatch import Answer, Dispatch, is_topic_name
+from activities.heartbeats import Heartbeats, beating, defined
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import (
     DeletionIncomplete,
@@ -29,9 +25,6 @@ from logstore.ports.catalog import Claim, Deletions, Ended
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId
-
-CLAIM_S = 60.0
-"""Of a row, while work runs; renewed with heartbeats."""
 
 _STUCK_AFTER = 5
 """Attempts in a row after which storage has kept as many keys as before: a person must look, and sooner than the end.
@@ -79,8 +72,8 @@ class CopyDeletion:
         if intent.state is not DeletionState.PENDING:
             return result_of(intent)
         metrics.received([intent])
-        with Pulse(lambda: queue.hold(intent.row_id, own_claim()), just_claimed=True) as pulse:
-            ended, errors = self._act([intent], pulse, Pace())
+        with Heartbeats(lambda: queue.hold(intent.row_id, own_claim()), just_claimed=True) as heartbeats:
+            ended, errors = self._act([intent], heartbeats, DeletionPace())
             changed = finish(queue, [intent], ended, holder=own_claim().workflow_id)
             if errors:
                 raise _kept(queue, intent, errors[intent.row_id], request.retry_interval_s)
@@ -90,10 +83,10 @@ class CopyDeletion:
         return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
 
     def _act(
-        self, intents: Sequence[DeletionIntent], pulse: Pulse, pace: Pace
+        self, intents: Sequence[DeletionIntent], heartbeats: Heartbeats, pace: DeletionPace
     ) -> tuple[list[Ended], dict[int, SextonError]]:
-        found = examine(intents, self._storages, pulse)
-        return remove(found, self._storages, pulse, pace)
+        found = examine(intents, self._storages, heartbeats)
+        return remove(found, self._storages, heartbeats, pace)
 
     @defined(name="deletion.dead_letter")
     @beating()
@@ -151,9 +144,3 @@ def _kept(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_in
     if attempts < _STUCK_AFTER:
         return later(error, after_s)
     return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
-
-
-def own_claim(ttl_s: float = CLAIM_S) -> Claim:
-    """The claim of the workflow that the activity runs for."""
-    info = activity.info()
-    return Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=ttl_s)

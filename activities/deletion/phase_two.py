@@ -1,15 +1,32 @@
-"""Phase two on a set of intents: what the catalog says, what storage says, and only then the delete.
+"""Phase two on a set of intents: what the catalog says, what storage says, only then the delete, and what is answered.
 
 Source: PIP-186, second phase, steps 3 to 6.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
-from activities.deletion.pace import Pace
-from activities.deletion.pulse import Pulse
-from logstore.deletion.intents import DeletionIntent, Finding, Outcome, StoredCopy, refusal
-from logstore.errors import ClaimHeld, DeletionIncomplete, NotOwner, SextonError, Unsupported
+from temporalio.exceptions import ApplicationError
+
+from activities.deletion.rate import DeletionPace
+from activities.deletion.values import ChunkResult, IntentKey, OneResult
+from activities.heartbeats import Heartbeats
+from logstore.deletion.intents import DeletionIntent, DeletionState, Finding, Outcome, StoredCopy, refusal
+from logstore.errors import (
+    ClaimHeld,
+    CorruptData,
+    DeletionIncomplete,
+    InvalidInput,
+    NotOwner,
+    PreconditionFailed,
+    ServiceRefused,
+    SextonError,
+    StoreUnavailable,
+    Unsupported,
+    UploadOpen,
+)
 from logstore.ports.catalog import Ended
 from logstore.ports.storage import CopyStorage, Removal, Storages
 
@@ -23,7 +40,7 @@ class Examination:
     errors: dict[int, SextonError] = field(default_factory=dict)  # no answer: treated as "keep"
 
 
-def examine(intents: Sequence[DeletionIntent], storages: Storages, pulse: Pulse) -> Examination:
+def examine(intents: Sequence[DeletionIntent], storages: Storages, heartbeats: Heartbeats) -> Examination:
     """Judge each intent; every error but a definite absence means that nothing is deleted."""
     found, absent = Examination(), []
     for intent in intents:
@@ -39,7 +56,7 @@ def examine(intents: Sequence[DeletionIntent], storages: Storages, pulse: Pulse)
                 _place(found, intent, stored)
         except SextonError as error:
             found.errors[intent.row_id] = error
-        pulse.examined()
+        heartbeats.examined()
     _place_absent(found, absent, storages)
     return found
 
@@ -63,7 +80,7 @@ def _place(found: Examination, intent: DeletionIntent, stored: StoredCopy) -> No
 
 
 def remove(
-    found: Examination, storages: Storages, pulse: Pulse, pace: Pace
+    found: Examination, storages: Storages, heartbeats: Heartbeats, pace: DeletionPace
 ) -> tuple[list[Ended], dict[int, SextonError]]:
     """Remove what was found to be ours, together per kind of copy, no faster than told.
 
@@ -73,14 +90,14 @@ def remove(
     ended, errors = list(found.ended), dict(found.errors)
     for kind in sorted({intent.copy for intent, _ in found.copies.values()}):
         copies = {row: stored for row, (intent, stored) in found.copies.items() if intent.copy is kind}
-        removals, failed = _remove(storages[kind.value], copies, pulse, pace)
+        removals, failed = _remove(storages[kind.value], copies, heartbeats, pace)
         ended += [_deleted(row, removal) for row, removal in removals.items()]
         errors |= failed
     return ended, errors
 
 
 def _remove(
-    storage: CopyStorage, copies: Mapping[int, StoredCopy], pulse: Pulse, pace: Pace
+    storage: CopyStorage, copies: Mapping[int, StoredCopy], heartbeats: Heartbeats, pace: DeletionPace
 ) -> tuple[dict[int, Removal], dict[int, SextonError]]:
     """Part by part; a row that failed in one is left out of the next, so that its statement outlives its data."""
     done: dict[int, Removal] = {}
@@ -88,7 +105,7 @@ def _remove(
     for part in pace.parts(copies):
         going = {row: piece for row, piece in part.items() if row not in errors}
         try:
-            removals = storage.remove(going, on_progress=pulse.deleted) if going else {}
+            removals = storage.remove(going, on_progress=heartbeats.deleted) if going else {}
         except (ClaimHeld, NotOwner):
             raise  # another workflow, or another worker, is at work on the rows: they are not ours to judge
         except SextonError as error:
@@ -99,7 +116,7 @@ def _remove(
             if removal.error:
                 errors[row] = _incomplete(copies[row], done.get(row), removal)
             done[row] = _sum(done.get(row), removal)
-        pace.wait(going, pulse)
+        pace.wait(going, heartbeats)
     return {row: removal for row, removal in done.items() if row not in errors}, errors
 
 
@@ -125,3 +142,82 @@ def _storage(storages: Storages, intent: DeletionIntent) -> CopyStorage:
         return storages[intent.copy.value]
     except KeyError:
         raise Unsupported(f"ledger {intent.ledger_id}: this build has no storage for {intent.copy.value}") from None
+
+
+_OF_THE_STORE = (StoreUnavailable, ServiceRefused, PreconditionFailed)  # not of one ledger: no answer, no permission
+_BY_CATALOG = {Outcome.STILL_IN_USE, Outcome.INVALID}  # refusals for which storage is not asked
+
+
+def delete_ledger_id(key: IntentKey) -> str:
+    """Id of the workflow that deletes one copy.
+
+    The generation keeps it from swallowing a later detach, and how often the row was opened again what came late.
+    """
+    again = f"/{key.openings}" if key.openings else ""
+    return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}{again}"
+
+
+def key_of(intent: DeletionIntent) -> IntentKey:
+    """What names the intent for ever."""
+    return IntentKey(
+        ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation, openings=intent.openings
+    )
+
+
+def unfinished(intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
+    """Those that nobody ended and that have no workflow of their own."""
+    return [one for one in intents if one.state is DeletionState.PENDING and one.handed_to is None]
+
+
+def result_of(intent: DeletionIntent) -> OneResult:
+    """How an intent ended that had ended before."""
+    return OneResult(outcome=intent.outcome or Outcome.UNKNOWN, detail=intent.last_error or "")
+
+
+def sentence(error: SextonError) -> str:
+    """An error as a row keeps it."""
+    return f"{type(error).__name__}: {error}"
+
+
+def wait_s(error: SextonError, retry_interval_s: int) -> int:
+    """After how long it is worth trying again: while an upload may go on, nothing can be deleted."""
+    return max(retry_interval_s, math.ceil(error.after_s)) if isinstance(error, UploadOpen) else retry_interval_s
+
+
+def later(error: SextonError, after_s: int) -> ApplicationError:
+    """The error as one that is retried after `after_s`, whatever its class says.
+
+    Bad input that storage speaks of is the row's and not the request's: its last attempt leaves a dead letter.
+    """
+    kind = CorruptData if isinstance(error, InvalidInput) else type(error)
+    return ApplicationError(str(error), type=kind.__name__, next_retry_delay=timedelta(seconds=after_s))
+
+
+def raise_if_nothing_answered(ended: list[Ended], errors: dict[int, SextonError]) -> None:
+    """A store that is down, or that lets nobody in, fails the chunk and not each ledger of it.
+
+    Raises:
+        StoreUnavailable: So that the chunk is tried again before its rows are handed over.
+    """
+    answered = any(one.outcome not in _BY_CATALOG for one in ended)
+    if errors and not answered and all(isinstance(error, _OF_THE_STORE) for error in errors.values()):
+        first = next(iter(errors.values()))
+        raise StoreUnavailable(str(first)) from first
+
+
+def chunk_result(intents: Sequence[DeletionIntent], ended: list[Ended], *, many_topics: bool = False) -> ChunkResult:
+    """Count a chunk; whatever did not end is retried by a workflow of its own.
+
+    A damaged row has none: no workflow could do more than say so again, and it is listed as a dead letter.
+    """
+    now = {one.row_id: one.outcome for one in ended}
+    final = [now.get(one.row_id) or one.outcome or Outcome.RETRYING for one in intents]
+    failed = [one for one, outcome in zip(intents, final, strict=True) if not outcome.success]
+    alone = [one for one in failed if not one.damage]
+    return ChunkResult(
+        outcomes={outcome.value: final.count(outcome) for outcome in sorted(set(final))},
+        objects=sum(one.objects for one in ended),
+        size_bytes=sum(one.size_bytes for one in ended),
+        alone=[key_of(one) for one in alone],
+        topics=[one.topic for one in alone] if many_topics else [],
+    )

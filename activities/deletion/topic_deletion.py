@@ -2,16 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from temporalio import activity
-
-from activities.beating import beating
-from activities.defined import defined
 from activities.deletion import DetachResult, metrics
+from activities.deletion.claims import batch_claim, own_cause
+from activities.heartbeats import beating, defined
 from logstore.errors import StaleCatalog
-from logstore.ports.catalog import Cause, Claim, Ledgers, TopicDeletions
+from logstore.ports.catalog import Cause, Ledgers, TopicDeletions
 from logstore.positions import TopicId
-
-_BATCH_CLAIM_S = 120.0  # until the batch's own workflow renews it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +73,9 @@ class TopicDeletion:
         Raises: UnknownObject, PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         epoch = self._epoch(request)
-        since_us = self._topics.begin(TopicId(request.topic_id), request.topic, _cause(request))
+        since_us = self._topics.begin(
+            TopicId(request.topic_id), request.topic, own_cause(request.actor, request.reason)
+        )
         return Begun(since_us=since_us, catalog_epoch=epoch)
 
     @defined(name="topic.detach_all")
@@ -92,11 +90,7 @@ class TopicDeletion:
         detached = self._topics.detach_all(
             TopicId(order.topic_id),
             batch_id=request.batch_id,
-            claim=Claim(
-                workflow_id=request.batch_workflow_id,
-                run_id=activity.info().workflow_run_id or "",
-                ttl_s=_BATCH_CLAIM_S,
-            ),
+            claim=batch_claim(request.batch_workflow_id),
             cause=Cause(actor=order.actor, reason=order.reason, workflow_id=request.batch_workflow_id),
         )
         metrics.sent(detached.filed)
@@ -113,7 +107,7 @@ class TopicDeletion:
         order = request.order
         self._epoch(order)
         topic_id = TopicId(order.topic_id)
-        gone = self._topics.remove(topic_id, _cause(order))
+        gone = self._topics.remove(topic_id, own_cause(order.actor, order.reason))
         tally = self._topics.tally(topic_id, since_us=request.since_us)
         return Removed(gone=gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes)
 
@@ -122,7 +116,3 @@ class TopicDeletion:
         if order.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"delete-topic: expected catalog epoch {epoch}, found {order.catalog_epoch}")
         return epoch
-
-
-def _cause(order: TopicOrder) -> Cause:
-    return Cause(actor=order.actor, reason=order.reason, workflow_id=activity.info().workflow_id or "")

@@ -1,10 +1,7 @@
 """Upkeep of the queue of phase two: stalled work is taken up, finished rows forgotten, a paused batch held."""
 
-from temporalio import activity
-
-from activities.beating import beating
-from activities.defined import defined
 from activities.deletion import metrics
+from activities.deletion.claims import batch_claim, own_cause, own_claim
 from activities.deletion.values import (
     AdoptInput,
     DetachResult,
@@ -13,9 +10,9 @@ from activities.deletion.values import (
     HoldBatchInput,
     PauseBatchInput,
 )
-from logstore.ports.catalog import Cause, Claim, Deletions, Ledgers, Sweeps
+from activities.heartbeats import beating, defined
+from logstore.ports.catalog import Deletions, Ledgers, Sweeps
 
-_CLAIM_S = 120.0  # of a batch, until its workflow renews it: as long as any batch's
 _PAUSED_S = 900.0  # of a paused batch, renewed every ten minutes: one renewal may come five minutes late
 
 
@@ -37,8 +34,7 @@ class DeletionUpkeep:
         Idempotency: keyed by `batch_id`; a second call returns what the first one did.
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
-        run_id = activity.info().workflow_run_id or ""
-        claim = Claim(workflow_id=request.batch_workflow_id, run_id=run_id, ttl_s=_CLAIM_S)
+        claim = batch_claim(request.batch_workflow_id)
         adopted = self._sweeps.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
         metrics.sent(adopted.filed)
         epoch = self._ledgers.epoch() if adopted.intents else 0
@@ -52,8 +48,7 @@ class DeletionUpkeep:
         Idempotency: what is gone is not met again; an attempt that is repeated goes on with the next page.
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
-        workflow_id = activity.info().workflow_id or ""
-        cause = Cause(actor=request.actor, reason=request.reason, workflow_id=workflow_id)
+        cause = own_cause(request.actor, request.reason)
         gone = self._sweeps.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
         return ForgetResult(rows=gone.rows, runs=gone.runs)
 
@@ -65,9 +60,7 @@ class DeletionUpkeep:
         Idempotency: the claim ends a quarter of an hour after the last call; a chunk in hand never shortens it.
         Raises: ClaimHeld, UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        info = activity.info()
-        claim = Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=_PAUSED_S)
-        self._deletions.renew(request.batch_id, claim)
+        self._deletions.renew(request.batch_id, own_claim(_PAUSED_S))
 
     @defined(name="deletion.pause_batch")
     @beating()

@@ -8,12 +8,10 @@ import pytest
 from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
-from activities import beating as beating_module
-from activities.beating import beating
-from activities.defined import defined
-from activities.deletion import pulse as pulse_module
-from activities.deletion.pulse import Pulse
+from activities import heartbeats as beating_module
+from activities import heartbeats as pulse_module
 from activities.deletion.trimming import BatchInput
+from activities.heartbeats import Heartbeats, beating, defined
 from activities.offload import UploadInput
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import ledger_prefix
@@ -148,9 +146,9 @@ def test_page_of_trims_cancelled_detaches_no_further_topic(world: World, monkeyp
     assert run(activities.count_batch, BatchInput(batch_id=BATCH)).intents == 3
 
 
-@pytest.mark.parametrize("unit", [Pulse.examined, lambda pulse: pulse.deleted(1)])
+@pytest.mark.parametrize("unit", [Heartbeats.examined, lambda heartbeats: heartbeats.deleted(1)])
 def test_pulse_raises_a_cancellation_at_its_next_unit_and_beats_until_then(
-    unit: Callable[[Pulse], None], monkeypatch: pytest.MonkeyPatch
+    unit: Callable[[Heartbeats], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A unit that takes long is not begun by another worker meanwhile."""
     monkeypatch.setattr(pulse_module, "_BEAT_EVERY_S", 0.005)
@@ -159,12 +157,12 @@ def test_pulse_raises_a_cancellation_at_its_next_unit_and_beats_until_then(
 
     @defined(name="test.work")
     def work() -> None:
-        with Pulse(lambda: None) as pulse:
+        with Heartbeats(lambda: None) as heartbeats:
             env.cancel()
             seen = len(beats)
             assert_eventually(lambda: len(beats) > seen + 2)
             with pytest.raises(CancelledError):
-                unit(pulse)
+                unit(heartbeats)
 
     env.run(work)
 

@@ -11,11 +11,12 @@ import pytest
 from pydantic import TypeAdapter
 from temporalio.exceptions import ApplicationError
 
-from activities.deletion import CertifyInput, DeadLetterInput, LedgerDeletion, OneResult, pulse
-from activities.deletion.pace import Pace
+from activities import heartbeats
+from activities.deletion import CertifyInput, DeadLetterInput, LedgerDeletion, OneResult
 from activities.deletion.phase_two import Examination, remove
-from activities.deletion.pulse import Pulse
+from activities.deletion.rate import DeletionPace
 from activities.dispatch import Answer, Done, Place, Redirected, TopicWork, owner_queue
+from activities.heartbeats import Heartbeats
 from logstore.deletion.intents import DeletionState, Finding, Outcome, StoredCopy
 from logstore.errors import (
     CatalogBusy,
@@ -288,13 +289,13 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
             raise NotOwner(1, expected="a", found="b")
 
     with pytest.raises(NotOwner):
-        environment().run(remove, found, {intent.copy.value: TakenOver()}, Pulse(lambda: None), Pace())
+        environment().run(remove, found, {intent.copy.value: TakenOver()}, Heartbeats(lambda: None), DeletionPace())
 
 
 @pytest.fixture
 def fast_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_BEAT_EVERY_S", "_LEAST_S", "_RENEW_EVERY_S"):
-        monkeypatch.setattr(pulse, name, 0.01)
+        monkeypatch.setattr(heartbeats, name, 0.01)
 
 
 class Spied:

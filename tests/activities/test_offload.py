@@ -7,7 +7,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.deletion import IntentKey
-from activities.deletion.answers import key_of
+from activities.deletion.phase_two import key_of
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, RemovePrimariesResult, UploadInput
 from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, UploadUnproven

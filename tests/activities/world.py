@@ -22,7 +22,7 @@ from activities.deletion import (
     OneInput,
     Range,
 )
-from activities.deletion.answers import key_of
+from activities.deletion.phase_two import key_of
 from activities.dispatch import Answer, Done
 from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog

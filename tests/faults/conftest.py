@@ -129,7 +129,7 @@ class _Unstarted(threading.Thread):
 def _no_heartbeats() -> Iterator[None]:
     """Every activity starts a thread that beats every two seconds: a third of what it costs here, where it is short."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("activities.beating", "activities.deletion.pulse"):
+        for module in ("activities.heartbeats", "activities.heartbeats"):
             patch.setattr(f"{module}.threading", SimpleNamespace(Thread=_Unstarted, Event=threading.Event))
         yield
 

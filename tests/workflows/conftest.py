@@ -12,7 +12,7 @@ import pytest
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
-from activities.deletion import pulse
+from activities import heartbeats
 from tests.activities.conftest import new_world
 from tests.activities.world import World
 from tests.workflows.house import House
@@ -73,7 +73,7 @@ def house(
     temporal: WorkflowEnvironment, new_world: Callable[[], World], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[House]:
     """A world of its own, a task queue of its own, and workers on demand; hearts beat fast."""
-    monkeypatch.setattr(pulse, "_BEAT_EVERY_S", 0.05)
+    monkeypatch.setattr(heartbeats, "_BEAT_EVERY_S", 0.05)
     with House(temporal, new_world(), queue=f"workflows-{next(_numbers)}") as made:
         yield made
 

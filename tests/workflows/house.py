@@ -20,9 +20,8 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, Worker
 
 from activities.deletion import Certificate, IntentKey, OneResult
-from activities.deletion.retention import Retention
 from activities.deletion.topic_deletion import TopicDeletion
-from activities.deletion.trimming import Trimming
+from activities.deletion.trimming import Retention, Trimming
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId

@@ -25,9 +25,8 @@ from activities.deletion import (
     RangesInput,
     RangesPage,
 )
-from activities.deletion.retention import RollInput
 from activities.deletion.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
-from activities.deletion.trimming import BatchInput, PagesInput, TopicPage, TrimPageInput
+from activities.deletion.trimming import BatchInput, PagesInput, RollInput, TopicPage, TrimPageInput
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, UploadInput
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, _name, assert_eventually, details_of

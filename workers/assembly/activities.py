@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from activities.deletion import DeletionUpkeep, LedgerDeletion
-from activities.deletion.retention import Retention
 from activities.deletion.topic_deletion import TopicDeletion
-from activities.deletion.trimming import Trimming
+from activities.deletion.trimming import Retention, Trimming
 from activities.offload import LedgerOffload
 from logstore.ports.owners import Owners
 from workers.assembly.log import LogStore

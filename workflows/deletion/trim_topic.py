@@ -20,7 +20,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
-    from activities.deletion.retention import Retention, RollInput
+    from activities.deletion.trimming import Retention, RollInput
     from workflows import options, search_attributes
     from workflows.deletion import batches, delete_ledgers
     from workflows.deletion.values import (

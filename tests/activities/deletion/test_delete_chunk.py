@@ -5,10 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from activities.deletion import ChunkResult, IntentKey, pulse
-from activities.deletion.pace import Pace
+from activities import heartbeats
+from activities.deletion import ChunkResult, IntentKey
 from activities.deletion.phase_two import Examination, remove
-from activities.deletion.pulse import Pulse
+from activities.deletion.rate import DeletionPace
+from activities.heartbeats import Heartbeats
 from logstore import failpoints
 from logstore.deletion.intents import DeletionIntent, DeletionState, Finding, StoredCopy
 from logstore.errors import (
@@ -425,7 +426,7 @@ def test_chunk_of_a_batch_that_another_workflow_holds_is_not_touched(world: Worl
 
 def test_chunk_heartbeats_count_ledgers_and_confirmed_objects(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signs of life per ledger and per page, so that a killed worker is noticed (dust-tt/dust#4272)."""
-    monkeypatch.setattr(pulse, "_LEAST_S", 0.0)
+    monkeypatch.setattr(heartbeats, "_LEAST_S", 0.0)
     world.fill(2)
     world.detach()
     env = environment()
@@ -485,7 +486,7 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
             raise ClaimHeld("taken over")
 
     with pytest.raises(ClaimHeld, match="taken over"):
-        environment().run(remove, found, {intent.copy.value: TakenOver()}, Pulse(lambda: None), Pace())
+        environment().run(remove, found, {intent.copy.value: TakenOver()}, Heartbeats(lambda: None), DeletionPace())
 
 
 def test_chunk_whose_rows_another_batch_took_up_meanwhile_ends_none_of_them(world: World) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from activities.deletion.retention import Retention, RollInput
+from activities.deletion.trimming import Retention, RollInput
 from logstore.errors import MissingData, SextonError, UnknownObject
 from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.log.services.group_commit import GroupCommitter

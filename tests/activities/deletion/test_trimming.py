@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from activities.deletion.retention import Retention
-from activities.deletion.trimming import BatchInput, Pages, PagesInput, TopicPage, Trimming, TrimPageInput
+from activities.deletion.trimming import BatchInput, Pages, PagesInput, Retention, TopicPage, Trimming, TrimPageInput
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, CorruptData, SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic

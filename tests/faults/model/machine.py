@@ -13,7 +13,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from activities.deletion.answers import key_of
+from activities.deletion.phase_two import key_of
 from logstore import failpoints
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, StoreUnavailable

@@ -12,7 +12,8 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.deletion import Certificate, ChunkInput, ChunkResult, HoldBatchInput, pace
+from activities.deletion import Certificate, ChunkInput, ChunkResult, HoldBatchInput
+from activities.deletion import rate as pace
 from activities.dispatch import Answer
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.log.ledgers import ledger_prefix

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from activities.deletion.pulse import Pulse
+from activities.heartbeats import Heartbeats
 from logstore.deletion.intents import DeletionIntent, DeletionState, StoredCopy
 
 _SLICE_S = 30.0  # of work in one call: so soon, or with the ledger in hand, a pause and another rate take effect
@@ -13,7 +13,7 @@ _LONGEST_NAP_S = 1.0  # a cancellation and a lost claim are noticed within this
 _MOST_KEYS = 1_000  # in one part, as in one page of a store
 
 
-class Pace:
+class DeletionPace:
     """Objects a second; 0 or less is unlimited, and then nothing is cut and nothing waits."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Pace:
         if part:
             yield part
 
-    def wait(self, copies: Mapping[int, StoredCopy], pulse: Pulse) -> None:
+    def wait(self, copies: Mapping[int, StoredCopy], heartbeats: Heartbeats) -> None:
         """Wait until what was asked of storage is within the rate, and show signs of life meanwhile.
 
         Raises:
@@ -68,7 +68,7 @@ class Pace:
         now = self._clock()
         self._next = max(self._next, now) + sum(map(_keys, copies.values())) / self._rate
         while (left := self._next - self._clock()) > 0:
-            pulse.deleted(0)
+            heartbeats.deleted(0)
             self._sleep(min(_LONGEST_NAP_S, left))
 
 

@@ -1,22 +1,84 @@
-"""Signs of life: heartbeats to Temporal, and claims renewed with them."""
+"""How an activity is defined, and its signs of life: heartbeats to Temporal, and claims renewed with them.
+
+Temporal's SDK can raise a cancellation in the thread of a synchronous activity, by that thread's number and at any
+instruction. CPython 3.11 lends this number to a thread that is being started, which then dies of the cancellation
+before it has said that it runs, and `Thread.start` waits for ever; thread pools start theirs so as well.
+"""
 
 import contextvars
 import threading
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, Self, TypeVar
 
 from temporalio import activity
+from temporalio.exceptions import CancelledError
 
-from activities.defined import raise_if_cancelled
 from logstore.errors import SextonError, TerminalError
+from logstore.units import ended_by
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def defined(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Define a synchronous activity under its name, `capability.verb`; it ends between two units once cancelled."""
+
+    def define(method: Callable[P, R]) -> Callable[P, R]:
+        stoppable = ended_by(raise_if_cancelled)(method)
+        return activity.defn(name=name, no_thread_cancel_exception=True)(stoppable)
+
+    return define
+
+
+def raise_if_cancelled() -> None:
+    """End the activity if it was cancelled: by its workflow, by a worker that ends, or by the server after a timeout.
+
+    Raises:
+        CancelledError: It was.
+    """
+    if activity.in_activity() and activity.is_cancelled():
+        raise CancelledError("Cancelled")
+
 
 _BEAT_EVERY_S = 2.0  # a fifth of the heartbeat timeout: one slow call is no death
+
+
+@contextmanager
+def beating() -> Iterator[None]:
+    """Heartbeat from a thread of its own until the block, or the decorated activity, ends.
+
+    Without it a worker that is killed in a transaction is taken for busy until the whole timeout of the activity
+    has passed, and its job stands still that long.
+
+    It beats on after a cancellation: the activity ends after the unit in hand, and until then nobody begins it anew.
+
+    Raises:
+        CancelledError: The activity was cancelled before it began.
+    """
+    raise_if_cancelled()
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_BEAT_EVERY_S):
+            activity.heartbeat()
+
+    context = contextvars.copy_context()  # knows the activity
+    thread = threading.Thread(target=context.run, args=(beat,), name="beating", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 _LEAST_S = 0.5  # between two beats: the server hears of each first one, and work done sooner needs none
 _RENEW_EVERY_S = 15.0  # a quarter of a claim: three renewals may fail before it lapses
 
 
-class Pulse:
+class Heartbeats:
     """Beats per unit of work, and while one unit takes long; renews the claim at most every 15 s.
 
     A page that the store throttles, or a catalog that makes a writer wait, outlasts a heartbeat timeout. A retry
@@ -34,7 +96,7 @@ class Pulse:
         self._lost: TerminalError | None = None
         self._ended = threading.Event()
         context = contextvars.copy_context()  # knows the activity
-        self._thread = threading.Thread(target=context.run, args=(self._live,), name="pulse", daemon=True)
+        self._thread = threading.Thread(target=context.run, args=(self._live,), name="heartbeats", daemon=True)
 
     def __enter__(self) -> Self:
         """Renew at once unless just claimed, so that work starts under a live claim.

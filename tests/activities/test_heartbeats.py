@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from activities.deletion import pulse as module
-from activities.deletion.pulse import Pulse
+from activities import heartbeats as module
+from activities.heartbeats import Heartbeats
 from logstore.errors import ClaimHeld, StoreUnavailable
 from tests.activities.world import environment
 from tests.logstore.eventually import assert_eventually
@@ -24,12 +24,12 @@ def test_pulse_beats_and_renews_while_one_unit_takes_long() -> None:
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def slow() -> None:
-        with Pulse(lambda: renewals.append(None)):
+        with Heartbeats(lambda: renewals.append(None)):
             assert_eventually(lambda: len(beats) > 2 and len(renewals) > 2)
 
     env.run(slow)
     ended = len(beats)
-    assert threading.active_count() == 1 or not any(one.name == "pulse" for one in threading.enumerate())
+    assert threading.active_count() == 1 or not any(one.name == "heartbeats" for one in threading.enumerate())
     assert len(beats) == ended
 
 
@@ -42,9 +42,9 @@ def test_pulse_of_work_done_at_once_beats_not_at_all(monkeypatch: pytest.MonkeyP
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def quick() -> None:
-        with Pulse(lambda: None) as pulse:
+        with Heartbeats(lambda: None) as heartbeats:
             for _ in range(100):
-                pulse.examined()
+                heartbeats.examined()
 
     env.run(quick)
     assert beats == []
@@ -60,10 +60,10 @@ def test_pulse_claim_lost_meanwhile_stops_the_work_at_its_next_unit() -> None:
             raise answer
 
     def work() -> None:
-        with Pulse(renew) as pulse:
+        with Heartbeats(renew) as heartbeats:
             assert_eventually(lambda: not answers)
-            assert_eventually(lambda: pulse._lost is not None)
-            pulse.examined()
+            assert_eventually(lambda: heartbeats._lost is not None)
+            heartbeats.examined()
 
     with pytest.raises(ClaimHeld):
         environment().run(work)
@@ -79,9 +79,9 @@ def test_pulse_survives_a_renewal_that_the_catalog_did_not_answer() -> None:
             raise answer
 
     def work() -> None:
-        with Pulse(renew) as pulse:
+        with Heartbeats(renew) as heartbeats:
             assert_eventually(lambda: not answers)
-            pulse.examined()
+            heartbeats.examined()
 
     environment().run(work)
 
@@ -93,7 +93,7 @@ def test_pulse_that_cannot_claim_starts_nothing() -> None:
         raise ClaimHeld("held")
 
     def work() -> None:
-        with Pulse(refuse):
+        with Heartbeats(refuse):
             raise AssertionError("began without a claim")
 
     with pytest.raises(ClaimHeld):

@@ -6,8 +6,9 @@ from functools import partial
 
 import pytest
 
-from activities.deletion import ChunkResult, ledger_deletion, pulse
-from activities.deletion.pace import Pace
+from activities import heartbeats
+from activities.deletion import ChunkResult, ledger_deletion
+from activities.deletion.rate import DeletionPace
 from logstore.deletion.intents import Finding, StoredCopy
 from logstore.errors import ClaimHeld
 from tests.activities.world import World, chunk_input, done
@@ -37,7 +38,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every chunk."""
     made = Clock()
-    monkeypatch.setattr(ledger_deletion, "Pace", partial(Pace, clock=made, sleep=made.sleep))
+    monkeypatch.setattr(ledger_deletion, "DeletionPace", partial(DeletionPace, clock=made, sleep=made.sleep))
     return made
 
 
@@ -140,20 +141,20 @@ def test_chunk_that_lost_its_claim_while_it_waited_stops(
     world.fill(1, segments=9, acknowledged=False)
     world.detach()
     for name in ("_BEAT_EVERY_S", "_RENEW_EVERY_S", "_QUIET_S"):
-        monkeypatch.setattr(pulse, name, 0.0, raising=False)
+        monkeypatch.setattr(heartbeats, name, 0.0, raising=False)
     taken = "UPDATE run SET claim_workflow = 'other', claim_until_us = 9000000000000000"
 
     def take_over() -> None:
         world.sql(taken)
 
     clock.on_nap = take_over
-    real = pulse.Pulse.deleted
+    real = heartbeats.Heartbeats.deleted
 
-    def renewing(self: pulse.Pulse, objects: int) -> None:
+    def renewing(self: heartbeats.Heartbeats, objects: int) -> None:
         self._try_to_renew()
         real(self, objects)
 
-    monkeypatch.setattr(pulse.Pulse, "deleted", renewing)
+    monkeypatch.setattr(heartbeats.Heartbeats, "deleted", renewing)
     with pytest.raises(ClaimHeld):
         delete(world, 0.2)
     assert sum(operation is Operation.DELETE for operation, _ in world.objects.calls) == 1
@@ -162,7 +163,9 @@ def test_chunk_that_lost_its_claim_while_it_waited_stops(
 def test_parts_without_a_rate_are_one() -> None:
     """Unlimited, small ledgers share pages as ever."""
     copies = {row: StoredCopy(finding=Finding.OWN, data_keys=("a",) * 5, meta_keys=("m",)) for row in range(3)}
-    assert list(Pace().parts(copies)) == [copies]
-    assert [len(part) for part in Pace(12).parts(copies)] == [2, 1]
-    sizes = [sum(len(one.data_keys) + len(one.meta_keys) for one in part.values()) for part in Pace(4).parts(copies)]
+    assert list(DeletionPace().parts(copies)) == [copies]
+    assert [len(part) for part in DeletionPace(12).parts(copies)] == [2, 1]
+    sizes = [
+        sum(len(one.data_keys) + len(one.meta_keys) for one in part.values()) for part in DeletionPace(4).parts(copies)
+    ]
     assert sizes == [4, 2, 4, 2, 4, 2]
