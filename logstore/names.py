@@ -94,6 +94,16 @@ class TopicName:
         return self.encoded
 
 
+def encoded_beginning(text: str) -> str:
+    """How the encoded names begin of all topics whose names, as a person writes them, begin so.
+
+    Args:
+        text: A piece of the scheme `persistent://`, or the whole of it and more; text that UTF-8 can hold.
+    """
+    scheme, rest = text[: len(_PREFIX)], text[len(_PREFIX) :]
+    return scheme + quote(rest, safe=f"{_SAFE}/")
+
+
 def _check_partition(encoded: str, text: str) -> None:
     found = _PARTITION.search(encoded)
     if found and str(int(found["number"])) != found["number"]:

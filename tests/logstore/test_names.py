@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
-from logstore.names import MAX_ENCODED, TopicName, check_name, check_reason, check_subscription
+from logstore.names import MAX_ENCODED, TopicName, check_name, check_reason, check_subscription, encoded_beginning
 
 _PART = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=4)
 
@@ -20,6 +20,16 @@ def test_topic_name_any_text_round_trips_through_its_encoded_form(tenant: str, n
     assert " " not in name.encoded
     assert TopicName.from_encoded(name.encoded) == name
     assert TopicName.known(name.display) == name
+
+
+@given(_PART, st.text("ab/ %é", max_size=3), st.integers(0, 40))
+def test_encoded_beginning_is_that_of_the_same_names(part: str, other: str, length: int) -> None:
+    """A prefix as a person writes it selects as many names as its encoded form, cut wherever it was."""
+    name = TopicName.known(f"persistent://{part}/%b/é a")
+    for prefix in (name.display[:length], name.display[:length] + other):
+        if not prefix.startswith("persistent://"):
+            prefix = "persistent://"[:length]  # noqa: PLW2901 - others are refused before
+        assert name.encoded.startswith(encoded_beginning(prefix)) == name.display.startswith(prefix)
 
 
 @pytest.mark.parametrize(

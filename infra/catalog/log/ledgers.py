@@ -3,20 +3,21 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, case, func, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, newborn
+from infra.catalog.log.sums import backlog_of, totals_of
 from infra.catalog.log.topics import active_topic
 from logstore.cursors.state import CursorState
 from logstore.errors import StaleCatalog
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import Ledger, Segment, Topic, Totals
-from logstore.positions import LedgerId, Position, TopicId
+from logstore.positions import LedgerId, TopicId
 
 
 class SqlLedgers:
@@ -40,12 +41,12 @@ class SqlLedgers:
 
     def totals(self, topic_id: TopicId) -> Totals:
         """See `Ledgers.totals`."""
-        return self._db.read(lambda connection: _totals(connection, _listed_query(topic_id)))
+        return self._db.read(lambda connection: totals_of(connection, [topic_id])[topic_id])
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         """See `Ledgers.backlogs`."""
         listed = _listed_query(topic_id)
-        return self._db.read(lambda connection: [_backlog(connection, listed, state) for state in states])
+        return self._db.read(lambda connection: [backlog_of(connection, listed, state) for state in states])
 
     def last(self, topic_id: TopicId) -> Ledger | None:
         """See `Ledgers.last`."""
@@ -196,42 +197,3 @@ def _ledger(row: Row[Any], topic_id: TopicId, copies: tuple[CopyKind, ...] = (Co
         closed_us=row.closed_us,
         copies=copies,
     )
-
-
-def _totals(connection: Connection, listed: Select[Any]) -> Totals:
-    """Sums over the ledgers that are listed, and the first and the last entry of them."""
-    filled = case((t.ledger.c.entries > 0, t.ledger.c.ledger_id))
-    sums = (
-        func.count(),
-        func.sum(t.ledger.c.entries),
-        func.sum(t.ledger.c.size_bytes),
-        func.min(filled),
-        func.max(filled),
-    )
-    count, entries, size_bytes, first, last = connection.execute(listed.with_only_columns(*sums)).one()
-    ends = None
-    if last is not None:
-        ends = connection.execute(
-            listed.with_only_columns(t.ledger.c.entries).where(t.ledger.c.ledger_id == last)
-        ).scalar_one()
-    return Totals(
-        ledgers=count,
-        entries=int(entries or 0),
-        size_bytes=int(size_bytes or 0),
-        first=None if first is None else Position(LedgerId(first), 0),
-        last=None if ends is None else Position(LedgerId(last), ends - 1),
-    )
-
-
-def _backlog(connection: Connection, listed: Select[Any], state: CursorState) -> int:
-    """Entries of the listed ledgers beyond the cursor's mark, without those that it has acknowledged one by one."""
-    mark = state.mark_delete
-    behind = case((t.ledger.c.ledger_id == mark.ledger_id, mark.entry_id + 1), else_=0)
-    left = case((t.ledger.c.entries > behind, t.ledger.c.entries - behind), else_=0)
-    beyond = listed.with_only_columns(func.sum(left)).where(t.ledger.c.ledger_id >= mark.ledger_id)
-    open_ones = int(connection.execute(beyond).scalar_one() or 0)
-    if not state.acknowledged:
-        return open_ones
-    named = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, state.acknowledged))
-    still = connection.execute(listed.with_only_columns(t.ledger.c.ledger_id).where(named)).scalars()
-    return max(0, open_ones - sum(len(state.acknowledged[LedgerId(one)]) for one in still))

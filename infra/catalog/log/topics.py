@@ -15,7 +15,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Topic, TopicState
+from logstore.ports.catalog import Topic, TopicPage, TopicState, TopicSummary
 from logstore.positions import TopicId
 
 
@@ -57,7 +57,7 @@ class SqlTopics:
         found = self._db.read(lambda connection: connection.execute(_SELECT.where(t.topic.c.name == name)).first())
         if found is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
-        return _topic(found)
+        return topic_of(found)
 
     def by_id(self, topic_id: TopicId) -> Topic:
         """See `Topics.by_id`."""
@@ -66,13 +66,25 @@ class SqlTopics:
     def all(self) -> list[Topic]:
         """See `Topics.all`."""
         rows = self._db.read(lambda connection: connection.execute(_SELECT).all())
-        return sorted(map(_topic, rows), key=attrgetter("name"))  # here, for a database sorts by its own locale
+        return sorted(map(topic_of, rows), key=attrgetter("name"))  # here, for a database sorts by its own locale
 
     def active(self, *, after: TopicId, limit: int) -> list[Topic]:
         """See `Topics.active`."""
         c = t.topic.c
         page = _SELECT.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
-        return [_topic(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
+        return [topic_of(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
+
+    def page(self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int) -> TopicPage:
+        """See `Topics.page`."""
+        from infra.catalog.log.topic_pages import page_of  # noqa: PLC0415 - it builds on this module
+
+        return self._db.read(lambda c: page_of(c, prefix=prefix, state=state, after=after, limit=limit))
+
+    def summary(self, topic: Topic) -> TopicSummary:
+        """See `Topics.summary`."""
+        from infra.catalog.log.topic_pages import summaries  # noqa: PLC0415 - it builds on this module
+
+        return self._db.read(lambda connection: summaries(connection, [topic])[0])
 
 
 _SELECT = select(t.topic)
@@ -97,7 +109,7 @@ def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False)
     found = connection.execute(holding(query) if share else query).first()
     if found is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
-    return _topic(found)
+    return topic_of(found)
 
 
 def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
@@ -110,7 +122,7 @@ def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
     active = _SELECT.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     row = connection.execute(holding(active)).first()
     if row is not None:
-        return _topic(row)
+        return topic_of(row)
     found = topic_row(connection, topic_id)
     raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
 
@@ -154,7 +166,8 @@ def remove_topic(connection: Connection, topic_id: TopicId) -> None:
     connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
 
 
-def _topic(row: Row[Any]) -> Topic:
+def topic_of(row: Row[Any]) -> Topic:
+    """A row of `topic` as a value."""
     return Topic(
         topic_id=TopicId(row.topic_id),
         name=row.name,

@@ -40,7 +40,7 @@ from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.sweeps import Due, Forgotten, Sweeps
 from logstore.ports.catalog.topic_deletions import TopicContents, TopicDeletions
 from logstore.ports.catalog.topic_trims import TopicTrims
-from logstore.ports.catalog.topics import Topic, Topics, TopicState
+from logstore.ports.catalog.topics import CursorSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
 
 __all__ = [
     "Acknowledge",
@@ -52,6 +52,7 @@ __all__ = [
     "Commits",
     "Components",
     "Copies",
+    "CursorSummary",
     "Cursors",
     "Decision",
     "Deletions",
@@ -93,7 +94,9 @@ __all__ = [
     "Topic",
     "TopicContents",
     "TopicDeletions",
+    "TopicPage",
     "TopicState",
+    "TopicSummary",
     "TopicTrims",
     "Topics",
     "Totals",

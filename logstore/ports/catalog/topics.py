@@ -1,10 +1,13 @@
 """Topics and their port."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from logstore.deletion.retention import RetentionPolicy
+from logstore.ports.catalog.cursors import StoredCursor
+from logstore.ports.catalog.ledgers import Totals
 from logstore.positions import TopicId
 
 
@@ -24,6 +27,31 @@ class Topic:
     state: TopicState
     policy: RetentionPolicy
     created_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorSummary:
+    """A subscription, and how many entries it has before it; too many, where a snapshot holds the rest of its state."""
+
+    cursor: StoredCursor
+    backlog: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSummary:
+    """A topic, the sums over its data ledgers, and its subscriptions, ascending by name."""
+
+    topic: Topic
+    totals: Totals
+    cursors: Sequence[CursorSummary]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPage:
+    """Some of the topics that were asked for, ascending by encoded name, and how many come behind them."""
+
+    topics: Sequence[TopicSummary]
+    more: int
 
 
 class Topics(Protocol):
@@ -58,3 +86,16 @@ class Topics(Protocol):
 
         Pages of it hold each topic once that is there all the time, whatever is created or deleted meanwhile.
         """
+
+    def page(self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int) -> TopicPage:
+        """Topics with what is told of each, read in one transaction, in as few queries for many as for one.
+
+        Args:
+            prefix: How their encoded names begin.
+            state: The one they are in; None: any.
+            after: An encoded name, exclusive: theirs are greater, by bytes.
+            limit: At most so many, 1 or more.
+        """
+
+    def summary(self, topic: Topic) -> TopicSummary:
+        """The same of one topic; zeros and no subscriptions, if it was deleted meanwhile."""

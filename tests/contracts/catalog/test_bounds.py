@@ -199,6 +199,19 @@ def test_what_a_topic_comes_to_is_read_as_few_rows(sqlite_world: SqlWorld) -> No
     assert read.rows == 3
 
 
+def test_page_of_topics_asks_for_all_of_them_at_once(sqlite_world: SqlWorld) -> None:
+    """As many statements for twelve topics with subscriptions as for two: `topic list` may show a thousand."""
+    for number in range(12):
+        _with_holes(sqlite_world, new_topic(sqlite_world, f"persistent://a/b/t{number}"))
+    asked = []
+    for limit in (2, 12):
+        with counted(sqlite_world.database) as read:
+            page = sqlite_world.catalog.topics.page(limit=limit)
+        assert len(page.topics) == limit
+        asked.append(len(read.statements))
+    assert asked == [8, 8], "begin, page, how many there are, cursors, two for totals, two for backlogs"
+
+
 @pytest.mark.postgres
 def test_totals_name_the_first_and_the_last_entry(world: World) -> None:
     """Of ledgers that have any."""

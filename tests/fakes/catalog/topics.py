@@ -9,8 +9,11 @@ from logstore.errors import (
 )
 from logstore.failpoints import effect
 from logstore.ports.catalog import (
+    CursorSummary,
     Topic,
+    TopicPage,
     TopicState,
+    TopicSummary,
 )
 from logstore.positions import TopicId
 
@@ -67,3 +70,20 @@ class FakeTopics:
         with self._catalog.lock:
             rows = sorted(self._catalog.topic_rows.items())
         return [row for topic_id, row in rows if topic_id > after and row.state is TopicState.ACTIVE][:limit]
+
+    def page(self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int) -> TopicPage:
+        """See the port."""
+        found = [
+            one for one in self.all() if one.name.startswith(prefix) and one.name > after and state in {None, one.state}
+        ]
+        return TopicPage(topics=[self.summary(one) for one in found[:limit]], more=len(found[limit:]))
+
+    def summary(self, topic: Topic) -> TopicSummary:
+        """See the port."""
+        ledgers, cursors = self._catalog.ledgers, self._catalog.cursors.all(topic.topic_id)
+        behind = ledgers.backlogs(topic.topic_id, [one.state for one in cursors])
+        return TopicSummary(
+            topic=topic,
+            totals=ledgers.totals(topic.topic_id),
+            cursors=[CursorSummary(cursor=one, backlog=left) for one, left in zip(cursors, behind, strict=True)],
+        )

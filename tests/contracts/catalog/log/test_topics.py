@@ -6,7 +6,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, UnknownObject
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
-from tests.contracts.catalog.steps import NAME, new_topic, race
+from tests.contracts.catalog.steps import NAME, acknowledge, filled, new_topic, race
 from tests.contracts.catalog.worlds import SqlWorld, World
 
 
@@ -59,6 +59,49 @@ def test_all_topics_are_ascending_by_name(world: World) -> None:
     for name in names:
         new_topic(world, name)
     assert [topic.name for topic in world.catalog.topics.all()] == sorted(names)
+
+
+@pytest.mark.postgres
+def test_pages_of_topics_hold_each_topic_once_by_bytes(world: World) -> None:
+    """Prefix, state and the page's beginning are the database's to weigh, in the order of bytes, not of a locale."""
+    names = [f"persistent://a/b/{part}" for part in ("Z", "_", "a", "a-1", "a%20b", "%C3%A9")]
+    topics = {name: new_topic(world, name) for name in [*names, "persistent://B/b/a", "persistent://a/c/a"]}
+    page, seen = world.catalog.topics.page(limit=3), []
+    assert page.more == len(topics) - 3
+    while page.topics:
+        seen += [one.topic for one in page.topics]
+        page = world.catalog.topics.page(limit=3, after=seen[-1].name)
+    assert (seen, page.more) == ([topics[name] for name in sorted(topics)], 0)
+    found = world.catalog.topics.page(prefix="persistent://a/b/a", limit=9)
+    assert [one.topic.name for one in found.topics] == [name for name in sorted(names) if name[17:].startswith("a")]
+    world.set_state(topics[names[0]].topic_id, TopicState.DELETING)
+    deleting = world.catalog.topics.page(state=TopicState.DELETING, limit=9)
+    assert [one.topic.name for one in deleting.topics] == [names[0]]
+    assert world.catalog.topics.page(state=TopicState.ACTIVE, prefix=names[0], limit=9).topics == []
+
+
+@pytest.mark.postgres
+def test_summary_of_a_topic_is_what_its_ledgers_and_cursors_come_to(world: World) -> None:
+    """Totals, subscriptions and backlogs, one of them with holes; ledgers that are gone and other topics count not."""
+    topic, other = new_topic(world), new_topic(world, "persistent://a/b/other")
+    ledgers = filled(world, topic.topic_id, 4)
+    filled(world, other.topic_id, 2)
+    for number, at in enumerate((0, 2, 3)):
+        world.catalog.cursors.subscribe(topic.topic_id, f"s{number}", latest=False)
+        acknowledge(world, topic.topic_id, f"s{number}", (ledgers[at], 3), (ledgers[at], 5))
+    world.catalog.cursors.subscribe(topic.topic_id, "at the end", latest=True)
+    world.catalog.cursors.subscribe(other.topic_id, "s0", latest=False)
+    known, told = world.catalog.topics.summary(topic), world.catalog.topics.page(limit=9).topics
+    assert [one.topic.name for one in told] == [other.name, topic.name]
+    assert told[1] == known
+    assert known.totals == world.catalog.ledgers.totals(topic.topic_id)
+    cursors = world.catalog.cursors.all(topic.topic_id)
+    assert [one.cursor for one in known.cursors] == cursors
+    behind = world.catalog.ledgers.backlogs(topic.topic_id, [one.state for one in cursors])
+    assert [one.backlog for one in known.cursors] == behind
+    assert sorted(behind) == [0, 38, 38, 38]
+    bare = world.catalog.topics.summary(new_topic(world, "persistent://a/b/z"))
+    assert (bare.totals.ledgers, bare.totals.last, list(bare.cursors)) == (0, None, [])
 
 
 def test_get_topic_unknown_name_or_id_is_refused(world: World) -> None:
