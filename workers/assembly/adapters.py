@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from infra.catalog import Database, SqlCatalog, check_version
+from infra.catalog import SqlCatalog, open_catalog
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.log.services import RollPolicy
@@ -27,20 +27,25 @@ def open_log(settings: Settings) -> Iterator[LogStore]:
         InvalidInput: A database URL that cannot be used.
         StoreUnavailable: The database does not answer.
     """
-    database = Database(settings.database_url)
-    try:
-        check_version(database)
-        catalog = SqlCatalog(database, registration_timeout_s=settings.registration_timeout)
-        own = own_places(settings, OwnStores(catalog.identities))
-        with assemble(
-            catalog=catalog,
-            objects=own(Role.PRIMARY, TieredPlace(settings.primary_bucket)),
-            buckets=partial(own, Role.TIERED),
-            policies=_policies(settings),
-        ) as log:
-            yield log
-    finally:
-        database.close()
+    timeout_s = settings.registration_timeout
+    with (
+        open_catalog(settings.database_url, registration_timeout_s=timeout_s) as catalog,
+        log_over(catalog, settings) as log,
+    ):
+        yield log
+
+
+@contextmanager
+def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
+    """Open the log store over a catalog that is open; it stays open."""
+    own = own_places(settings, OwnStores(catalog.identities))
+    with assemble(
+        catalog=catalog,
+        objects=own(Role.PRIMARY, TieredPlace(settings.primary_bucket)),
+        buckets=partial(own, Role.TIERED),
+        policies=_policies(settings),
+    ) as log:
+        yield log
 
 
 def _policies(settings: Settings) -> Policies:

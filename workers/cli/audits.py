@@ -23,7 +23,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most
 def list_(context: CommandContext, *, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100) -> Answer:
     """List destructive acts with who, why, workflow and outcome, newest first."""
     encoded, wanted = encoded_topic(topic), wanted_ledger(ledger)
-    found = context.log.catalog.inspection.decisions(topic=encoded, ledger_id=wanted, limit=limit)
+    found = context.catalog.inspection.decisions(topic=encoded, ledger_id=wanted, limit=limit)
     if not found:
         say_why_nothing(context, "destructive act", topic=topic, ledger=ledger)
     rows = [decision_document(one) for one in found]

@@ -18,6 +18,7 @@ from logstore.names import TopicName, check_name
 from workers.hosting.facts import command_facts
 
 if TYPE_CHECKING:
+    from infra.catalog import SqlCatalog
     from infra.coordination.directory import Directory
     from logstore.ports.catalog import Topic
     from workers.assembly import LogStore
@@ -41,11 +42,17 @@ class Services:
 
         return load_settings(flags, os.environ, Path.cwd())
 
-    def open_log(self, settings: "Settings") -> AbstractContextManager["LogStore"]:
-        """The log store: catalog, objects, managed ledgers and the group committer."""
-        from workers.assembly import open_log  # noqa: PLC0415
+    def open_catalog(self, settings: "Settings") -> AbstractContextManager["SqlCatalog"]:
+        """The catalog alone."""
+        from infra.catalog import open_catalog  # noqa: PLC0415
 
-        return open_log(settings)
+        return open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
+
+    def open_log(self, settings: "Settings", catalog: "SqlCatalog") -> AbstractContextManager["LogStore"]:
+        """The log store over a catalog: objects, managed ledgers and the group committer."""
+        from workers.assembly.adapters import log_over  # noqa: PLC0415
+
+        return log_over(catalog, settings)
 
     @contextmanager
     def tracing(self, settings: "Settings", command: str, began_ns: int) -> Iterator["CommandSpan"]:
@@ -166,15 +173,24 @@ class CommandContext:
         return self.loaded.settings
 
     @cached_property
-    def log(self) -> "LogStore":
-        """The log store, opened at the first use.
+    def catalog(self) -> "SqlCatalog":
+        """The catalog, opened at the first use: all that a command needs which asks no bucket.
 
         Raises:
             ServiceFailed: No stack is known.
         """
         self.require_store()
         self._traced()
-        return self._open.enter_context(self.services.open_log(self.settings))
+        return self._open.enter_context(self.services.open_catalog(self.settings))
+
+    @cached_property
+    def log(self) -> "LogStore":
+        """The log store over the catalog, opened at the first use.
+
+        Raises:
+            ServiceFailed: No stack is known.
+        """
+        return self._open.enter_context(self.services.open_log(self.settings, self.catalog))
 
     def require_store(self) -> None:
         """See that a log store is known: a stack in the home, or a database that somebody configured.
@@ -232,7 +248,7 @@ class CommandContext:
         Raises:
             UnknownObject: There is none of that name.
         """
-        return self.log.catalog.topics.get(TopicName.known(name).encoded)
+        return self.catalog.topics.get(TopicName.known(name).encoded)
 
     def with_client(self, work: Callable[["Sexton"], Awaitable[_T]]) -> _T:
         """Connect to Temporal and do some work there.

@@ -53,7 +53,7 @@ def _unknown_topic(context: CommandContext, topic: str | None) -> list[str]:
 def _unknown_ledger(context: CommandContext, ledger: int | None) -> list[str]:
     try:
         if ledger is not None:
-            context.log.catalog.inspection.ledger(LedgerId(ledger), decisions=0)
+            context.catalog.inspection.ledger(LedgerId(ledger), decisions=0)
     except UnknownObject:
         return ["ledger of this id"]
     return []

@@ -1,8 +1,6 @@
 """Connections that jobs are started with and workers are run on, and what is compared before the first job."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 from urllib.parse import quote
 
@@ -11,7 +9,7 @@ from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.runtime import Runtime
 
-from infra.catalog import Database, SqlCatalog, check_version
+from infra.catalog import open_catalog
 from logstore.errors import ServiceFailed
 from workers.identity import namespace
 from workers.identity.stores import refuse_foreign_bucket
@@ -40,21 +38,6 @@ async def connect_client(settings: Settings, *, identity: str | None = None, run
     except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens, and the time-out
         advice = "see `sexton status`, run `sexton up`, or correct SEXTON_TEMPORAL_ADDRESS"
         raise ServiceFailed("temporal", f"no Temporal server answers at {address}", advice=advice) from error
-
-
-@contextmanager
-def open_catalog(settings: Settings) -> Iterator[SqlCatalog]:
-    """The catalog alone, for what a program asks of it before it starts a job.
-
-    Raises:
-        CatalogVersionMismatch: The catalog is not of this build's version.
-    """
-    database = Database(settings.database_url)
-    try:
-        check_version(database)
-        yield SqlCatalog(database)
-    finally:
-        database.close()
 
 
 class OwnJobs:
@@ -89,6 +72,6 @@ class OwnJobs:
         return "/".join([f"{settings.ui_address.rstrip('/')}/namespaces", *(quote(name, safe="") for name in names)])
 
     def _catalog_id(self) -> str:
-        with open_catalog(self._settings) as catalog:
+        with open_catalog(self._settings.database_url) as catalog:
             refuse_foreign_bucket(self._settings, catalog.identities)
             return catalog.identities.catalog_id()

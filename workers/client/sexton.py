@@ -18,12 +18,13 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 
 from activities.deletion import Certificate
+from infra.catalog import open_catalog
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers.client import schedules
 from workers.client.batches import Batches, released
-from workers.client.connections import connect_client, open_catalog
+from workers.client.connections import connect_client
 from workers.client.offload_jobs import OffloadJobs
 from workers.client.requests import ascending, deletion_policy, of_topic
 from workers.client.visibility import WorkflowRow, visible_workflows
@@ -248,7 +249,7 @@ class Sexton(OffloadJobs):
     def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
         """How many rows, and the catalog's epoch; one that may have landed is asked for once more, by its name."""
         claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_STARTED_WITHIN_S)
-        with open_catalog(self._settings) as catalog:
+        with open_catalog(self._settings.database_url) as catalog:
             epoch = catalog.ledgers.epoch()
             try:
                 done = catalog.redrives.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
@@ -257,7 +258,7 @@ class Sexton(OffloadJobs):
             return done.intents, epoch
 
     def _release(self, batch_id: str) -> DeleteLedgersProgress | None:
-        with open_catalog(self._settings) as catalog:
+        with open_catalog(self._settings.database_url) as catalog:
             return released(catalog.deletions, batch_id)
 
     async def list_workflows(
@@ -290,5 +291,5 @@ class Sexton(OffloadJobs):
         return deletion_policy(self._settings)
 
     def _epoch(self) -> int:
-        with open_catalog(self._settings) as catalog:
+        with open_catalog(self._settings.database_url) as catalog:
             return catalog.ledgers.epoch()

@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from infra.catalog import open_catalog
 from infra.objects import clock_s
 from infra.stack.java import find_java
 from logstore.errors import ServiceFailed
 from workers.assembly.adapters import primary_bucket
 from workers.client import search_attributes
-from workers.client.connections import connect_client, open_catalog
+from workers.client.connections import connect_client
 from workers.operations.owners import open_directory, overview
 from workers.operations.status import Row, checked, status
 from workers.settings import Settings
@@ -37,7 +38,7 @@ def _search_attributes(settings: Settings) -> str:
 
 
 def _ownership(settings: Settings) -> str:
-    with open_catalog(settings) as catalog:
+    with open_catalog(settings.database_url) as catalog:
         if settings.ownership == "single":
             return f"{overview(catalog.fences, None)}; ownership=single"
         with open_directory(settings, catalog.fences.bundles(), catalog.identities.catalog_id()) as directory:

@@ -8,13 +8,14 @@ from typing import Final, NamedTuple
 
 from temporalio.service import RPCError
 
+from infra.catalog import open_catalog
 from infra.coordination.identity import compare_path
 from logstore.errors import CatalogMismatch, SextonError
 from logstore.identity.markers import MarkerState
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.ports.catalog import Identities
 from workers.assembly.adapters import own_buckets
-from workers.client.connections import connect_client, open_catalog
+from workers.client.connections import connect_client
 from workers.identity import namespace
 from workers.identity.stores import buckets_of
 from workers.operations.owners import open_session
@@ -37,7 +38,7 @@ class _Seen(NamedTuple):
 def identity_row(settings: Settings) -> Mapping[str, object]:
     """The catalog's id, and each service that is not its own, with what was expected and found; changes nothing."""
     try:
-        with open_catalog(settings) as catalog:
+        with open_catalog(settings.database_url) as catalog:
             identities, catalog_id = catalog.identities, catalog.identities.catalog_id()
             seen = [_seen(name, look) for name, look in _looks(settings, identities)]
     except SextonError as error:

@@ -20,13 +20,17 @@ from logstore.log.services.roll import Rolled
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,
+    CursorSummary,
     Due,
     Inflight,
     Ledger,
     SchemaVersion,
+    StoredCursor,
     Topic,
     TopicContents,
+    TopicPage,
     TopicState,
+    TopicSummary,
     Totals,
 )
 from logstore.positions import LedgerId, Position, TopicId
@@ -60,7 +64,6 @@ class FakeLog:
             append=self._append, roll=self._roll, read=self._read, last_position=self._last_position
         )
         self.contents: list[bytes] = []  # of schema versions
-        self.policies = SimpleNamespace(finished_retention_s=86_400.0)
         self.components: list[Ledger] = []  # beside the data ledgers
         self.schemas = SimpleNamespace(
             set=self._set_schema, all=lambda _: self._versions(), read=lambda _, version: self._schema(version)
@@ -73,7 +76,7 @@ class FakeLog:
             acknowledge=self._acknowledge,
         )
         self.catalog = SimpleNamespace(
-            topics=SimpleNamespace(create=self._create, get=self._get, all=lambda: list(self.found.values())),
+            topics=SimpleNamespace(create=self._create, get=self._get, page=self._page, summary=self._summary),
             ledgers=SimpleNamespace(listed=self._listed, totals=self._totals, backlogs=self._backlogs),
             components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
             topic_deletions=SimpleNamespace(contents=self._contents),
@@ -89,7 +92,7 @@ class FakeLog:
         )
 
     def _due(self, *, older_than_s: float) -> Due:
-        assert older_than_s == self.policies.finished_retention_s
+        assert older_than_s == 30 * 86_400
         return Due(stalled=4, newborn=1, uploads=0, rows=7, runs=2)
 
     def _preview_redrive(self, row_ids: list[int] | None) -> int:
@@ -108,6 +111,21 @@ class FakeLog:
         if name not in self.found:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return self.found[name]
+
+    def _page(self, *, prefix: str, limit: int, state: TopicState | None = None, after: str = "") -> TopicPage:
+        fitting = [one for one in self.found.values() if one.name.startswith(prefix) and state in {None, one.state}]
+        found = [one for one in sorted(fitting, key=lambda one: one.name) if one.name > after]
+        return TopicPage(topics=[self._summary(one) for one in found[:limit]], more=len(found[limit:]))
+
+    def _summary(self, topic: Topic) -> TopicSummary:
+        cursors = [
+            CursorSummary(
+                cursor=StoredCursor(name=one.name, state=one.state, created_us=0, snapshot_ledger=one.lost_snapshot),
+                backlog=self._backlogs(topic.topic_id, [one.state])[0],
+            )
+            for one in self.subscribed.values()
+        ]
+        return TopicSummary(topic=topic, totals=self._totals(topic.topic_id), cursors=cursors)
 
     def _listed(self, topic_id: TopicId) -> list[Ledger]:
         count = len(self.entries)
@@ -387,10 +405,16 @@ class FakeServices(Services):
         return repr((kept, acts, self.client.asked, self.client.batches.known))
 
     @contextmanager
-    def open_log(self, settings: Any) -> Iterator[Any]:
-        """The fake log."""
-        yield self.log
+    def open_catalog(self, settings: Any) -> Iterator[Any]:
+        """The fake log's catalog."""
+        yield self.log.catalog
         self.log.closed += 1
+
+    @contextmanager
+    def open_log(self, settings: Any, catalog: Any) -> Iterator[Any]:
+        """The fake log."""
+        assert catalog is self.log.catalog
+        yield self.log
 
     def collector(self) -> str | None:
         """The collector it was told."""

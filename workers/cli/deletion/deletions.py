@@ -21,7 +21,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At mo
 @command(deletion, "inflight", examples=["sexton deletion inflight --json"])
 def inflight(context: CommandContext) -> Answer:
     """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
-    found = context.log.catalog.deletions.inflight()
+    found = context.catalog.deletions.inflight()
     return Answer(
         document={"estimated_inflight": found.estimated_inflight, "dead_lettered": found.dead_lettered},
     )
@@ -41,7 +41,7 @@ def list_(
 ) -> Answer:
     """List deletions with outcome, attempts and last error, newest first."""
     encoded, wanted = encoded_topic(topic), wanted_ledger(ledger)
-    found = context.log.catalog.deletions.list(state, topic=encoded, ledger_id=wanted, limit=limit + 1)
+    found = context.catalog.deletions.list(state, topic=encoded, ledger_id=wanted, limit=limit + 1)
     if not found:
         say_why_nothing(context, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
     if len(found) > limit:

@@ -61,7 +61,7 @@ def left_of(
     """At most `MOST_FAILED` deletions that failed, newest first; says on stderr what to do about them."""
     topic_id = None if topic is None else topic.topic_id
     try:
-        found = context.log.catalog.deletions.failures(
+        found = context.catalog.deletions.failures(
             topic_id=topic_id, batch_id=batch_id, ledger_ids=ledger_ids, limit=MOST_FAILED
         )
     except SextonError as fault:  # what the job came to is known, and is the answer

@@ -44,7 +44,7 @@ def redrive(
     """Try dead letters again, as if they had never been tried. All or none of the ids given."""
     wanted = _wanted(ids, every=all)
     if dry_run:
-        return Answer(document={"dry_run": True, "started": context.log.catalog.redrives.preview(wanted)})
+        return Answer(document={"dry_run": True, "started": context.catalog.redrives.preview(wanted)})
     context.require_store()
 
     async def work(client: "Sexton") -> Answer:
@@ -68,10 +68,8 @@ def redrive(
 def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True) -> Answer:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
     if dry_run:
-        log = context.log
-        return Answer(
-            document={"dry_run": True, **asdict(log.catalog.sweeps.due(older_than_s=log.policies.finished_retention_s))}
-        )
+        due = context.catalog.sweeps.due(older_than_s=context.settings.finished_retention)
+        return Answer(document={"dry_run": True, **asdict(due)})
 
     async def work(client: "Sexton") -> Answer:
         handle = await client.sweep_deletions(reason, context.actor)

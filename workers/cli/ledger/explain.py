@@ -37,9 +37,9 @@ def explain(context: CommandContext, ledger_id: Id) -> Answer:
 
     It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said.
     """
-    history = context.log.catalog.inspection.ledger(LedgerId(ledger_id), decisions=_DECISIONS)
+    history = context.catalog.inspection.ledger(LedgerId(ledger_id), decisions=_DECISIONS)
     seen = [look(context.log.storages, copy) for copy in history.copies]
-    found = document(history, seen, bundle=_bundle(context.log.catalog.fences, history))
+    found = document(history, seen, bundle=_bundle(context.catalog.fences, history))
     return Answer(document=found, text=in_sections(found))
 
 

@@ -45,7 +45,7 @@ def list_(
     if tombstones:
         raise Unsupported("--tombstones: tombstones come with a later release; leave the option out")
     topic = context.topic(name)
-    found = context.log.catalog.components.listed(topic.topic_id)
+    found = context.catalog.components.listed(topic.topic_id)
     rows = [_row(one) for one in found if component is None or one.component is component]
     if not rows and component is not None:
         note(f"no ledger of topic {name} is of component {component.value}")
@@ -113,7 +113,7 @@ def delete(
 
 def preview(context: CommandContext, topic: "Topic", ledger_ids: list[LedgerId] | None, *, force: bool) -> Answer:
     """What would go, and nothing changed; None asks for what retention lets go."""
-    going = context.log.catalog.deletions.preview(topic.topic_id, ledger_ids, force=force)
+    going = context.catalog.deletions.preview(topic.topic_id, ledger_ids, force=force)
     return Answer(document={"dry_run": True, "detached": len(going), "ledger_ids": [int(one) for one in going]})
 
 

@@ -56,7 +56,7 @@ def list_(
         raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")
     wanted = None if topic is None else _bundle_of(context, topic)
     with directory_of(context) as directory:
-        found = overview(context.log.catalog.fences, directory)
+        found = overview(context.catalog.fences, directory)
     rows = [row for row in found.bundles if _asked_for(row, wanted, worker, unowned=unowned)]
     if worker is not None and worker not in {one.worker_id for one in found.workers} and not rows:
         note(f"no worker {worker}: it has no live session, and owns no bundle")
@@ -155,7 +155,7 @@ def _summary(context: CommandContext, found: "Overview") -> str:
 
 def _bundle_of(context: CommandContext, topic: str) -> BundleId:
     context.topic(topic)  # a name with a slip of the pen is in some bundle, too
-    return bundle_of(TopicName.known(topic), bundles=context.log.catalog.fences.bundles())
+    return bundle_of(TopicName.known(topic), bundles=context.catalog.fences.bundles())
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def directory_of(context: CommandContext) -> "Iterator[Directory | None]":
     if context.settings.ownership == "single":
         yield None
         return
-    catalog = context.log.catalog
+    catalog = context.catalog
     bundles, catalog_id = catalog.fences.bundles(), catalog.identities.catalog_id()
     with context.services.open_directory(context.settings, bundles, catalog_id) as directory:
         yield directory

@@ -46,7 +46,7 @@ def unload(
     is alone, some ten seconds later. Nothing is deleted but the owner's node, and only while it is of the session that
     was read. Exit code 3 if nobody owns it, 5 if nobody took it within a minute.
     """
-    wanted = _parsed(bundle, context.log.catalog.fences.bundles())
+    wanted = _parsed(bundle, context.catalog.fences.bundles())
     with directory_of(context) as directory:
         if directory is None:
             raise PreconditionFailed("ownership: expected zookeeper, found single: no other worker can take a bundle")
@@ -58,7 +58,7 @@ def _unloaded(
 ) -> Answer:
     from workers.operations.owners import Unloading  # noqa: PLC0415 - start-up time
 
-    catalog = context.log.catalog
+    catalog = context.catalog
     unloading = Unloading(catalog.fences, catalog.audit_log, directory)
     owned = unloading.find(bundle)
     if dry_run:

@@ -45,7 +45,7 @@ def delete(
 
 
 def _preview(context: CommandContext, found: "Topic") -> Answer:
-    contents = context.log.catalog.topic_deletions.contents(found.topic_id)
+    contents = context.catalog.topic_deletions.contents(found.topic_id)
     document = {
         "dry_run": True,
         "ledgers": dict(contents.ledgers),

@@ -8,15 +8,17 @@ from workers.cli.texts import plain, shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription
+    from logstore.cursors.state import CursorState
     from logstore.log.entries import Entry
-    from logstore.ports.catalog import Topic
-    from logstore.positions import TopicId
+    from logstore.ports.catalog import TopicSummary
+    from logstore.positions import LedgerId, TopicId
     from workers.assembly import LogStore
+    from workers.cli.context import CommandContext
 
 
-def topic_document(log: "LogStore", topic: "Topic") -> dict[str, object]:
+def topic_document(context: "CommandContext", known: "TopicSummary") -> dict[str, object]:
     """Everything that `topic show` tells."""
-    known = log.catalog.ledgers.totals(topic.topic_id)
+    topic, totals = known.topic, known.totals
     return {
         "topic_id": topic.topic_id,
         "name": topic_shown(topic.name),
@@ -24,12 +26,23 @@ def topic_document(log: "LogStore", topic: "Topic") -> dict[str, object]:
         "retention_s": topic.policy.retention_s,
         "retention_bytes": topic.policy.retention_bytes,
         "created": shown_us(topic.created_us),
-        "ledgers": known.ledgers,
-        "entries": known.entries,
-        "size_bytes": known.size_bytes,
-        "subscriptions": subscription_documents(log, topic.topic_id, log.subscriptions.all(topic.topic_id)),
-        "max_read_position": None if known.last is None else str(known.last),
+        "ledgers": totals.ledgers,
+        "entries": totals.entries,
+        "size_bytes": totals.size_bytes,
+        "subscriptions": _subscriptions(context, known),
+        "max_read_position": None if totals.last is None else str(totals.last),
     }
+
+
+def _subscriptions(context: "CommandContext", known: "TopicSummary") -> list[dict[str, object]]:
+    """The topic's subscriptions; the bucket is asked only where a cursor ledger holds a part of their state."""
+    if any(one.cursor.snapshot_ledger is not None for one in known.cursors):
+        topic_id = known.topic.topic_id
+        return subscription_documents(context.log, topic_id, context.log.subscriptions.all(topic_id))
+    return [
+        _subscription(one.cursor.name, one.cursor.state, one.cursor.created_us, backlog=one.backlog)
+        for one in known.cursors
+    ]
 
 
 def topic_shown_in_list(row: Mapping[str, Any]) -> dict[str, object]:
@@ -54,16 +67,20 @@ def subscription_documents(
 ) -> list[dict[str, object]]:
     """Subscriptions with their backlogs; without that where part of a state is lost, which is then named."""
     backlogs = log.catalog.ledgers.backlogs(topic_id, [one.state for one in found])
-    return [_subscription(one, behind) for one, behind in zip(found, backlogs, strict=True)]
+    return [
+        _subscription(one.name, one.state, one.created_us, backlog=behind, lost=one.lost_snapshot)
+        for one, behind in zip(found, backlogs, strict=True)
+    ]
 
 
-def _subscription(found: "Subscription", backlog: int) -> dict[str, object]:
-    lost = found.lost_snapshot
+def _subscription(
+    name: str, state: "CursorState", created_us: int, *, backlog: int, lost: "LedgerId | None" = None
+) -> dict[str, object]:
     return {
-        "name": found.name,
-        "mark_delete": str(found.state.mark_delete),
+        "name": name,
+        "mark_delete": str(state.mark_delete),
         "backlog": backlog if lost is None else None,
-        "created": shown_us(found.created_us),
+        "created": shown_us(created_us),
         **({} if lost is None else {"lost_ledger": lost}),
     }
 

@@ -53,7 +53,7 @@ def offload(
     """Copy closed ledgers to the tiered bucket, checked by reading them back; they stay readable all along."""
     found, wanted = context.topic(name), [LedgerId(one) for one in dict.fromkeys(ledger)] if ledger else None
     if wanted is not None:
-        context.log.catalog.offloads.check(found.topic_id, wanted)
+        context.catalog.offloads.check(found.topic_id, wanted)
     if dry_run:
         return _preview(context, found, wanted, delete_primary=delete_primary)
 
@@ -69,7 +69,7 @@ def offload(
 
 def _preview(context: CommandContext, found: "Topic", wanted: list[LedgerId] | None, *, delete_primary: bool) -> Answer:
     """What would be copied and what would go, and nothing changed."""
-    offloads = context.log.catalog.offloads
+    offloads = context.catalog.offloads
     copied = offloads.candidates(found.topic_id, wanted, after=_BEFORE_ANY, limit=_PREVIEW)
     published = offloads.removable(found.topic_id, wanted, after=_BEFORE_ANY, limit=_PREVIEW)
     going = sorted({*copied, *(one.statement.ledger_id for one in published)}) if delete_primary else []

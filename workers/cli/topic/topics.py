@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from logstore.errors import InvalidInput
-from logstore.names import TopicName, check_subscription
+from logstore.names import TopicName, check_subscription, encoded_beginning
 from logstore.ports.catalog import TopicState
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
@@ -66,7 +66,8 @@ def create(
     refuse_durable(durable_delete)
     encoded = TopicName.parse(name).encoded
     policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
-    return Answer(document=topic_document(context.log, context.log.catalog.topics.create(encoded, policy)))
+    topics = context.catalog.topics
+    return Answer(document=topic_document(context, topics.summary(topics.create(encoded, policy))))
 
 
 @command(
@@ -78,14 +79,13 @@ def list_(
     context: CommandContext, *, prefix: Prefix = None, state: State = None, after: After = None, limit: Limit = 1_000
 ) -> Answer:
     """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
-    behind = encoded_topic(after) or ""
-    named = [one for one in context.log.catalog.topics.all() if topic_shown(one.name).startswith(prefix or "")]
-    rest = [one for one in named if state in {None, one.state} and one.name > behind]
-    if prefix and not named:
+    topics, encoded = context.catalog.topics, encoded_beginning(prefix or "")
+    page = topics.page(prefix=encoded, state=state, after=encoded_topic(after) or "", limit=limit)
+    if not page.topics and prefix and not topics.page(prefix=encoded, limit=1).topics:
         note(f"no topic's name begins with {prefix}")
-    if len(rest) > limit:
-        note(f"there are {len(rest) - limit:,} more: go on with --after {topic_shown(rest[limit - 1].name)}")
-    found = [topic_document(context.log, one) for one in rest[:limit]]
+    if page.more:
+        note(f"there are {page.more:,} more: go on with --after {topic_shown(page.topics[-1].topic.name)}")
+    found = [topic_document(context, one) for one in page.topics]
     shown = [topic_shown_in_list(row) for row in found]
     return Answer(document=found, shown=shown, beneath=("subscriptions",), empty="no topics")
 
@@ -93,7 +93,7 @@ def list_(
 @command(topic, "show", examples=[f"sexton topic show {_ORDERS} --json"])
 def show(context: CommandContext, name: TopicArgument) -> Answer:
     """Show one topic."""
-    return Answer(document=topic_document(context.log, context.topic(name)))
+    return Answer(document=topic_document(context, context.catalog.topics.summary(context.topic(name))))
 
 
 @command(topic, "roll", examples=[f"sexton topic roll {_ORDERS}"])
