@@ -10,7 +10,7 @@ from infra.catalog.cursors.cursor_rows import stored
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.sums import backlogs_of, totals_of
 from infra.catalog.log.topics import topic_of
-from logstore.ports.catalog import CursorSummary, StoredCursor, Topic, TopicPage, TopicState, TopicSummary
+from logstore.ports.catalog import StoredCursor, SubscriptionSummary, Topic, TopicPage, TopicState, TopicSummary
 from logstore.positions import TopicId
 
 _PAST_ASCII = "\x7f"  # encoded names are ASCII that can be printed
@@ -47,10 +47,19 @@ def summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSumm
         TopicSummary(
             topic=topic,
             totals=totals[topic.topic_id],
-            cursors=[
-                CursorSummary(cursor=one, backlog=backlogs[topic.topic_id, one.name])
+            subscriptions=[
+                _told(one, backlogs[topic.topic_id, one.name])
                 for one in sorted(of_topic[topic.topic_id], key=attrgetter("name"))  # here: a database has its locale
             ],
         )
         for topic in topics
     ]
+
+
+def _told(one: StoredCursor, backlog: int) -> SubscriptionSummary:
+    return SubscriptionSummary(
+        name=one.name,
+        mark_delete=one.state.mark_delete,
+        created_us=one.created_us,
+        backlog=backlog if one.snapshot_ledger is None else None,
+    )

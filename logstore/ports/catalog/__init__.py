@@ -40,7 +40,7 @@ from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.sweeps import Due, Forgotten, Sweeps
 from logstore.ports.catalog.topic_deletions import TopicContents, TopicDeletions
 from logstore.ports.catalog.topic_trims import TopicTrims
-from logstore.ports.catalog.topics import CursorSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
+from logstore.ports.catalog.topics import SubscriptionSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
 
 __all__ = [
     "Acknowledge",
@@ -52,7 +52,6 @@ __all__ = [
     "Commits",
     "Components",
     "Copies",
-    "CursorSummary",
     "Cursors",
     "Decision",
     "Deletions",
@@ -89,6 +88,7 @@ __all__ = [
     "SnapshotChange",
     "StoredCursor",
     "Subscription",
+    "SubscriptionSummary",
     "Sweeps",
     "Tally",
     "Topic",

@@ -6,9 +6,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.ports.catalog.cursors import StoredCursor
 from logstore.ports.catalog.ledgers import Totals
-from logstore.positions import TopicId
+from logstore.positions import Position, TopicId
 
 
 class TopicState(StrEnum):
@@ -30,11 +29,13 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CursorSummary:
-    """A subscription, and how many entries it has before it; too many, where a snapshot holds the rest of its state."""
+class SubscriptionSummary:
+    """A subscription, as far as its row tells."""
 
-    cursor: StoredCursor
-    backlog: int
+    name: str
+    mark_delete: Position
+    created_us: int
+    backlog: int | None  # entries; None: a cursor ledger holds a part of the state, and `Subscriptions` knows the whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class TopicSummary:
 
     topic: Topic
     totals: Totals
-    cursors: Sequence[CursorSummary]
+    subscriptions: Sequence[SubscriptionSummary]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

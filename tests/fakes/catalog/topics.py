@@ -9,7 +9,7 @@ from logstore.errors import (
 )
 from logstore.failpoints import effect
 from logstore.ports.catalog import (
-    CursorSummary,
+    SubscriptionSummary,
     Topic,
     TopicPage,
     TopicState,
@@ -85,5 +85,13 @@ class FakeTopics:
         return TopicSummary(
             topic=topic,
             totals=ledgers.totals(topic.topic_id),
-            cursors=[CursorSummary(cursor=one, backlog=left) for one, left in zip(cursors, behind, strict=True)],
+            subscriptions=[
+                SubscriptionSummary(
+                    name=one.name,
+                    mark_delete=one.state.mark_delete,
+                    created_us=one.created_us,
+                    backlog=left if one.snapshot_ledger is None else None,
+                )
+                for one, left in zip(cursors, behind, strict=True)
+            ],
         )

@@ -20,12 +20,11 @@ from logstore.log.services.roll import Rolled
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,
-    CursorSummary,
     Due,
     Inflight,
     Ledger,
     SchemaVersion,
-    StoredCursor,
+    SubscriptionSummary,
     Topic,
     TopicContents,
     TopicPage,
@@ -118,14 +117,16 @@ class FakeLog:
         return TopicPage(topics=[self._summary(one) for one in found[:limit]], more=len(found[limit:]))
 
     def _summary(self, topic: Topic) -> TopicSummary:
-        cursors = [
-            CursorSummary(
-                cursor=StoredCursor(name=one.name, state=one.state, created_us=0, snapshot_ledger=one.lost_snapshot),
-                backlog=self._backlogs(topic.topic_id, [one.state])[0],
+        told = [
+            SubscriptionSummary(
+                name=one.name,
+                mark_delete=one.state.mark_delete,
+                created_us=one.created_us,
+                backlog=self._backlogs(topic.topic_id, [one.state])[0] if one.lost_snapshot is None else None,
             )
             for one in self.subscribed.values()
         ]
-        return TopicSummary(topic=topic, totals=self._totals(topic.topic_id), cursors=cursors)
+        return TopicSummary(topic=topic, totals=self._totals(topic.topic_id), subscriptions=told)
 
     def _listed(self, topic_id: TopicId) -> list[Ledger]:
         count = len(self.entries)

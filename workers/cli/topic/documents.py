@@ -8,10 +8,9 @@ from workers.cli.texts import plain, shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription
-    from logstore.cursors.state import CursorState
     from logstore.log.entries import Entry
     from logstore.ports.catalog import TopicSummary
-    from logstore.positions import LedgerId, TopicId
+    from logstore.positions import Position, TopicId
     from workers.assembly import LogStore
     from workers.cli.context import CommandContext
 
@@ -36,13 +35,10 @@ def topic_document(context: "CommandContext", known: "TopicSummary") -> dict[str
 
 def _subscriptions(context: "CommandContext", known: "TopicSummary") -> list[dict[str, object]]:
     """The topic's subscriptions; the bucket is asked only where a cursor ledger holds a part of their state."""
-    if any(one.cursor.snapshot_ledger is not None for one in known.cursors):
+    if any(one.backlog is None for one in known.subscriptions):
         topic_id = known.topic.topic_id
         return subscription_documents(context.log, topic_id, context.log.subscriptions.all(topic_id))
-    return [
-        _subscription(one.cursor.name, one.cursor.state, one.cursor.created_us, backlog=one.backlog)
-        for one in known.cursors
-    ]
+    return [_subscription(one.name, one.mark_delete, one.created_us, one.backlog) for one in known.subscriptions]
 
 
 def topic_shown_in_list(row: Mapping[str, Any]) -> dict[str, object]:
@@ -68,20 +64,26 @@ def subscription_documents(
     """Subscriptions with their backlogs; without that where part of a state is lost, which is then named."""
     backlogs = log.catalog.ledgers.backlogs(topic_id, [one.state for one in found])
     return [
-        _subscription(one.name, one.state, one.created_us, backlog=behind, lost=one.lost_snapshot)
+        _subscription(
+            one.name,
+            one.state.mark_delete,
+            one.created_us,
+            behind if one.lost_snapshot is None else None,
+            **({} if one.lost_snapshot is None else {"lost_ledger": one.lost_snapshot}),
+        )
         for one, behind in zip(found, backlogs, strict=True)
     ]
 
 
 def _subscription(
-    name: str, state: "CursorState", created_us: int, *, backlog: int, lost: "LedgerId | None" = None
+    name: str, mark_delete: "Position", created_us: int, backlog: int | None, **more: object
 ) -> dict[str, object]:
     return {
         "name": name,
-        "mark_delete": str(state.mark_delete),
-        "backlog": backlog if lost is None else None,
+        "mark_delete": str(mark_delete),
+        "backlog": backlog,
         "created": shown_us(created_us),
-        **({} if lost is None else {"lost_ledger": lost}),
+        **more,
     }
 
 

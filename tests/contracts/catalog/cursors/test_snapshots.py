@@ -86,6 +86,16 @@ def test_snapshot_published_takes_the_state_and_the_row_keeps_what_came_meanwhil
     assert covered(state, [(ledger, e) for e in _TEN]) == {(ledger, e) for e in (3, 5, 7)}
 
 
+@pytest.mark.postgres
+def test_page_of_topics_counts_no_backlog_that_a_snapshot_decides(world: World) -> None:
+    """The row alone would count what the cursor ledger says is acknowledged."""
+    topic_id, (ledger,) = _topic(world)
+    (before,) = world.catalog.topics.page(limit=1).topics
+    publish(world, topic_id, (ledger, 5))
+    (after,) = world.catalog.topics.page(limit=1).topics
+    assert [[one.backlog for one in page.subscriptions] for page in (before, after)] == [[10], [None]]
+
+
 def test_snapshot_published_twice_counts_once(world: World) -> None:
     """Repeated after an unknown outcome, it is answered the same and changes nothing."""
     topic_id, (ledger,) = _topic(world)

@@ -96,12 +96,13 @@ def test_summary_of_a_topic_is_what_its_ledgers_and_cursors_come_to(world: World
     assert told[1] == known
     assert known.totals == world.catalog.ledgers.totals(topic.topic_id)
     cursors = world.catalog.cursors.all(topic.topic_id)
-    assert [one.cursor for one in known.cursors] == cursors
     behind = world.catalog.ledgers.backlogs(topic.topic_id, [one.state for one in cursors])
-    assert [one.backlog for one in known.cursors] == behind
+    assert [(one.name, one.mark_delete, one.created_us, one.backlog) for one in known.subscriptions] == [
+        (one.name, one.state.mark_delete, one.created_us, left) for one, left in zip(cursors, behind, strict=True)
+    ]
     assert sorted(behind) == [0, 38, 38, 38]
     bare = world.catalog.topics.summary(new_topic(world, "persistent://a/b/z"))
-    assert (bare.totals.ledgers, bare.totals.last, list(bare.cursors)) == (0, None, [])
+    assert (bare.totals.ledgers, bare.totals.last, list(bare.subscriptions)) == (0, None, [])
 
 
 def test_get_topic_unknown_name_or_id_is_refused(world: World) -> None:
