@@ -92,8 +92,11 @@ class BulkDelete:
         asked = list(dict.fromkeys(keys))
         tally = DeleteCounts(failed={key: f"InvalidKey: expected {why}" for key, why in refusals(asked).items()})
         todo = [key for key in asked if key not in tally.failed] if tally.failed else asked
+        alone = dict.fromkeys(not_in_xml(todo))  # one key that XML cannot spell spoils the request of a whole page
         try:
-            self._speakable(todo, tally)
+            self._in_rounds([key for key in todo if key not in alone] if alone else todo, tally)
+            if alone:
+                self._singly.delete(list(alone), tally)
         except SextonError as error:
             if not tally.deleted and not tally.failed:
                 raise
@@ -101,21 +104,14 @@ class BulkDelete:
             tally.failed.update(dict.fromkeys(rest, f"{type(error).__name__}: {error}"))
         return tally.report()
 
-    def _speakable(self, todo: list[str], tally: DeleteCounts) -> None:
-        """Keep keys that XML cannot spell out of the pages: one of them spoils the request of all."""
-        unspeakable = dict.fromkeys(not_in_xml(todo))
-        if unspeakable:
-            todo = [key for key in todo if key not in unspeakable]
-        self._in_rounds(todo, tally)
-        if unspeakable:
-            self._singly.delete(list(unspeakable), tally)
-
     def _in_rounds(self, todo: list[str], tally: DeleteCounts) -> None:
-        """Pass over all keys, then again over those with a temporary error, while there is patience."""
+        """Ask for all keys page by page, then again for those with a temporary error, while there is patience."""
         failures = 0
         while todo:
             again: dict[str, str] = {}
-            self._round(todo, tally, again)
+            at = 0
+            while at < len(todo):
+                at += self._page(todo, at, tally, again)
             failures += 1
             if again and failures == self._patience.attempts:
                 tally.failed.update(again)
@@ -123,12 +119,6 @@ class BulkDelete:
             if again:
                 self._patience.wait(failures)
             todo = list(again)
-
-    def _round(self, todo: list[str], tally: DeleteCounts, again: dict[str, str]) -> None:
-        """Ask once for each key, a page at a time; keys with a temporary error end up in `again`."""
-        at = 0
-        while at < len(todo):
-            at += self._page(todo, at, tally, again)
 
     def _page(self, todo: list[str], at: int, tally: DeleteCounts, again: dict[str, str]) -> int:
         """Delete the page that begins at `at`, in whichever way the store takes; returns its length."""
