@@ -169,9 +169,9 @@ def _answer(body: Callable[..., Answer], context: CommandContext, arguments: dic
         try:
             answer = body(context, **arguments)
             trace_id = context.ended(answer.code, arguments)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             context.ended(ExitCode.INTERRUPTED, arguments)
-            raise
+            raise Interrupted(*stopped.args) from None  # a body may know better what is left
         except Exception as error:
             failure = failure_of(error)
             name_trace(error, context.ended(failure.code, arguments, failure))

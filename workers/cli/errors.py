@@ -45,9 +45,9 @@ class ExitCode(IntEnum):
 class Interrupted(SextonError):
     """Ctrl-C, or what a program sends in its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, left: str = "what was done stays done, and what was started in Temporal goes on") -> None:
         """Say what it means for what was begun."""
-        super().__init__("interrupted: what was done stays done, and what was started in Temporal goes on")
+        super().__init__(f"interrupted: {left}")
 
 
 _BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (

@@ -16,13 +16,15 @@ class Interrupts:
     """Takes SIGINT, SIGTERM and SIGHUP while its block runs; a signal that this process ignores stays ignored.
 
     They are alike. Inside `heeded` the first raises `KeyboardInterrupt`. Otherwise they wait for the block's end, which
-    raises it then; only the third raises it at once, and says which folder it leaves.
+    raises it then; only the third raises it at once, and says which folder it leaves. The one that leaves the block
+    says what became of the folder.
     """
 
-    def __init__(self) -> None:
-        """Take nothing yet."""
+    def __init__(self, *, keep: bool = False) -> None:
+        """Take nothing yet; `keep`: the folder stays, with what runs in it."""
         self.home: Path | None = None
-        """The folder that is to be removed in the block, once there is one."""
+        """The demo's folder, once there is one; it is removed in the block, unless it is kept."""
+        self._keep = keep
         self._count = 0
         self._heeded = False
         self.given_up = False
@@ -40,8 +42,16 @@ class Interrupts:
         """Give the signals back; raise what had to wait."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._count and kind is None:
-            raise KeyboardInterrupt
+        if self._count and kind in {None, KeyboardInterrupt}:
+            raise KeyboardInterrupt(self._left()) from error
+
+    def _left(self) -> str:
+        if self.home is None:
+            return "nothing was started"
+        if self._keep:
+            home = self.home
+            return f"{home} stays, with what runs in it; `sexton --home {home} down; rm -r {home}` removes both"
+        return f"{self.home} stays" if self.given_up else f"{self.home} is removed, with what ran in it"
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
@@ -59,13 +69,14 @@ class Interrupts:
         self._count += 1
         if self._count >= _ENOUGH:
             self.given_up = True
-            _say(f"given up: {self.home} stays, with what runs in it; the next `sexton demo` removes both")
+            if not self._keep:
+                _say(f"given up: {self.home} stays, with what runs in it; the next `sexton demo` removes both")
             raise KeyboardInterrupt
         if self._heeded:
             self._heeded = False
             raise KeyboardInterrupt
         last = "; the next signal leaves it" if self._count == _ENOUGH - 1 else ""
-        _say(f"removing {self.home}{last}")
+        _say(f"ending{last}" if self._keep else f"removing {self.home}{last}")
 
 
 def _say(text: str) -> None:

@@ -67,17 +67,20 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
     Raises:
         ServiceFailed: A server or a worker could not be started, the first worker did not die, or what was started
             could not be removed.
-        KeyboardInterrupt: A signal asked to end; what was started is removed all the same.
+        KeyboardInterrupt: A signal asked to end; its text says what became of what was started.
     """
-    if keep:
-        return replace(_run(_own(settings, new_home(), topics, ledgers), topics, ledgers, on_progress), kept=True)
-    remove_abandoned(on_progress)
-    with Interrupts() as interrupts:
+    if not keep:
+        remove_abandoned(on_progress)
+    with Interrupts(keep=keep) as interrupts:
         home = interrupts.home = new_home()
+        own = _own(settings, home, topics, ledgers)
+        if keep:
+            with interrupts.heeded():
+                return replace(_run(own, topics, ledgers, on_progress), kept=True)
         try:
             with interrupts.heeded():
                 mark(home)
-                return _run(_own(settings, home, topics, ledgers), topics, ledgers, on_progress)
+                return _run(own, topics, ledgers, on_progress)
         finally:
             if not interrupts.given_up:
                 on_progress("stopping what was started")

@@ -46,6 +46,19 @@ def test_down_names_what_was_stopped(run: Run) -> None:
     assert document(run("down", "--json")) == {"stopped": ["temporal", "s3"]}
 
 
+def test_demo_interrupted_says_what_became_of_its_own_home(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Temporal ends with it: nothing goes on there."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt("/demo is removed, with what ran in it")
+
+    monkeypatch.setattr(services, "demo", interrupted)
+    told = document(run("demo", "--json"), 130)["error"]
+    assert told == {"type": "Interrupted", "message": "interrupted: /demo is removed, with what ran in it"}
+
+
 def test_demo_broken_promise_exits_1(run: Run) -> None:
     """The demo's verdict is its exit code."""
     assert document(run("demo", "--json"))["ok"] is True

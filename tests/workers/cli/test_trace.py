@@ -47,6 +47,19 @@ def test_trace_of_a_workflow_draws_the_whole_tree(run: Run) -> None:
     assert sum("ListObjectsV2" in line for line in run("trace", TRACE.upper(), "--wide").stdout.splitlines()) == 40
 
 
+def test_trace_says_how_many_of_its_lines_cannot_be_read(run: Run, traces: Path) -> None:
+    """In the tree, on the page and in the document; of a trace that is whole, nothing is said but 0."""
+    told = "lines of the trace that cannot be read, and were passed over"
+    assert told not in run("trace", TRACE).stdout
+    assert document(run("trace", TRACE, "--json"))["unreadable"] == 0
+    damaged = {name: value for name, value in span("z", "RunWorkflow:x").items() if name != "start_ns"}
+    write(traces / "sexton-worker-3.jsonl", damaged, damaged)
+    page = traces / "page.html"
+    assert f"{told}: 2" in run("trace", TRACE, "--html", str(page)).stdout.splitlines()
+    assert f"{told[1:]}: 2." in page.read_text(encoding="utf-8")
+    assert document(run("trace", TRACE, "--json"))["unreadable"] == 2
+
+
 def test_trace_into_a_pipe_cuts_no_line_and_says_each_thing_once(run: Run, services: FakeServices) -> None:
     """An error at the end of a long line is what was looked for; a topic is told by the first span that knows it."""
     topic, why = "persistent://public/default/" + "orders" * 20, "StoreUnavailable: " + "so many words " * 15 + "end"

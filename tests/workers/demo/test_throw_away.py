@@ -17,9 +17,11 @@ import pytest
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
-from workers.demo import throw_away
+from workers.demo import run as demo_run
+from workers.demo import run_demo, throw_away
 from workers.demo.interrupts import Interrupts
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
+from workers.settings import Settings
 
 _HOME = Path("/nowhere/sexton-demo-one")
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -189,6 +191,27 @@ def test_a_third_signal_gives_up_and_says_what_stays(capfd: pytest.CaptureFixtur
     assert story.seen == ["working", "cleaning"]
     assert story.interrupts.given_up
     assert f"given up: {_HOME} stays" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_demo_that_is_interrupted_says_what_became_of_its_home(
+    keep: bool, number: signal.Signals, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `--keep` it stays, with what runs there, and the person is told how to end it."""
+    homes = []
+
+    def interrupted(settings: Settings, *_: object) -> None:
+        homes.append(settings.home)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(demo_run, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_demo(Settings(home=temporary / "own"), topics=1, ledgers=2, keep=keep, on_progress=print)
+    (home,) = homes
+    stays = f"{home} stays, with what runs in it; `sexton --home {home} down; rm -r {home}` removes both"
+    assert str(stopped.value) == (stays if keep else f"{home} is removed, with what ran in it")
+    assert home.exists() == keep
 
 
 def test_a_signal_that_was_ignored_stays_ignored() -> None:

@@ -48,7 +48,7 @@ def _rest(found: "FoundTrace") -> Iterator[Text]:
     if found.left_out:
         yield Text(f"{found.left_out:,} more spans are not shown: the trace has too many")
     if found.unreadable:
-        yield Text(f"{found.unreadable:,} lines of the trace cannot be read, and were passed over")
+        yield Text(f"lines of the trace that cannot be read, and were passed over: {found.unreadable:,}")
     if found.related:
         yield Text("other traces that name the workflow, newest first of its runs:")
     for one in found.related:

@@ -39,7 +39,7 @@ def page(found: "FoundTrace") -> str:
     rows = "".join("".join(_rows(folded(root), {}, found)) for root in found.roots)
     left = f"<p>{found.left_out:,} more spans are not shown.</p>" if found.left_out else ""
     if found.unreadable:
-        left += f"<p>{found.unreadable:,} lines cannot be read, and were passed over.</p>"
+        left += f"<p>Lines of the trace that cannot be read, and were passed over: {found.unreadable:,}.</p>"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
