@@ -20,6 +20,8 @@ from tests.faults.scripts import AnyOrder, FirstOfEach
 from workers.assembly.activities import activities_over
 from workers.hosting.fleet import WORKFLOWS
 
+pytestmark = pytest.mark.timeout(900)  # with --all-faults many times as many runs
+
 _PAIRS = 4  # of interruptions, in each course
 _WRITES = 24  # one in so many is the last that a process makes
 _EVERY = 1_000  # hits of one point, with --all-faults
@@ -115,7 +117,6 @@ def test_main_job_killed_before_any_write_keeps_every_promise(
         assert _survive(courses[name], fatal=fatal).crashes == [f"write {fatal}"]
 
 
-@pytest.mark.timeout(900)  # forty times as many programs with --all-faults
 @pytest.mark.parametrize("name", COURSES)
 def test_main_job_interrupted_twice_keeps_every_promise(
     name: str, courses: dict[str, Course], pytestconfig: pytest.Config

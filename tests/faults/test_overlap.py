@@ -20,6 +20,8 @@ from tests.faults.scene import SHORT
 from tests.faults.world import World
 from workers.assembly.activities import activities_over
 
+pytestmark = pytest.mark.timeout(900)  # with --all-faults before every call, and not before two
+
 _MOST_CALLS = 200
 _CHUNK = "deletion.delete_chunk"
 
