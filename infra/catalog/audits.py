@@ -14,6 +14,7 @@ from logstore.ports.catalog import Cause
 from logstore.positions import TopicId
 
 _SAMPLE: Final = 20
+_MOST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,11 @@ class Span:
 
     @classmethod
     def selected(cls, connection: Connection, ids: ColumnElement[int], *where: ColumnElement[bool]) -> Self | None:
-        """Of the ids in a column, as far as they meet the conditions; None where there are none."""
+        """Of the ids in a column, as far as they meet the conditions; None where there are none.
+
+        Text or bytes of a damaged row, which SQLite orders behind every number, are none.
+        """
+        where = (*where, ids <= _MOST)
         count, first, last = connection.execute(
             select(func.count(ids.distinct()), func.min(ids), func.max(ids)).where(*where)
         ).one()

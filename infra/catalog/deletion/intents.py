@@ -19,6 +19,7 @@ _NUMBERS = (
     "ledger_id", "generation", "topic_id", "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
     "attempts", "openings",
 )  # fmt: skip
+_TEXTS = ("batch_id", "application", "component", "topic")
 
 INTENT: tuple[ColumnElement[Any], ...] = (
     *(column for column in t.pending_deletion.c if column.name != "context"),
@@ -36,17 +37,18 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
     found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     damage = _damage(found)
     numbers = {name: number_in(found[name]) for name in _NUMBERS}
+    texts = {name: _text_in(found[name]) for name in _TEXTS}
     return DeletionIntent(
         row_id=found["row_id"],
-        batch_id=found["batch_id"],
+        batch_id=texts["batch_id"],
         ledger_id=LedgerId(numbers["ledger_id"]),
         copy=CopyKind(found["copy"]) if found["copy"] in set(CopyKind) else CopyKind.LEDGER,
         generation=numbers["generation"],
         openings=numbers["openings"],
-        application=found["application"],
-        component=found["component"],
+        application=texts["application"],
+        component=texts["component"],
         topic_id=TopicId(numbers["topic_id"]),
-        topic=found["topic"],
+        topic=texts["topic"],
         keys=keys_of(found["keys"]),
         context=context_in(found["context"]),
         segments=numbers["segments"],
@@ -96,6 +98,11 @@ def number_in(stored: object) -> int:
     return stored if isinstance(stored, int) else 0
 
 
+def _text_in(stored: object) -> str:
+    """The text in a column of texts, where SQLite keeps any bytes as well."""
+    return stored.decode(errors="replace") if isinstance(stored, bytes) else str(stored)
+
+
 def _damage(found: RowMapping) -> str | None:
     """What of a row cannot be read, or None."""
     fine = {
@@ -104,6 +111,7 @@ def _damage(found: RowMapping) -> str | None:
         "keys": json_object(found["keys"]) is not None,
         "context": context_or_none(found["context"]) is not None,
         **{name: isinstance(found[name], int) for name in _NUMBERS},
+        **{name: isinstance(found[name], str) for name in _TEXTS},
     }
     return next((f"{name} (found {str(found[name])[:80]!r})" for name, well in fine.items() if not well), None)
 

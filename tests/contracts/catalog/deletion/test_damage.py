@@ -6,7 +6,7 @@ from infra.catalog.log.inspection import SqlInspection
 from logstore.deletion.intents import DeletionState, Outcome, refusal
 from logstore.identity.markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Claim, Ended, Inflight, RowRange
+from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn
 from tests.contracts.catalog.worlds import SqlWorld, claim
@@ -90,6 +90,27 @@ def test_number_that_is_none_is_read_as_invalid(sqlite_url: str) -> None:
         (bad, "segments (found 'many')"),
         (last, None),
     ]
+    world.database.close()
+
+
+@pytest.mark.parametrize("column", ["batch_id", "application", "component", "topic", "ledger_id"])
+def test_bytes_that_are_no_text_stop_no_neighbour_and_no_certificate(sqlite_url: str, column: str) -> None:
+    """Only SQLite keeps them: the chunk goes on, the listing shows the row, its batch is closed and redriven."""
+    world = SqlWorld(sqlite_url)
+    first, bad, last = _three(world)
+    world.sql(f"UPDATE pending_deletion SET {column} = x'ff' WHERE row_id = :row", row=bad)
+    listing = {one.row_id: one for one in world.catalog.deletions.list(None, limit=9)}
+    assert sorted(listing) == [first, bad, last]
+    refused = refusal(listing[bad])
+    assert refused
+    assert refused[0] is Outcome.INVALID
+    assert refused[1].startswith(f"damaged {column} (found ")
+    ended = [Ended(row_id=row, outcome=Outcome.DELETED) for row in (first, last)]
+    world.catalog.deletions.finish([*ended, Ended(row_id=bad, outcome=refused[0], error=refused[1])], holder="b")
+    cause = Cause(actor="tests", reason="", workflow_id="w")
+    assert world.catalog.deletions.close("b", cause).outcomes["DELETED"] == 2
+    redriven = world.catalog.redrives.redrive(None, batch_id="again", claim=claim("w"), cause=cause)
+    assert redriven.intents == (0 if column == "batch_id" else 1)
     world.database.close()
 
 
