@@ -1,15 +1,16 @@
-"""The root of the command line; `registry` says where its commands are."""
+"""The root of the command line, and the surroundings that its process needs; `registry` says where its commands are."""
 
+import codecs
 import gc
 import os
 import sys
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 
 from workers import VERSION
 from workers.cli.command import HomeFlag, JsonFlag, WideFlag, options
-from workers.cli.process import end, make_fit
 from workers.cli.registry import RootGroup
 
 _ABOUT = """Keep a segmented log store clean: durable jobs that finish whatever crashes.
@@ -57,16 +58,51 @@ _RARELY = 50_000  # objects made between two looks for garbage; as shipped, thos
 
 def main() -> None:
     """Run the command line; the process exits with its code."""
-    make_fit()
+    _make_fit()
     _keep_stdout_for_answers()
     gc.set_threshold(_RARELY)
     try:
         app()
     except SystemExit as ended:
-        end(ended.code if isinstance(ended.code, int) else 0)
+        _end(ended.code if isinstance(ended.code, int) else 0)
 
 
 def _keep_stdout_for_answers() -> None:
     """Send to stderr what does not pass `sys.stdout`: Temporal's core writes its log to the descriptor itself."""
     sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     os.dup2(2, 1)
+
+
+def _make_fit() -> None:
+    """Open what is closed, and begin again in UTF-8 where the locale is ASCII: names and paths hold any letter."""
+    _open_what_is_closed()
+    if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and os.environ.get("PYTHONUTF8") != "1":
+        again = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, "PYTHONUTF8": "1"})  # noqa: S606 - ourselves
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _open_what_is_closed() -> None:
+    """As read-only: what is written to a stdout that is closed is an error, and not lost without a word."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # takes the lowest number: this one
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def _end(code: int) -> NoReturn:
+    """End the process at once.
+
+    Temporal's threads let go of Python objects a moment after they answered: an interpreter that is finalizing by then
+    aborts under them ("PyGILState_Release", exit 134). And what could not be written would be tried, and told, again.
+    By now every answer is printed, every file closed, and spans are flushed.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)

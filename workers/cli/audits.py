@@ -6,8 +6,8 @@ import typer
 
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.filters import OfLedger, OfTopic, encoded_topic, say_why_nothing, wanted_ledger
 from workers.cli.ledger.explain import decision_document
+from workers.cli.options import OfLedger, OfTopic, encoded_topic, say_why_nothing, wanted_ledger
 from workers.cli.output import Answer
 
 audit = group("audit", "Who destroyed what, and why.")

@@ -1,7 +1,7 @@
-"""What a command works with, built when it is first asked for: settings, the log, the Temporal client.
+"""What a command works with, built when it is first asked for: settings, the catalog, the log, Temporal's client.
 
-`Services` is the seam to the rest of the roof: every call into `workers.assembly`, `workers.client`,
-`workers.operations`, `workers.demo`, `workers.hosting` and `infra.telemetry` that opens something is made there and
+`Services` is the seam to the rest of the roof: every call into `infra.catalog`, `infra.telemetry`, `workers.assembly`,
+`workers.client`, `workers.operations`, `workers.demo` and `workers.hosting` that opens something is made there and
 nowhere else here. Tests pass their own as the root context's object (`CliRunner().invoke(app, args, obj=services)`).
 """
 
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from logstore.errors import SextonError
 from logstore.names import TopicName, check_name
-from workers.hosting.facts import command_facts
+from workers.hosting.facts import ERROR_TYPE, EXIT_CODE, Fact, command_facts, sentence
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from infra.catalog import SqlCatalog
     from infra.coordination.directory import Directory
     from logstore.ports.catalog import Topic
     from workers.assembly import LogStore
-    from workers.cli.command_span import CommandSpan
     from workers.cli.errors import Failure
     from workers.client import Sexton
     from workers.demo import DemoReport
@@ -31,6 +32,28 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 _T = TypeVar("_T")
 _FLUSH_S = 2.0  # a collector that does not answer must not hold up a person
+
+
+class CommandSpan:
+    """A command in its trace: its facts and how it ended."""
+
+    def __init__(self, span: "Span") -> None:
+        """Speak of `span`, which its maker ends."""
+        self._span = span
+
+    @property
+    def trace_id(self) -> str:
+        """The trace's id, 32 lower-case hexadecimal digits."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    def tell(self, code: int, facts: "Mapping[str, Fact]", failure: "Failure | None") -> None:
+        """How the command ended, what it was about and, if it failed, why."""
+        self._span.set_attributes({**facts, EXIT_CODE: code})
+        if failure is not None:
+            from opentelemetry.trace import StatusCode  # noqa: PLC0415 - loaded already
+
+            self._span.set_attribute(ERROR_TYPE, failure.type)
+            self._span.set_status(StatusCode.ERROR, sentence(failure.type, failure.message))
 
 
 class Services:
@@ -61,7 +84,6 @@ class Services:
 
         from infra.telemetry.pruning import prune_rarely  # noqa: PLC0415
         from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
-        from workers.cli.command_span import CommandSpan  # noqa: PLC0415
 
         tracing = start_tracing("sexton", traces_dir=settings.traces_dir)
         span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)

@@ -1,13 +1,30 @@
-"""Waiting for the workflow that a command started, or not."""
+"""A job that a command started: told at once or waited for, and what it has left undone.
 
-from collections.abc import Mapping
+The copies that failed are read from the catalog once the job has ended, and not carried in its result: such lists have
+no bound.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workers.cli.output import note
+from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.errors import SextonError
+from logstore.positions import LedgerId
+from workers.cli.context import CommandContext
+from workers.cli.errors import ExitCode, code_of_outcomes
+from workers.cli.output import Answer, note
 from workers.cli.progress import watching
+from workers.cli.texts import topic_shown
 
 if TYPE_CHECKING:
+    from logstore.ports.catalog import Topic
     from workers.client import Sexton
+
+MOST_FAILED = 100
+"""Items under `failed`; the counts of outcomes have no such bound."""
+
+_MOST_IDS = 10  # in a command that is shown, which stays one line
+_DEAD = DeletionState.DEAD_LETTERED
 
 
 def started(client: "Sexton", handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, of any result
@@ -41,3 +58,71 @@ async def finished(client: "Sexton", handle: Any, doing: str) -> Any:  # noqa: A
 def counted(outcomes: Mapping[str, int]) -> dict[str, int]:
     """Outcomes as plain text and numbers, ascending by name."""
     return {str(name): int(count) for name, count in sorted(outcomes.items())}
+
+
+def ended(
+    context: CommandContext,
+    document: Mapping[str, object],
+    outcomes: Mapping[str, int],
+    *,
+    topic: "Topic | None" = None,
+    batch_id: str | None = None,
+    ledger_ids: Sequence[LedgerId] | None = None,
+) -> Answer:
+    """The answer of a job that deletes: if it ended in part, with what failed of this topic, batch or these ledgers."""
+    whole = {**document, "outcomes": outcomes}
+    if code_of_outcomes(outcomes) is ExitCode.DONE:
+        return Answer(document=whole)
+    failed = [_item(one) for one in left_of(context, topic=topic, batch_id=batch_id, ledger_ids=ledger_ids)]
+    return in_part(whole, failed)
+
+
+def in_part(document: Mapping[str, object], failed: Sequence[Mapping[str, object]]) -> Answer:
+    """What is finished in part: the items that failed are in the document, and for people in a table of their own."""
+    items = list(failed[:MOST_FAILED])
+    table = Answer(document=items, title="failed", beneath=("error",))
+    shown = {name: value for name, value in document.items() if name != "failed"}
+    return Answer(
+        document={**document, "failed": items}, shown=shown, more=[table] if items else [], code=ExitCode.PARTIAL
+    )
+
+
+def left_of(
+    context: CommandContext,
+    *,
+    topic: "Topic | None" = None,
+    batch_id: str | None = None,
+    ledger_ids: Sequence[LedgerId] | None = None,
+) -> Sequence[DeletionIntent]:
+    """At most `MOST_FAILED` deletions that failed, newest first; says on stderr what to do about them."""
+    topic_id = None if topic is None else topic.topic_id
+    try:
+        found = context.catalog.deletions.failures(
+            topic_id=topic_id, batch_id=batch_id, ledger_ids=ledger_ids, limit=MOST_FAILED
+        )
+    except SextonError as fault:  # what the job came to is known, and is the answer
+        note(f"the catalog does not say which failed ({fault}); see `sexton deletion list`")
+        return []
+    of_topic = "" if topic is None else f" --topic {topic_shown(topic.name)}"
+    _advise([one for one in found if one.state is _DEAD], [one for one in found if one.state is not _DEAD], of_topic)
+    return found
+
+
+def _item(one: DeletionIntent) -> dict[str, object]:
+    return {"id": one.row_id, "ledger_id": one.ledger_id, "error": why(one)}
+
+
+def why(one: DeletionIntent) -> str:
+    """The last error of a deletion, or what is known in its place."""
+    known = one.outcome.value if one.outcome else f"{one.handed_to} is at work on it"
+    return one.last_error or one.damage or known
+
+
+def _advise(dead: Sequence[DeletionIntent], alone: Sequence[DeletionIntent], of_topic: str) -> None:
+    """Name the next commands."""
+    if dead:
+        ids = " ".join(str(one.row_id) for one in dead[:_MOST_IDS]) + (" …" if len(dead) > _MOST_IDS else "")
+        note(f"dead letters: sexton deletion list --state DEAD_LETTERED{of_topic}")
+        note(f"once their cause is mended: sexton deletion redrive {ids}")
+    if alone:
+        note(f"tried again by workflows of their own: sexton deletion list --state PENDING{of_topic}")

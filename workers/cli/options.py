@@ -1,12 +1,15 @@
-"""Options that several commands share, and refusals of what this build lacks."""
+"""Options that several commands share; what is said where filters leave nothing, and of what this build lacks."""
 
 import re
 from typing import Annotated
 
 import typer
 
-from logstore.errors import InvalidInput, Unsupported
-from logstore.names import check_reason
+from logstore.errors import InvalidInput, UnknownObject, Unsupported
+from logstore.names import TopicName, check_reason
+from logstore.positions import LedgerId
+from workers.cli.context import CommandContext
+from workers.cli.output import note
 from workers.cli.usage import field_of, whole_number
 
 _QUEUE = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")  # as the setting `task_queue`
@@ -86,3 +89,51 @@ def refuse_transaction(transaction: str | None) -> None:
     """
     if transaction is not None:
         raise Unsupported("--txn: transactions come with a later release; leave the option out")
+
+
+OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only what concerns this topic.")]
+OfLedger = Annotated[
+    int | None, typer.Option("--ledger", metavar="ID", callback=known_number, help="Only what concerns this ledger.")
+]
+
+
+def encoded_topic(topic: str | None) -> str | None:
+    """The encoded name of a topic that there may be.
+
+    Raises:
+        InvalidInput: It cannot be a topic's name.
+    """
+    return None if topic is None else TopicName.known(topic).encoded
+
+
+def wanted_ledger(ledger: int | None) -> LedgerId | None:
+    """The ledger's id."""
+    return None if ledger is None else LedgerId(ledger)
+
+
+def say_why_nothing(context: CommandContext, what: str, *, topic: str | None, ledger: int | None) -> None:
+    """Say in one sentence on stderr that a list is empty because of its filters, and if what they name is unknown."""
+    named = [f"{kind} {value}" for kind, value in (("topic", topic), ("ledger", ledger)) if value is not None]
+    if not named:
+        return
+    unknown = [*_unknown_topic(context, topic), *_unknown_ledger(context, ledger)]
+    because = f": there is no {' and no '.join(unknown)}" if unknown else ""
+    note(f"no {what} of {' and '.join(named)}{because}")
+
+
+def _unknown_topic(context: CommandContext, topic: str | None) -> list[str]:
+    try:
+        if topic is not None:
+            context.topic(topic)
+    except UnknownObject:
+        return ["topic of this name"]
+    return []
+
+
+def _unknown_ledger(context: CommandContext, ledger: int | None) -> list[str]:
+    try:
+        if ledger is not None:
+            context.catalog.inspection.ledger(LedgerId(ledger), decisions=0)
+    except UnknownObject:
+        return ["ledger of this id"]
+    return []

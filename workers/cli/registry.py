@@ -54,7 +54,7 @@ COMMANDS = {
         "Deletions on their way, and those that failed.",
         "deletion.deletions",
         "deletion",
-        ("deletion.control", "deletion.redrive"),
+        ("deletion.control",),
     ),
     "audit": CommandEntry("Who destroyed what, and why.", "audits", "audit"),
     "schedule": CommandEntry("Jobs that recur: sweep and trim.", "schedules", "schedule"),

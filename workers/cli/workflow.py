@@ -9,7 +9,7 @@ import typer
 
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.filters import OfTopic, encoded_topic
+from workers.cli.options import OfTopic, encoded_topic
 from workers.cli.output import Answer, note
 from workers.cli.texts import topic_shown
 

@@ -8,7 +8,7 @@ import typer
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.filters import OfLedger, OfTopic, encoded_topic, say_why_nothing, wanted_ledger
+from workers.cli.options import OfLedger, OfTopic, encoded_topic, say_why_nothing, wanted_ledger
 from workers.cli.output import Answer, note
 from workers.cli.texts import topic_shown
 

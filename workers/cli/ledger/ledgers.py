@@ -10,8 +10,7 @@ from logstore.log.ledgers import Component
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.deletion.failures import ended
-from workers.cli.jobs import counted, finished, started
+from workers.cli.jobs import counted, ended, finished, started
 from workers.cli.options import (
     DryRun,
     DurableDelete,

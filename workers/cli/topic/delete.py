@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 from workers.cli.command import command
 from workers.cli.context import CommandContext
-from workers.cli.deletion.failures import ended
-from workers.cli.jobs import counted, finished, started
+from workers.cli.jobs import counted, ended, finished, started
 from workers.cli.options import DryRun, Reason, TopicArgument, Wait
 from workers.cli.output import Answer
 from workers.cli.topic.topics import topic

@@ -7,10 +7,9 @@ import typer
 from logstore.positions import LedgerId
 from workers.cli.command import command
 from workers.cli.context import CommandContext
-from workers.cli.deletion.failures import in_part, left_of
-from workers.cli.deletion.failures import why as why_failed
 from workers.cli.errors import ExitCode, code_of_outcomes
-from workers.cli.jobs import counted, finished, started
+from workers.cli.jobs import counted, finished, in_part, left_of, started
+from workers.cli.jobs import why as why_failed
 from workers.cli.options import DryRun, Reason, TopicArgument, Wait, known_number
 from workers.cli.output import Answer
 from workers.cli.topic.topics import topic

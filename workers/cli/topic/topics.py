@@ -10,8 +10,14 @@ from logstore.names import TopicName, check_subscription, encoded_beginning
 from logstore.ports.catalog import TopicState
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.filters import encoded_topic
-from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, known_number, refuse_durable
+from workers.cli.options import (
+    DurableDelete,
+    SubscriptionArgument,
+    TopicArgument,
+    encoded_topic,
+    known_number,
+    refuse_durable,
+)
 from workers.cli.output import Answer, note
 from workers.cli.texts import topic_shown
 from workers.cli.topic.documents import subscription_documents, topic_document, topic_shown_in_list
