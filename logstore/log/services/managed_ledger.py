@@ -217,17 +217,6 @@ class ManagedLedger:
             hints.epoch, hints.ledger = epoch, self._ledgers.last(topic.topic_id)
         return len(found)
 
-    def first_position(self, topic: Topic) -> Position | None:
-        """The first entry of any listed ledger, or None when there is no entry."""
-        return self._ledgers.totals(topic.topic_id).first
-
-    def last_position(self, topic: Topic) -> Position | None:
-        """The last registered entry, or None when there is none."""
-        last = self._ledgers.last(topic.topic_id)
-        if last is None or last.entries:
-            return last.span.last if last else None
-        return self._ledgers.totals(topic.topic_id).last
-
     def close(self) -> None:
         """End the threads that read ahead; appends under way go on."""
         self._reader.close()

@@ -9,7 +9,7 @@ from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER
-from tests.logstore.log.world import NEVER, World, once, plain
+from tests.logstore.log.world import World, once, plain
 
 
 def _fill(process: ManagedLedger, world: World, appends: int, payload: bytes = b"x") -> list[int]:
@@ -241,17 +241,3 @@ def test_roll_keeps_positions_ascending_across_ledgers(world: World) -> None:
     _fill(process, world, 4)
     positions = [entry.position for entry in world.entries()]
     assert positions == [Position(LedgerId(ledger), 0) for ledger in range(4)]
-    assert process.first_position(world.topic) == positions[0]
-    assert process.last_position(world.topic) == positions[-1]
-
-
-def test_roll_first_and_last_position_skip_empty_ledgers(world: World) -> None:
-    """An empty ledger at the end has no last entry, and a topic without entries has neither."""
-    process = world.process(NEVER)
-    assert (process.first_position(world.topic), process.last_position(world.topic)) == (None, None)
-    process.roll(world.topic)
-    assert (process.first_position(world.topic), process.last_position(world.topic)) == (None, None)
-    _fill(process, world, 2)
-    process.roll(world.topic)
-    assert process.first_position(world.topic) == Position(LedgerId(0), 0)
-    assert process.last_position(world.topic) == Position(LedgerId(0), 1)

@@ -59,9 +59,7 @@ class FakeLog:
         self.failures_asked: list[dict[str, object]] = []
         self.failures_fault: Exception | None = None
         self.reads: list[Mapping[str, object]] = []
-        self.managed = SimpleNamespace(
-            append=self._append, roll=self._roll, read=self._read, last_position=self._last_position
-        )
+        self.managed = SimpleNamespace(append=self._append, roll=self._roll, read=self._read)
         self.contents: list[bytes] = []  # of schema versions
         self.components: list[Ledger] = []  # beside the data ledgers
         self.schemas = SimpleNamespace(
@@ -154,9 +152,6 @@ class FakeLog:
 
     def _roll(self, topic: Topic) -> Rolled:
         return Rolled(closed=LedgerId(4), opened=LedgerId(5))
-
-    def _last_position(self, topic: Topic) -> Position | None:
-        return Position(LedgerId(4), len(self.entries) - 1) if self.entries else None
 
     def _read(self, topic: Topic, **asked: Any) -> list[Entry]:
         self.reads.append(asked)
