@@ -10,7 +10,7 @@ Source: Pulsar's topic lookup, by which any broker redirects a client to the own
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypeAliasType
@@ -19,7 +19,7 @@ from activities.heartbeats import beating
 from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, RetryableError, ServiceFailed, UnknownObject
 from logstore.names import TopicName
 from logstore.ownership import Lease
-from logstore.ports.catalog import Deletions, Topics
+from logstore.ports.catalog import Topics
 from logstore.ports.owners import OtherOwner, Owners
 from logstore.positions import TopicId
 
@@ -88,15 +88,25 @@ Answer = TypeAliasType(
 """What an activity answers that may be served by a topic's owner."""
 
 
-class Dispatch:
+class Leased(Protocol):
+    """A port whose writes can be put under a lease."""
+
+    def under(self, lease: Lease | None) -> Self:
+        """The port bound to the lease; None: to none."""
+
+
+P = TypeVar("P", bound=Leased)
+
+
+class Dispatch(Generic[P]):
     """Does a topic's work under the lease that this worker has for it, or redirects it."""
 
-    def __init__(self, deletions: Deletions, owners: Owners) -> None:
-        """Take the queue that is bound to each lease, and what this worker knows of ownership."""
-        self._deletions, self._owners = deletions, owners
+    def __init__(self, port: P, owners: Owners) -> None:
+        """Take the port that is bound to each lease, and what this worker knows of ownership."""
+        self._port, self._owners = port, owners
 
-    def run(self, request: W, work: Callable[[Deletions, W], R]) -> Answer[R]:
-        """Do the work with the queue bound to the topic's lease, or to none; or say who owns the topic.
+    def run(self, request: W, work: Callable[[P, W], R]) -> Answer[R]:
+        """Do the work with the port bound to the topic's lease, or to none; or say who owns the topic.
 
         Raises:
             NotOwner: The request came as to the topic's owner, which this worker is not, or ceased to be.
@@ -105,7 +115,7 @@ class Dispatch:
         found = self._lease(request)
         if isinstance(found, OtherOwner):
             return Redirected(owner=found.worker_id)
-        result = work(self._deletions.under(found), request)
+        result = work(self._port.under(found), request)
         return Done(owner=found.worker_id if found else "", result=result)
 
     def _lease(self, request: TopicWork) -> Lease | OtherOwner | None:

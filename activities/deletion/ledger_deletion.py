@@ -32,11 +32,11 @@ from activities.deletion.values import (
     RangesInput,
     RangesPage,
 )
-from activities.dispatch import Answer, check_topic_name
+from activities.dispatch import Answer, Dispatch, check_topic_name
 from activities.heartbeats import Heartbeats, beating, defined
 from logstore.deletion.intents import DeletionIntent, Outcome, refusal
 from logstore.errors import StaleCatalog
-from logstore.ports.catalog import Cause, Deletions, Ended, Ledgers, RowRange, Topics
+from logstore.ports.catalog import Cause, Deletions, Ended, Ledgers, PhaseOne, RowRange, Topics
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
@@ -46,10 +46,18 @@ class LedgerDeletion(CopyDeletion):
     """The activities of two-phase deletion, over ports; those of a single intent are inherited."""
 
     def __init__(
-        self, *, deletions: Deletions, ledgers: Ledgers, topics: Topics, storages: Storages, owners: Owners
+        self,
+        *,
+        phase_one: PhaseOne,
+        deletions: Deletions,
+        ledgers: Ledgers,
+        topics: Topics,
+        storages: Storages,
+        owners: Owners,
     ) -> None:
         """Take the ports; `storages` by `CopyKind` value."""
         super().__init__(deletions=deletions, storages=storages, owners=owners)
+        self._detaching = Dispatch(phase_one, owners)
         self._ledgers = ledgers
         self._topics = topics
 
@@ -63,14 +71,14 @@ class LedgerDeletion(CopyDeletion):
         Raises: InvalidInput, LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal); CatalogBusy,
             StoreUnavailable (retry).
         """
-        return self._dispatch.run(request, self._detach)
+        return self._detaching.run(request, self._detach)
 
-    def _detach(self, queue: Deletions, request: DetachInput) -> DetachResult:
+    def _detach(self, phase_one: PhaseOne, request: DetachInput) -> DetachResult:
         check_topic_name(self._topics, request.topic_id, request.topic)
         epoch = self._ledgers.epoch()
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
-        detached = queue.detach(
+        detached = phase_one.detach(
             TopicId(request.topic_id),
             None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids],
             force=request.force,

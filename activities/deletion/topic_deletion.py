@@ -6,7 +6,7 @@ from activities.deletion import DetachResult, metrics
 from activities.deletion.claims import batch_claim, own_cause
 from activities.heartbeats import beating, defined
 from logstore.errors import StaleCatalog
-from logstore.ports.catalog import Cause, Ledgers, TopicDeletions
+from logstore.ports.catalog import Cause, Ledgers, PhaseOne
 from logstore.positions import TopicId
 
 
@@ -59,9 +59,9 @@ class Removed:
 class TopicDeletion:
     """The activities of a topic's deletion, over ports."""
 
-    def __init__(self, *, topics: TopicDeletions, ledgers: Ledgers) -> None:
+    def __init__(self, *, phase_one: PhaseOne, ledgers: Ledgers) -> None:
         """Take the ports."""
-        self._topics = topics
+        self._phase_one = phase_one
         self._ledgers = ledgers
 
     @defined(name="topic.set_deleting")
@@ -73,7 +73,7 @@ class TopicDeletion:
         Raises: UnknownObject, PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         epoch = self._epoch(request)
-        since_us = self._topics.begin(
+        since_us = self._phase_one.begin_topic(
             TopicId(request.topic_id), request.topic, own_cause(request.actor, request.reason)
         )
         return Begun(since_us=since_us, catalog_epoch=epoch)
@@ -87,7 +87,7 @@ class TopicDeletion:
         Raises: PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         epoch, order = self._epoch(request.order), request.order
-        detached = self._topics.detach_all(
+        detached = self._phase_one.detach_all(
             TopicId(order.topic_id),
             batch_id=request.batch_id,
             claim=batch_claim(request.batch_workflow_id),
@@ -107,8 +107,8 @@ class TopicDeletion:
         order = request.order
         self._epoch(order)
         topic_id = TopicId(order.topic_id)
-        gone = self._topics.remove(topic_id, own_cause(order.actor, order.reason))
-        tally = self._topics.tally(topic_id, since_us=request.since_us)
+        gone = self._phase_one.remove_topic(topic_id, own_cause(order.actor, order.reason))
+        tally = self._phase_one.topic_tally(topic_id, since_us=request.since_us)
         return Removed(gone=gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes)
 
     def _epoch(self, order: TopicOrder) -> int:

@@ -10,7 +10,7 @@ from activities.deletion.claims import batch_claim
 from activities.dispatch import check_topic_name
 from activities.heartbeats import beating, defined
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import Cause, Claim, Deletions, Detached, Ledgers, Topic, Topics, TopicState, TopicTrims
+from logstore.ports.catalog import Cause, Claim, Deletions, Detached, Ledgers, PhaseOne, Topic, Topics, TopicState
 from logstore.positions import TopicId
 from logstore.units import between_units
 
@@ -158,11 +158,11 @@ class Trimming:
     """The activities of a trim of all topics, over ports."""
 
     def __init__(
-        self, *, topics: Topics, trims: TopicTrims, deletions: Deletions, ledgers: Ledgers, idle: IdleTopics
+        self, *, topics: Topics, phase_one: PhaseOne, deletions: Deletions, ledgers: Ledgers, idle: IdleTopics
     ) -> None:
         """Take the ports."""
         self._topics = topics
-        self._trims = trims
+        self._phase_one = phase_one
         self._deletions = deletions
         self._ledgers = ledgers
         self._idle = idle
@@ -196,7 +196,7 @@ class Trimming:
         self._hold(request.batch_id, claim)
         topics = self._page(request.page)
         troubles = self._prepare(topics)
-        promising = self._trims.promising([topic.topic_id for topic in topics])
+        promising = self._phase_one.promising([topic.topic_id for topic in topics])
         done, failed = list[Detached](), 0
         for topic in [topic for topic in topics if topic.topic_id in promising]:
             between_units()
@@ -217,7 +217,7 @@ class Trimming:
 
     def _detach(self, topic: Topic, request: TrimPageInput, claim: Claim) -> Detached:
         cause = Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id)
-        detached = self._trims.detach_into(topic.topic_id, batch_id=request.batch_id, claim=claim, cause=cause)
+        detached = self._phase_one.detach_into(topic.topic_id, batch_id=request.batch_id, claim=claim, cause=cause)
         metrics.sent(detached.filed)
         return detached
 
@@ -229,7 +229,7 @@ class Trimming:
         Idempotency: reads only.
         Raises: StoreUnavailable (retry).
         """
-        found = self._trims.detached_into(request.batch_id)
+        found = self._phase_one.detached_into(request.batch_id)
         return DetachResult(ledgers=found.ledgers, intents=found.intents, catalog_epoch=self._ledgers.epoch())
 
     def _page(self, page: TopicPage) -> list[Topic]:

@@ -11,7 +11,7 @@ from activities.deletion.values import (
     PauseBatchInput,
 )
 from activities.heartbeats import beating, defined
-from logstore.ports.catalog import Deletions, Ledgers, Sweeps
+from logstore.ports.catalog import Deletions, Ledgers, Upkeep
 
 _PAUSED_S = 900.0  # of a paused batch, renewed every ten minutes: one renewal may come five minutes late
 
@@ -19,9 +19,9 @@ _PAUSED_S = 900.0  # of a paused batch, renewed every ten minutes: one renewal m
 class DeletionUpkeep:
     """What a schedule and a paused batch need of the queue, over ports."""
 
-    def __init__(self, *, sweeps: Sweeps, deletions: Deletions, ledgers: Ledgers, finished_retention_s: float) -> None:
+    def __init__(self, *, upkeep: Upkeep, deletions: Deletions, ledgers: Ledgers, finished_retention_s: float) -> None:
         """Take the ports, and how long a finished row is kept."""
-        self._sweeps = sweeps
+        self._upkeep = upkeep
         self._deletions = deletions
         self._ledgers = ledgers
         self._finished_retention_s = finished_retention_s
@@ -35,7 +35,7 @@ class DeletionUpkeep:
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
         claim = batch_claim(request.batch_workflow_id)
-        adopted = self._sweeps.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
+        adopted = self._upkeep.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
         metrics.sent(adopted.filed)
         epoch = self._ledgers.epoch() if adopted.intents else 0
         return DetachResult(ledgers=adopted.ledgers, intents=adopted.intents, catalog_epoch=epoch)
@@ -49,7 +49,7 @@ class DeletionUpkeep:
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
         cause = own_cause(request.actor, request.reason)
-        gone = self._sweeps.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
+        gone = self._upkeep.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
         return ForgetResult(rows=gone.rows, runs=gone.runs)
 
     @defined(name="deletion.hold_batch")

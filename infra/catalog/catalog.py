@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from infra.catalog.audits import SqlAuditLog
     from infra.catalog.cursors.cursors import SqlCursors
     from infra.catalog.deletion.deletions import SqlDeletions
-    from infra.catalog.deletion.redrives import SqlRedrives
-    from infra.catalog.deletion.sweeps import SqlSweeps
-    from infra.catalog.deletion.topic_deletions import SqlTopicDeletions
-    from infra.catalog.deletion.topic_trims import SqlTopicTrims
+    from infra.catalog.deletion.phase_one import SqlPhaseOne
+    from infra.catalog.deletion.upkeep import SqlUpkeep
     from infra.catalog.identity.identities import SqlIdentities
     from infra.catalog.log.commits import SqlCommits
     from infra.catalog.log.components import SqlComponents
@@ -108,37 +106,25 @@ class SqlCatalog:
     def deletions(self) -> "SqlDeletions":  # noqa: D102
         from infra.catalog.deletion.deletions import SqlDeletions  # noqa: PLC0415
 
-        return SqlDeletions(self.database, registration_timeout_s=self._registration_timeout_s)
+        return SqlDeletions(self.database)
 
     @cached_property
-    def topic_deletions(self) -> "SqlTopicDeletions":  # noqa: D102
-        from infra.catalog.deletion.topic_deletions import SqlTopicDeletions  # noqa: PLC0415
+    def phase_one(self) -> "SqlPhaseOne":  # noqa: D102
+        from infra.catalog.deletion.phase_one import SqlPhaseOne  # noqa: PLC0415
 
-        return SqlTopicDeletions(self.database)
-
-    @cached_property
-    def sweeps(self) -> "SqlSweeps":  # noqa: D102
-        from infra.catalog.deletion.sweeps import SqlSweeps  # noqa: PLC0415
-
-        return SqlSweeps(self.database, registration_timeout_s=self._registration_timeout_s)
+        return SqlPhaseOne(self.database, registration_timeout_s=self._registration_timeout_s)
 
     @cached_property
-    def redrives(self) -> "SqlRedrives":  # noqa: D102
-        from infra.catalog.deletion.redrives import SqlRedrives  # noqa: PLC0415
+    def upkeep(self) -> "SqlUpkeep":  # noqa: D102
+        from infra.catalog.deletion.upkeep import SqlUpkeep  # noqa: PLC0415
 
-        return SqlRedrives(self.database)
+        return SqlUpkeep(self.database, registration_timeout_s=self._registration_timeout_s)
 
     @cached_property
     def offloads(self) -> "SqlOffloads":  # noqa: D102
         from infra.catalog.offload.offloads import SqlOffloads  # noqa: PLC0415
 
         return SqlOffloads(self.database)
-
-    @cached_property
-    def topic_trims(self) -> "SqlTopicTrims":  # noqa: D102
-        from infra.catalog.deletion.topic_trims import SqlTopicTrims  # noqa: PLC0415
-
-        return SqlTopicTrims(self.database, registration_timeout_s=self._registration_timeout_s)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def test_chunk_deletes_what_a_creator_left_before_it_could_list_it(world: World)
     catalog = SqlCatalog(world.catalog.database, registration_timeout_s=-1)
     claim = Claim(workflow_id=BATCH_WORKFLOW, run_id="run-1", ttl_s=60)
     cause = Cause(actor="tests", reason="a test", workflow_id="")
-    detached = catalog.deletions.detach(
+    detached = catalog.phase_one.detach(
         world.topic.topic_id, None, force=False, batch_id=BATCH, claim=claim, cause=cause
     )
     assert (detached.ledgers, detached.intents) == (1, 2)

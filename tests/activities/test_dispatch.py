@@ -30,7 +30,7 @@ from logstore.errors import (
     StoreUnavailable,
 )
 from logstore.ownership import Lease
-from logstore.ports.catalog import Deletions
+from logstore.ports.catalog import Deletions, PhaseOne
 from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, done, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners, FakeOwnership
@@ -299,21 +299,21 @@ def fast_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Spied:
-    """The `Deletions` port; writes down under which lease each write came."""
+    """A port of deletion; writes down under which lease each write came."""
 
     _WRITES: Final = {"detach", "renew", "finish", "hand_over", "take", "hold", "close"}
 
-    def __init__(self, deletions: Deletions, leases: list[tuple[str, Lease | None]], lease: Lease | None) -> None:
-        self._deletions, self.leases, self._lease = deletions, leases, lease
+    def __init__(self, port: PhaseOne | Deletions, leases: list[tuple[str, Lease | None]], lease: Lease | None) -> None:
+        self._port, self.leases, self._lease = port, leases, lease
 
     def under(self, lease: Lease | None) -> "Spied":
         """See the port."""
-        return Spied(self._deletions.under(lease), self.leases, lease)
+        return Spied(self._port.under(lease), self.leases, lease)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._WRITES:
             self.leases.append((name, self._lease))
-        return getattr(self._deletions, name)
+        return getattr(self._port, name)
 
 
 @pytest.mark.usefixtures("fast_pulse")
@@ -324,7 +324,9 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
     work = prepared(site)
     lease = site.ownership.acquire("a", NAME)
     spied: Any = Spied(site.world.catalog.deletions, [], None)
+    phase_one: Any = Spied(site.world.catalog.phase_one, spied.leases, None)
     deletion = LedgerDeletion(
+        phase_one=phase_one,
         deletions=spied,
         ledgers=site.world.catalog.ledgers,
         topics=site.world.catalog.topics,

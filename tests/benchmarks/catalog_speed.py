@@ -99,7 +99,7 @@ def _detach(database: Database, count: int) -> None:
     catalog = SqlCatalog(database)
     topic = catalog.topics.get(_name(count))
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    done = catalog.deletions.detach(
+    done = catalog.phase_one.detach(
         topic.topic_id,
         None,
         force=False,

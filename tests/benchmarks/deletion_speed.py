@@ -110,7 +110,7 @@ def _name() -> str:
 def _detach(on: Stage, topic: Topic) -> DeleteLedgersInput:
     batch = f"{topic.topic_id}-bench"
     name = delete_ledgers.workflow_id(batch)
-    detached = on.log.catalog.deletions.detach(
+    detached = on.log.catalog.phase_one.detach(
         topic.topic_id,
         None,
         force=False,

@@ -199,7 +199,7 @@ class Operators(Programs[World]):
 
     def _redrive(self) -> Detached:
         """Under one name, whoever repeats it, so that doing it again asks for nothing new."""
-        return self._process.catalog.redrives.redrive(
+        return self._process.catalog.upkeep.redrive(
             None,
             batch_id="redrive",
             claim=Claim(workflow_id="delete-ledgers/redrive", run_id="", ttl_s=-1),

@@ -260,7 +260,7 @@ async def delete_alone(world: RealWorld) -> None:
         topic = log.catalog.topics.get(plan.name)
         batch_id = f"{topic.topic_id}-alone"
         batch = delete_ledgers.workflow_id(batch_id)
-        log.catalog.deletions.detach(
+        log.catalog.phase_one.detach(
             topic.topic_id,
             None,
             force=False,

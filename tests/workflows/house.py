@@ -154,10 +154,10 @@ class House:
         self.world = world
         self.queue = queue
         self.roller = Roller()
-        self.topics = TopicDeletion(topics=world.catalog.topic_deletions, ledgers=world.catalog.ledgers)
+        self.topics = TopicDeletion(phase_one=world.catalog.phase_one, ledgers=world.catalog.ledgers)
         self.trimming = Trimming(
             topics=world.catalog.topics,
-            trims=world.catalog.topic_trims,
+            phase_one=world.catalog.phase_one,
             deletions=world.catalog.deletions,
             ledgers=world.catalog.ledgers,
             idle=Retention(topics=world.catalog.topics, roller=self.roller, settler=self.roller),

@@ -62,18 +62,23 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
     retention = Retention(topics=topics, roller=log.managed, settler=log.subscriptions)
     return Activities(
         deletion=LedgerDeletion(
-            deletions=deletions, ledgers=ledgers, topics=topics, storages=log.storages, owners=owners
+            phase_one=catalog.phase_one,
+            deletions=deletions,
+            ledgers=ledgers,
+            topics=topics,
+            storages=log.storages,
+            owners=owners,
         ),
         upkeep=DeletionUpkeep(
-            sweeps=catalog.sweeps,
+            upkeep=catalog.upkeep,
             deletions=deletions,
             ledgers=ledgers,
             finished_retention_s=log.policies.finished_retention_s,
         ),
-        topics=TopicDeletion(topics=catalog.topic_deletions, ledgers=ledgers),
+        topics=TopicDeletion(phase_one=catalog.phase_one, ledgers=ledgers),
         retention=retention,
         trimming=Trimming(
-            topics=topics, trims=catalog.topic_trims, deletions=deletions, ledgers=ledgers, idle=retention
+            topics=topics, phase_one=catalog.phase_one, deletions=deletions, ledgers=ledgers, idle=retention
         ),
         offload=LedgerOffload(
             uploader=log.offloader,

@@ -216,7 +216,7 @@ class Sexton(OffloadJobs):
         )
 
     async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> Redriven:
-        """Try dead letters again, None: all there are; see `Redrives.redrive` for what is refused."""
+        """Try dead letters again, None: all there are; see `Upkeep.redrive` for what is refused."""
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
         asked = self._checked(Cause(actor=actor, reason=reason, workflow_id=delete_ledgers.workflow_id(batch_id)))
         await self.ours()  # before rows change
@@ -252,9 +252,9 @@ class Sexton(OffloadJobs):
         with open_catalog(self._settings.database_url) as catalog:
             epoch = catalog.ledgers.epoch()
             try:
-                done = catalog.redrives.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+                done = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
             except OutcomeUnknown:
-                done = catalog.redrives.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+                done = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
             return done.intents, epoch
 
     def _release(self, batch_id: str) -> DeleteLedgersProgress | None:

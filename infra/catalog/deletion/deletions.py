@@ -8,7 +8,6 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, 
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
-from infra.catalog.deletion.detach import PhaseOne
 from infra.catalog.deletion.intent_rows import end_rows, hold, move_rows, take
 from infra.catalog.deletion.intents import INTENT, is_dead_letter, next_ranges, tally_of, to_intent
 from infra.catalog.deletion.runs import finish_run, holder, pause_run, release_run, renew_run, resume_run, with_pauses
@@ -16,6 +15,7 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.offload.contexts import as_text, context_or_none
+from infra.catalog.ownership.fences import FencedWrites
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
 from logstore.errors import ClaimHeld, UnknownObject
 from logstore.failpoints import effect
@@ -29,12 +29,12 @@ _A = t.audit.c
 _ANY = "*"  # no uuid is that
 
 
-class SqlDeletions(PhaseOne):
-    """The `Deletions` port: phase one is inherited, this is the queue."""
+class SqlDeletions(FencedWrites):
+    """The `Deletions` port."""
 
-    def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
+    def __init__(self, database: Database) -> None:
         """Work on `database`."""
-        super().__init__(database, registration_timeout_s=registration_timeout_s)
+        self._db = database
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See `Deletions.ranges`."""

@@ -35,12 +35,10 @@ from logstore.ports.catalog.inspection import (
 )
 from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment, Totals
 from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads, Published
-from logstore.ports.catalog.redrives import Redrives
+from logstore.ports.catalog.phase_one import PhaseOne, TopicContents
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
-from logstore.ports.catalog.sweeps import Due, Forgotten, Sweeps
-from logstore.ports.catalog.topic_deletions import TopicContents, TopicDeletions
-from logstore.ports.catalog.topic_trims import TopicTrims
 from logstore.ports.catalog.topics import SubscriptionSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
+from logstore.ports.catalog.upkeep import Due, Forgotten, Upkeep
 
 __all__ = [
     "Acknowledge",
@@ -74,9 +72,9 @@ __all__ = [
     "Offload",
     "OffloadAnswer",
     "Offloads",
+    "PhaseOne",
     "ProducerAdvance",
     "Published",
-    "Redrives",
     "Reference",
     "ReferenceKind",
     "RegisterSegment",
@@ -89,17 +87,15 @@ __all__ = [
     "StoredCursor",
     "Subscription",
     "SubscriptionSummary",
-    "Sweeps",
     "Tally",
     "Topic",
     "TopicContents",
-    "TopicDeletions",
     "TopicPage",
     "TopicState",
     "TopicSummary",
-    "TopicTrims",
     "Topics",
     "Totals",
+    "Upkeep",
     "Write",
     "WriteResult",
 ]
@@ -121,19 +117,15 @@ class Catalog(Protocol):
     @property
     def commits(self) -> Commits: ...  # noqa: D102
     @property
+    def phase_one(self) -> PhaseOne: ...  # noqa: D102
+    @property
     def deletions(self) -> Deletions: ...  # noqa: D102
+    @property
+    def upkeep(self) -> Upkeep: ...  # noqa: D102
     @property
     def fences(self) -> Fences: ...  # noqa: D102
     @property
-    def topic_deletions(self) -> TopicDeletions: ...  # noqa: D102
-    @property
-    def sweeps(self) -> Sweeps: ...  # noqa: D102
-    @property
-    def redrives(self) -> Redrives: ...  # noqa: D102
-    @property
     def offloads(self) -> Offloads: ...  # noqa: D102
-    @property
-    def topic_trims(self) -> TopicTrims: ...  # noqa: D102
     @property
     def audit_log(self) -> AuditLog: ...  # noqa: D102
     @property

@@ -1,4 +1,4 @@
-"""Two-phase deletion in the catalog: phase one, the queue of phase two, and their port."""
+"""The queue of phase two in the catalog, and its port."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
@@ -6,12 +6,12 @@ from typing import Protocol, Self
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import Lease
-from logstore.ports.catalog.batches import Cause, Claim, Detached, Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog.batches import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 
 
 class Deletions(Protocol):
-    """Phase one, and the queue of phase two.
+    """The queue of phase two: intents are read by range, claimed, ended, counted.
 
     Every method that writes raises `NotOwner`, and changes nothing, where the port is `under` a lease that was
     overtaken.
@@ -22,37 +22,6 @@ class Deletions(Protocol):
 
         Each write requires the lease to be its bundle's last before it reads what it is about, and nobody raises the
         fence before the write is committed.
-        """
-
-    def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
-        """What a detach would take out now; None asks for what retention lets go. Changes nothing.
-
-        Raises:
-            UnknownObject, LedgerStillNeeded: As `detach`.
-        """
-
-    def detach(
-        self,
-        topic_id: TopicId,
-        ledger_ids: Sequence[LedgerId] | None,
-        *,
-        force: bool,
-        batch_id: str,
-        claim: Claim,
-        cause: Cause,
-    ) -> Detached:
-        """Phase one in one transaction: take ledgers out of the list and file an intent per copy.
-
-        Locks the list row, evaluates the whole rule, raises the version. With `ledger_ids` None, retention
-        decides, and intents of this topic without a live claim and newborn ledgers that were never attached
-        join the batch. `force` moves cursors over the hole. All or nothing for given ids.
-
-        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that retention gave
-        nothing to do leaves no trace, and may find something when it is repeated.
-
-        Raises:
-            UnknownObject: No such topic, or an id that was never of this topic's list.
-            LedgerStillNeeded: Not forced and still needed, or the open last ledger.
         """
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:

@@ -40,7 +40,7 @@ def trimming(world: World, *errors: SextonError) -> tuple[Trimming, Idle]:
     idle, catalog = Idle(*errors), world.catalog
     made = Trimming(
         topics=catalog.topics,
-        trims=catalog.topic_trims,
+        phase_one=catalog.phase_one,
         deletions=catalog.deletions,
         ledgers=catalog.ledgers,
         idle=idle,
@@ -176,7 +176,7 @@ def test_trim_page_tells_an_outage_from_a_topics_own_trouble(
     def refuse(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(world.catalog.topic_trims, "detach_into", refuse)
+    monkeypatch.setattr(world.catalog.phase_one, "detach_into", refuse)
     if isinstance(error, StoreUnavailable):
         with pytest.raises(StoreUnavailable):
             run(activities.trim_page, request(1, 2))

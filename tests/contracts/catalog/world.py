@@ -19,12 +19,11 @@ from logstore.ports.catalog import (
     Identities,
     Ledgers,
     Offloads,
-    Redrives,
+    PhaseOne,
     Schemas,
-    Sweeps,
-    TopicDeletions,
     Topics,
     TopicState,
+    Upkeep,
 )
 from logstore.positions import LedgerId, TopicId
 
@@ -52,6 +51,10 @@ class Parts(Protocol):
     @property
     def commits(self) -> Commits: ...  # noqa: D102
     @property
+    def phase_one(self) -> PhaseOne: ...  # noqa: D102
+    @property
+    def upkeep(self) -> Upkeep: ...  # noqa: D102
+    @property
     def deletions(self) -> Deletions: ...  # noqa: D102
     @property
     def offloads(self) -> Offloads: ...  # noqa: D102
@@ -59,12 +62,6 @@ class Parts(Protocol):
     def fences(self) -> Fences: ...  # noqa: D102
     @property
     def identities(self) -> Identities: ...  # noqa: D102
-    @property
-    def topic_deletions(self) -> TopicDeletions: ...  # noqa: D102
-    @property
-    def sweeps(self) -> Sweeps: ...  # noqa: D102
-    @property
-    def redrives(self) -> Redrives: ...  # noqa: D102
     @property
     def audit_log(self) -> AuditLog: ...  # noqa: D102
 
@@ -198,7 +195,7 @@ class World(ABC):
     ) -> Detached:
         """Detach, under a batch id of its own unless one is given."""
         self.batches += 1
-        return self.catalog.deletions.under(lease).detach(
+        return self.catalog.phase_one.under(lease).detach(
             topic_id,
             ledger_ids,
             force=force,

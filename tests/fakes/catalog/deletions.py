@@ -1,4 +1,4 @@
-"""Two-phase deletion in memory: the queue of phase two."""
+"""The queue of phase two in memory."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
-from tests.fakes.catalog.phase_one import FakePhaseOne, Run
+from tests.fakes.catalog.batches import Batches, Run
 
 _MOST_SEGMENTS = 20_000  # in a range
 
 
-class FakeDeletions(FakePhaseOne):
+class FakeDeletions(Batches):
     """The `Deletions` port."""
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:

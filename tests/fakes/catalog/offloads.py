@@ -11,7 +11,6 @@ from logstore.log.ledgers import CopyKind, CopyState, LedgerState, require_topic
 from logstore.offload.tiered import upload_ended, upload_ends_us
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
-from tests.fakes.catalog.phase_one import Run
 
 if TYPE_CHECKING:
     from tests.fakes.catalog.state import Copy, FakeCatalog
@@ -146,21 +145,18 @@ class FakeOffloads:
                 and self._catalog.copies[one][_TIERED].context.get("uuid") == proved.get(one, "")
             ]
             before = set(self._catalog.intent_rows)
-            stalled = self._catalog.deletions.adopt(topic_id, ledger_ids, batch_id, copy=CopyKind.LEDGER)
+            stalled = self._catalog.phase_one.adopt(topic_id, ledger_ids, batch_id, copy=CopyKind.LEDGER)
             for ledger_id in ids:
                 self._catalog.file_copy_intent(ledger_id, CopyKind.LEDGER, batch_id)
-            self._catalog.deletions.decide(before, cause)
+            self._catalog.phase_one.decide(before, cause)
             done = Detached(batch_id=batch_id, ledgers=len(ids), intents=len(ids) + stalled)
             if ids:
                 self._catalog.versions[topic_id] += 1
                 detail = {"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:20]}
                 self._catalog.audit("remove-primaries", cause, detail)
             if done.intents:
-                until_us = self._catalog.until_us(claim.ttl_s)
-                self._catalog.runs[batch_id] = Run(
-                    topic_id=topic_id, request=request, detached=done, holder=claim.workflow_id, until_us=until_us
-                )
-            return replace(done, filed=self._catalog.deletions.filed_since(before))
+                self._catalog.phase_one.open_run(done, claim, request, topic_id)
+            return replace(done, filed=self._catalog.phase_one.filed_since(before))
 
     def now_us(self) -> int:
         """See the port."""

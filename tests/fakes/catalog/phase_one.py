@@ -1,66 +1,25 @@
 """Phase one in memory: which ledgers go, and the intents that stand in their place."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from dataclasses import replace
 
 from logstore.cursors import state as cursors
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.retention import LedgerFacts, detachable_prefix, reason_to_keep
-from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
+from logstore.errors import ClaimHeld, InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
-from logstore.ownership import Lease
-from logstore.ports.catalog import Cause, Claim, Detached, Filed
+from logstore.ports.catalog import Cause, Claim, Detached, Filed, Tally, Topic, TopicContents, TopicState
 from logstore.positions import LedgerId, Position, TopicId
-
-if TYPE_CHECKING:
-    from tests.fakes.catalog.state import FakeCatalog
+from tests.fakes.catalog.batches import Batches
 
 _MOST_IDS = 10_000
 _BEFORE_ANY = LedgerId(-1)
 
 
-@dataclass(kw_only=True)
-class Run:
-    """A batch, held until a time, or finished."""
-
-    topic_id: TopicId
-    request: object  # what was asked
-    detached: Detached
-    holder: str
-    until_us: int
-    holder_run: str = ""
-    finished_us: int | None = None
-    paused: bool = False
-
-    def is_held(self, now_us: int) -> bool:
-        """Claimed, or paused, and not finished."""
-        return self.finished_us is None and (self.until_us > now_us or self.paused)
-
-
-class FakePhaseOne:
-    """Preview and detach; a part of `FakeDeletions`."""
-
-    def __init__(self, catalog: "FakeCatalog") -> None:
-        self._catalog = catalog
-        self._lease: Lease | None = None
-
-    def under(self, lease: Lease | None) -> Self:
-        """See the port."""
-        bound = self if lease is None else copy(self)
-        bound._lease = lease
-        return bound
-
-    @contextmanager
-    def _fenced(self) -> Iterator[None]:
-        """One write: under the catalog's lock, and the lease if there is one."""
-        with self._catalog.lock:
-            self._catalog.fences.hold(self._lease)
-            yield
+class FakePhaseOne(Batches):
+    """The `PhaseOne` port."""
 
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
         """See the port."""
@@ -84,32 +43,69 @@ class FakePhaseOne:
             earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached
-            gone, finished = self._doomed(topic_id, ledger_ids, force=force)
-            before = set(self._catalog.intent_rows)
-            intents = self.adopt(topic_id, ledger_ids, batch_id)
-            if ledger_ids is None:
-                intents += self._file(self._abandoned(topic_id), batch_id)
-            intents += self._file(gone, batch_id)
-            if ledger_ids is None:
-                intents += self._catalog.offloads.take_away_abandoned(topic_id, batch_id)
-            self.decide(before, cause)
-            done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished)
-            if gone:
-                self._close_holes(topic_id)
-                self._catalog.versions[topic_id] += 1
-                detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": gone[:20]}
-                self._catalog.audit("detach", cause, detail, run_id=batch_id)
-            if intents or ledger_ids is not None:
-                until_us = self._catalog.until_us(claim.ttl_s)
-                self._catalog.runs[batch_id] = Run(
-                    topic_id=topic_id,
-                    request=request,
-                    detached=done,
-                    holder=claim.workflow_id,
-                    until_us=until_us,
-                    holder_run=claim.run_id,
-                )
+            done, before = self._replace(topic_id, ledger_ids, batch_id, cause, force=force)
+            if done.intents or ledger_ids is not None:
+                self.open_run(done, claim, request, topic_id)
             return replace(done, filed=self.filed_since(before))
+
+    def _replace(
+        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, batch_id: str, cause: Cause, *, force: bool
+    ) -> tuple[Detached, set[int]]:
+        """What a detach does, and the rows that there were before it."""
+        gone, finished = self._doomed(topic_id, ledger_ids, force=force)
+        before = set(self._catalog.intent_rows)
+        intents = self.adopt(topic_id, ledger_ids, batch_id)
+        if ledger_ids is None:
+            intents += self._file(self._abandoned(topic_id), batch_id)
+        intents += self._file(gone, batch_id)
+        if ledger_ids is None:
+            intents += self._catalog.offloads.take_away_abandoned(topic_id, batch_id)
+        self.decide(before, cause)
+        done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished)
+        if gone:
+            self._close_holes(topic_id)
+            self._catalog.versions[topic_id] += 1
+            detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": gone[:20]}
+            self._catalog.audit("detach", cause, detail, run_id=batch_id)
+        return done, before
+
+    def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+        """See the port."""
+        with self._catalog.lock:
+            return frozenset(one for one in topic_ids if one in self._catalog.topic_rows and self._is_promising(one))
+
+    def _is_promising(self, topic_id: TopicId) -> bool:
+        closed = [one for one in self._catalog.lists[topic_id] if self._facts(one).state is LedgerState.CLOSED]
+        rows = [row for row in self._catalog.intent_rows.values() if row.topic_id == topic_id]
+        return bool(closed or self._abandoned(topic_id) or any(map(self.is_stalled, rows)))
+
+    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """See the port."""
+        with effect("catalog.detach_into"), self._catalog.lock:
+            self._catalog.topic(topic_id)
+            found = self._counted(batch_id, topic_id)
+            if found.intents:
+                return found
+            run = self._catalog.runs.get(batch_id)
+            if run and (run.finished_us is not None or run.holder != claim.workflow_id):
+                raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {run.holder}")
+            done, before = self._replace(topic_id, None, batch_id, cause, force=False)
+            if done.intents:
+                self._catalog.filed_for.setdefault(batch_id, set()).update(set(self._catalog.intent_rows) - before)
+                self.open_run(done, claim, "trim-topics")
+            return replace(self._counted(batch_id, topic_id), filed=self.filed_since(before))
+
+    def detached_into(self, batch_id: str) -> Detached:
+        """See the port."""
+        with self._catalog.lock:
+            return self._counted(batch_id)
+
+    def _counted(self, batch_id: str, topic_id: TopicId | None = None) -> Detached:
+        """Intents, and the ledgers of those that were filed for the batch and not taken up by it."""
+        rows = [row for row in self._catalog.intent_rows.values() if row.batch_id == batch_id]
+        mine = [row for row in rows if topic_id in {None, row.topic_id}]
+        own = {row.ledger_id for row in mine if row.row_id in self._catalog.filed_for.get(batch_id, ())}
+        return Detached(batch_id=batch_id, ledgers=len(own), intents=len(mine))
 
     def decide(self, before: set[int], cause: Cause) -> None:
         """Keep who decided on intents that are new since then."""
@@ -122,15 +118,6 @@ class FakePhaseOne:
         new = [row for row_id, row in self._catalog.intent_rows.items() if row_id not in before]
         counts = Counter((row.component, row.copy.value) for row in new)
         return tuple(Filed(component=kind[0], copy=kind[1], rows=rows) for kind, rows in sorted(counts.items()))
-
-    def earlier(self, batch_id: str, request: object) -> Run | None:
-        """The batch of that id, if there was one."""
-        if not batch_id:
-            raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
-        run = self._catalog.runs.get(batch_id)
-        if run and run.request != request:
-            raise PreconditionFailed(f"batch {batch_id}: expected a name never used, found one of another request")
-        return run
 
     def _doomed(
         self, topic_id: TopicId, asked: Sequence[LedgerId] | None, *, force: bool
@@ -214,19 +201,107 @@ class FakePhaseOne:
             self._catalog.intent_rows[row.row_id] = replace(row, batch_id=batch_id, handed_to=None)
         return len(mine)
 
-    def is_stalled(self, row: DeletionIntent) -> bool:
-        """Unfinished, and neither its own claim nor, if it has none, that of its batch is live."""
-        return row.state is DeletionState.PENDING and self.holder(row) is None
-
-    def holder(self, row: DeletionIntent) -> str | None:
-        """Which workflow is at work on the row now."""
-        now_us = self._catalog.now_us
-        if row.handed_to is not None:
-            return row.handed_to if self._catalog.claims_us[row.row_id] > now_us else None
-        run = self._catalog.runs.get(row.batch_id)
-        return run.holder if run and run.is_held(now_us) else None
-
     def _close_holes(self, topic_id: TopicId) -> None:
         spans = self._catalog.spans(topic_id)
         for row in self._catalog.cursors.all(topic_id):
             self._catalog.cursors._store(topic_id, row.name, cursors.advance(row.state, spans))
+
+    def contents(self, topic_id: TopicId) -> TopicContents:
+        """See the port."""
+        with self._catalog.lock:
+            self._catalog.topic(topic_id)
+            rows = [self._catalog.ledger_rows[one] for one in self._ledgers(topic_id)]
+            copies: dict[str, Counter[str]] = {}
+            for row in rows:
+                kinds = Counter(kind.value for kind in self._catalog.copies[row.ledger_id])
+                copies[row.component.value] = copies.get(row.component.value, Counter()) + kinds
+            return TopicContents(
+                ledgers=Counter(row.component.value for row in rows),
+                copies=copies,
+                subscriptions=len(self._catalog.cursors.all(topic_id)),
+            )
+
+    def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
+        """See the port."""
+        with effect("catalog.begin_topic_deletion"), self._catalog.lock:
+            topic, begun_us = self._catalog.topic_rows.get(topic_id), self._catalog.begun_us.get(topic_id)
+            if topic is None and begun_us is None:
+                raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
+            if topic and topic.name != name:
+                raise PreconditionFailed(f"topic {topic_id}: expected the name {name}, found {topic.name}")
+            if begun_us is None:
+                begun_us = self._catalog.begun_us[topic_id] = self._catalog.now_us
+                self._catalog.set_state(topic_id, TopicState.DELETING)
+                self._catalog.audit("delete-topic", cause, {})
+            return begun_us
+
+    def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """See the port."""
+        request = f"all of topic {topic_id}"
+        with effect("catalog.detach_topic"), self._catalog.lock:
+            earlier, topic = self.earlier(batch_id, request), self._catalog.topic_rows.get(topic_id)
+            if earlier:
+                return earlier.detached
+            if topic is None:
+                return Detached(batch_id=batch_id, ledgers=0, intents=0)
+            _require_deleting(topic)
+            gone = self._ledgers(topic_id)
+            intents, before = self.adopt(topic_id, None, batch_id), set(self._catalog.intent_rows)
+            for ledger_id in gone:
+                self._catalog.give_copy(ledger_id)
+                intents += self._catalog.file_intents(ledger_id, batch_id)
+            self.decide(before, cause)
+            self._forget_names(topic_id)
+            done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents)
+            if gone:
+                detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": gone[:20]}
+                self._catalog.audit("detach", cause, detail, run_id=batch_id)
+            if intents:
+                self.open_run(done, claim, request, topic_id)
+            return done
+
+    def remove_topic(self, topic_id: TopicId, cause: Cause) -> bool:
+        """See the port."""
+        with effect("catalog.remove_topic"), self._catalog.lock:
+            topic = self._catalog.topic_rows.get(topic_id)
+            if topic is None:
+                return True
+            _require_deleting(topic)
+            if self._ledgers(topic_id):
+                return False
+            removed = self._forget_names(topic_id)
+            for producer in [key for key in self._catalog.sequences if key[0] == topic_id]:
+                del self._catalog.sequences[producer]
+            del self._catalog.lists[topic_id], self._catalog.topic_rows[topic_id]
+            self._catalog.audit("remove-topic", cause, removed)
+            return True
+
+    def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
+        """See the port."""
+        with self._catalog.lock:
+            rows = [row for row in self._catalog.intent_rows.values() if row.topic_id == topic_id]
+            counted = [row for row in rows if self._counts(row, since_us)]
+            ends = [self._catalog.confirmed.get(row.row_id, (0, 0)) for row in counted]
+        return Tally(
+            outcomes=Counter((row.outcome or Outcome.RETRYING).value for row in counted),
+            objects=sum(objects for objects, _ in ends),
+            size_bytes=sum(size for _, size in ends),
+        )
+
+    def _counts(self, row: DeletionIntent, since_us: int) -> bool:
+        return row.state is not DeletionState.DELETED or self._catalog.ended_us[row.row_id] >= since_us
+
+    def _ledgers(self, topic_id: TopicId) -> list[LedgerId]:
+        return sorted(row.ledger_id for row in self._catalog.ledger_rows.values() if row.topic_id == topic_id)
+
+    def _forget_names(self, topic_id: TopicId) -> dict[str, int]:
+        """Remove what names ledgers of the topic, and count it."""
+        cursors = [key for key in self._catalog.cursor_rows if key[0] == topic_id]
+        for key in cursors:
+            del self._catalog.cursor_rows[key]
+        return {"cursor": len(cursors), "schema_version": len(self._catalog.schema_rows.pop(topic_id, []))}
+
+
+def _require_deleting(topic: Topic) -> None:
+    if topic.state is not TopicState.DELETING:
+        raise PreconditionFailed(f"topic {topic.name}: expected state DELETING, found {topic.state.value}")

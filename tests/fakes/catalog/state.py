@@ -27,6 +27,7 @@ from logstore.ports.catalog import (
 )
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.audit_log import FakeAuditLog
+from tests.fakes.catalog.batches import Run
 from tests.fakes.catalog.commits import FakeCommits, Misfortune
 from tests.fakes.catalog.components import FakeComponents
 from tests.fakes.catalog.cursors import FakeCursors
@@ -35,11 +36,10 @@ from tests.fakes.catalog.fences import FakeFences
 from tests.fakes.catalog.identities import FakeIdentities
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.fakes.catalog.offloads import FakeOffloads
-from tests.fakes.catalog.phase_one import Run
+from tests.fakes.catalog.phase_one import FakePhaseOne
 from tests.fakes.catalog.schemas import FakeSchemas
-from tests.fakes.catalog.sweeps import FakeRedrives, FakeSweeps
-from tests.fakes.catalog.topic_deletions import FakeTopicDeletions
 from tests.fakes.catalog.topics import FakeTopics
+from tests.fakes.catalog.upkeep import FakeUpkeep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,7 @@ class FakeCatalog:
         self.confirmed: dict[int, tuple[int, int]] = {}  # objects and bytes that an intent's end reported
         self.next_row = 1
         self.runs: dict[str, Run] = {}
+        self.filed_for: dict[str, set[int]] = {}  # rows that were filed for a batch of many topics
         self.audited: list[Audited] = []
         self.misfortunes: list[Misfortune] = []
         self.batches: list[int] = []  # writes of every commit call
@@ -113,11 +114,10 @@ class FakeCatalog:
         self.fences = FakeFences(self)
         self.identities = FakeIdentities(self)
         self.audit_log = FakeAuditLog(self)
+        self.phase_one = FakePhaseOne(self)
         self.deletions = FakeDeletions(self)
         self.offloads = FakeOffloads(self)
-        self.topic_deletions = FakeTopicDeletions(self)
-        self.sweeps = FakeSweeps(self)
-        self.redrives = FakeRedrives(self)
+        self.upkeep = FakeUpkeep(self)
 
     def advance(self, *, seconds: float) -> None:
         """Move the catalog's clock."""

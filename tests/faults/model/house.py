@@ -17,7 +17,7 @@ from tests.driver.worker import Worker
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import Fault, Operation, _Held
 from tests.fakes.owners import NobodyOwns
-from tests.faults.model.watch import WatchedDeletions, WatchedLedgers, WatchedTopicDeletions
+from tests.faults.model.watch import WatchedDeletions, WatchedLedgers, WatchedPhaseOne
 from tests.faults.world import LyingStore
 from workers.assembly import LogStore, Policies, assemble
 from workers.assembly.activities import activities_over
@@ -117,8 +117,7 @@ class House:
         self.watched = WatchedDeletions(self.catalog)
         self.catalog.deletions = self.watched
         self.ledgers = self.catalog.ledgers = WatchedLedgers(self.catalog)
-        self.catalog.topic_deletions = WatchedTopicDeletions(self.catalog, self.watched)
-        self.catalog.topic_trims = None  # type: ignore[attr-defined]  # nobody trims many topics at once here
+        self.catalog.phase_one = WatchedPhaseOne(self.catalog, self.watched)
         self.store = Store(self._has_primary)
         self.cold = Store(lambda _ledger_id: True)
         for store, planted in ((self.store, PLANTED), (self.cold, COLD_PLANTED)):

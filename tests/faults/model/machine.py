@@ -264,7 +264,7 @@ class Model(Judge, RuleBasedStateMachine):
     def _redriven(self, program: str, wanted: list[int] | None, batch_id: str) -> int:
         claim = Claim(workflow_id=f"delete-ledgers/{batch_id}", run_id="", ttl_s=LAPSE_S)
         cause = Cause(actor="tests", reason="the model", workflow_id="")
-        redrives = self.house.catalog.redrives
+        redrives = self.house.catalog.upkeep
         _, done = self.call(program, lambda _: redrives.redrive(wanted, batch_id=batch_id, claim=claim, cause=cause))
         return done.intents if done else 0
 

@@ -14,7 +14,7 @@ from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.ledgers import FakeLedgers
-from tests.fakes.catalog.topic_deletions import FakeTopicDeletions
+from tests.fakes.catalog.phase_one import FakePhaseOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class WatchedLedgers(FakeLedgers):
 
 
 class WatchedDeletions(FakeDeletions):
-    """The fake; every detach is judged by the rows before and after it."""
+    """The fake; it remembers who took a row that another workflow held."""
 
     def __init__(self, catalog: FakeCatalog) -> None:
         super().__init__(catalog)
@@ -145,6 +145,17 @@ class WatchedDeletions(FakeDeletions):
                 self.wrong.append(f"{claim.workflow_id} took ledger {ledger_id}, which {holder} held")
             return taken
 
+
+class WatchedPhaseOne(FakePhaseOne):
+    """The fake; every detach is judged by the rows before and after it.
+
+    Everything of a topic goes only once nothing can be attached to it any more.
+    """
+
+    def __init__(self, catalog: FakeCatalog, watched: WatchedDeletions) -> None:
+        super().__init__(catalog)
+        self._watched = watched
+
     def detach(
         self,
         topic_id: TopicId,
@@ -167,17 +178,9 @@ class WatchedDeletions(FakeDeletions):
                 after = view(self._catalog, topic_id)
                 if before and after:
                     asked = None if ledger_ids is None else [int(one) for one in ledger_ids]
-                    self.detached += [one for one in before.ids if one not in after.ids]
+                    self._watched.detached += [one for one in before.ids if one not in after.ids]
                     sentences = _judge(before, after, asked, force=force, ended=ended, repeated=repeated)
-                    self.wrong += [f"detach {batch_id}: {one}" for one in sentences]
-
-
-class WatchedTopicDeletions(FakeTopicDeletions):
-    """The fake; everything of a topic goes only once nothing can be attached to it any more."""
-
-    def __init__(self, catalog: FakeCatalog, watched: WatchedDeletions) -> None:
-        super().__init__(catalog)
-        self._watched = watched
+                    self._watched.wrong += [f"detach {batch_id}: {one}" for one in sentences]
 
     def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
         """See the port."""

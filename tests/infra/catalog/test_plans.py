@@ -54,7 +54,7 @@ def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> 
     """Once a minute, beside a month of finished rows and every ledger there is: it must walk over none of them."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database)
-    sweeps, nobody = SqlCatalog(database).sweeps, Claim(workflow_id="w", run_id="", ttl_s=1)
+    sweeps, nobody = SqlCatalog(database).upkeep, Claim(workflow_id="w", run_id="", ttl_s=1)
     cause = Cause(actor="tests", reason="a test", workflow_id="w")
     plans = _plans(database, lambda: sweeps.adopt(batch_id="b", claim=nobody, limit=9))
     plans += _plans(database, lambda: sweeps.forget(older_than_s=9, limit=9, cause=cause))

@@ -279,7 +279,7 @@ def test_intents_of_the_first_release_are_taken_up(url: str, connect: Connect) -
     assert catalog.deletions.inflight() == Inflight(estimated_inflight=2, dead_lettered=1)
     claim = Claim(workflow_id="delete-ledgers/new", run_id="r", ttl_s=60)
     cause = Cause(actor="tests", reason="a test", workflow_id="w")
-    done = catalog.deletions.detach(topic.topic_id, None, force=False, batch_id="new", claim=claim, cause=cause)
+    done = catalog.phase_one.detach(topic.topic_id, None, force=False, batch_id="new", claim=claim, cause=cause)
     assert (done.ledgers, done.intents) == (1, 3)
     (chunk,) = catalog.deletions.ranges("new", after=0, rows=10, limit=10)
     intents = catalog.deletions.intents("new", chunk)
@@ -312,12 +312,12 @@ def test_topic_of_the_first_release_is_deleted_whole(url: str, connect: Connect)
     topic = catalog.topics.get(NAME)
     claim = Claim(workflow_id="delete-ledgers/all", run_id="r", ttl_s=60)
     cause = Cause(actor="tests", reason="a test", workflow_id="delete-topic/1")
-    deletions = catalog.topic_deletions
-    since_us = deletions.begin(topic.topic_id, NAME, cause)
+    deletions = catalog.phase_one
+    since_us = deletions.begin_topic(topic.topic_id, NAME, cause)
     done = deletions.detach_all(topic.topic_id, batch_id="all", claim=claim, cause=cause)
     assert (done.ledgers, done.intents) == (4, 6)
-    assert deletions.remove(topic.topic_id, cause)
-    assert deletions.tally(topic.topic_id, since_us=since_us).outcomes == {"METADATA_MISMATCH": 1, "RETRYING": 6}
+    assert deletions.remove_topic(topic.topic_id, cause)
+    assert deletions.topic_tally(topic.topic_id, since_us=since_us).outcomes == {"METADATA_MISMATCH": 1, "RETRYING": 6}
     assert catalog.topics.all() == []
     assert catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=10)[0].topic == NAME
     again = catalog.topics.create(NAME, RetentionPolicy())

@@ -100,7 +100,7 @@ def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: T
     assert bucket.delete([data_key(_UUID, ledger), index_key(_UUID, ledger)]).failed == {}
     with pytest.raises(MissingData, match="no copy holds it"):
         list(log.managed.scan(topic))
-    log.catalog.deletions.detach(
+    log.catalog.phase_one.detach(
         topic.topic_id,
         [ledger],
         force=True,

@@ -88,7 +88,7 @@ async def test_pause_keeps_the_batch_claimed_for_as_long_as_it_lasts(house: Hous
         left = "claim_until_us / 1000000 - CAST(strftime('%s', 'now') AS INT)"
         assert 880 <= house.world.sql(f"SELECT {left} FROM run")[0][0] <= 901
         thief = Claim(workflow_id="thief", run_id="", ttl_s=60)
-        assert house.world.catalog.sweeps.adopt(batch_id="thief", claim=thief, limit=9).intents == 0
+        assert house.world.catalog.upkeep.adopt(batch_id="thief", claim=thief, limit=9).intents == 0
         await handle.execute_update(DeleteLedgers.resume)
         assert (await waiting).outcomes == {"DELETED": 3}
 
@@ -105,7 +105,7 @@ async def test_pause_outlasts_the_claim_of_a_batch_whose_workers_are_away(house:
     gate.open()
     house.world.sql("UPDATE run SET claim_until_us = 1")
     thief = Claim(workflow_id="thief", run_id="", ttl_s=60)
-    assert house.world.catalog.sweeps.adopt(batch_id="thief", claim=thief, limit=9).intents == 0
+    assert house.world.catalog.upkeep.adopt(batch_id="thief", claim=thief, limit=9).intents == 0
     assert any(one.paused for one in house.world.catalog.deletions.list(None, limit=9))
     async with house.worker(cache=0):
         await handle.execute_update(DeleteLedgers.resume)

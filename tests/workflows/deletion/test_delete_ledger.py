@@ -158,7 +158,7 @@ async def test_delete_ledger_that_a_sweep_takes_over_in_mid_delete_can_be_handed
         await assert_eventually(gate.reached.is_set)
         house.world.sql("UPDATE pending_deletion SET claim_until_us = 1")
         sweep = Claim(workflow_id=f"delete-ledgers/{house.queue}", run_id="", ttl_s=60)
-        assert house.world.catalog.sweeps.adopt(batch_id=house.queue, claim=sweep, limit=9).intents == 1
+        assert house.world.catalog.upkeep.adopt(batch_id=house.queue, claim=sweep, limit=9).intents == 1
         gate.open()
         taken = await first.result()
         house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))

@@ -87,7 +87,7 @@ async def test_sweep_detaches_a_newborn_ledger_of_an_idle_topic(house: House) ->
     """Nobody trims the topic, and yet what its creator left is taken away (apache/pulsar#350)."""
     made = house.world.catalog.ledgers.create(house.world.topic.topic_id, application="sexton")
     house.world.store(made, 0)
-    house.world.catalog.sweeps._newborn_us = -1_000_000
+    house.world.catalog.upkeep._newborn_us = -1_000_000
     async with house.worker():
         result = await (await house.sweep()).result()
     assert (result.newborn, result.intents, result.outcomes) == (1, 1, {"DELETED": 1})

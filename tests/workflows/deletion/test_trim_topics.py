@@ -45,7 +45,7 @@ def batch(house: House) -> str:
 
 def failing(house: House, monkeypatch: pytest.MonkeyPatch, errors: dict[TopicId, list[SextonError]]) -> None:
     """Let detaches of some topics fail, as often as there are errors."""
-    trims = house.world.catalog.topic_trims
+    trims = house.world.catalog.phase_one
     real: Callable[..., Detached] = trims.detach_into
 
     def detach_into(topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:

@@ -97,7 +97,7 @@ def redrive(
     """Try dead letters again, as if they had never been tried. All or none of the ids given."""
     wanted = _wanted(ids, every=all)
     if dry_run:
-        return Answer(document={"dry_run": True, "started": context.catalog.redrives.preview(wanted)})
+        return Answer(document={"dry_run": True, "started": context.catalog.upkeep.redrivable(wanted)})
     context.require_store()
 
     async def work(client: "Sexton") -> Answer:
@@ -121,7 +121,7 @@ def redrive(
 def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True) -> Answer:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
     if dry_run:
-        due = context.catalog.sweeps.due(older_than_s=context.settings.finished_retention)
+        due = context.catalog.upkeep.due(older_than_s=context.settings.finished_retention)
         return Answer(document={"dry_run": True, **asdict(due)})
 
     async def work(client: "Sexton") -> Answer:

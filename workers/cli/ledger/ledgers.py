@@ -112,7 +112,7 @@ def delete(
 
 def preview(context: CommandContext, topic: "Topic", ledger_ids: list[LedgerId] | None, *, force: bool) -> Answer:
     """What would go, and nothing changed; None asks for what retention lets go."""
-    going = context.catalog.deletions.preview(topic.topic_id, ledger_ids, force=force)
+    going = context.catalog.phase_one.preview(topic.topic_id, ledger_ids, force=force)
     return Answer(document={"dry_run": True, "detached": len(going), "ledger_ids": [int(one) for one in going]})
 
 

@@ -44,7 +44,7 @@ def delete(
 
 
 def _preview(context: CommandContext, found: "Topic") -> Answer:
-    contents = context.catalog.topic_deletions.contents(found.topic_id)
+    contents = context.catalog.phase_one.contents(found.topic_id)
     document = {
         "dry_run": True,
         "ledgers": dict(contents.ledgers),

@@ -109,7 +109,7 @@ def test_bytes_that_are_no_text_stop_no_neighbour_and_no_certificate(sqlite_url:
     world.catalog.deletions.finish([*ended, Ended(row_id=bad, outcome=refused[0], error=refused[1])], holder="b")
     cause = Cause(actor="tests", reason="", workflow_id="w")
     assert world.catalog.deletions.close("b", cause).outcomes["DELETED"] == 2
-    redriven = world.catalog.redrives.redrive(None, batch_id="again", claim=claim("w"), cause=cause)
+    redriven = world.catalog.upkeep.redrive(None, batch_id="again", claim=claim("w"), cause=cause)
     assert redriven.intents == (0 if column == "batch_id" else 1)
     world.database.close()
 
@@ -130,11 +130,11 @@ def test_copy_whose_context_cannot_be_read_stops_no_sweep_and_no_trim(sqlite_url
     damaged, kept = _with_tiered(world, "persistent://a/b/damaged", context)
     other = new_topic(world, "persistent://a/b/other")
     first, _ = filled(world, other.topic_id, 2)
-    assert world.catalog.sweeps.due(older_than_s=60).uploads == 0
-    assert world.catalog.sweeps.adopt(batch_id="sweep", claim=claim("w"), limit=9).intents == 0
+    assert world.catalog.upkeep.due(older_than_s=60).uploads == 0
+    assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("w"), limit=9).intents == 0
     born = newborn(world, other.topic_id)
     world.age(born, seconds=601)
-    assert world.catalog.sweeps.adopt(batch_id="next", claim=claim("w"), limit=9).ledgers == 1
+    assert world.catalog.upkeep.adopt(batch_id="next", claim=claim("w"), limit=9).ledgers == 1
     assert (world.phase_one(damaged).ledgers, world.phase_one(other.topic_id).ledgers) == (0, 1)
     assert kept in listed(world, damaged)
     assert first not in listed(world, other.topic_id)
@@ -153,9 +153,9 @@ def test_context_with_an_escape_that_is_no_character_stops_nobody(sql_world: Sql
     world.add_copy(first, CopyState.WRITING)
     value = ":context" if world.database.is_sqlite else "CAST(:context AS json)"
     world.sql(f"UPDATE ledger_copy SET context = {value} WHERE kind = 'OFFLOADED_LEDGER'", context=context)
-    assert world.catalog.sweeps.due(older_than_s=60).uploads == 0
+    assert world.catalog.upkeep.due(older_than_s=60).uploads == 0
     world.age(newborn(world, topic.topic_id), seconds=601)
-    assert world.catalog.sweeps.adopt(batch_id="sweep", claim=claim("w"), limit=9).ledgers == 1
+    assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("w"), limit=9).ledgers == 1
     assert world.phase_one(topic.topic_id).ledgers == 0
     assert {first, second} <= set(listed(world, topic.topic_id))
     world.add_copy(second, CopyState.LIVE, uuid="u-2", bucket="cold")

@@ -395,11 +395,11 @@ def test_audit_names_who_decided_whatever_batch_has_the_row_in_the_end(world: Wo
     def detach(ids: list[LedgerId], actor: str, batch_id: str, ttl_s: float) -> None:
         cause = Cause(actor=actor, reason=f"{actor}'s reason", workflow_id="w")
         held = claim(ttl_s=ttl_s)
-        deletions.detach(topic.topic_id, ids, force=False, batch_id=batch_id, claim=held, cause=cause)
+        world.catalog.phase_one.detach(topic.topic_id, ids, force=False, batch_id=batch_id, claim=held, cause=cause)
 
     detach([second], "anna", "a", -1)
     detach([first, third], "bert", "b", 60)
-    assert world.catalog.sweeps.adopt(batch_id="sweep", claim=claim(), limit=9).intents == 1
+    assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim(), limit=9).intents == 1
     (row,) = deletions.intents("sweep", _ALL)
     assert (row.ledger_id, row.actor, row.reason) == (second, "anna", "anna's reason")
     deletions.hand_over({row.row_id: "delete-ledger/9"}, batch_id="sweep", errors={}, ttl_s=60)

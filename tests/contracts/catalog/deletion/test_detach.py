@@ -28,7 +28,7 @@ def test_detach_by_retention_replaces_consumed_ledgers_by_intents(world: World) 
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 4, entries=10, size_bytes=100)
     before = world.rows().versions[0]
-    assert world.catalog.deletions.preview(topic.topic_id, None, force=False) == ledgers[:3]
+    assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == ledgers[:3]
     done = world.phase_one(topic.topic_id, batch_id="b")
     assert done == Detached(batch_id="b", ledgers=3, intents=3)
     assert listed(world, topic.topic_id) == ledgers[3:]
@@ -190,7 +190,7 @@ def test_detach_explicit_ids_is_all_or_nothing(world: World) -> None:
     ledgers = filled(world, topic.topic_id, 4)
     world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
     acknowledge(world, topic.topic_id, "slow", up_to=(ledgers[0], 9))
-    for ask in (world.phase_one, world.catalog.deletions.preview):
+    for ask in (world.phase_one, world.catalog.phase_one.preview):
         with pytest.raises(LedgerStillNeeded, match=f"ledger {ledgers[1]}: .*slow"):
             ask(topic.topic_id, [ledgers[0], ledgers[1]], force=False)
     assert listed(world, topic.topic_id) == ledgers
@@ -204,7 +204,7 @@ def test_detach_explicit_ids_need_no_prefix_and_no_limit(world: World) -> None:
     topic = new_topic(world, retention_s=3600)
     ledgers = filled(world, topic.topic_id, 5)
     wanted = [ledgers[3], ledgers[1], ledgers[3]]
-    assert world.catalog.deletions.preview(topic.topic_id, wanted, force=False) == [ledgers[1], ledgers[3]]
+    assert world.catalog.phase_one.preview(topic.topic_id, wanted, force=False) == [ledgers[1], ledgers[3]]
     assert world.phase_one(topic.topic_id, wanted).ledgers == 2
     assert listed(world, topic.topic_id) == [ledgers[0], ledgers[2], ledgers[4]]
 

@@ -25,7 +25,7 @@ def _dead(world: World, count: int, *, name: str = "b") -> list[DeletionIntent]:
 
 def _redrive(world: World, ids: list[int] | None, batch_id: str = "again", *, ttl_s: float = 60) -> Detached:
     owner = claim(f"delete-ledgers/{batch_id}", ttl_s=ttl_s)
-    return world.catalog.redrives.redrive(ids, batch_id=batch_id, claim=owner, cause=CAUSE)
+    return world.catalog.upkeep.redrive(ids, batch_id=batch_id, claim=owner, cause=CAUSE)
 
 
 def test_redrive_of_given_rows_makes_them_work_again(world: World) -> None:
@@ -66,7 +66,7 @@ def test_redrive_leaves_a_row_in_the_audit_log(world: World) -> None:
 def test_redrive_all_takes_every_dead_letter_and_nothing_else(world: World) -> None:
     """Of every topic."""
     mine, theirs = _dead(world, 2), _dead(world, 1, name="c")
-    assert world.catalog.redrives.preview(None) == 3
+    assert world.catalog.upkeep.redrivable(None) == 3
     assert _redrive(world, None).intents == 3
     found = world.catalog.deletions.intents("again", _ALL)
     assert [one.row_id for one in found] == [mine[0].row_id, mine[1].row_id, theirs[0].row_id]
@@ -79,7 +79,7 @@ def test_redrive_mends_what_an_earlier_hand_left(sql_world: SqlWorld) -> None:
     (dead, *_) = _dead(sql_world, 1)
     sql_world.exhaust(dead.row_id)
     sql_world.sql("UPDATE pending_deletion SET state = 'LOST' WHERE row_id = :row", row=dead.row_id)
-    assert sql_world.catalog.redrives.preview(None) == 0
+    assert sql_world.catalog.upkeep.redrivable(None) == 0
     assert _redrive(sql_world, None, "all").intents == 0
     assert _redrive(sql_world, [dead.row_id]).intents == 1
     (found,) = sql_world.catalog.deletions.intents("again", _ALL)
@@ -92,7 +92,7 @@ def test_redrive_all_of_none_leaves_no_trace(world: World) -> None:
     """Nothing to do is done."""
     _dead(world, 0)
     before = world.everything()
-    assert world.catalog.redrives.preview(None) == 0
+    assert world.catalog.upkeep.redrivable(None) == 0
     assert _redrive(world, None).intents == 0
     assert world.everything() == before
 
@@ -102,7 +102,7 @@ def test_redrive_of_rows_that_are_no_dead_letters_names_each_and_changes_nothing
     """All or nothing: the operator learns what each id is (promise 2)."""
     dead, gone, pending = (one.row_id for one in _dead(world, 1))
     before = world.everything()
-    for ask in (_redrive, lambda world, ids: world.catalog.redrives.preview(ids)):
+    for ask in (_redrive, lambda world, ids: world.catalog.upkeep.redrivable(ids)):
         with pytest.raises(PreconditionFailed) as caught:
             ask(world, [dead, gone, pending, 99])
         assert f"found {gone} DELETED, {pending} PENDING, 99 unknown; nothing was changed" in str(caught.value)
@@ -138,7 +138,7 @@ def test_redrive_whose_workflow_was_never_started_is_found_by_a_sweep(world: Wor
     world.lapse("b")
     _redrive(world, None, ttl_s=-1)
     owner = claim("delete-ledgers/sweep")
-    assert world.catalog.sweeps.adopt(batch_id="sweep", claim=owner, limit=9).intents == 3
+    assert world.catalog.upkeep.adopt(batch_id="sweep", claim=owner, limit=9).intents == 3
 
 
 @pytest.mark.postgres

@@ -47,7 +47,7 @@ def test_an_intent_names_the_trace_of_its_detach_and_then_of_each_attempt(world:
         deletions.finish([Ended(row_id=first.row_id, outcome=Outcome.DEAD_LETTERED, error="503")], holder="alone")
     assert _trace_of(world, first.row_id) == given_up
     with traced(5) as redriven:
-        world.catalog.redrives.redrive([first.row_id], batch_id="again", claim=claim("again"), cause=CAUSE)
+        world.catalog.upkeep.redrive([first.row_id], batch_id="again", claim=claim("again"), cause=CAUSE)
     assert _trace_of(world, first.row_id) == redriven
 
 

@@ -22,7 +22,7 @@ def _batch(world: World, count: int, *, ttl_s: float = 60.0, name: str = "b") ->
 
 def _adopt(world: World, batch_id: str = "sweep", *, limit: int = 100, ttl_s: float = 60) -> Detached:
     owner = claim(f"delete-ledgers/{batch_id}", ttl_s=ttl_s)
-    return world.catalog.sweeps.adopt(batch_id=batch_id, claim=owner, limit=limit)
+    return world.catalog.upkeep.adopt(batch_id=batch_id, claim=owner, limit=limit)
 
 
 def _ids(world: World, batch_id: str) -> list[LedgerId]:
@@ -72,7 +72,7 @@ def test_paused_batch_is_nobodys_else_however_long_its_workers_are_away(world: W
         deletions.renew("mine", claim("thief"))
     deletions.renew("mine", claim("w", ttl_s=-1))
     assert {one.batch_id: one.paused for one in deletions.list(None, limit=9)} == {"mine": True, "sweep": False}
-    assert world.catalog.sweeps.due(older_than_s=_MONTH).stalled == 0
+    assert world.catalog.upkeep.due(older_than_s=_MONTH).stalled == 0
     deletions.resume("mine")
     assert _adopt(world, "next").intents == len(mine)
 
@@ -236,7 +236,7 @@ def test_adopt_takes_copies_of_dead_uploads_from_idle_topics(world: World) -> No
     for ledger in ledgers:
         world.let_upload_end(ledger)
     world.catalog.offloads.begin(ledgers[2], uuid="u-9", place={"bucket": "cold"}, timeout_s=2**30)
-    assert world.catalog.sweeps.due(older_than_s=_MONTH).uploads == 2
+    assert world.catalog.upkeep.due(older_than_s=_MONTH).uploads == 2
     assert _adopt(world).ledgers == 0
     rows = world.catalog.deletions.intents("sweep", _ALL)
     assert sorted(row.context["uuid"] for row in rows) == ["u-0", "u-1", "u-2"]
@@ -255,7 +255,7 @@ def _finished(world: World, *, days: int) -> list[DeletionIntent]:
 
 
 def _forget(world: World, *, limit: int = 100) -> Forgotten:
-    return world.catalog.sweeps.forget(older_than_s=_MONTH, limit=limit, cause=CAUSE)
+    return world.catalog.upkeep.forget(older_than_s=_MONTH, limit=limit, cause=CAUSE)
 
 
 def test_due_counts_what_a_sweep_would_find_and_changes_nothing(world: World) -> None:
@@ -270,12 +270,12 @@ def test_due_counts_what_a_sweep_would_find_and_changes_nothing(world: World) ->
     world.catalog.deletions.close("old", CAUSE)
     world.end_earlier(days=31)
     before = world.everything()
-    assert world.catalog.sweeps.due(older_than_s=_MONTH) == Due(stalled=2, newborn=1, uploads=0, rows=3, runs=0)
+    assert world.catalog.upkeep.due(older_than_s=_MONTH) == Due(stalled=2, newborn=1, uploads=0, rows=3, runs=0)
     assert world.everything() == before
     assert _adopt(world).intents == 3
     assert _forget(world).rows == 3
     assert _forget(world) == Forgotten()
-    assert world.catalog.sweeps.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=0, rows=0, runs=0)
+    assert world.catalog.upkeep.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=0, rows=0, runs=0)
 
 
 def test_due_counts_each_dead_upload_of_a_topic(world: World) -> None:
@@ -286,7 +286,7 @@ def test_due_counts_each_dead_upload_of_a_topic(world: World) -> None:
         world.catalog.offloads.begin(ledger, uuid=f"u-{at}", place={"bucket": "cold"}, timeout_s=patience_s)
     for ledger in ledgers[:2]:
         world.let_upload_end(ledger)
-    assert world.catalog.sweeps.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=2, rows=0, runs=0)
+    assert world.catalog.upkeep.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=2, rows=0, runs=0)
     assert _adopt(world).intents == 2
 
 

@@ -78,7 +78,7 @@ def test_delete_topic_is_audited_once_a_step_with_who_and_why(sql_world: SqlWorl
 def test_begin_of_another_topic_is_refused(world: World) -> None:
     """An id that never was, or one that bears another name, is no topic to delete (promise 3)."""
     topic = new_topic(world)
-    begin_ = world.catalog.topic_deletions.begin
+    begin_ = world.catalog.phase_one.begin_topic
     with pytest.raises(UnknownObject, match="existing topic"):
         begin_(TopicId(topic.topic_id + 1), topic.name, CAUSE)
     with pytest.raises(PreconditionFailed, match="expected the name"):
@@ -222,7 +222,7 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
         holder="all",
     )
     assert remove(sql_world, topic)
-    tally = sql_world.catalog.topic_deletions.tally(topic.topic_id, since_us=since_us)
+    tally = sql_world.catalog.phase_one.topic_tally(topic.topic_id, since_us=since_us)
     assert tally.outcomes == {
         "ALREADY_GONE": 1,
         "DEAD_LETTERED": 1,
@@ -232,7 +232,7 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
     }
     assert (tally.objects, tally.size_bytes) == (6, 60)
     sql_world.sql("UPDATE pending_deletion SET state = 'NEWER' WHERE outcome = 'DEAD_LETTERED'")
-    assert sum(sql_world.catalog.topic_deletions.tally(topic.topic_id, since_us=since_us).outcomes.values()) == 5
+    assert sum(sql_world.catalog.phase_one.topic_tally(topic.topic_id, since_us=since_us).outcomes.values()) == 5
     letters = sql_world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
     assert {(one.topic, one.topic_id) for one in letters} == {(topic.name, topic.topic_id)}
     assert sql_world.catalog.deletions.inflight().estimated_inflight == 1
@@ -245,7 +245,7 @@ def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None
     rich(world, topic)
     new_topic(world, OTHER)
     before = left_of(world, topic.topic_id)
-    assert world.catalog.topic_deletions.contents(topic.topic_id) == TopicContents(
+    assert world.catalog.phase_one.contents(topic.topic_id) == TopicContents(
         ledgers={"MANAGED_CURSOR": 1, "MANAGED_LEDGER": 4, "SCHEMA_STORAGE": 1},
         copies={
             "MANAGED_CURSOR": {"LEDGER": 1},
@@ -256,7 +256,7 @@ def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None
     )
     assert left_of(world, topic.topic_id) == before
     with pytest.raises(UnknownObject):
-        world.catalog.topic_deletions.contents(TopicId(topic.topic_id + 9))
+        world.catalog.phase_one.contents(TopicId(topic.topic_id + 9))
 
 
 @pytest.mark.postgres

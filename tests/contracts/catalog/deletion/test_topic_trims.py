@@ -16,7 +16,7 @@ NAMES = [f"persistent://a/b/{name}" for name in "cab"]
 
 def trim(world: SqlWorld, topic: Topic, batch_id: str = BATCH, *, by: str = "w", ttl_s: float = 60) -> Detached:
     """One topic's part."""
-    return world.catalog.topic_trims.detach_into(
+    return world.catalog.phase_one.detach_into(
         topic.topic_id, batch_id=batch_id, claim=claim(by, ttl_s=ttl_s), cause=CAUSE
     )
 
@@ -38,7 +38,7 @@ def test_topics_share_a_batch_that_is_one_run(sql_world: SqlWorld) -> None:
     for topic, ledgers in topics:
         assert trim(sql_world, topic) == Detached(batch_id=BATCH, ledgers=2, intents=2)
         assert listed(sql_world, topic.topic_id) == ledgers[2:]
-    assert sql_world.catalog.topic_trims.detached_into(BATCH) == Detached(batch_id=BATCH, ledgers=6, intents=6)
+    assert sql_world.catalog.phase_one.detached_into(BATCH) == Detached(batch_id=BATCH, ledgers=6, intents=6)
     assert sql_world.sql("SELECT run_id, topic_id FROM run") == [(BATCH, 0)]
     assert [one.detail["ledgers"] for one in sql_world.audited("detach")] == [2, 2, 2]
     rows = sql_world.catalog.deletions.ranges(BATCH, after=0, rows=100, limit=10)
@@ -109,8 +109,8 @@ def test_trim_of_an_unknown_topic_is_refused(sql_world: SqlWorld) -> None:
     (topic, _), *_ = three(sql_world)
     trim(sql_world, topic)
     with pytest.raises(UnknownObject):
-        sql_world.catalog.topic_trims.detach_into(TopicId(99), batch_id=BATCH, claim=claim(), cause=CAUSE)
-    assert sql_world.catalog.topic_trims.detached_into(BATCH).intents == 2
+        sql_world.catalog.phase_one.detach_into(TopicId(99), batch_id=BATCH, claim=claim(), cause=CAUSE)
+    assert sql_world.catalog.phase_one.detached_into(BATCH).intents == 2
 
 
 @pytest.mark.postgres
@@ -140,7 +140,7 @@ def test_batch_counts_exclude_what_another_took_up(sql_world: SqlWorld) -> None:
     trim(sql_world, topic, ttl_s=-1)
     assert sql_world.phase_one(topic.topic_id, batch_id="another").intents == 2
     assert trim(sql_world, other).intents == 2
-    assert sql_world.catalog.topic_trims.detached_into(BATCH) == Detached(batch_id=BATCH, ledgers=2, intents=2)
+    assert sql_world.catalog.phase_one.detached_into(BATCH) == Detached(batch_id=BATCH, ledgers=2, intents=2)
 
 
 @pytest.mark.postgres
@@ -156,10 +156,10 @@ def test_promising_topics_are_those_in_which_something_may_be_found(sql_world: S
         sql_world.phase_one(ids[name], batch_id=name, ttl_s=ttl_s)
     sql_world.age(newborn(sql_world, ids["newborn"]), seconds=601)
     newborn(sql_world, ids["young"])
-    found = sql_world.catalog.topic_trims.promising(list(ids.values()))
+    found = sql_world.catalog.phase_one.promising(list(ids.values()))
     assert {name for name, topic_id in ids.items() if topic_id in found} == {"closed", "stalled", "newborn"}
-    assert sql_world.catalog.topic_trims.promising([ids["idle"]]) == frozenset()
-    assert sql_world.catalog.topic_trims.promising([]) == frozenset()
+    assert sql_world.catalog.phase_one.promising([ids["idle"]]) == frozenset()
+    assert sql_world.catalog.phase_one.promising([]) == frozenset()
 
 
 @pytest.mark.postgres
@@ -182,7 +182,7 @@ def test_trims_thirty_two_at_once_take_each_ledger_once(sql_world: SqlWorld) -> 
     answers = race(lambda number: trim(sql_world, topics[number % 3][0], f"trim-{number % 4}"))
     assert all(isinstance(answer, Detached) for answer in answers), answers
     assert sql_world.intents() == sorted(one for _, ledgers in topics for one in ledgers[:2])
-    counted = [sql_world.catalog.topic_trims.detached_into(f"trim-{number}") for number in range(4)]
+    counted = [sql_world.catalog.phase_one.detached_into(f"trim-{number}") for number in range(4)]
     assert sum(one.ledgers for one in counted) == 6
 
 

@@ -17,19 +17,17 @@ OTHER = "persistent://a/b/other"
 
 def begin(world: World, topic: Topic, cause: Cause = CAUSE) -> int:
     """Set the topic DELETING."""
-    return world.catalog.topic_deletions.begin(topic.topic_id, topic.name, cause)
+    return world.catalog.phase_one.begin_topic(topic.topic_id, topic.name, cause)
 
 
 def detach_all(world: World, topic: Topic, batch_id: str = "all", *, ttl_s: float = 60) -> Detached:
     """Phase one for all of it."""
-    return world.catalog.topic_deletions.detach_all(
-        topic.topic_id, batch_id=batch_id, claim=claim(ttl_s=ttl_s), cause=CAUSE
-    )
+    return world.catalog.phase_one.detach_all(topic.topic_id, batch_id=batch_id, claim=claim(ttl_s=ttl_s), cause=CAUSE)
 
 
 def remove(world: World, topic: Topic) -> bool:
     """The last step."""
-    return world.catalog.topic_deletions.remove(topic.topic_id, CAUSE)
+    return world.catalog.phase_one.remove_topic(topic.topic_id, CAUSE)
 
 
 def delete(world: World, topic: Topic) -> None:

@@ -25,7 +25,9 @@ def test_ledger_of_a_boundary_id_lives_and_goes_as_any_other(world: World, first
     assert ledgers == listed(world, topic.topic_id) == [first, first + 1]
     cursors, deletions = world.catalog.cursors, world.catalog.deletions
     assert cursors.subscribe(topic.topic_id, "billing", latest=False).state == CursorState(at(first, -1))
-    assert deletions.preview(topic.topic_id, None, force=False) == [first]  # closed, empty, and needed by nobody
+    assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == [
+        first
+    ]  # closed, empty, and needed by nobody
     last = roll(world, topic.topic_id)
     append(world, topic.topic_id, last, entries=2)
     assert world.catalog.ledgers.segments(last)[0].first_entry == 0

@@ -63,7 +63,7 @@ def test_sweep_asks_again_under_the_rows_locks_whether_they_are_still_stalled(po
             world.catalog.deletions.renew("b", claim("w"))
 
     event.listen(world.database.engine, "after_cursor_execute", renewed)
-    adopted = world.catalog.sweeps.adopt(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
+    adopted = world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
     assert (len(looks), adopted.intents) == (1, 0)
     assert len(world.catalog.deletions.intents("b", RowRange(first=0, last=2**62, rows=0))) == 2
     world.database.close()
@@ -223,15 +223,15 @@ def test_deletion_begins_beside_who_works_on_the_topic_and_detaches_what_it_leav
     world = SqlWorld(postgres_url)
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 1)
-    deletions = world.catalog.topic_deletions
+    phase_one = world.catalog.phase_one
     share = "SELECT topic_id FROM topic FOR KEY SHARE"
     with world.database.engine.connect() as connection, connection.begin(), ThreadPoolExecutor(1) as pool:
         connection.execute(text(share))
-        pool.submit(deletions.begin, topic.topic_id, topic.name, CAUSE).result(timeout=20)
+        pool.submit(phase_one.begin_topic, topic.topic_id, topic.name, CAUSE).result(timeout=20)
     late = LedgerId(ledgers[0] + 1)
     columns = _rest("ledger")
     copied = f"INSERT INTO ledger (ledger_id, {columns}) SELECT {late}, {columns.replace('place', '9')} FROM ledger"
-    detach = partial(deletions.detach_all, topic.topic_id, batch_id="all", claim=claim(ttl_s=60), cause=CAUSE)
+    detach = partial(phase_one.detach_all, topic.topic_id, batch_id="all", claim=claim(ttl_s=60), cause=CAUSE)
     done = behind(world, [share], detach, [copied])
     assert isinstance(done, Detached), done
     assert world.intents() == [*ledgers, late]

@@ -273,7 +273,7 @@ def test_offload_that_died_does_not_keep_its_ledger_for_ever(world: World) -> No
     begin(world, ledgers[1], "u-1")
     for ledger in ledgers:
         world.let_upload_end(ledger)
-    assert world.catalog.deletions.preview(topic.topic_id, None, force=False) == ledgers[:3]
+    assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == ledgers[:3]
     assert world.phase_one(topic.topic_id, [ledgers[0]]) == Detached(batch_id="batch-1", ledgers=1, intents=2)
     assert world.phase_one(topic.topic_id) == Detached(batch_id="batch-2", ledgers=2, intents=3)
     assert [row.context["uuid"] for row in tiered_intents(world)] == ["u-0", "u-1"]
@@ -287,7 +287,7 @@ def test_upload_whose_end_cannot_be_read_is_at_work(world: World, until: str) ->
     ledgers = filled(world, topic.topic_id, 4)
     begin(world, ledgers[1], "u-1")
     world.say_upload_ends(ledgers[1], until)
-    assert world.catalog.deletions.preview(topic.topic_id, None, force=False) == ledgers[:1]
+    assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == ledgers[:1]
     assert world.phase_one(topic.topic_id) == Detached(batch_id="batch-1", ledgers=1, intents=1)
     with pytest.raises(LedgerStillNeeded, match="is being written"):
         world.phase_one(topic.topic_id, [ledgers[1]])

@@ -1,5 +1,6 @@
-"""Upkeep of the queue of phase two, across all topics: what nobody works on, and what ended long ago."""
+"""Upkeep of the queue of phase two, across all topics, and its port."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,8 +26,11 @@ class Due:
     runs: int  # batches to be forgotten, those that the rows empty not counted
 
 
-class Sweeps(Protocol):
-    """What a schedule asks of the catalog every minute. Where there is nothing to do, each is one small read."""
+class Upkeep(Protocol):
+    """What nobody works on, what ended long ago, and dead letters that a person wants tried again.
+
+    A schedule asks for the first two every minute: where there is nothing to do, each is one small read.
+    """
 
     def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
         """Take up to `limit` stalled intents of any topic, and as many newborn ledgers, into a batch of its own.
@@ -51,4 +55,27 @@ class Sweeps(Protocol):
         A later question about such a row is answered UNKNOWN. Leaves a row in the audit log where it removed any.
 
         Idempotency: what is gone is not met again; a repeated call goes on with the next rows.
+        """
+
+    def redrivable(self, row_ids: Sequence[int] | None) -> int:
+        """How many rows `redrive` would start now. Changes nothing.
+
+        Raises:
+            InvalidInput, UnknownObject, PreconditionFailed: As `redrive`.
+        """
+
+    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """Turn dead letters into pending intents of a new batch, in one transaction; None: all there are.
+
+        Attempts count from none again, the last error stays until there is another. A state that nobody knows is a
+        dead letter too, and is mended by this. All or nothing for given ids. Leaves a row in the audit log. Who dies
+        before its workflow is started leaves stalled rows, which a sweep takes up.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that found none leaves
+        no trace.
+
+        Raises:
+            InvalidInput: No ids, or more than 10,000.
+            UnknownObject: Ids that are no deletion's, and none that is wrong otherwise.
+            PreconditionFailed: Some are pending, or deleted; names each with its state.
         """

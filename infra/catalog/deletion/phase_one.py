@@ -8,24 +8,33 @@ Source: PIP-186, first phase; there it is a message and a metadata update, which
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
 from infra.catalog.cursors.cursor_rows import close_holes
+from infra.catalog.deletion import whole_topics
 from infra.catalog.deletion.doomed import Doomed, ListView, doomed
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
 from infra.catalog.deletion.intents import filed_by
-from infra.catalog.deletion.runs import done_before, open_run
+from infra.catalog.deletion.runs import done_before, open_run, share_run, stalled
 from infra.catalog.engine.database import Database
+from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import data_list, last_id, lock_lists, never_attached
 from infra.catalog.log.topics import topic_row
 from infra.catalog.offload.uploads import take_away_abandoned
 from infra.catalog.ownership.fences import FencedWrites
+from logstore.deletion.intents import DeletionState
 from logstore.failpoints import effect
-from logstore.ports.catalog import Cause, Claim, Detached
+from logstore.log.ledgers import Component, LedgerState
+from logstore.ports.catalog import Cause, Claim, Detached, Filed, Tally, TopicContents
 from logstore.positions import LedgerId, Position, TopicId
+
+_P = t.pending_deletion.c
+_MANY_TOPICS: Final = "trim-topics"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +49,8 @@ class Order:
     request: str  # what was asked, so that a batch id used twice is told from a repeated call
 
 
-class PhaseOne(FencedWrites):
-    """Preview and detach; a part of `SqlDeletions`."""
+class SqlPhaseOne(FencedWrites):
+    """The `PhaseOne` port."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         """Work on `database`; a ledger not attached within the timeout is taken for abandoned."""
@@ -49,7 +58,7 @@ class PhaseOne(FencedWrites):
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
-        """See `Deletions.preview`."""
+        """See `PhaseOne.preview`."""
         return self._db.read(
             lambda c: list(doomed(c, self._view(c, topic_id, lock=False), ledger_ids, force=force).ids)
         )
@@ -64,7 +73,7 @@ class PhaseOne(FencedWrites):
         claim: Claim,
         cause: Cause,
     ) -> Detached:
-        """See `Deletions.detach`."""
+        """See `PhaseOne.detach`."""
         request = _fingerprint(topic_id, ledger_ids, force=force)
         order = Order(ledger_ids=ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, request=request)
 
@@ -76,6 +85,60 @@ class PhaseOne(FencedWrites):
 
         with effect("catalog.detach"):
             return self._write_behind(lambda connection: self._view(connection, topic_id, lock=True), work)
+
+    def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+        """See `PhaseOne.promising`."""
+
+        def work(connection: Connection) -> frozenset[TopicId]:
+            now = self._db.now_us(connection)
+            asked = t.topic.c.topic_id.in_(any_of(connection.dialect.name, topic_ids))
+            query = select(t.topic.c.topic_id).where(asked, _may_have_something(now, now - self._newborn_us))
+            return frozenset(TopicId(one) for one in connection.execute(query).scalars())
+
+        return self._db.read(work)
+
+    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """See `PhaseOne.detach_into`."""
+        order = Order(ledger_ids=None, force=False, batch_id=batch_id, claim=claim, cause=cause, request=_MANY_TOPICS)
+
+        def work(connection: Connection) -> Detached:
+            view = self._view(connection, topic_id, lock=True)
+            done = _of_topic(connection, view, batch_id)
+            if done.intents:
+                return done
+            filed = self._replace(connection, view, doomed(connection, view, None, force=False), order).filed
+            return _of_topic(connection, view, batch_id, filed=filed)
+
+        with effect("catalog.detach_into"):
+            return self._db.write(work)
+
+    def detached_into(self, batch_id: str) -> Detached:
+        """See `PhaseOne.detached_into`."""
+        return self._db.read(lambda connection: _counted(connection, batch_id, _P.batch_id == batch_id))
+
+    def contents(self, topic_id: TopicId) -> TopicContents:
+        """See `PhaseOne.contents`."""
+        return self._db.read(lambda connection: whole_topics.contents(connection, topic_id))
+
+    def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
+        """See `PhaseOne.begin_topic`."""
+        with effect("catalog.begin_topic_deletion"):
+            return self._db.write(lambda connection: whole_topics.begin(connection, self._db, topic_id, name, cause))
+
+    def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """See `PhaseOne.detach_all`."""
+        work = partial(whole_topics.detach_all, database=self._db, topic_id=topic_id)
+        with effect("catalog.detach_topic"):
+            return self._db.write(partial(work, batch_id=batch_id, claim=claim, cause=cause))
+
+    def remove_topic(self, topic_id: TopicId, cause: Cause) -> bool:
+        """See `PhaseOne.remove_topic`."""
+        with effect("catalog.remove_topic"):
+            return self._db.write(lambda connection: whole_topics.remove(connection, self._db, topic_id, cause))
+
+    def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
+        """See `PhaseOne.topic_tally`."""
+        return self._db.read(lambda connection: whole_topics.topic_tally(connection, topic_id, since_us))
 
     def _view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
         topic = topic_row(connection, topic_id, share=lock)
@@ -95,25 +158,28 @@ class PhaseOne(FencedWrites):
 
     def _replace(self, connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
         batch_id, asked, now = order.batch_id, order.ledger_ids, view.now_us
-        stalled = adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
+        adopted = adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
         newborn = self._abandon_newborn(connection, view, order) if asked is None else 0
         filed = _file(connection, gone.rows, view, order) if gone.ids else 0
         dead = 0
         if asked is None:
             dead = take_away_abandoned(connection, view.list_id, batch_id, now, cause=order.cause)
         close_holes(connection, view.topic_id, gone.ids)
-        intents = stalled + newborn + filed + dead
+        intents = adopted + newborn + filed + dead
         result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
         if intents or asked is not None:
             self._open(connection, result, view, order)
         if gone.ids:
             _audit(connection, view, gone, order)
         return replace(
-            result, filed=filed_by(connection, batch_id, now, topic_id=view.topic_id) if intents > stalled else ()
+            result, filed=filed_by(connection, batch_id, now, topic_id=view.topic_id) if intents > adopted else ()
         )
 
     def _open(self, connection: Connection, result: Detached, view: ListView, order: Order) -> None:
-        open_run(connection, result, view.topic_id, order.claim, view.now_us, request=order.request)
+        if order.request == _MANY_TOPICS:
+            share_run(connection, result.batch_id, order.claim, view.now_us, request=order.request)
+        else:
+            open_run(connection, result, view.topic_id, order.claim, view.now_us, request=order.request)
 
     def _abandon_newborn(self, connection: Connection, view: ListView, order: Order) -> int:
         """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
@@ -147,4 +213,30 @@ def _audit(connection: Connection, view: ListView, gone: Doomed, order: Order) -
         run_id=order.batch_id,
         detail={"forced": True} if order.force else {},
         span=Span.of(gone.ids),
+    )
+
+
+def _of_topic(connection: Connection, view: ListView, batch_id: str, *, filed: Sequence[Filed] = ()) -> Detached:
+    """The topic's part of the batch, whose phase two has not begun: found by the index that has the topic."""
+    mine = (_P.state == DeletionState.PENDING.value, _P.topic_id == view.topic_id, _P.batch_id == batch_id)
+    return replace(_counted(connection, batch_id, *mine), filed=filed)
+
+
+def _counted(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> Detached:
+    """Intents, and the ledgers of those that were filed for the batch and not taken up by it."""
+    opened = select(t.run.c.created_us).where(t.run.c.run_id == batch_id).scalar_subquery()
+    own = case((_P.created_us >= opened, _P.ledger_id))
+    found = connection.execute(select(func.count(), func.count(own.distinct())).where(*rows)).one()
+    return Detached(batch_id=batch_id, ledgers=found[1], intents=found[0])
+
+
+def _may_have_something(now_us: int, abandoned_us: int) -> ColumnElement[bool]:
+    """A closed data ledger, an intent that nobody works on, or a newborn that its creator left."""
+    lists, ledger = t.ledger_list.c, t.ledger.c
+    mine = (ledger.list_id == lists.list_id, lists.topic_id == t.topic.c.topic_id)
+    data = lists.component == Component.MANAGED_LEDGER.value
+    return or_(
+        exists().where(*mine, data, ledger.place.is_not(None), ledger.state == LedgerState.CLOSED.value),
+        exists().where(*mine, ledger.place.is_(None), ledger.created_us < abandoned_us),
+        exists().where(_P.topic_id == t.topic.c.topic_id, stalled(now_us)),
     )

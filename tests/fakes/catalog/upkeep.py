@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
@@ -10,44 +9,19 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
 from logstore.positions import LedgerId, TopicId
-from tests.fakes.catalog.phase_one import Run
-
-if TYPE_CHECKING:
-    from tests.fakes.catalog.state import FakeCatalog
+from tests.fakes.catalog.batches import Batches
 
 _MOST_IDS = 10_000
 _MOST_NAMED = 10
-_SEVERAL_TOPICS = TopicId(0)
 
 
-class _Batches:
-    """Opens batches over rows of any topic."""
-
-    def __init__(self, catalog: "FakeCatalog") -> None:
-        self._catalog = catalog
-
-    def _open(self, done: Detached, claim: Claim, request: object) -> Detached:
-        """Hold the batch, if there is anything in it."""
-        if done.intents:
-            until_us = self._catalog.until_us(claim.ttl_s)
-            self._catalog.runs[done.batch_id] = Run(
-                topic_id=_SEVERAL_TOPICS,
-                request=request,
-                detached=done,
-                holder=claim.workflow_id,
-                until_us=until_us,
-                holder_run=claim.run_id,
-            )
-        return done
-
-
-class FakeSweeps(_Batches):
-    """The `Sweeps` port."""
+class FakeUpkeep(Batches):
+    """The `Upkeep` port."""
 
     def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
         """See the port."""
         with self._catalog.lock:
-            earlier = self._catalog.deletions.earlier(batch_id, "sweep")
+            earlier = self.earlier(batch_id, "sweep")
             if earlier:
                 return earlier.detached
             newborn, stalled, dead = self._newborn(), self._stalled(), self._dead()
@@ -61,12 +35,13 @@ class FakeSweeps(_Batches):
             filed = sum(self._catalog.file_intents(ledger_id, batch_id) for ledger_id in born)
             filed += sum(self._catalog.offloads.take_away_abandoned(one, batch_id) for one in self._dead()[:limit])
             done = Detached(batch_id=batch_id, ledgers=len(born), intents=len(taken) + filed)
-            self._open(done, claim, "sweep")
-            return replace(done, filed=self._catalog.deletions.filed_since(before))
+            if done.intents:
+                self.open_run(done, claim, "sweep")
+            return replace(done, filed=self._catalog.phase_one.filed_since(before))
 
     def _stalled(self) -> list[DeletionIntent]:
         rows = sorted(self._catalog.intent_rows.items())
-        return [row for _, row in rows if self._catalog.deletions.is_stalled(row)]
+        return [row for _, row in rows if self.is_stalled(row)]
 
     def _dead(self) -> list[TopicId]:
         """Topics with copies of uploads that died."""
@@ -126,11 +101,7 @@ class FakeSweeps(_Batches):
         ]
         return [name for name in over if name not in used]
 
-
-class FakeRedrives(_Batches):
-    """The `Redrives` port."""
-
-    def preview(self, row_ids: Sequence[int] | None) -> int:
+    def redrivable(self, row_ids: Sequence[int] | None) -> int:
         """See the port."""
         with self._catalog.lock:
             return len(self._wanted(row_ids))
@@ -139,7 +110,7 @@ class FakeRedrives(_Batches):
         """See the port."""
         request = ("redrive", None if row_ids is None else frozenset(row_ids))
         with effect("catalog.redrive"), self._catalog.lock:
-            earlier = self._catalog.deletions.earlier(batch_id, request)
+            earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached
             rows = self._wanted(row_ids)
@@ -151,7 +122,8 @@ class FakeRedrives(_Batches):
                 ids = sorted({row.ledger_id for row in rows})
                 span = {"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:20]}
                 self._catalog.audit("redrive", cause, {"rows": len(rows), **span}, run_id=batch_id)
-            return self._open(Detached(batch_id=batch_id, ledgers=0, intents=len(rows)), claim, request)
+            done = Detached(batch_id=batch_id, ledgers=0, intents=len(rows))
+            return self.open_run(done, claim, request) if rows else done
 
     def _wanted(self, row_ids: Sequence[int] | None) -> list[DeletionIntent]:
         rows = self._catalog.intent_rows

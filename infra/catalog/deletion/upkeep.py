@@ -1,18 +1,19 @@
-"""Upkeep of the queue in SQL: stalled work is taken up page by page, finished rows go when their time is over.
+"""Upkeep of the queue in SQL: stalled work is taken up, what ended long ago is forgotten, dead letters are tried again.
 
 Each call looks first, in a transaction that only reads: most of them find nothing and must cost next to nothing.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, exists, func, literal_column, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import audit
-from infra.catalog.deletion.intent_rows import file_intents, forget_rows, move
-from infra.catalog.deletion.intents import filed_by
+from infra.catalog.audits import Span, audit
+from infra.catalog.deletion.intent_rows import file_intents, forget_rows, move, redrive_rows
+from infra.catalog.deletion.intents import filed_by, state_of
 from infra.catalog.deletion.runs import SEVERAL_TOPICS, done_before, forget_runs, held, open_run, stalled
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
@@ -20,6 +21,7 @@ from infra.catalog.log.ledger_rows import lock_lists, never_attached
 from infra.catalog.log.topics import holding
 from infra.catalog.offload.uploads import abandoned, take_away_abandoned
 from logstore.deletion.intents import DeletionState
+from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
@@ -27,10 +29,13 @@ from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _REQUEST = "sweep"  # tells its batches from those of a detach
 _KIND = "delete-ledgers"
+_MOST_IDS = 10_000  # all or nothing: one transaction, one answer
+_MOST_NAMED = 10  # in a refusal
+_UNKNOWN = "unknown"
 
 
-class SqlSweeps:
-    """The `Sweeps` port."""
+class SqlUpkeep:
+    """The `Upkeep` port."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         """Work on `database`; a ledger not attached within the timeout is taken for abandoned."""
@@ -38,7 +43,7 @@ class SqlSweeps:
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
     def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
-        """See `Sweeps.adopt`."""
+        """See `Upkeep.adopt`."""
 
         def look(connection: Connection) -> Detached | None:
             now = self._db.now_us(connection)
@@ -87,7 +92,7 @@ class SqlSweeps:
         return newborn, copies
 
     def due(self, *, older_than_s: float) -> Due:
-        """See `Sweeps.due`."""
+        """See `Upkeep.due`."""
 
         def count(connection: Connection) -> Due:
             now = self._db.now_us(connection)
@@ -103,7 +108,7 @@ class SqlSweeps:
         return self._db.read(count)
 
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
-        """See `Sweeps.forget`."""
+        """See `Upkeep.forget`."""
 
         def idle(connection: Connection) -> bool:
             now = self._db.now_us(connection)
@@ -124,6 +129,45 @@ class SqlSweeps:
             detail = {"rows": rows, "runs": runs, "before_us": before}
             audit(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
         return Forgotten(rows=rows, runs=runs)
+
+    def redrivable(self, row_ids: Sequence[int] | None) -> int:
+        """See `Upkeep.redrivable`."""
+
+        def work(connection: Connection) -> int:
+            count = select(func.count()).where(_wanted(connection, row_ids, lock=False))
+            return int(connection.execute(count).scalar_one())
+
+        return self._db.read(work)
+
+    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """See `Upkeep.redrive`."""
+
+        def work(connection: Connection) -> Detached:
+            request = _fingerprint(row_ids)
+            done = done_before(connection, batch_id, request)
+            return done or self._redrive(connection, row_ids, batch_id, claim=claim, cause=cause, request=request)
+
+        with effect("catalog.redrive"):
+            return self._db.write(work)
+
+    def _redrive(
+        self,
+        connection: Connection,
+        row_ids: Sequence[int] | None,
+        batch_id: str,
+        *,
+        claim: Claim,
+        cause: Cause,
+        request: str,
+    ) -> Detached:
+        now = self._db.now_us(connection)
+        wanted = _wanted(connection, row_ids, lock=True)
+        again = redrive_rows(connection, wanted, batch_id=batch_id)
+        result = Detached(batch_id=batch_id, ledgers=0, intents=again)
+        if result.intents:
+            open_run(connection, result, SEVERAL_TOPICS, claim, now, request=request)
+            _audit_redrive(connection, result, cause, at_us=now)
+        return result
 
 
 def _stalled(now_us: int) -> Select[Any]:
@@ -178,3 +222,50 @@ def _hold_topics(connection: Connection, ids: Sequence[int]) -> None:
     """Share-lock topics: who takes their rows away waits for us, or we for it."""
     key = t.topic.c.topic_id
     connection.execute(holding(select(key).where(_among(connection, key, ids)).order_by(key)))
+
+
+def _wanted(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool) -> ColumnElement[bool]:
+    if row_ids is None:
+        return _P.state == DeletionState.DEAD_LETTERED.value  # a state that a newer build wrote is named or left alone
+    if not 0 < len(set(row_ids)) <= _MOST_IDS:
+        raise InvalidInput("deletion ids", expected=f"1 to {_MOST_IDS:,} ids", found=len(set(row_ids)))
+    rows = _P.row_id.in_(any_of(connection.dialect.name, row_ids))
+    query = select(_P.row_id, _P.state).where(rows).order_by(_P.row_id)
+    found = connection.execute(query.with_for_update() if lock else query).all()
+    _require_dead_letters(row_ids, {row.row_id: row.state for row in found})
+    return rows
+
+
+def _require_dead_letters(row_ids: Sequence[int], states: Mapping[int, str]) -> None:
+    wrong = {row: states.get(row, _UNKNOWN) for row in sorted(set(row_ids))}
+    wrong = {row: state for row, state in wrong.items() if not _is_dead(state)}
+    if not wrong:
+        return
+    named = ", ".join(f"{row} {state}" for row, state in list(wrong.items())[:_MOST_NAMED])
+    more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+    if set(wrong.values()) == {_UNKNOWN}:
+        raise UnknownObject("deletion ids", expected="ids that `sexton deletion list` shows", found=f"{named}{more}")
+    raise PreconditionFailed(f"deletions: expected dead letters, found {named}{more}; nothing was changed")
+
+
+def _is_dead(state: str) -> bool:
+    return state != _UNKNOWN and state_of(state) is DeletionState.DEAD_LETTERED
+
+
+def _audit_redrive(connection: Connection, result: Detached, cause: Cause, *, at_us: int) -> None:
+    audit(
+        connection,
+        "redrive",
+        cause,
+        at_us=at_us,
+        topic_id=SEVERAL_TOPICS,
+        topic=None,
+        run_id=result.batch_id,
+        detail={"rows": result.intents},
+        span=Span.selected(connection, _P.ledger_id, _P.batch_id == result.batch_id),
+    )
+
+
+def _fingerprint(row_ids: Sequence[int] | None) -> str:
+    ids = "all" if row_ids is None else ",".join(str(row) for row in sorted(set(row_ids)))
+    return hashlib.sha256(f"redrive/{ids}".encode()).hexdigest()

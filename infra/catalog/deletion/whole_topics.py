@@ -1,0 +1,158 @@
+"""Deleting a whole topic in SQL: one transaction a step, under a lock of the topic's row.
+
+Whoever attaches something to a topic holds a share lock of that row and requires ACTIVE. So once `begin` has
+committed, nobody new comes. `begin` waits for nobody; `detach_all` waits for those who had come before it, so what
+it finds is all there ever will be.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, and_, func, or_, select
+
+from infra.catalog import tables as t
+from infra.catalog.audits import Span, audit, audited_us
+from infra.catalog.cursors.cursor_rows import remove_cursors
+from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
+from infra.catalog.deletion.intents import filed_by, tally_of
+from infra.catalog.deletion.runs import done_before, open_run
+from infra.catalog.engine.database import Database
+from infra.catalog.engine.many import any_of
+from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
+from infra.catalog.log.schemas import remove_versions
+from infra.catalog.log.topics import begin_deletion, remove_producers, remove_topic, topic_row
+from logstore.deletion.intents import DeletionState
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState
+from logstore.positions import TopicId
+
+_Removals = Mapping[str, Callable[[Connection, TopicId], int]]
+
+_NAMING: Final[_Removals] = {"cursor": remove_cursors, "schema_version": remove_versions}
+"""Rows that name ledgers of the topic's lists, in lock order: they go in the transaction that detaches those."""
+
+_ATTACHED: Final[_Removals] = {**_NAMING, "producer_sequence": remove_producers, "ledger_list": remove_lists}
+"""Rows that go with the topic's own at the latest. Whatever table hangs on a topic belongs here or above; what it
+stores must be ledgers of one of the topic's lists."""
+
+_BEGIN = "delete-topic"
+
+
+def begin(connection: Connection, database: Database, topic_id: TopicId, name: str, cause: Cause) -> int:
+    """See `PhaseOne.begin_topic`."""
+    topic = _locked(connection, topic_id, key_share=True)
+    begun = audited_us(connection, _BEGIN, topic_id)
+    if topic is None and begun is None:
+        raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
+    if topic is not None and topic.name != name:
+        raise PreconditionFailed(f"topic {topic_id}: expected the name {name}, found {topic.name}")
+    if begun is not None:
+        return begun
+    now = database.now_us(connection)
+    begin_deletion(connection, topic_id)
+    audit(connection, _BEGIN, cause, at_us=now, topic_id=topic_id, topic=name, detail={})
+    return now
+
+
+def detach_all(
+    connection: Connection, database: Database, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause
+) -> Detached:
+    """See `PhaseOne.detach_all`."""
+    request = f"all of topic {topic_id}"
+    topic = _locked(connection, topic_id)
+    done = done_before(connection, batch_id, request)
+    if done or topic is None:
+        return done or Detached(batch_id=batch_id, ledgers=0, intents=0)
+    now = database.now_us(connection)
+    result = _detach(connection, topic, batch_id, cause, now)
+    if result.intents:
+        open_run(connection, result, topic_id, claim, now, request=request)
+    return result
+
+
+def _detach(connection: Connection, topic: Row[Any], batch_id: str, cause: Cause, now: int) -> Detached:
+    _require_deleting(topic)
+    topic_id = TopicId(topic.topic_id)
+    lists = t.ledger_list.c.topic_id == topic_id
+    lock_lists(connection, lists)
+    doomed = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(lists))
+    ids = connection.execute(select(t.ledger.c.ledger_id).where(doomed).order_by(t.ledger.c.ledger_id)).scalars()
+    gone = ids.all()
+    adopted = adopt_stalled(connection, topic_id, None, batch_id=batch_id, now_us=now)
+    filed = 0
+    if gone:
+        give_copies(connection, topic_id)
+        filed = file_intents(connection, doomed, batch_id=batch_id, now_us=now, cause=cause)
+        detail = {"removed": _removed(connection, topic_id, _NAMING)}
+        about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
+        audit(connection, "detach", cause, at_us=now, detail=detail, span=Span.of(gone), **about)
+    return Detached(
+        batch_id=batch_id,
+        ledgers=len(gone),
+        intents=adopted + filed,
+        filed=filed_by(connection, batch_id, now, topic_id=topic_id) if filed else (),
+    )
+
+
+def remove(connection: Connection, database: Database, topic_id: TopicId, cause: Cause) -> bool:
+    """See `PhaseOne.remove_topic`."""
+    topic = _locked(connection, topic_id)
+    if topic is None:
+        return True
+    _require_deleting(topic)
+    lists = lock_lists(connection, t.ledger_list.c.topic_id == topic_id)
+    inside = t.ledger.c.list_id.in_(any_of(connection.dialect.name, lists))
+    if connection.execute(select(t.ledger.c.ledger_id).where(inside).limit(1)).first():
+        return False
+    removed = _removed(connection, topic_id, _ATTACHED)
+    remove_topic(connection, topic_id)
+    now = database.now_us(connection)
+    done = topic_tally(connection, topic_id, audited_us(connection, _BEGIN, topic_id) or 0)
+    detail = {"removed": removed, "outcomes": dict(done.outcomes), "objects": done.objects}
+    audit(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=detail)
+    return True
+
+
+def contents(connection: Connection, topic_id: TopicId) -> TopicContents:
+    """See `PhaseOne.contents`."""
+    topic_row(connection, topic_id)
+    component = t.ledger_list.c.component
+    mine = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+    of_topic = t.ledger_list.c.topic_id == topic_id
+    per_component = select(component, func.count()).select_from(mine).where(of_topic).group_by(component)
+    with_copies = mine.join(t.ledger_copy, t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
+    kind = t.ledger_copy.c.kind
+    per_kind = select(component, kind, func.count()).select_from(with_copies).where(of_topic).group_by(component, kind)
+    copies: dict[str, dict[str, int]] = {}
+    for name, kind_name, count in connection.execute(per_kind.order_by(component, kind)):
+        copies.setdefault(name, {})[kind_name] = count
+    subscriptions = select(func.count()).where(t.cursor.c.topic_id == topic_id)
+    return TopicContents(
+        ledgers={row[0]: row[1] for row in connection.execute(per_component.order_by(component))},
+        copies=copies,
+        subscriptions=connection.execute(subscriptions).scalar_one(),
+    )
+
+
+def topic_tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
+    """See `PhaseOne.topic_tally`."""
+    p = t.pending_deletion.c
+    deleted = DeletionState.DELETED.value
+    left = p.state != DeletionState.DELETED.value  # one that this build does not know included
+    return tally_of(connection, p.topic_id == topic_id, or_(left, and_(p.state == deleted, p.finished_us >= since_us)))
+
+
+def _locked(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
+    """The topic's row, locked against everyone who holds it, or with `key_share` only against who deletes it."""
+    query = select(t.topic).where(t.topic.c.topic_id == topic_id)
+    return connection.execute(query.with_for_update(key_share=key_share)).first()
+
+
+def _removed(connection: Connection, topic_id: TopicId, removals: _Removals) -> dict[str, int]:
+    """Remove the topic's rows and count them, table by table."""
+    return {table: remove(connection, topic_id) for table, remove in removals.items()}
+
+
+def _require_deleting(topic: Row[Any]) -> None:
+    if topic.state != TopicState.DELETING.value:
+        raise PreconditionFailed(f"topic {topic.name}: expected state DELETING, found {topic.state}")

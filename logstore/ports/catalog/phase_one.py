@@ -1,0 +1,132 @@
+"""Phase one in the catalog: ledgers leave, and intents stand in their place; and its port."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from logstore.ownership import Lease
+from logstore.ports.catalog.batches import Cause, Claim, Detached, Tally
+from logstore.positions import LedgerId, TopicId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicContents:
+    """What hangs on a topic, whatever component owns it."""
+
+    ledgers: Mapping[str, int]  # by component
+    copies: Mapping[str, Mapping[str, int]]  # by component, then by kind of copy
+    subscriptions: int
+
+
+class PhaseOne(Protocol):
+    """What leaves the catalog: of one topic by retention or by name, of many topics into one batch, of a whole topic.
+
+    Each is one transaction. `detach` raises `NotOwner`, and changes nothing, where the port is `under` a lease that was
+    overtaken. The steps of a topic's deletion go on from whatever an earlier try left.
+    """
+
+    def under(self, lease: Lease | None) -> Self:
+        """The same port for the owner of a bundle; None: for anybody, whose writes look at no fence.
+
+        Each write requires the lease to be its bundle's last before it reads what it is about, and nobody raises the
+        fence before the write is committed.
+        """
+
+    def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
+        """What a detach would take out now; None asks for what retention lets go. Changes nothing.
+
+        Raises:
+            UnknownObject, LedgerStillNeeded: As `detach`.
+        """
+
+    def detach(
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        *,
+        force: bool,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+    ) -> Detached:
+        """Phase one in one transaction: take ledgers out of the list and file an intent per copy.
+
+        Locks the list row, evaluates the whole rule, raises the version. With `ledger_ids` None, retention
+        decides, and intents of this topic without a live claim and newborn ledgers that were never attached
+        join the batch. `force` moves cursors over the hole. All or nothing for given ids.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that retention gave
+        nothing to do leaves no trace, and may find something when it is repeated.
+
+        Raises:
+            UnknownObject: No such topic, or an id that was never of this topic's list.
+            LedgerStillNeeded: Not forced and still needed, or the open last ledger.
+        """
+
+    def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+        """Those of the topics in which a detach could find something: most have nothing, and need no lock."""
+
+    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """As `detach` by retention, in one transaction for the topic, into a batch of many topics.
+
+        Opens the batch, or holds it until `ttl_s` from now. Newborn ledgers that were never attached count as
+        ledgers too.
+
+        Idempotency: keyed by batch and topic: where intents of the topic are in the batch, they are counted and
+        nothing else happens.
+
+        Raises:
+            UnknownObject: No such topic.
+            CorruptData: A cursor's row cannot be read.
+            ClaimHeld: The batch is finished, or another workflow's; nothing was changed.
+        """
+
+    def detached_into(self, batch_id: str) -> Detached:
+        """The whole batch, counted from its rows; all zero when nothing was detached into it."""
+
+    def contents(self, topic_id: TopicId) -> TopicContents:
+        """Count what a deletion would take. Changes nothing.
+
+        Raises:
+            UnknownObject: No such topic.
+        """
+
+    def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
+        """Set the topic DELETING and write the audit row; when that was, microseconds by the catalog's clock.
+
+        Whoever comes after its commit can attach nothing to the topic, for that requires ACTIVE under a lock. It
+        does not wait for those who hold that lock already, or a busy topic would never begin to go: `detach_all` does.
+
+        Idempotency: a topic that is DELETING, or that was deleted, answers when it began, and is audited once.
+
+        Raises:
+            UnknownObject: There is no such topic, and never was.
+            PreconditionFailed: The topic of that id bears another name.
+        """
+
+    def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+        """Phase one for everything of the topic, in one transaction: an intent for each copy of each ledger.
+
+        Whatever the component, and whatever the state: newborn and open ledgers, copies that are being written.
+        Rows that name ledgers, cursors and schema versions, go with them. The topic's intents without a live claim
+        join the batch.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. A topic that is gone has
+        nothing left to detach.
+
+        Raises:
+            PreconditionFailed: The topic is not DELETING, or the batch id is one of another request.
+        """
+
+    def remove_topic(self, topic_id: TopicId, cause: Cause) -> bool:
+        """Remove what the topic is besides ledgers, and its own row; its name is free from then on.
+
+        Returns:
+            Whether the topic is gone now; False when a ledger is attached to it still, and nothing was changed.
+
+        Raises:
+            PreconditionFailed: The topic is not DELETING.
+        """
+
+    def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
+        """Count intents of the topic that ended since then, and all of them that have not succeeded."""
