@@ -28,6 +28,7 @@ from infra.catalog.log.topics import topic_row
 from infra.catalog.offload.uploads import take_away_abandoned
 from infra.catalog.ownership.fences import FencedWrites
 from logstore.deletion.intents import DeletionState
+from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Filed, Tally, TopicContents
@@ -77,14 +78,23 @@ class SqlPhaseOne(FencedWrites):
         request = _fingerprint(topic_id, ledger_ids, force=force)
         order = Order(ledger_ids=ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, request=request)
 
-        def work(connection: Connection, view: ListView) -> Detached:
-            done = done_before(connection, batch_id, request)
-            if done:
+        def locks(connection: Connection) -> ListView | Detached:
+            try:
+                return self._view(connection, topic_id, lock=True)
+            except UnknownObject:  # the topic may be gone since an earlier call, whose answer was lost
+                done = done_before(connection, batch_id, request)
+                if done is None:
+                    raise
                 return done
-            return self._replace(connection, view, doomed(connection, view, ledger_ids, force=force), order)
+
+        def work(connection: Connection, found: ListView | Detached) -> Detached:
+            if isinstance(found, Detached):
+                return found
+            done = done_before(connection, batch_id, request)
+            return done or self._replace(connection, found, doomed(connection, found, ledger_ids, force=force), order)
 
         with effect("catalog.detach"):
-            return self._write_behind(lambda connection: self._view(connection, topic_id, lock=True), work)
+            return self._write_behind(locks, work)
 
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """See `PhaseOne.promising`."""

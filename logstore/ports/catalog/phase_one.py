@@ -55,8 +55,8 @@ class PhaseOne(Protocol):
         decides, and intents of this topic without a live claim and newborn ledgers that were never attached
         join the batch. `force` moves cursors over the hole. All or nothing for given ids.
 
-        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that retention gave
-        nothing to do leaves no trace, and may find something when it is repeated.
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did, also where the topic was
+        deleted since. One that retention gave nothing to do leaves no trace, and may find something when repeated.
 
         Raises:
             UnknownObject: No such topic, or an id that was never of this topic's list.

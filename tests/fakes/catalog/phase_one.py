@@ -39,7 +39,6 @@ class FakePhaseOne(Batches):
         """See the port."""
         request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force)
         with effect("catalog.detach"), self._fenced():
-            self._catalog.topic(topic_id)
             earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached

@@ -75,6 +75,20 @@ def test_delete_topic_is_audited_once_a_step_with_who_and_why(sql_world: SqlWorl
     assert "cursor" in detail
 
 
+@pytest.mark.postgres
+def test_detach_repeated_after_its_topic_was_deleted_answers_the_same(world: World) -> None:
+    """Its answer was lost, and the topic went meanwhile: that nothing changed would be untrue."""
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 3)
+    first = world.phase_one(topic.topic_id, ledgers[:1], batch_id="b")
+    delete(world, topic)
+    assert world.phase_one(topic.topic_id, ledgers[:1], batch_id="b") == first
+    with pytest.raises(PreconditionFailed, match="another request"):
+        world.phase_one(topic.topic_id, ledgers[:2], batch_id="b")
+    with pytest.raises(UnknownObject, match="topic_id"):
+        world.phase_one(topic.topic_id, ledgers[:1], batch_id="another")
+
+
 def test_begin_of_another_topic_is_refused(world: World) -> None:
     """An id that never was, or one that bears another name, is no topic to delete (promise 3)."""
     topic = new_topic(world)
