@@ -23,11 +23,11 @@ _DOORS: Final = {
     "ledger_copy": "log.ledger_rows",
     "ledger_list": "log.ledger_rows",
     "pending_deletion": "deletion.intent_rows",
-    "producer_sequence": "log.topics",
+    "producer_sequence": "log.topic_rows",
     "run": "deletion.runs",
     "schema_version": "log.schemas",
     "segment": "log.ledger_rows",
-    "topic": "log.topics",
+    "topic": "log.topic_rows",
 }
 """Table → its module of writes in `infra.catalog`."""
 

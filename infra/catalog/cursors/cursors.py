@@ -16,7 +16,7 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, data_list, publish, raise_version
-from infra.catalog.log.topics import active_topic, topic_row
+from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.cursors.state import (
     CursorState,
     LedgerSpan,

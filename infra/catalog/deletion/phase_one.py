@@ -24,7 +24,7 @@ from infra.catalog.deletion.runs import done_before, open_run, share_run, stalle
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import data_list, last_id, lock_lists, never_attached
-from infra.catalog.log.topics import topic_row
+from infra.catalog.log.topic_rows import topic_row
 from infra.catalog.offload.uploads import take_away_abandoned
 from infra.catalog.ownership.fences import FencedWrites
 from logstore.deletion.intents import DeletionState

@@ -18,7 +18,7 @@ from infra.catalog.deletion.runs import SEVERAL_TOPICS, done_before, forget_runs
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import lock_lists, never_attached
-from infra.catalog.log.topics import holding
+from infra.catalog.log.topic_rows import holding
 from infra.catalog.offload.uploads import abandoned, take_away_abandoned
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject

@@ -20,7 +20,7 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
 from infra.catalog.log.schemas import remove_versions
-from infra.catalog.log.topics import begin_deletion, remove_producers, remove_topic, topic_row
+from infra.catalog.log.topic_rows import begin_deletion, remove_producers, remove_topic, topic_row
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState

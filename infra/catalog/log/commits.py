@@ -19,7 +19,7 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of
 from infra.catalog.log.ledger_rows import GROWS, register
 from infra.catalog.log.ledgers import epoch
-from infra.catalog.log.topics import advance_producers, holding
+from infra.catalog.log.topic_rows import advance_producers, holding
 from logstore.errors import (
     AlreadyExists,
     LedgerFenced,

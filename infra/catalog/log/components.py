@@ -11,7 +11,7 @@ from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.deletion.intents import keys_of
 from infra.catalog.engine.database import Database
 from infra.catalog.log.ledger_rows import canonical, make_list, newborn
-from infra.catalog.log.topics import active_topic, topic_row
+from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement

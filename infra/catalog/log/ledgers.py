@@ -11,7 +11,7 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, newborn
 from infra.catalog.log.sums import backlog_of, totals_of
-from infra.catalog.log.topics import active_topic
+from infra.catalog.log.topic_rows import active_topic
 from logstore.cursors.state import CursorState
 from logstore.errors import StaleCatalog
 from logstore.failpoints import effect

@@ -1,21 +1,20 @@
-"""Topics in SQL, with what producers of them have sent: nothing else writes rows of these two."""
+"""Topics in SQL, one by one and by pages with what is told of each."""
 
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, select, true, update
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from infra.catalog import tables as t
+from infra.catalog.cursors.cursor_rows import stored
 from infra.catalog.engine.database import Database
-from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, inserting, rows_of
-from infra.catalog.log.ledger_rows import make_list
+from infra.catalog.engine.many import any_of
+from infra.catalog.log.sums import backlogs_of, totals_of
+from infra.catalog.log.topic_rows import TOPIC, create_topic, topic_of, topic_row
 from logstore.deletion.retention import RetentionPolicy
-from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
+from logstore.errors import UnknownObject
 from logstore.failpoints import effect
-from logstore.log.ledgers import Component
-from logstore.ports.catalog import Topic, TopicPage, TopicState, TopicSummary
+from logstore.ports.catalog import StoredCursor, SubscriptionSummary, Topic, TopicPage, TopicState, TopicSummary
 from logstore.positions import TopicId
 
 
@@ -29,32 +28,11 @@ class SqlTopics:
     def create(self, name: str, policy: RetentionPolicy) -> Topic:
         """See `Topics.create`; the name's unique key decides between racing creators."""
         with effect("catalog.create_topic"):
-            return self._db.write(lambda connection: self._create(connection, name, policy))
-
-    def _create(self, connection: Connection, name: str, policy: RetentionPolicy) -> Topic:
-        found = connection.execute(select(t.topic.c.state).where(t.topic.c.name == name)).scalar_one_or_none()
-        if found:
-            raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {found}")
-        now = self._db.now_us(connection)
-        topic_id = connection.execute(
-            ignoring_conflict(connection, t.topic)
-            .values(
-                name=name,
-                state=TopicState.ACTIVE.value,
-                retention_s=policy.retention_s,
-                retention_bytes=policy.retention_bytes,
-                created_us=now,
-            )
-            .returning(t.topic.c.topic_id)
-        ).scalar_one_or_none()
-        if topic_id is None:
-            raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that was just created")
-        make_list(connection, topic_id, Component.MANAGED_LEDGER, {})
-        return Topic(topic_id=topic_id, name=name, state=TopicState.ACTIVE, policy=policy, created_us=now)
+            return self._db.write(lambda c: create_topic(c, name, policy, now_us=self._db.now_us(c)))
 
     def get(self, name: str) -> Topic:
         """See `Topics.get`."""
-        found = self._db.read(lambda connection: connection.execute(_SELECT.where(t.topic.c.name == name)).first())
+        found = self._db.read(lambda connection: connection.execute(TOPIC.where(t.topic.c.name == name)).first())
         if found is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return topic_of(found)
@@ -65,113 +43,71 @@ class SqlTopics:
 
     def all(self) -> list[Topic]:
         """See `Topics.all`."""
-        rows = self._db.read(lambda connection: connection.execute(_SELECT).all())
+        rows = self._db.read(lambda connection: connection.execute(TOPIC).all())
         return sorted(map(topic_of, rows), key=attrgetter("name"))  # here, for a database sorts by its own locale
 
     def active(self, *, after: TopicId, limit: int) -> list[Topic]:
         """See `Topics.active`."""
         c = t.topic.c
-        page = _SELECT.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
+        page = TOPIC.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
         return [topic_of(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
 
     def page(self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int) -> TopicPage:
         """See `Topics.page`."""
-        from infra.catalog.log.topic_pages import page_of  # noqa: PLC0415 - it builds on this module
-
-        return self._db.read(lambda c: page_of(c, prefix=prefix, state=state, after=after, limit=limit))
+        return self._db.read(lambda c: _page_of(c, prefix=prefix, state=state, after=after, limit=limit))
 
     def summary(self, topic: Topic) -> TopicSummary:
         """See `Topics.summary`."""
-        from infra.catalog.log.topic_pages import summaries  # noqa: PLC0415 - it builds on this module
-
-        return self._db.read(lambda connection: summaries(connection, [topic])[0])
+        return self._db.read(lambda connection: _summaries(connection, [topic])[0])
 
 
-_SELECT = select(t.topic)
+_PAST_ASCII = "\x7f"  # encoded names are ASCII that can be printed
 
 
-def holding(topics: Select[Any]) -> Select[Any]:
-    """The share lock of who works on topics: their deletion may begin meanwhile, but takes nothing away before we end.
-
-    PostgreSQL lets further share locks pass whoever waits for an exclusive one, so the deletion of a busy topic
-    would never begin if it had to wait for them. Source: PostgreSQL's README.tuplock.
-    """
-    return topics.with_for_update(read=True, key_share=True)
-
-
-def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
-    """Read a topic, under a share lock if asked: whoever takes its rows away waits for us or we for it.
-
-    Raises:
-        UnknownObject: There is none.
-    """
-    query = _SELECT.where(t.topic.c.topic_id == topic_id)
-    found = connection.execute(holding(query) if share else query).first()
-    if found is None:
-        raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
-    return topic_of(found)
+def _page_of(connection: Connection, *, prefix: str, state: TopicState | None, after: str, limit: int) -> TopicPage:
+    """See `Topics.page`."""
+    name = _by_bytes(connection)
+    asked = [name > after, name >= prefix, name < prefix + _PAST_ASCII]
+    if state is not None:
+        asked.append(t.topic.c.state == state.value)
+    rows = connection.execute(select(t.topic).where(*asked).order_by(name).limit(limit)).all()
+    count = connection.execute(select(func.count()).select_from(t.topic).where(*asked)).scalar_one()
+    return TopicPage(topics=_summaries(connection, [topic_of(row) for row in rows]), more=count - len(rows))
 
 
-def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
-    """Lock a topic and require it ACTIVE; one that is not is not locked, for its deletion waits until nobody holds it.
-
-    Raises:
-        UnknownObject: There is none.
-        PreconditionFailed: It is being deleted.
-    """
-    active = _SELECT.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
-    row = connection.execute(holding(active)).first()
-    if row is not None:
-        return topic_of(row)
-    found = topic_row(connection, topic_id)
-    raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
+def _by_bytes(connection: Connection) -> ColumnElement[str]:
+    """Names as SQLite orders them; PostgreSQL has the order of its locale, unless told."""
+    return t.topic.c.name if connection.dialect.name == "sqlite" else t.topic.c.name.collate("C")
 
 
-def begin_deletion(connection: Connection, topic_id: TopicId) -> None:
-    """ACTIVE → DELETING, for good, under a key-share lock of the row."""
-    mine = update(t.topic).where(t.topic.c.topic_id == topic_id)
-    connection.execute(mine.values(state=TopicState.DELETING.value))
+def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSummary]:
+    """What is told of the topics, in their order."""
+    ids = [topic.topic_id for topic in topics]
+    query = select(t.cursor).where(t.cursor.c.topic_id.in_(any_of(connection.dialect.name, ids)))
+    rows = connection.execute(query).all()
+    cursors = {(TopicId(row.topic_id), row.name): stored(row) for row in rows}
+    totals = totals_of(connection, ids)
+    backlogs = backlogs_of(connection, ids, {key: one.state for key, one in cursors.items()})
+    of_topic: dict[TopicId, list[StoredCursor]] = {topic_id: [] for topic_id in ids}
+    for (topic_id, _), cursor in cursors.items():
+        of_topic[topic_id].append(cursor)
+    return [
+        TopicSummary(
+            topic=topic,
+            totals=totals[topic.topic_id],
+            subscriptions=[
+                _told(one, backlogs[topic.topic_id, one.name])
+                for one in sorted(of_topic[topic.topic_id], key=attrgetter("name"))  # here: a database has its locale
+            ],
+        )
+        for topic in topics
+    ]
 
 
-def advance_producers(connection: Connection, ahead: Iterable[tuple[int, str, int]]) -> None:
-    """Set producers' last sequence ids: topic, producer, id; the lock of the topic's open ledger is held.
-
-    That lock stands for sequences that have no row yet. None goes back.
-    """
-    _advancing(connection.dialect.name).execute(connection, ahead)
-
-
-@cache
-def _advancing(dialect: str) -> Statement:
-    rows = rows_of(dialect, "ahead", {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG})
-    picked = select(*(rows.source.c[name] for name in rows.columns)).where(
-        true()
-    )  # without it SQLite reads ON as a join's
-    put = inserting(dialect, t.producer_sequence).from_select(rows.columns, picked)
-    further = put.on_conflict_do_update(
-        index_elements=["topic_id", "producer"],
-        set_={"sequence_id": put.excluded.sequence_id},
-        where=t.producer_sequence.c.sequence_id < put.excluded.sequence_id,
-    )
-    return Statement(sql=further, rows=rows)
-
-
-def remove_producers(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the sequences of a topic's producers, under the lock of its row, and return how many."""
-    return connection.execute(delete(t.producer_sequence).where(t.producer_sequence.c.topic_id == topic_id)).rowcount
-
-
-def remove_topic(connection: Connection, topic_id: TopicId) -> None:
-    """Remove the row of a topic that is DELETING, locked against all who hold it, with nothing attached to it."""
-    connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
-
-
-def topic_of(row: Row[Any]) -> Topic:
-    """A row of `topic` as a value."""
-    return Topic(
-        topic_id=TopicId(row.topic_id),
-        name=row.name,
-        state=TopicState(row.state),
-        policy=RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes),
-        created_us=row.created_us,
+def _told(one: StoredCursor, backlog: int) -> SubscriptionSummary:
+    return SubscriptionSummary(
+        name=one.name,
+        mark_delete=one.state.mark_delete,
+        created_us=one.created_us,
+        backlog=backlog if one.snapshot_ledger is None else None,
     )

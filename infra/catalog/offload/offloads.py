@@ -10,7 +10,7 @@ from infra.catalog.deletion.intent_rows import file_copy_intents
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
-from infra.catalog.log.topics import active_topic, topic_row
+from infra.catalog.log.topic_rows import active_topic, topic_row
 from infra.catalog.offload.contexts import as_text, context_in
 from infra.catalog.offload.primary_removal import PrimaryRemoval
 from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy

@@ -15,7 +15,7 @@ from infra.catalog.deletion.runs import done_before, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import data_list
-from infra.catalog.log.topics import topic_row
+from infra.catalog.log.topic_rows import topic_row
 from infra.catalog.offload.contexts import as_text, context_in
 from infra.catalog.offload.uploads import TIERED, statement_of
 from logstore.failpoints import effect

@@ -1,0 +1,132 @@
+"""Rows of topics, and of what their producers have sent: nothing else writes these two tables."""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Select, delete, select, true, update
+
+from infra.catalog import tables as t
+from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, inserting, rows_of
+from infra.catalog.log.ledger_rows import make_list
+from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
+from logstore.log.ledgers import Component
+from logstore.ports.catalog import Topic, TopicState
+from logstore.positions import TopicId
+
+TOPIC: Final = select(t.topic)
+"""What `topic_of` reads."""
+
+
+def create_topic(connection: Connection, name: str, policy: RetentionPolicy, *, now_us: int) -> Topic:
+    """Insert an ACTIVE topic with its empty list; the name's unique key decides between racing creators.
+
+    Raises:
+        AlreadyExists: The name is taken.
+    """
+    found = connection.execute(select(t.topic.c.state).where(t.topic.c.name == name)).scalar_one_or_none()
+    if found:
+        raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {found}")
+    topic_id = connection.execute(
+        ignoring_conflict(connection, t.topic)
+        .values(
+            name=name,
+            state=TopicState.ACTIVE.value,
+            retention_s=policy.retention_s,
+            retention_bytes=policy.retention_bytes,
+            created_us=now_us,
+        )
+        .returning(t.topic.c.topic_id)
+    ).scalar_one_or_none()
+    if topic_id is None:
+        raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that was just created")
+    make_list(connection, topic_id, Component.MANAGED_LEDGER, {})
+    return Topic(topic_id=topic_id, name=name, state=TopicState.ACTIVE, policy=policy, created_us=now_us)
+
+
+def holding(topics: Select[Any]) -> Select[Any]:
+    """The share lock of who works on topics: their deletion may begin meanwhile, but takes nothing away before we end.
+
+    PostgreSQL lets further share locks pass whoever waits for an exclusive one, so the deletion of a busy topic
+    would never begin if it had to wait for them. Source: PostgreSQL's README.tuplock.
+    """
+    return topics.with_for_update(read=True, key_share=True)
+
+
+def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
+    """Read a topic, under a share lock if asked: whoever takes its rows away waits for us or we for it.
+
+    Raises:
+        UnknownObject: There is none.
+    """
+    query = TOPIC.where(t.topic.c.topic_id == topic_id)
+    found = connection.execute(holding(query) if share else query).first()
+    if found is None:
+        raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
+    return topic_of(found)
+
+
+def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
+    """Lock a topic and require it ACTIVE; one that is not is not locked, for its deletion waits until nobody holds it.
+
+    Raises:
+        UnknownObject: There is none.
+        PreconditionFailed: It is being deleted.
+    """
+    active = TOPIC.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
+    row = connection.execute(holding(active)).first()
+    if row is not None:
+        return topic_of(row)
+    found = topic_row(connection, topic_id)
+    raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
+
+
+def begin_deletion(connection: Connection, topic_id: TopicId) -> None:
+    """ACTIVE → DELETING, for good, under a key-share lock of the row."""
+    mine = update(t.topic).where(t.topic.c.topic_id == topic_id)
+    connection.execute(mine.values(state=TopicState.DELETING.value))
+
+
+def advance_producers(connection: Connection, ahead: Iterable[tuple[int, str, int]]) -> None:
+    """Set producers' last sequence ids: topic, producer, id; the lock of the topic's open ledger is held.
+
+    That lock stands for sequences that have no row yet. None goes back.
+    """
+    _advancing(connection.dialect.name).execute(connection, ahead)
+
+
+@cache
+def _advancing(dialect: str) -> Statement:
+    rows = rows_of(dialect, "ahead", {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG})
+    picked = select(*(rows.source.c[name] for name in rows.columns)).where(
+        true()
+    )  # without it SQLite reads ON as a join's
+    put = inserting(dialect, t.producer_sequence).from_select(rows.columns, picked)
+    further = put.on_conflict_do_update(
+        index_elements=["topic_id", "producer"],
+        set_={"sequence_id": put.excluded.sequence_id},
+        where=t.producer_sequence.c.sequence_id < put.excluded.sequence_id,
+    )
+    return Statement(sql=further, rows=rows)
+
+
+def remove_producers(connection: Connection, topic_id: TopicId) -> int:
+    """Remove the sequences of a topic's producers, under the lock of its row, and return how many."""
+    return connection.execute(delete(t.producer_sequence).where(t.producer_sequence.c.topic_id == topic_id)).rowcount
+
+
+def remove_topic(connection: Connection, topic_id: TopicId) -> None:
+    """Remove the row of a topic that is DELETING, locked against all who hold it, with nothing attached to it."""
+    connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
+
+
+def topic_of(row: Row[Any]) -> Topic:
+    """A row of `topic` as a value."""
+    return Topic(
+        topic_id=TopicId(row.topic_id),
+        name=row.name,
+        state=TopicState(row.state),
+        policy=RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes),
+        created_us=row.created_us,
+    )
