@@ -71,14 +71,6 @@ class ServiceProcess:
             raise
         return log_start
 
-    def record_this_process(self) -> None:
-        """Write the pid file of the process that calls this, for others to see whether it lives.
-
-        Raises:
-            ServiceFailed: The home cannot be written.
-        """
-        self._write_record(os.getpid(), mark="")
-
     def stop(self, timeout_s: float) -> bool:
         """Ask the process to end, and end it by force when it has not obeyed in time.
 

@@ -1,5 +1,6 @@
 """The folder of a throw-away stack, which goes with its servers."""
 
+import fcntl
 import os
 import shutil
 import stat
@@ -17,7 +18,8 @@ from logstore.errors import ServiceFailed
 from workers.operations.status import WORKER
 
 _PREFIX: Final = "sexton-demo-"
-_DEMO: Final = "demo"  # the name of its own pid file: the mark of a folder that may be removed once the demo is dead
+_DEMO: Final = "demo"
+_MARK: Final = "demo.lock"  # a folder that has it may be removed once nobody holds the lock
 _TRIES: Final = 20
 _BETWEEN_S: Final = 0.25  # a disk that is full or slow, or a process that was being started, needs a moment
 
@@ -27,15 +29,21 @@ def new_home() -> Path:
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
-def mark(home: Path) -> None:
-    """Let later demos remove the folder once this process is dead.
+def mark(home: Path) -> int:
+    """Let later demos remove the folder once this process is dead; returns the descriptor that it holds until then.
+
+    The lock goes with the process that took it, and with nothing else: a start time moves when the clock is set.
 
     Raises:
         ServiceFailed: The folder cannot be written.
     """
     at_home = StackHome.at(home)
     at_home.prepare()
-    ServiceProcess(_DEMO, at_home).record_this_process()
+    with at_home.disk_faults():
+        held, unnamed = tempfile.mkstemp(dir=home)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        Path(unnamed).rename(home / _MARK)  # once it is locked: whoever finds it unlocked removes the folder
+    return held
 
 
 def remove_abandoned(say: Callable[[str], None]) -> None:
@@ -54,10 +62,19 @@ def remove_abandoned(say: Callable[[str], None]) -> None:
 
 def _is_abandoned(home: Path) -> bool:
     seen = home.lstat()
-    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():  # others' pid files are not to be believed
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():  # others' marks are not to be believed
         return False
-    demo = ServiceProcess(_DEMO, StackHome.at(home))
-    return demo.pid_file.is_file() and demo.running() is None
+    try:
+        found = os.open(home / _MARK, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(found)
+    return True
 
 
 def remove(home: Path) -> None:

@@ -1,6 +1,5 @@
 """The folder of a demo goes with its servers, whatever signals come, and those of demos that were killed go later."""
 
-import json
 import os
 import shutil
 import signal
@@ -38,11 +37,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def home(temporary: Path) -> Iterator[Path]:
     """The marked folder of a demo that is this process, with a server in it."""
     made = new_home()
-    mark(made)
+    held = mark(made)
     server = ServiceProcess("worker-1", StackHome.at(made))
     server.start(_SLEEP, cwd=made, env=os.environ)
     yield made
     server.kill()
+    os.close(held)
 
 
 @dataclass
@@ -76,13 +76,19 @@ def _server(home: Path) -> psutil.Process:
     return found
 
 
-def _abandon(home: Path) -> None:
-    """Let the mark name a process that is dead."""
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    started = psutil.Process(dead.pid).create_time()
-    dead.wait()
-    path = ServiceProcess("demo", StackHome.at(home)).pid_file
-    path.write_text(json.dumps({"pid": dead.pid, "started": started, "mark": ""}), encoding="utf-8")
+@pytest.fixture
+def abandoned(temporary: Path) -> Iterator[Path]:
+    """The folder of a demo that was killed, with a server in it that outlived it."""
+    marked = "from workers.demo.throw_away import mark, new_home; made = new_home(); mark(made)"
+    script = f"import os, signal; {marked}; print(made, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    surroundings = {**os.environ, "TMPDIR": str(temporary)}
+    dead = subprocess.run([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, check=False)
+    assert dead.returncode == -signal.SIGKILL
+    made = Path(dead.stdout.strip())
+    server = ServiceProcess("worker-1", StackHome.at(made))
+    server.start(_SLEEP, cwd=made, env=os.environ)
+    yield made
+    server.kill()
 
 
 def test_removal_waits_for_the_servers_deaths(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +134,11 @@ def test_removal_that_fails_names_the_folder(home: Path, monkeypatch: pytest.Mon
         remove(home)
 
 
-def test_the_next_demo_removes_the_folder_of_a_dead_one(home: Path) -> None:
+def test_the_next_demo_removes_the_folder_of_a_dead_one(abandoned: Path) -> None:
     """With the servers that outlived it."""
-    server = _server(home)
-    _abandon(home)
+    server = _server(abandoned)
     remove_abandoned(print)
-    assert not home.exists()
+    assert not abandoned.exists()
     assert not server.is_running()
 
 
@@ -147,11 +152,21 @@ def test_the_next_demo_leaves_the_folders_of_others(home: Path, temporary: Path)
     assert _server(home).is_running()
 
 
-def test_the_next_demo_believes_no_mark_behind_a_link(home: Path, temporary: Path) -> None:
+def test_the_next_demo_leaves_one_that_lives_though_the_clock_was_set(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux tells when a process was started by a clock that moves with the system's: that is no proof of a death."""
+    server, told = _server(home), psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: told(process) + 5)
+    remove_abandoned(print)
+    assert home.exists()
+    assert server.status() != psutil.STATUS_ZOMBIE
+
+
+def test_the_next_demo_believes_no_mark_behind_a_link(abandoned: Path, temporary: Path) -> None:
     """A name in a folder that all users share may be anybody's."""
     elsewhere = temporary / "elsewhere"
-    home.rename(elsewhere)
-    _abandon(elsewhere)
+    abandoned.rename(elsewhere)
     (temporary / "sexton-demo-link").symlink_to(elsewhere)
     remove_abandoned(print)
     assert elsewhere.exists()
