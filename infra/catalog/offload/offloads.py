@@ -11,14 +11,14 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
 from infra.catalog.log.topic_rows import active_topic, topic_row
+from infra.catalog.offload import primary_removal
 from infra.catalog.offload.contexts import as_text, context_in
-from infra.catalog.offload.primary_removal import PrimaryRemoval
 from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
 from logstore.offload.tiered import upload_ended
-from logstore.ports.catalog import Copies, Offload, OffloadAnswer, Topic, TopicState
+from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 
 _LIVE = CopyState.LIVE.value
@@ -31,12 +31,11 @@ class _Attempt(NamedTuple):
     timeout_us: int
 
 
-class SqlOffloads(PrimaryRemoval):
-    """The `Offloads` port; removal of primary copies is inherited."""
+class SqlOffloads:
+    """The `Offloads` port."""
 
     def __init__(self, database: Database) -> None:
         """Work on `database`."""
-        super().__init__(database)
         self._db = database
 
     def begin(
@@ -155,6 +154,34 @@ class SqlOffloads(PrimaryRemoval):
             return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
 
         return self._db.read(work)
+
+    def removable(
+        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
+    ) -> list[Published]:
+        """See `Offloads.removable`."""
+        return self._db.read(
+            lambda connection: primary_removal.removable(connection, topic_id, ledger_ids, after=after, limit=limit)
+        )
+
+    def remove_primaries(
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        *,
+        proved: Mapping[LedgerId, str],
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+    ) -> Detached:
+        """See `Offloads.remove_primaries`."""
+
+        def work(connection: Connection) -> Detached:
+            return primary_removal.remove_primaries(
+                connection, self._db, topic_id, ledger_ids, proved=proved, batch_id=batch_id, claim=claim, cause=cause
+            )
+
+        with effect("catalog.remove_primaries"):
+            return self._db.write(work)
 
     def now_us(self) -> int:
         """See `Offloads.now_us`."""

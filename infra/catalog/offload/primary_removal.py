@@ -18,7 +18,6 @@ from infra.catalog.log.ledger_rows import data_list
 from infra.catalog.log.topic_rows import topic_row
 from infra.catalog.offload.contexts import as_text, context_in
 from infra.catalog.offload.uploads import TIERED, statement_of
-from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Published, Topic
 from logstore.positions import LedgerId, TopicId
@@ -27,73 +26,55 @@ _LIVE = CopyState.LIVE.value
 _primary, _tiered = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
 
 
-class PrimaryRemoval:
-    """What can go, and its removal; a part of `SqlOffloads`."""
+def removable(
+    connection: Connection, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
+) -> list[Published]:
+    """See `Offloads.removable`."""
+    topic = topic_row(connection, topic_id)
+    wanted = _removable(connection.dialect.name, data_list(connection, topic_id), ledger_ids)
+    rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
+    return [_published(topic, row) for row in rows]
 
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
-    def removable(
-        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
-    ) -> list[Published]:
-        """See `Offloads.removable`."""
-
-        def work(connection: Connection) -> list[Published]:
-            topic = topic_row(connection, topic_id)
-            wanted = _removable(connection.dialect.name, data_list(connection, topic_id), ledger_ids)
-            rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
-            return [_published(topic, row) for row in rows]
-
-        return self._db.read(work)
-
-    def remove_primaries(
-        self,
-        topic_id: TopicId,
-        ledger_ids: Sequence[LedgerId] | None,
-        *,
-        proved: Mapping[LedgerId, str],
-        batch_id: str,
-        claim: Claim,
-        cause: Cause,
-    ) -> Detached:
-        """See `Offloads.remove_primaries`."""
-        request = _fingerprint(topic_id, ledger_ids)
-
-        def work(connection: Connection) -> Detached:
-            topic = topic_row(connection, topic_id, share=True)
-            list_id = data_list(connection, topic_id, lock=True)
-            done = done_before(connection, batch_id, request)
-            if done:
-                return done
-            now = self._db.now_us(connection)
-            stalled = adopt_stalled(
-                connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER
-            )
-            ids = _proved_ids(connection, list_id, ledger_ids, proved)
-            doomed = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
-            filed = file_copy_intents(
-                connection, list_id, CopyKind.LEDGER, doomed, batch_id=batch_id, now_us=now, cause=cause
-            )
-            result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
-            if result.intents:
-                open_run(connection, result, topic_id, claim, now, request=request)
-            if ids:
-                audit(
-                    connection,
-                    "remove-primaries",
-                    cause,
-                    at_us=now,
-                    topic_id=topic_id,
-                    topic=topic.name,
-                    run_id=batch_id,
-                    detail={},
-                    span=Span.of(ids),
-                )
-            return replace(result, filed=filed_by(connection, batch_id, now) if ids else ())
-
-        with effect("catalog.remove_primaries"):
-            return self._db.write(work)
+def remove_primaries(
+    connection: Connection,
+    database: Database,
+    topic_id: TopicId,
+    ledger_ids: Sequence[LedgerId] | None,
+    *,
+    proved: Mapping[LedgerId, str],
+    batch_id: str,
+    claim: Claim,
+    cause: Cause,
+) -> Detached:
+    """See `Offloads.remove_primaries`."""
+    request = _fingerprint(topic_id, ledger_ids)
+    topic = topic_row(connection, topic_id, share=True)
+    list_id = data_list(connection, topic_id, lock=True)
+    done = done_before(connection, batch_id, request)
+    if done:
+        return done
+    now = database.now_us(connection)
+    stalled = adopt_stalled(connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER)
+    ids = _proved_ids(connection, list_id, ledger_ids, proved)
+    doomed = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
+    filed = file_copy_intents(connection, list_id, CopyKind.LEDGER, doomed, batch_id=batch_id, now_us=now, cause=cause)
+    result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
+    if result.intents:
+        open_run(connection, result, topic_id, claim, now, request=request)
+    if ids:
+        audit(
+            connection,
+            "remove-primaries",
+            cause,
+            at_us=now,
+            topic_id=topic_id,
+            topic=topic.name,
+            run_id=batch_id,
+            detail={},
+            span=Span.of(ids),
+        )
+    return replace(result, filed=filed_by(connection, batch_id, now) if ids else ())
 
 
 def _fingerprint(topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None) -> str:
