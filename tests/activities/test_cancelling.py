@@ -14,7 +14,8 @@ from activities.deletion.trimming import BatchInput
 from activities.heartbeats import Heartbeats, beating, defined
 from activities.offload import UploadInput
 from logstore.deletion.intents import DeletionState
-from logstore.log.ledgers import ledger_prefix
+from logstore.deletion.services import primary_copies
+from logstore.log.ledgers import ledger_prefix, meta_digest
 from logstore.offload.services import writing
 from logstore.ports.catalog import Detached
 from logstore.units import between_units
@@ -72,8 +73,11 @@ def test_chunk_cancelled_in_its_drain_deletes_no_further_page(world: World) -> N
     assert delete(world).outcomes == {"DELETED": 3}
 
 
-def test_chunk_cancelled_asks_for_no_further_segment_that_a_listing_hides(world: World) -> None:
-    """Such a ledger may have a million, asked for in threads of their own."""
+def test_chunk_cancelled_asks_for_no_further_segment_that_a_listing_hides(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a ledger may have a million, asked for in threads of their own; here one, so that calls can be counted."""
+    monkeypatch.setattr(primary_copies, "_ASKING", 1)
     (ledger,) = world.fill(1, segments=600, acknowledged=False)
     world.detach([ledger])
     prefix = ledger_prefix(ledger)
@@ -82,8 +86,23 @@ def test_chunk_cancelled_asks_for_no_further_segment_that_a_listing_hides(world:
     world.objects.plan(cancelling(Operation.HEAD, calls))
     with pytest.raises(CancelledError):
         env.run(world.deletion.delete_chunk, chunk_input())
-    assert calls.made < 600
+    assert calls.made == 1
     assert len(world.left_of(ledger)) == 601
+
+
+def test_chunk_cancelled_asks_no_further_segment_whose_it_is(world: World) -> None:
+    """Where meta.json is gone each segment is asked, one after the other; a ledger may have thousands."""
+    (ledger,) = world.fill(1, segments=20, acknowledged=False)
+    world.detach([ledger])
+    (meta,) = [key for key in world.objects.keys if meta_digest(key) and key.startswith(ledger_prefix(ledger))]
+    world.objects.delete([meta])
+    calls = Calls(env := environment())
+    world.objects.plan(cancelling(Operation.HEAD, calls))
+    with pytest.raises(CancelledError):
+        env.run(world.deletion.delete_chunk, chunk_input())
+    assert calls.made == 1
+    assert len(world.left_of(ledger)) == 20
+    assert delete(world).outcomes == {"DELETED": 1}
 
 
 @pytest.mark.parametrize("operation", [Operation.GET, Operation.HEAD])

@@ -122,7 +122,7 @@ class PrimaryCopies:
 
     def _not_own(self, intent: DeletionIntent, key: str) -> str | None:
         """Judge an object by its own metadata."""
-        seen = self._objects.head(key)
+        seen = _head(self._objects, key)
         if seen is None:
             return None  # it went away since the listing; nothing of it can be harmed
         return disowned(intent, key, seen[1])
@@ -175,10 +175,15 @@ def _asked(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Seen]:
     with ThreadPoolExecutor(_ASKING, thread_name_prefix="head") as threads:
         rest = chain(first, keys)
         while batch := list(islice(rest, _ASKING * 32)):
-            between_units()
-            heads = [threads.submit(copy_context().run, objects.head, key) for key in batch]
+            heads = [threads.submit(copy_context().run, _head, objects, key) for key in batch]
             found |= {key: seen for key, head in zip(batch, heads, strict=True) if (seen := head.result())}
     return found
+
+
+def _head(objects: ObjectStore, key: str) -> _Seen | None:
+    """One of many, each of them a unit."""
+    between_units()
+    return objects.head(key)
 
 
 def _disowned(intent: DeletionIntent, seen: Mapping[str, _Seen]) -> str | None:
