@@ -28,8 +28,8 @@ class PhaseOne(Protocol):
     def under(self, lease: Lease | None) -> Self:
         """The same port for the owner of a bundle; None: for anybody, whose writes look at no fence.
 
-        Each write requires the lease to be its bundle's last before it reads what it is about, and nobody raises the
-        fence before the write is committed.
+        `detach` requires the lease to be its bundle's last before it reads what it is about, and nobody raises the
+        fence before it is committed. The other writes are no owner's: they look at no fence, under a lease either.
         """
 
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
