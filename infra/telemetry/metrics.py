@@ -3,6 +3,9 @@
 Units and names of Temporal's metrics are left at its defaults (milliseconds, counters without `_total`), which is
 what its published dashboards for this SDK read; ours say `_total` and their unit in the name.
 
+Counters of deletion are made in `activities/deletion/metrics.py`, gauges of what is left and of dead letters in
+`workers/hosting/gauges.py`, those of ownership in `workers/hosting/ownership_telemetry.py`.
+
 Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
 """
 

@@ -50,7 +50,7 @@ class Interrupts:
             return "nothing was started"
         if self._keep:
             home = self.home
-            return f"{home} stays, with what runs in it; `sexton --home {home} down; rm -r {home}` removes both"
+            return f"{home} stays, with what runs in it; `sexton --home {home} down && rm -r {home}` removes both"
         return f"{self.home} stays" if self.given_up else f"{self.home} is removed, with what ran in it"
 
     @contextmanager

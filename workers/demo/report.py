@@ -46,7 +46,7 @@ class DemoReport:
             {"promise": "Web UI", "held": "", "seen": self.ui if self.kept else f"{self.ui} (--keep leaves it up)"}
         )
         if self.kept:
-            stop = f"sexton --home {self.home} down; rm -r {self.home}"
+            stop = f"sexton --home {self.home} down && rm -r {self.home}"
             rows.append({"promise": "to stop it", "held": "", "seen": stop})
         return rows
 

@@ -224,7 +224,7 @@ def test_a_demo_that_is_interrupted_says_what_became_of_its_home(
     with pytest.raises(KeyboardInterrupt) as stopped:
         run_demo(Settings(home=temporary / "own"), topics=1, ledgers=2, keep=keep, on_progress=print)
     (home,) = homes
-    stays = f"{home} stays, with what runs in it; `sexton --home {home} down; rm -r {home}` removes both"
+    stays = f"{home} stays, with what runs in it; `sexton --home {home} down && rm -r {home}` removes both"
     assert str(stopped.value) == (stays if keep else f"{home} is removed, with what ran in it")
     assert home.exists() == keep
 
