@@ -54,6 +54,11 @@ class WorkflowTrace:
     start_ns: int
     rank: int  # 0: of the workflow's own run; 1: of a start; 2: of whatever else spoke to it
 
+    @property
+    def started(self) -> bool:
+        """Whether it starts the workflow and has no span of its run: it joined another, or that is not written yet."""
+        return self.rank == 1
+
 
 class SpanReader:
     """Reads the `*.jsonl` files of one directory."""

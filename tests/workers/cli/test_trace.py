@@ -47,6 +47,21 @@ def test_trace_of_a_workflow_draws_the_whole_tree(run: Run) -> None:
     assert sum("ListObjectsV2" in line for line in run("trace", TRACE.upper(), "--wide").stdout.splitlines()) == 40
 
 
+def test_trace_of_a_workflow_says_that_a_later_start_has_no_spans_of_its_run_yet(run: Run, traces: Path) -> None:
+    """A worker writes its spans a moment later; until then an older run would be read as the one just made."""
+    assert "was started later" not in run("trace", "trim-topic/7").stderr
+    started = span(
+        "s", "SignalWithStartWorkflow:trim-topic", trace="5" * 32, at_ms=2_000, temporalWorkflowID="trim-topic/7"
+    )
+    write(traces / "sexton-4.jsonl", started)
+    shown = run("trace", "trim-topic/7")
+    assert shown.stdout.startswith(f"trace {TRACE}")
+    assert (
+        f"trim-topic/7 was started later as well: its run's spans are written a second after it, in trace {'5' * 32}"
+        in shown.stderr
+    )
+
+
 def test_trace_says_how_many_of_its_lines_cannot_be_read(run: Run, traces: Path) -> None:
     """In the tree, on the page and in the document; of a trace that is whole, nothing is said but 0."""
     told = "lines of the trace that cannot be read, and were passed over"

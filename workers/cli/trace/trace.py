@@ -60,6 +60,9 @@ def _found(context: CommandContext, reader: "SpanReader", name: str) -> FoundTra
     if not is_trace and not sightings:
         raise _unknown(context, "a workflow that has spans", name)
     trace_id = name.lower() if is_trace else sightings[0].trace_id
+    later = [one.trace_id for one in sightings[1:] if one.started and one.start_ns > sightings[0].start_ns]
+    if later:
+        note(f"{name} was started later as well: its run's spans are written a second after it, in trace {later[0]}")
     rows = reader.trace(trace_id)
     if not rows.spans:
         raise _unknown(context, "a trace that has spans", name)
