@@ -67,6 +67,7 @@ bench: setup ## Measure ours beside the bare thing on real servers; prints ratio
 	$(BIN)/python -m tests.benchmarks.deletion_speed
 	$(BIN)/python -m tests.benchmarks.ownership_speed
 	$(BIN)/python -m tests.benchmarks.start_up
+	$(BIN)/python -m tests.benchmarks.reconciliation_speed
 
 screenshots: setup ## Take the pictures in docs/images from a real run (needs chromium)
 	$(BIN)/python -m tests.screenshots

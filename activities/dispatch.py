@@ -29,12 +29,12 @@ def owner_queue(worker_id: str) -> str:
     return f"sexton-owner-{worker_id}"
 
 
-class Place(StrEnum):
-    """What a worker is to know of ownership before it works on a topic; running workflows hold these values."""
+class Route(StrEnum):
+    """To which worker an activity is sent, and which lease it needs there; running workflows hold these values."""
 
     LOOKUP = "ASK"  # on the shared queue: look the owner up. Here or nobody: go on. Another one: redirect
     OWNER = "OWNER"  # on an owner's queue: under its lease, or not at all
-    ANYWHERE = "ANYWHERE"  # without a lease, whoever owns the topic
+    ANYWHERE = "ANYWHERE"  # without a lease, whichever worker owns the topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class TopicWork:
     """What every request has that may be served by a topic's owner."""
 
     topic: str = ""  # encoded; of none, or of several, without an owner
-    place: Place = Place.ANYWHERE
+    place: Route = Route.ANYWHERE
     owner_patience_s: int = 10  # how long a lookup may take, 1 or more
 
 
@@ -106,7 +106,7 @@ class Dispatch(Generic[P]):
         self._port, self._owners = port, owners
 
     def run(self, request: W, work: Callable[[P, W], R]) -> Answer[R]:
-        """Do the work with the port bound to the topic's lease, or to none; or say who owns the topic.
+        """Do the work with the port bound to the topic's lease, or to none; or name the topic's owner.
 
         Raises:
             NotOwner: The request came as to the topic's owner, which this worker is not, or ceased to be.
@@ -120,10 +120,10 @@ class Dispatch(Generic[P]):
 
     def _lease(self, request: TopicWork) -> Lease | OtherOwner | None:
         """A name that is none belongs to no bundle: its work needs no owner, and is nobody else's."""
-        if request.place is Place.ANYWHERE or not is_topic_name(request.topic):
+        if request.place is Route.ANYWHERE or not is_topic_name(request.topic):
             return None
         name = TopicName.from_encoded(request.topic)
-        if request.place is Place.OWNER:
+        if request.place is Route.OWNER:
             return self._owners.lease_of(name)
         try:
             with beating():  # ZooKeeper may make us wait for longer than a heartbeat timeout

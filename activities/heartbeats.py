@@ -8,7 +8,7 @@ before it has said that it runs, and `Thread.start` waits for ever; thread pools
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec, Self, TypeVar
 
@@ -46,8 +46,27 @@ _BEAT_EVERY_S = 2.0  # a fifth of the heartbeat timeout: one slow call is no dea
 
 
 @contextmanager
-def beating() -> Iterator[None]:
-    """Heartbeat from a thread of its own until the block, or the decorated activity, ends.
+def _meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
+    """Beat from a thread of its own, which knows the activity, until the block ends."""
+    ended = threading.Event()
+
+    def live() -> None:
+        while not ended.wait(_BEAT_EVERY_S):
+            beat()
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(live,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def beating(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
+    """Heartbeat from a thread of its own until the block, or the decorated activity, ends; with these details.
 
     Without it a worker that is killed in a transaction is taken for busy until the whole timeout of the activity
     has passed, and its job stands still that long.
@@ -58,20 +77,8 @@ def beating() -> Iterator[None]:
         CancelledError: The activity was cancelled before it began.
     """
     raise_if_cancelled()
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(_BEAT_EVERY_S):
-            activity.heartbeat()
-
-    context = contextvars.copy_context()  # knows the activity
-    thread = threading.Thread(target=context.run, args=(beat,), name="beating", daemon=True)
-    thread.start()
-    try:
+    with _meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 _LEAST_S = 0.5  # between two beats: the server hears of each first one, and work done sooner needs none
@@ -94,9 +101,7 @@ class Heartbeats:
         self._examined = 0
         self._objects = 0
         self._lost: TerminalError | None = None
-        self._ended = threading.Event()
-        context = contextvars.copy_context()  # knows the activity
-        self._thread = threading.Thread(target=context.run, args=(self._live,), name="heartbeats", daemon=True)
+        self._beside = _meanwhile(self._live, name="heartbeats")
 
     def __enter__(self) -> Self:
         """Renew at once unless just claimed, so that work starts under a live claim.
@@ -107,12 +112,11 @@ class Heartbeats:
         if not self._renewed:
             self._renew()
             self._renewed = time.monotonic()
-        self._thread.start()
+        self._beside.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._beside.__exit__(None, None, None)
 
     def examined(self) -> None:
         """Count one ledger looked at.
@@ -141,10 +145,9 @@ class Heartbeats:
         activity.heartbeat(self._examined, self._objects)
 
     def _live(self) -> None:
-        while not self._ended.wait(_BEAT_EVERY_S):
-            self._heartbeat()
-            if time.monotonic() - self._renewed >= _RENEW_EVERY_S:
-                self._try_to_renew()
+        self._heartbeat()
+        if time.monotonic() - self._renewed >= _RENEW_EVERY_S:
+            self._try_to_renew()
 
     def _try_to_renew(self) -> None:
         try:

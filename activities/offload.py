@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from activities.deletion import metrics
-from activities.deletion.claims import batch_claim
+from activities.deletion.claims import filing
 from activities.dispatch import check_topic_name, is_topic_name
 from activities.heartbeats import beating, defined
-from logstore.errors import SextonError
+from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.writing import Evidence, Uploaded
-from logstore.ports.catalog import Cause, Ledgers, OffloadAnswer, Offloads, Published, Topics
+from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, Published, Topics
 from logstore.positions import LedgerId, TopicId
 from logstore.units import between_units
 
@@ -187,15 +187,16 @@ class LedgerOffload:
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
-        page = self._offloads.removable(topic_id, asked, after=LedgerId(request.after), limit=request.limit)
+        try:
+            page = self._offloads.removable(topic_id, asked, after=LedgerId(request.after), limit=request.limit)
+        except UnknownObject:
+            page = []  # the topic may be gone since an earlier call, which its batch then answers for
         doubts = self._doubts(page)
         done = self._offloads.remove_primaries(
             topic_id,
             asked,
             proved={_id(one): one.context["uuid"] for one in page if _id(one) not in doubts},
-            batch_id=request.batch_id,
-            claim=batch_claim(request.batch_workflow_id),
-            cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
+            **filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
         metrics.sent(done.filed)
         result = RemovePrimariesResult(ledgers=done.ledgers, intents=done.intents, catalog_epoch=self._ledgers.epoch())

@@ -27,12 +27,12 @@ SextonError
 │   │   ├── StaleCatalog           the request speaks of another catalog epoch
 │   │   ├── CatalogVersionMismatch the catalog's schema is not the one this build knows
 │   │   └── Unsupported            this back end or this build lacks the capability
-│   ├── LookupRefused              ZooKeeper refuses to say who owns a topic: a person must mend rights or path
+│   ├── LookupRefused              ZooKeeper refuses to name the owner of a topic: a person must mend rights or path
 │   ├── MissingData                the catalog lists an object that no copy holds
 │   ├── CorruptData                an object that cannot be what the catalog says
 │   └── NoProgress                 the same count, late attempt: a person must look
 └── ServiceFailed                  a service could not be started or reached
-    └── ServiceRefused             a service answers, and refuses us: who we are, where we ask, what our clock says
+    └── ServiceRefused             a service answers, and refuses us: our identity, our address or our clock
 ```
 
 The class decides whether a retry can help; no caller has to look at a message.
@@ -182,7 +182,7 @@ class Unsupported(PreconditionFailed):
 
 
 class LookupRefused(TerminalError):
-    """ZooKeeper answers and refuses to say who owns a topic: its rights, or the path, are not ours."""
+    """ZooKeeper answers and refuses to name the owner of a topic: its rights, or the path, are not ours."""
 
 
 class MissingData(TerminalError):

@@ -89,13 +89,10 @@ def _hit(point: str) -> None:
             return
         armed.hits += 1
         due = armed.hits == armed.nth
-    if due:
-        _act(point, armed.action)
-
-
-def _act(point: str, action: str) -> None:
-    if action == "kill":
+    if not due:
+        return
+    if armed.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if action == "crash":
+    if armed.action == "crash":
         raise SimulatedCrash(point)
     raise StoreUnavailable(f"failpoint {point}")

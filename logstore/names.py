@@ -75,7 +75,9 @@ class TopicName:
             raise InvalidInput("topic", expected="text that UTF-8 can hold", found=text) from None
         if len(encoded) > MAX_ENCODED:
             raise InvalidInput("topic", expected=f"at most {MAX_ENCODED} characters encoded", found=text)
-        _check_partition(encoded, text)
+        found = _PARTITION.search(encoded)
+        if found and str(int(found["number"])) != found["number"]:
+            raise InvalidInput("topic", expected="a partition number without leading zeros", found=text)
         return TopicName(encoded)
 
     @staticmethod
@@ -102,12 +104,6 @@ def encoded_beginning(text: str) -> str:
     """
     scheme, rest = text[: len(_PREFIX)], text[len(_PREFIX) :]
     return scheme + quote(rest, safe=f"{_SAFE}/")
-
-
-def _check_partition(encoded: str, text: str) -> None:
-    found = _PARTITION.search(encoded)
-    if found and str(int(found["number"])) != found["number"]:
-        raise InvalidInput("topic", expected="a partition number without leading zeros", found=text)
 
 
 def check_subscription(name: str) -> str:

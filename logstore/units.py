@@ -1,4 +1,4 @@
-"""Long work is done in units, and whoever asked for it may end it between two of them.
+"""Long work is done in units, and its caller may end it between two of them.
 
 A unit is at most one request to a store, one part of an object, one ledger or one topic. Code that goes through many
 calls `between_units` before each; the caller says with `ended_by` what is to be asked there. Threads that get a copy of

@@ -1,1 +1,1 @@
-"""Bulk jobs: which rows, as pure functions of DataFrames, and where they come from."""
+"""Bulk jobs: what is read from storage and catalog shard by shard, compared, and published as a whole."""

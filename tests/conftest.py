@@ -17,6 +17,18 @@ from tests import servers as real_servers
 from tests.prepared import share_compiled_statements, share_descriptions_of_services, try_each_workflow_once
 from workers.settings import Settings
 
+_LONGEST = (
+    "e2e/test_session.py",
+    "faults/test_sigkill.py",
+    "e2e/test_identity.py",
+    "e2e/test_demo.py",
+    "workers/cli/test_outside_failures.py",
+    "workers/hosting/test_taking_part.py",
+    "faults/test_overlap.py",
+    "infra/stack/test_stack.py",
+)
+"""Modules whose tests take longest, to be begun first: while the last of them run, other processes would wait."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--all-faults`: every failpoint with SIGKILL of real workers, not a sample."""
@@ -51,13 +63,27 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shared.remove_folder(config)
 
 
+@pytest.hookimpl(trylast=True)  # of what is left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave such tests out; to skip them would say that something is missing here."""
-    if config.getoption("--all-faults"):
-        return
-    out = [item for item in items if item.get_closest_marker("all_faults")]
-    items[:] = [item for item in items if item not in out]
-    config.hook.pytest_deselected(items=out)
+    """Leave such tests out; to skip them would say that something is missing here. Begin with the longest."""
+    if not config.getoption("--all-faults"):
+        out = [item for item in items if item.get_closest_marker("all_faults")]
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=out)
+    items[:] = _longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def _longest_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Let each process, which gets an equal part of the items in their order, have some of the longest at its head."""
+    longest = [[item for item in items if item.nodeid.startswith(f"tests/{module}")] for module in _LONGEST]
+    others = [item for item in items if not item.nodeid.startswith(tuple(f"tests/{module}" for module in _LONGEST))]
+    dealt: list[pytest.Item] = []
+    for number in range(processes):
+        heads = [item for module in longest[number::processes] for item in module]
+        part = (len(items) - len(dealt)) // (processes - number)
+        dealt += [*heads, *others[: max(0, part - len(heads))]]
+        del others[: max(0, part - len(heads))]
+    return dealt + others
 
 
 def pytest_collection_finish() -> None:

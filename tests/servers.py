@@ -18,7 +18,7 @@ from infra.stack.ports import WantedPorts
 from logstore.offload.places import TieredPlace
 from tests.migrated import migrate
 from tests.shared import worker_number
-from workers.assembly import open_log
+from workers.assembly.adapters import open_log
 from workers.settings import Settings
 
 _SHARED = "stack"

@@ -24,7 +24,7 @@ from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.types import MethodSyncSingleParam
 
 with workflow.unsafe.imports_passed_through():
-    from activities.dispatch import Answer, Done, Place, Redirected, TopicWork, owner_queue
+    from activities.dispatch import Answer, Done, Redirected, Route, TopicWork, owner_queue
 
 _TURNS: Final = 4  # two owners, looked up twice; a topic that changes hands more often is served by anybody
 _AT_OWNER: Final = 8  # attempts of what has no bound, over 90 s or more: longer than a catalog takes to fail over
@@ -43,7 +43,7 @@ class Dispatch:
     """Sends one topic's activities to its owner, in one run; a topic of no name, or of several, has none."""
 
     def __init__(self, topic: str, *, patience_s: int, owner: str = "") -> None:
-        """Take the encoded name, how long an owner may let work lie, and who is believed to own it."""
+        """Take the encoded name, how long an owner may let work lie, and which worker is believed to own it."""
         self.owner = owner if topic else ""
         """Who is believed to own the topic; "": not known."""
         self._topic = topic
@@ -57,7 +57,7 @@ class Dispatch:
         for _ in range(_TURNS if self._topic else 0):
             owner = self.owner
             try:
-                answer = await self._send(Place.OWNER if owner else Place.LOOKUP, work, request, options)
+                answer = await self._send(Route.OWNER if owner else Route.LOOKUP, work, request, options)
             except ActivityError as error:
                 self._missed(owner, error, options)
                 continue
@@ -67,20 +67,20 @@ class Dispatch:
             self.owner = "" if answer.owner in self._unheard else answer.owner
             if not self.owner:
                 break
-        last = await self._send(Place.ANYWHERE, work, request, options)
+        last = await self._send(Route.ANYWHERE, work, request, options)
         if isinstance(last, Redirected):
             raise ApplicationError(f"work for anybody was redirected to {last.owner}", type="Unsupported")
         return last.result
 
     async def _send(
         self,
-        place: Place,
+        route: Route,
         work: MethodSyncSingleParam[Any, W, Answer[R]],
         request: W,
         options: workflow.ActivityConfig,
     ) -> Answer[R]:
-        asked = replace(request, topic=self._topic, place=place, owner_patience_s=self._patience_s)
-        sent = self._at_owner(options) if place is Place.OWNER else options
+        asked = replace(request, topic=self._topic, place=route, owner_patience_s=self._patience_s)
+        sent = self._at_owner(options) if route is Route.OWNER else options
         return await workflow.execute_activity_method(work, asked, **sent)
 
     def _at_owner(self, options: workflow.ActivityConfig) -> workflow.ActivityConfig:
@@ -97,7 +97,7 @@ class Dispatch:
         }
 
     def _missed(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
-        """Forget who lost the topic, let work lie, or failed at what is retried without end; else it is the work's."""
+        """Forget an owner that lost the topic, let work lie, or failed without end; else the failure is the work's."""
         cause = error.cause
         late = owner and isinstance(cause, TimedOut) and cause.type in _UNHEARD
         kind = cause.type if isinstance(cause, ApplicationError) else None

@@ -5,6 +5,7 @@ continued may be of another build, and has been checked where it came from.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from workflows.deletion.values import (
     TrimTopicsInput,
 )
 from workflows.offload.values import OffloadAsk, OffloadPolicy
+from workflows.reconciliation.values import ReconcileOrphansInput
 
 MOST_IDS: Final = 10_000
 """Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
@@ -31,7 +33,11 @@ MOST_OFFLOADED: Final = 4_000
 """Ledgers in one ask, inclusive: it waits in a payload with others, of which the workflow takes 100 KB together."""
 
 _MONTH_S = 30 * 86_400
+_MOST_AGE_S = 100 * 366 * 86_400
 _MOST_INT = 2**63 - 1  # what the catalog's columns hold
+_MOST_INVENTORIES = 16
+_MOST_PATH = 1_000  # characters
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")  # names a folder, and workflows and batches
 _MOST_BATCH_ID = 200  # with the workflow's name in front, within the 255 of an id in Temporal
 
 Rule = Callable[[Any], str | None]
@@ -77,6 +83,20 @@ def _ids(most: int) -> Rule:
     return rule
 
 
+def _run_id(found: str) -> str | None:
+    return None if _RUN_ID.fullmatch(found) else "1 to 64 of a-z, 0-9 and -, as `orphans plan` names it"
+
+
+def _inventories(found: list[str]) -> str | None:
+    if len(found) <= _MOST_INVENTORIES and all(0 < len(one) <= _MOST_PATH and one.isprintable() for one in found):
+        return None
+    return f"at most {_MOST_INVENTORIES} paths of manifests"
+
+
+def _master(found: str) -> str | None:
+    return None if len(found) <= _MOST_PATH and found.isprintable() else "the URL of a Spark master"
+
+
 def _copy(found: str) -> str | None:
     kinds = [kind.value for kind in CopyKind]
     return None if found in kinds else f"one of {', '.join(kinds)}"
@@ -117,11 +137,17 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "patience_s": _within(0, _MONTH_S),
     "page": _within(1, 1_000),
     "rate": _within(0, MOST_OBJECTS_PER_S),
+    "run_id": _run_id,
+    "older_than_s": _within(0, _MOST_AGE_S),
+    "max_orphan_share": _within(0, 1),
+    "inventories": _inventories,
+    "master": _master,
 }
 _OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
     DeleteLedgersInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a batch of several
     DeleteLedgerInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a row whose topic was damaged by hand
     TrimTopicsInput: {"batch_id": _or_empty(_ANYWHERE["batch_id"])},
+    ReconcileOrphansInput: {"run_id": _or_empty(_run_id)},
     ExplicitDetach: {"ledger_ids": _ids(MOST_IDS)},
     OffloadAsk: {"ledger_ids": _ids(MOST_OFFLOADED)},
 }
@@ -142,7 +168,8 @@ def check(request: object, *, queue: str, outside: bool = True) -> None:
         rules = [_BOUNDS.get(type(value), {}).get(name)]
         if outside:
             rules.append(_OUTSIDE.get(type(value), {}).get(name, _ANYWHERE.get(name)))
-            rules.append(_queue(queue) if isinstance(value, OffloadPolicy) and name == "queue" else None)
+            served = _SERVED.get(type(value)) if name == "queue" else None
+            rules.append(_queue(served(queue)) if served else None)
         expected = next((phrase for rule in rules if rule and (phrase := rule(found))), None)
         if expected:
             raise InvalidInput(path, expected=expected, found=found)
@@ -153,9 +180,19 @@ def uploads_queue(task_queue: str) -> str:
     return f"{task_queue}-uploads"
 
 
-def _queue(task_queue: str) -> Rule:
-    served = uploads_queue(task_queue)
-    return lambda found: None if found in {"", served} else f"{served}, or nothing: workers serve no other for uploads"
+def bulk_queue(task_queue: str) -> str:
+    """The queue beside a task queue where its bulk jobs run, one at a time on each worker."""
+    return f"{task_queue}-bulk"
+
+
+_SERVED: Final[Mapping[type, Callable[[str], str]]] = {
+    OffloadPolicy: uploads_queue,
+    ReconcileOrphansInput: bulk_queue,
+}
+
+
+def _queue(served: str) -> Rule:
+    return lambda found: None if found in {"", served} else f"{served}, or nothing: workers serve no other for these"
 
 
 def _fields(value: object, above: str) -> Iterator[tuple[str, object, str, Any]]:

@@ -14,6 +14,6 @@ ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID)
 
 
 def ensure_topic(topic: str) -> None:
-    """Give this run its topic if whoever started it, perhaps another SDK, did not; one of several topics has none."""
+    """Give this run its topic if its starter, perhaps another SDK, did not; one of several topics has none."""
     if topic and workflow.info().typed_search_attributes.get(TOPIC) is None:
         workflow.upsert_search_attributes([TOPIC.value_set(topic)])

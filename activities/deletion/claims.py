@@ -1,10 +1,12 @@
 """Claims of rows and batches, and causes for the audit log, in the name of the workflow that an activity runs for."""
 
-from typing import Final
+from typing import Final, TypedDict
 
 from temporalio import activity
 
-from logstore.ports.catalog import Cause, Claim
+from activities.deletion import metrics
+from activities.deletion.values import DetachResult
+from logstore.ports.catalog import Cause, Claim, Detached
 
 CLAIM_S: Final = 60.0
 """Of a row, while work runs; renewed with heartbeats."""
@@ -27,3 +29,28 @@ def batch_claim(workflow_id: str) -> Claim:
 def own_cause(actor: str, reason: str) -> Cause:
     """Why the workflow that the activity runs for destroys something."""
     return Cause(actor=actor, reason=reason, workflow_id=activity.info().workflow_id or "")
+
+
+class Filing(TypedDict):
+    """Under which batch phase one files intents, for which workflow, and why."""
+
+    batch_id: str
+    claim: Claim
+    cause: Cause
+
+
+def filing(batch_id: str, workflow_id: str, actor: str, reason: str) -> Filing:
+    """What every call of phase one says; the batch's own workflow has the claim, and stands in the audit log."""
+    cause = Cause(actor=actor, reason=reason, workflow_id=workflow_id)
+    return Filing(batch_id=batch_id, claim=batch_claim(workflow_id), cause=cause)
+
+
+def filed(detached: Detached, catalog_epoch: int) -> DetachResult:
+    """What phase one did, counted for Prometheus as far as this very call did it."""
+    metrics.sent(detached.filed)
+    return DetachResult(
+        ledgers=detached.ledgers,
+        intents=detached.intents,
+        catalog_epoch=catalog_epoch,
+        finished=dict(detached.finished),
+    )

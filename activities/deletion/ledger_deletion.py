@@ -6,44 +6,66 @@ it was reported as failed. What makes that harmless stands in each docstring.
 Source: PIP-186.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from activities.deletion import metrics
-from activities.deletion.claims import BATCH_CLAIM_S, CLAIM_S, batch_claim, own_cause, own_claim
-from activities.deletion.one_copy import CopyDeletion, finish
+from activities.deletion.claims import BATCH_CLAIM_S, CLAIM_S, filed, filing, own_cause, own_claim
 from activities.deletion.phase_two import (
     chunk_result,
-    delete_ledger_id,
-    key_of,
+    delete_copies,
+    finish,
+    hand_over,
+    later,
     raise_if_nothing_answered,
+    result_of,
     sentence,
     unfinished,
+    wait_s,
 )
 from activities.deletion.rate import DeletionPace
 from activities.deletion.values import (
-    Certificate,
     CertifyInput,
     ChunkInput,
     ChunkResult,
+    DeadLetterInput,
     DetachInput,
     DetachResult,
+    OneInput,
+    OneResult,
     Range,
     RangesInput,
     RangesPage,
 )
-from activities.dispatch import Answer, Dispatch, check_topic_name
+from activities.dispatch import Answer, Dispatch, check_topic_name, is_topic_name
 from activities.heartbeats import Heartbeats, beating, defined
-from logstore.deletion.intents import DeletionIntent, Outcome, refusal
-from logstore.errors import StaleCatalog
-from logstore.ports.catalog import Cause, Deletions, Ended, Ledgers, PhaseOne, RowRange, Topics
+from logstore.deletion.intents import Certificate, DeletionIntent, DeletionState, Outcome, refusal
+from logstore.errors import (
+    DeletionIncomplete,
+    InvalidInput,
+    NoProgress,
+    OutcomeUnknown,
+    RetryableError,
+    SextonError,
+    StaleCatalog,
+    UnknownObject,
+)
+from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import Claim, Deletions, Ended, Ledgers, PhaseOne, RowRange, Topics
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
 
+_STUCK_AFTER = 5
+"""Attempts in a row after which storage has kept as many keys as before: a person must look, and sooner than the end.
 
-class LedgerDeletion(CopyDeletion):
-    """The activities of two-phase deletion, over ports; those of a single intent are inherited."""
+Five, 600 s apart, are forty minutes: longer than a store takes to restart or to fail over, so that no outage of one of
+its volumes, which refuses keys one by one, fills the dead letters; and half of the ten attempts are spared. The third
+would be within such an outage, the eighth, as in Temporal's own deletions, would spare but two attempts.
+"""
+
+
+class LedgerDeletion:
+    """The activities of two-phase deletion, over ports."""
 
     def __init__(
         self,
@@ -56,7 +78,9 @@ class LedgerDeletion(CopyDeletion):
         owners: Owners,
     ) -> None:
         """Take the ports; `storages` by `CopyKind` value."""
-        super().__init__(deletions=deletions, storages=storages, owners=owners)
+        self._deletions = deletions
+        self._storages = storages
+        self._dispatch = Dispatch(deletions, owners)
         self._detaching = Dispatch(phase_one, owners)
         self._ledgers = ledgers
         self._topics = topics
@@ -82,17 +106,9 @@ class LedgerDeletion(CopyDeletion):
             TopicId(request.topic_id),
             None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids],
             force=request.force,
-            batch_id=request.batch_id,
-            claim=batch_claim(request.batch_workflow_id),
-            cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
+            **filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
-        metrics.sent(detached.filed)
-        return DetachResult(
-            ledgers=detached.ledgers,
-            intents=detached.intents,
-            catalog_epoch=epoch,
-            finished=dict(detached.finished),
-        )
+        return filed(detached, epoch)
 
     @defined(name="deletion.next_ranges")
     @beating()
@@ -130,11 +146,11 @@ class LedgerDeletion(CopyDeletion):
             found, pace = queue.intents(batch, _rows(request.chunk)), DeletionPace(request.objects_per_s)
             intents = pace.slice(found)
             open_ones = unfinished(intents)
-            ended, errors = self._act(open_ones, heartbeats, pace)
+            ended, errors = delete_copies(open_ones, self._storages, heartbeats, pace)
             changed = finish(queue, open_ones, ended, holder=batch)
             metrics.received(one for one in open_ones if one.row_id in changed)
             raise_if_nothing_answered(ended, errors)
-            _hand_over(queue, batch, open_ones, {row: sentence(error) for row, error in errors.items()})
+            hand_over(queue, batch, open_ones, {row: sentence(error) for row, error in errors.items()})
         result = chunk_result(intents, ended, many_topics=request.many_topics)
         return replace(result, next_row=found[len(intents)].row_id if len(intents) < len(found) else 0)
 
@@ -159,8 +175,56 @@ class LedgerDeletion(CopyDeletion):
         ended = [Ended(row_id=one.row_id, outcome=why[0], error=why[1]) for one, why in damaged if why]
         finish(queue, open_ones, ended, holder=request.batch_id)
         errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones if not one.damage}
-        _hand_over(queue, request.batch_id, open_ones, errors)
+        hand_over(queue, request.batch_id, open_ones, errors)
         return chunk_result(intents, ended, many_topics=request.many_topics)
+
+    @defined(name="deletion.delete_one")
+    def delete_one(self, request: OneInput) -> Answer[OneResult]:
+        """Phase two for one intent.
+
+        Idempotency: keyed by (ledger, copy, generation); a finished row answers with its outcome.
+        Heartbeat: per page; a hint only.
+        Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused (terminal); NoProgress (terminal) when storage keeps
+            the same number of keys again and again; anything else is retried after `retry_interval_s`, or once an
+            upload of the copy is over, and kept on the row.
+        """
+        return self._dispatch.run(request, self._delete_one)
+
+    def _delete_one(self, queue: Deletions, request: OneInput) -> OneResult:
+        try:
+            return self._take_and_delete(queue, request)
+        except UnknownObject as error:
+            return OneResult(outcome=Outcome.UNKNOWN, detail=str(error))
+        except StaleCatalog as error:
+            return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
+        except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
+            raise later(error, request.retry_interval_s) from error
+
+    def _take_and_delete(self, queue: Deletions, request: OneInput) -> OneResult:
+        with beating():  # another writer may make this one wait longer than a heartbeat timeout
+            intent = _take(queue, request)
+        if intent.state is not DeletionState.PENDING:
+            return result_of(intent)
+        metrics.received([intent])
+        with Heartbeats(lambda: queue.hold(intent.row_id, own_claim()), just_claimed=True) as heartbeats:
+            ended, errors = delete_copies([intent], self._storages, heartbeats, DeletionPace())
+            changed = finish(queue, [intent], ended, holder=own_claim().workflow_id)
+            if errors:
+                raise _kept(queue, intent, errors[intent.row_id], request.retry_interval_s)
+        if not changed:
+            return self._take_and_delete(queue, request)  # taken from us: it ended, or another has it, or nobody
+        one = ended[0]
+        return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
+
+    @defined(name="deletion.dead_letter")
+    @beating()
+    def dead_letter(self, request: DeadLetterInput) -> Answer[OneResult]:
+        """Keep an exhausted intent as a dead letter with its error: listed, never dropped.
+
+        Idempotency: a row that ended meanwhile keeps its outcome, which is returned.
+        Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused, UnknownObject (terminal); StoreUnavailable (retry).
+        """
+        return self._dispatch.run(request, _dead_letter)
 
     @defined(name="deletion.certify")
     @beating()
@@ -176,12 +240,44 @@ class LedgerDeletion(CopyDeletion):
         return self._ledgers.epoch() != catalog_epoch
 
 
-def _hand_over(queue: Deletions, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str]) -> None:
-    names = {one.row_id: delete_ledger_id(key_of(one)) for one in intents if one.row_id in errors}
-    moved = queue.hand_over(names, batch_id=batch_id, errors=errors, ttl_s=CLAIM_S)
-    tried = [one for one in intents if one.row_id in moved]
-    metrics.received(tried)
-    metrics.failed(tried)
+def _dead_letter(queue: Deletions, request: DeadLetterInput) -> OneResult:
+    try:
+        intent = _take(queue, request, attempt=False)
+    except StaleCatalog as error:
+        return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
+    if intent.state is not DeletionState.PENDING:
+        return result_of(intent)
+    why = request.error or intent.last_error or "no attempt is left"
+    letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
+    finish(queue, [intent], [letter], holder=own_claim().workflow_id)
+    return OneResult(outcome=Outcome.DEAD_LETTERED, detail=why)
+
+
+def _take(queue: Deletions, request: OneInput | DeadLetterInput, *, attempt: bool = True) -> DeletionIntent:
+    key = request.key
+    if key.copy not in set(CopyKind):
+        raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
+    return queue.take(
+        LedgerId(key.ledger_id),
+        CopyKind(key.copy),
+        key.generation,
+        own_claim(),
+        epoch=request.catalog_epoch,
+        attempt=attempt,
+        topic=request.topic if is_topic_name(request.topic) else None,
+    )
+
+
+def _kept(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> Exception:
+    """Hold the row until the next attempt and a minute more, with the error; what ends this attempt."""
+    after_s = wait_s(error, retry_interval_s)
+    wait = Claim(workflow_id=own_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
+    left = error.keys_left if isinstance(error, DeletionIncomplete) else None
+    attempts = queue.hold(intent.row_id, wait, error=sentence(error), keys_left=left)
+    metrics.failed([intent])
+    if attempts < _STUCK_AFTER:
+        return later(error, after_s)
+    return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
 
 
 def _certify(queue: Deletions, request: CertifyInput) -> Certificate:

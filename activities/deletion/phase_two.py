@@ -10,10 +10,12 @@ from datetime import timedelta
 
 from temporalio.exceptions import ApplicationError
 
+from activities.deletion import metrics
+from activities.deletion.claims import CLAIM_S
 from activities.deletion.rate import DeletionPace
-from activities.deletion.values import ChunkResult, IntentKey, OneResult
+from activities.deletion.values import ChunkResult, OneResult
 from activities.heartbeats import Heartbeats
-from logstore.deletion.intents import DeletionIntent, DeletionState, Finding, Outcome, StoredCopy, refusal
+from logstore.deletion.intents import DeletionIntent, DeletionState, Finding, IntentKey, Outcome, StoredCopy, refusal
 from logstore.errors import (
     ClaimHeld,
     CorruptData,
@@ -27,7 +29,7 @@ from logstore.errors import (
     Unsupported,
     UploadOpen,
 )
-from logstore.ports.catalog import Ended
+from logstore.ports.catalog import Deletions, Ended
 from logstore.ports.storage import CopyStorage, Removal, Storages
 
 
@@ -52,8 +54,11 @@ def examine(intents: Sequence[DeletionIntent], storages: Storages, heartbeats: H
             stored = _storage(storages, intent).inspect(intent)
             if stored.finding is Finding.ABSENT:
                 absent.append(intent)
+            elif stored.finding is Finding.FOREIGN:
+                mismatch = Ended(row_id=intent.row_id, outcome=Outcome.METADATA_MISMATCH, error=stored.detail)
+                found.ended.append(mismatch)
             else:
-                _place(found, intent, stored)
+                found.copies[intent.row_id] = (intent, stored)
         except SextonError as error:
             found.errors[intent.row_id] = error
         heartbeats.examined()
@@ -71,12 +76,11 @@ def _place_absent(found: Examination, absent: Sequence[DeletionIntent], storages
         found.ended += [Ended(row_id=row, outcome=Outcome.ALREADY_GONE) for row in gone]
 
 
-def _place(found: Examination, intent: DeletionIntent, stored: StoredCopy) -> None:
-    row = intent.row_id
-    if stored.finding is Finding.FOREIGN:
-        found.ended.append(Ended(row_id=row, outcome=Outcome.METADATA_MISMATCH, error=stored.detail))
-    else:
-        found.copies[row] = (intent, stored)
+def delete_copies(
+    intents: Sequence[DeletionIntent], storages: Storages, heartbeats: Heartbeats, pace: DeletionPace
+) -> tuple[list[Ended], dict[int, SextonError]]:
+    """Examine what storage holds of the intents' copies, and remove what is ours; returns as `remove`."""
+    return remove(examine(intents, storages, heartbeats), storages, heartbeats, pace)
 
 
 def remove(
@@ -91,7 +95,10 @@ def remove(
     for kind in sorted({intent.copy for intent, _ in found.copies.values()}):
         copies = {row: stored for row, (intent, stored) in found.copies.items() if intent.copy is kind}
         removals, failed = _remove(storages[kind.value], copies, heartbeats, pace)
-        ended += [_deleted(row, removal) for row, removal in removals.items()]
+        ended += [
+            Ended(row_id=row, outcome=Outcome.DELETED, objects=removal.objects, size_bytes=removal.size_bytes)
+            for row, removal in removals.items()
+        ]
         errors |= failed
     return ended, errors
 
@@ -115,7 +122,9 @@ def _remove(
         for row, removal in removals.items():
             if removal.error:
                 errors[row] = _incomplete(copies[row], done.get(row), removal)
-            done[row] = _sum(done.get(row), removal)
+            before = done.get(row, Removal())
+            objects, size_bytes = before.objects + removal.objects, before.size_bytes + removal.size_bytes
+            done[row] = replace(removal, objects=objects, size_bytes=size_bytes)
         pace.wait(going, heartbeats)
     return {row: removal for row, removal in done.items() if row not in errors}, errors
 
@@ -125,16 +134,6 @@ def _incomplete(copy: StoredCopy, before: Removal | None, removal: Removal) -> D
     gone = removal.objects + (before.objects if before else 0)
     left = len(copy.data_keys) + len(copy.meta_keys) - gone
     return DeletionIncomplete(removal.error or "", keys_left=left if removal.answered else None)
-
-
-def _sum(before: Removal | None, more: Removal) -> Removal:
-    if before is None:
-        return more
-    return replace(more, objects=before.objects + more.objects, size_bytes=before.size_bytes + more.size_bytes)
-
-
-def _deleted(row: int, removal: Removal) -> Ended:
-    return Ended(row_id=row, outcome=Outcome.DELETED, objects=removal.objects, size_bytes=removal.size_bytes)
 
 
 def _storage(storages: Storages, intent: DeletionIntent) -> CopyStorage:
@@ -221,3 +220,19 @@ def chunk_result(intents: Sequence[DeletionIntent], ended: list[Ended], *, many_
         alone=[key_of(one) for one in alone],
         topics=[one.topic for one in alone] if many_topics else [],
     )
+
+
+def finish(queue: Deletions, intents: Sequence[DeletionIntent], ended: list[Ended], *, holder: str) -> frozenset[int]:
+    """Record how rows ended, and count those that this call ended."""
+    changed = queue.finish(ended, holder=holder)
+    metrics.ended(intents, ended, changed)
+    return changed
+
+
+def hand_over(queue: Deletions, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str]) -> None:
+    """Give rows that failed to workflows of their own, with the error, and count those that this call gave."""
+    names = {one.row_id: delete_ledger_id(key_of(one)) for one in intents if one.row_id in errors}
+    moved = queue.hand_over(names, batch_id=batch_id, errors=errors, ttl_s=CLAIM_S)
+    tried = [one for one in intents if one.row_id in moved]
+    metrics.received(tried)
+    metrics.failed(tried)

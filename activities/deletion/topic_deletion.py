@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from activities.deletion import DetachResult, metrics
-from activities.deletion.claims import batch_claim, own_cause
+from activities.deletion.claims import filed, filing, own_cause
+from activities.deletion.values import DetachResult
 from activities.heartbeats import beating, defined
 from logstore.errors import StaleCatalog
-from logstore.ports.catalog import Cause, Ledgers, PhaseOne
+from logstore.ports.catalog import Ledgers, PhaseOne
 from logstore.positions import TopicId
 
 
@@ -87,14 +87,8 @@ class TopicDeletion:
         Raises: PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         epoch, order = self._epoch(request.order), request.order
-        detached = self._phase_one.detach_all(
-            TopicId(order.topic_id),
-            batch_id=request.batch_id,
-            claim=batch_claim(request.batch_workflow_id),
-            cause=Cause(actor=order.actor, reason=order.reason, workflow_id=request.batch_workflow_id),
-        )
-        metrics.sent(detached.filed)
-        return DetachResult(ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=epoch)
+        batch = filing(request.batch_id, request.batch_workflow_id, order.actor, order.reason)
+        return filed(self._phase_one.detach_all(TopicId(order.topic_id), **batch), epoch)
 
     @defined(name="topic.remove")
     @beating()

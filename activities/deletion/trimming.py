@@ -2,15 +2,17 @@
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from activities.deletion import DetachResult, metrics
-from activities.deletion.claims import batch_claim
+from activities.deletion import metrics
+from activities.deletion.claims import filed, filing
+from activities.deletion.values import DetachResult
 from activities.dispatch import check_topic_name
 from activities.heartbeats import beating, defined
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import Cause, Claim, Deletions, Detached, Ledgers, PhaseOne, Topic, Topics, TopicState
+from logstore.ports.catalog import Deletions, Detached, Ledgers, PhaseOne, Topic, Topics, TopicState
 from logstore.positions import TopicId
 from logstore.units import between_units
 
@@ -90,16 +92,6 @@ _SAMPLE = 5  # troubles told of a page
 _TOLD = 300  # characters of each
 
 
-class IdleTopics(Protocol):
-    """Makes deletable what idle topics have consumed."""
-
-    def due(self, topics: Sequence[Topic]) -> list[Topic]:
-        """Those of the topics for which there is something to prepare, in a few reads for all of them."""
-
-    def prepare(self, topic: Topic) -> bool:
-        """Settle the topic's cursors and roll its last ledger if that is due; whether it rolled."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesInput:
     """Which pages of topics come next."""
@@ -158,7 +150,7 @@ class Trimming:
     """The activities of a trim of all topics, over ports."""
 
     def __init__(
-        self, *, topics: Topics, phase_one: PhaseOne, deletions: Deletions, ledgers: Ledgers, idle: IdleTopics
+        self, *, topics: Topics, phase_one: PhaseOne, deletions: Deletions, ledgers: Ledgers, idle: Retention
     ) -> None:
         """Take the ports."""
         self._topics = topics
@@ -192,16 +184,20 @@ class Trimming:
         Idempotency: keyed by batch and topic; a topic whose intents are in the batch is counted and left alone.
         Raises: StoreUnavailable, OutcomeUnknown when the catalog is away (retry).
         """
-        claim = batch_claim(request.batch_workflow_id)
-        self._hold(request.batch_id, claim)
-        topics = self._page(request.page)
+        batch = filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
+        with suppress(UnknownObject):  # nothing was detached into it yet
+            self._deletions.renew(request.batch_id, batch["claim"])
+        page = request.page  # topics that are still there; more than it had never come, for ids only grow
+        active = self._topics.active(after=TopicId(page.first - 1), limit=page.topics)
+        topics = [topic for topic in active if topic.topic_id <= page.last]
         troubles = self._prepare(topics)
         promising = self._phase_one.promising([topic.topic_id for topic in topics])
         done, failed = list[Detached](), 0
         for topic in [topic for topic in topics if topic.topic_id in promising]:
             between_units()
             try:
-                done.append(self._detach(topic, request, claim))
+                done.append(self._phase_one.detach_into(topic.topic_id, **batch))
+                metrics.sent(done[-1].filed)
             except (StoreUnavailable, OutcomeUnknown):
                 raise  # the catalog is away, for all topics alike
             except SextonError as error:
@@ -215,12 +211,6 @@ class Trimming:
             troubles=troubles[:_SAMPLE],
         )
 
-    def _detach(self, topic: Topic, request: TrimPageInput, claim: Claim) -> Detached:
-        cause = Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id)
-        detached = self._phase_one.detach_into(topic.topic_id, batch_id=request.batch_id, claim=claim, cause=cause)
-        metrics.sent(detached.filed)
-        return detached
-
     @defined(name="trimming.count_batch")
     @beating()
     def count_batch(self, request: BatchInput) -> DetachResult:
@@ -229,22 +219,10 @@ class Trimming:
         Idempotency: reads only.
         Raises: StoreUnavailable (retry).
         """
-        found = self._phase_one.detached_into(request.batch_id)
-        return DetachResult(ledgers=found.ledgers, intents=found.intents, catalog_epoch=self._ledgers.epoch())
-
-    def _page(self, page: TopicPage) -> list[Topic]:
-        """Topics of the page that are still there; more than it had never come, for ids only grow."""
-        found = self._topics.active(after=TopicId(page.first - 1), limit=page.topics)
-        return [topic for topic in found if topic.topic_id <= page.last]
-
-    def _hold(self, batch_id: str, claim: Claim) -> None:
-        try:
-            self._deletions.renew(batch_id, claim)
-        except UnknownObject:
-            return  # nothing was detached into it yet
+        return filed(self._phase_one.detached_into(request.batch_id), self._ledgers.epoch())
 
     def _prepare(self, topics: list[Topic]) -> list[str]:
-        """Settle and roll, at its best; once the store gives no answer, the other topics are not made to wait."""
+        """Settle and roll, best effort; once the store gives no answer, the other topics are not made to wait."""
         troubles: list[str] = []
         for topic in self._idle.due(topics):
             between_units()

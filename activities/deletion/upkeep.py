@@ -1,7 +1,6 @@
 """Upkeep of the queue of phase two: stalled work is taken up, finished rows forgotten, a paused batch held."""
 
-from activities.deletion import metrics
-from activities.deletion.claims import batch_claim, own_cause, own_claim
+from activities.deletion.claims import batch_claim, filed, own_cause, own_claim
 from activities.deletion.values import (
     AdoptInput,
     DetachResult,
@@ -36,9 +35,7 @@ class DeletionUpkeep:
         """
         claim = batch_claim(request.batch_workflow_id)
         adopted = self._upkeep.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
-        metrics.sent(adopted.filed)
-        epoch = self._ledgers.epoch() if adopted.intents else 0
-        return DetachResult(ledgers=adopted.ledgers, intents=adopted.intents, catalog_epoch=epoch)
+        return filed(adopted, self._ledgers.epoch() if adopted.intents else 0)
 
     @defined(name="deletion.forget")
     @beating()

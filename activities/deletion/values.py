@@ -1,12 +1,9 @@
 """What travels to and from the deletion activities. Lists that can grow never do: rows stay in SQL."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from activities.dispatch import TopicWork
-from logstore.deletion.intents import Outcome
-
-_SUCCESS = {outcome.value for outcome in Outcome if outcome.success}
+from logstore.deletion.intents import IntentKey, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +70,6 @@ class ChunkInput(TopicWork):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntentKey:
-    """Names one intent for ever."""
-
-    ledger_id: int
-    copy: str
-    generation: int
-    openings: int = 0  # how often it was opened again after it had ended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkResult:
     """What a chunk came to: counts of its rows by outcome, and the rows that need a workflow of their own."""
 
@@ -129,32 +116,6 @@ class CertifyInput(TopicWork):
     batch_id: str
     actor: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a guard refused what was asked; nothing changed."""
-
-    type: str  # `LedgerStillNeeded` or `UnknownObject`
-    message: str
-    details: list[Any] = field(default_factory=list)  # of the activity's failure: the trace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """A batch's outcome, counted from its rows and confirmed by storage: fit for an audit."""
-
-    batch_id: str
-    outcomes: dict[str, int]
-    objects: int
-    size_bytes: int
-    owner: str = ""  # which worker owned the batch's topic at its end, as far as that was told
-    refused: Refusal | None = None  # then nothing was detached, and there are no outcomes
-
-    @property
-    def deleted(self) -> int:
-        """Copies of which nothing is left."""
-        return sum(count for name, count in self.outcomes.items() if name in _SUCCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

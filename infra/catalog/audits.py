@@ -1,4 +1,4 @@
-"""The audit log in SQL: who destroyed what, and why."""
+"""The audit log in SQL: each destructive act, its actor and its reason."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 from sqlalchemy import ColumnElement, Connection, func, insert, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import Database
+from infra.catalog.engine.database import OnDatabase
 from infra.telemetry import current_trace_id
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause
@@ -47,12 +47,8 @@ class Span:
         return cls(ledgers=count, first=first, last=last, sample=list(connection.execute(some).scalars()))
 
 
-class SqlAuditLog:
+class SqlAuditLog(OnDatabase):
     """The `AuditLog` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
         """See `AuditLog.record`."""

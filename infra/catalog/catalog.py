@@ -7,7 +7,8 @@ as much CPU as the rest of it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version
@@ -27,10 +28,37 @@ if TYPE_CHECKING:
     from infra.catalog.log.topics import SqlTopics
     from infra.catalog.offload.offloads import SqlOffloads
     from infra.catalog.ownership.fences import SqlFences
+    from infra.catalog.reconciliation.reconciliation import SqlReconciliation
+
+
+def _port(module: str, name: str, *settings: str) -> Any:  # noqa: ANN401 - the attribute's annotation says it
+    """A port that is made when it is first asked for, with these settings of the catalog."""
+
+    def opened(catalog: "SqlCatalog") -> object:
+        adapter = getattr(import_module(f"infra.catalog.{module}"), name)
+        return adapter(catalog.database, **{setting: getattr(catalog, setting) for setting in settings})
+
+    return cached_property(opened)
 
 
 class SqlCatalog:
     """`Catalog` in SQL."""
+
+    topics: "SqlTopics" = _port("log.topics", "SqlTopics")
+    ledgers: "SqlLedgers" = _port("log.ledgers", "SqlLedgers")
+    components: "SqlComponents" = _port("log.components", "SqlComponents")
+    cursors: "SqlCursors" = _port("cursors.cursors", "SqlCursors")
+    schemas: "SqlSchemas" = _port("log.schemas", "SqlSchemas")
+    commits: "SqlCommits" = _port("log.commits", "SqlCommits")
+    identities: "SqlIdentities" = _port("identity.identities", "SqlIdentities")
+    inspection: "SqlInspection" = _port("log.inspection", "SqlInspection")
+    fences: "SqlFences" = _port("ownership.fences", "SqlFences")
+    audit_log: "SqlAuditLog" = _port("audits", "SqlAuditLog")
+    deletions: "SqlDeletions" = _port("deletion.deletions", "SqlDeletions")
+    phase_one: "SqlPhaseOne" = _port("deletion.phase_one", "SqlPhaseOne", "registration_timeout_s")
+    upkeep: "SqlUpkeep" = _port("deletion.upkeep", "SqlUpkeep", "registration_timeout_s")
+    offloads: "SqlOffloads" = _port("offload.offloads", "SqlOffloads")
+    reconciliation: "SqlReconciliation" = _port("reconciliation.reconciliation", "SqlReconciliation")
 
     def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:
         """Take the database; its schema is checked by `check_version`, not here.
@@ -40,91 +68,7 @@ class SqlCatalog:
             registration_timeout_s: A newborn ledger older than this was abandoned by its creator.
         """
         self.database = database
-        self._registration_timeout_s = registration_timeout_s
-
-    @cached_property
-    def topics(self) -> "SqlTopics":  # noqa: D102
-        from infra.catalog.log.topics import SqlTopics  # noqa: PLC0415
-
-        return SqlTopics(self.database)
-
-    @cached_property
-    def ledgers(self) -> "SqlLedgers":  # noqa: D102
-        from infra.catalog.log.ledgers import SqlLedgers  # noqa: PLC0415
-
-        return SqlLedgers(self.database)
-
-    @cached_property
-    def components(self) -> "SqlComponents":  # noqa: D102
-        from infra.catalog.log.components import SqlComponents  # noqa: PLC0415
-
-        return SqlComponents(self.database)
-
-    @cached_property
-    def cursors(self) -> "SqlCursors":  # noqa: D102
-        from infra.catalog.cursors.cursors import SqlCursors  # noqa: PLC0415
-
-        return SqlCursors(self.database)
-
-    @cached_property
-    def schemas(self) -> "SqlSchemas":  # noqa: D102
-        from infra.catalog.log.schemas import SqlSchemas  # noqa: PLC0415
-
-        return SqlSchemas(self.database)
-
-    @cached_property
-    def commits(self) -> "SqlCommits":  # noqa: D102
-        from infra.catalog.log.commits import SqlCommits  # noqa: PLC0415
-
-        return SqlCommits(self.database)
-
-    @cached_property
-    def identities(self) -> "SqlIdentities":  # noqa: D102
-        from infra.catalog.identity.identities import SqlIdentities  # noqa: PLC0415
-
-        return SqlIdentities(self.database)
-
-    @cached_property
-    def inspection(self) -> "SqlInspection":  # noqa: D102
-        from infra.catalog.log.inspection import SqlInspection  # noqa: PLC0415
-
-        return SqlInspection(self.database)
-
-    @cached_property
-    def fences(self) -> "SqlFences":  # noqa: D102
-        from infra.catalog.ownership.fences import SqlFences  # noqa: PLC0415
-
-        return SqlFences(self.database)
-
-    @cached_property
-    def audit_log(self) -> "SqlAuditLog":  # noqa: D102
-        from infra.catalog.audits import SqlAuditLog  # noqa: PLC0415
-
-        return SqlAuditLog(self.database)
-
-    @cached_property
-    def deletions(self) -> "SqlDeletions":  # noqa: D102
-        from infra.catalog.deletion.deletions import SqlDeletions  # noqa: PLC0415
-
-        return SqlDeletions(self.database)
-
-    @cached_property
-    def phase_one(self) -> "SqlPhaseOne":  # noqa: D102
-        from infra.catalog.deletion.phase_one import SqlPhaseOne  # noqa: PLC0415
-
-        return SqlPhaseOne(self.database, registration_timeout_s=self._registration_timeout_s)
-
-    @cached_property
-    def upkeep(self) -> "SqlUpkeep":  # noqa: D102
-        from infra.catalog.deletion.upkeep import SqlUpkeep  # noqa: PLC0415
-
-        return SqlUpkeep(self.database, registration_timeout_s=self._registration_timeout_s)
-
-    @cached_property
-    def offloads(self) -> "SqlOffloads":  # noqa: D102
-        from infra.catalog.offload.offloads import SqlOffloads  # noqa: PLC0415
-
-        return SqlOffloads(self.database)
+        self.registration_timeout_s = registration_timeout_s
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Coordination on ZooKeeper: sessions, who is alive, and who owns which bundle."""
+"""Coordination on ZooKeeper: sessions, live workers, and which of them owns which bundle."""

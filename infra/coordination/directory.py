@@ -1,4 +1,4 @@
-"""What stands in ZooKeeper of sessions, workers and owners, for whoever looks: looking makes nothing.
+"""What stands in ZooKeeper of sessions, workers and owners: looking makes nothing.
 
 ```
 /sessions/{session id}   ephemeral: stands exactly as long as the session; deletes are conditional on it
@@ -6,7 +6,7 @@
 /owners/{bundle name}    ephemeral: the worker that owns the bundle, as JSON
 ```
 
-An owner node is made once and never changed, so its version is 0 whoever made it, and a delete that asks for the
+An owner node is made once and never changed, so its version is 0 in every case, and a delete that asks for the
 version alone could remove a later owner's (apache/pulsar#295). So each delete is one transaction with a check that the
 session which was read as the node's own still stands: while it does, the node is its.
 """
@@ -51,7 +51,7 @@ class Directory:
         self._strays: set[str] = set()
 
     def sessions(self) -> frozenset[int]:
-        """Sessions of those who take part, as long as each stands."""
+        """Sessions of workers that take part, as long as each stands."""
         names = self._session.ask("reading sessions", lambda client: _children(client, SESSIONS))
         return frozenset(found for name in names if (found := _session(name)) is not None)
 
@@ -79,7 +79,7 @@ class Directory:
         return {one: _owner(*found[name]) for one, name in zip(wanted, names, strict=True) if name in found}
 
     def owner(self, bundle: BundleId, *, patience_s: float) -> OwnerNode | None:
-        """The bundle's owner node, or None; for whoever has work of the bundle, and does not wait for longer.
+        """The bundle's owner node, or None; for a caller that has work of the bundle, and does not wait for longer.
 
         Raises:
             ServiceFailed: ZooKeeper refuses us, or the path of everything of ours is gone, which is no answer.
@@ -96,7 +96,7 @@ class Directory:
         return self._session.ask("looking an owner up", work, patience_s=patience_s)
 
     def remove(self, bundle: BundleId, session: int) -> bool:
-        """Delete the owner node of that session, whoever asks; False if it is another's by now."""
+        """Delete the owner node of that session, for any caller; False if it is another's by now."""
 
         def work(client: KazooClient) -> bool:
             found = read_all(client, OWNERS, [self._name(bundle)]).get(self._name(bundle))

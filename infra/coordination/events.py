@@ -36,8 +36,8 @@ class Unloaded(StrEnum):
     FOREIGN = "FOREIGN"  # after an expiry it was another's, or was asked for in vain as often as may be
 
 
-class OwnershipEvents(Protocol):
-    """Told where it happens, on kazoo's own thread too: it returns at once, asks nobody and raises nothing."""
+class OwnershipEvents:
+    """Told where it happens, on kazoo's own thread too: an override returns at once and raises nothing."""
 
     def opened(self, session: int) -> None:
         """A session was opened, and the worker id is claimed in it."""
@@ -50,6 +50,8 @@ class OwnershipEvents(Protocol):
 
     def acquiring(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
         """Surrounds the attempt to acquire these."""
+        del bundles
+        return nullcontext()
 
     def acquired(self, leases: Collection[Lease]) -> None:
         """These were acquired together."""
@@ -62,33 +64,3 @@ class OwnershipEvents(Protocol):
 
     def ended(self, failure: SextonError | None) -> None:
         """This worker owns nothing from now on; None: it was asked to stop."""
-
-
-class NoEvents:
-    """Nobody watches."""
-
-    def opened(self, session: int) -> None:
-        """See `OwnershipEvents`."""
-
-    def linked(self, link: SessionEvent) -> None:
-        """See `OwnershipEvents`."""
-
-    def holds(self, bundles: int) -> None:
-        """See `OwnershipEvents`."""
-
-    def acquiring(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
-        """See `OwnershipEvents`."""
-        del bundles
-        return nullcontext()
-
-    def acquired(self, leases: Collection[Lease]) -> None:
-        """See `OwnershipEvents`."""
-
-    def unloaded(self, bundles: Collection[BundleId], why: Unloaded) -> None:
-        """See `OwnershipEvents`."""
-
-    def looked(self, unsettled: int) -> None:
-        """See `OwnershipEvents`."""
-
-    def ended(self, failure: SextonError | None) -> None:
-        """See `OwnershipEvents`."""

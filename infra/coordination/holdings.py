@@ -1,12 +1,12 @@
 """What a worker holds: acquired, looked at again after an expiry, found fenced by another, let go.
 
 Raising is not conditional on the node. A worker that is paused between its node and its raise, for longer than its
-session lives, raises the fence of whoever owns the bundle by then; so does one that owns without ZooKeeper, started
+session lives, raises the fence of the owner of that moment; so does one that owns without ZooKeeper, started
 beside the others by mistake. The owner's node stands, so nobody else would ever take the bundle, and all that is
 written under its lease would be refused for as long as its session lives. So it looks, and acquires again.
 
 Acquire: create the node, raise the fence, read the node again, and only if it is still of this session is there a
-lease. So whoever has one was verified after the last raise, and a write under any older one is refused by the catalog
+lease. So its holder was verified after the last raise, and a write under any older one is refused by the catalog
 (promise 7). Between any two of these steps the process may die or its session end: a node goes with its session, and
 an owner whose fence was raised by one that was late acquires again.
 
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from infra.coordination.events import Listener, NoEvents, OwnershipEvents, Unloaded
+from infra.coordination.events import Listener, OwnershipEvents, Unloaded
 from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.turns import TakingTurns, Turns
 from logstore.errors import OutcomeUnknown, RetryableError
@@ -27,7 +27,6 @@ from logstore.ownership import (
     BundleId,
     HeldClaim,
     Lease,
-    OwnerNode,
     OwnershipView,
     ReownAttempts,
     ReownDecision,
@@ -75,13 +74,13 @@ class Holdings:
     ) -> None:
         """Hold nothing yet."""
         self._worker_id, self._fences, self._listener = worker_id, fences, listener
-        self._events = events or NoEvents()
+        self._events = events or OwnershipEvents()
         self.bundles = fences.bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
         self._unsettled: dict[BundleId, HeldClaim | None] = {}  # to be acquired, or looked at again
         self._put_off: set[BundleId] = set()  # of these, what could not be acquired at the last look
         self._aside = False  # since the catalog gave no fence
-        self._seen: dict[BundleId, str] = {}  # who owns what, as read last
+        self._seen: dict[BundleId, str] = {}  # owners by bundle, as read last
         self._change = -1
         self._turns = TakingTurns(worker_id, turns)
         self._fresh_attempts(session=0, waits=0)
@@ -110,7 +109,7 @@ class Holdings:
         self._unsettled = {}
 
     def look(self, nodes: Nodes, load: float) -> None:
-        """Look at who is there, and take, settle and let go what the present view asks for.
+        """Look at what stands there, and take, settle and let go what the present view asks for.
 
         Every step may fail and be repeated by the next look.
         """
@@ -118,11 +117,15 @@ class Holdings:
         if now - self._attempts_at >= _ATTEMPTS_S:
             self._fresh_attempts(self._attempts.session, self._attempts.waits)
         view = self._view(nodes)
-        self._let_go_of_lost(view, now)
+        # a node that went while its session lives was taken from us on purpose: others get their chance first
+        lost = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
+        self._unload(lost, Unloaded.REMOVED)
+        self._turns.rest(lost, now)
         self._unload(self._overtaken.of(self.leases.values()), Unloaded.OVERTAKEN)
         if self._can_take():
-            due = self._due(view, now) | self._unheld(view)
-            self._unsettled |= dict.fromkeys(due - self._unsettled.keys())
+            due = self._turns.due(view, now) - self.leases.keys()
+            self._turns.mind(due, view, now)
+            self._unsettled |= dict.fromkeys((due | self._unheld(view)) - self._unsettled.keys())
             self._settle(nodes, now)
         else:
             nodes.give_up(self._unheld(view))  # another may be able to take them
@@ -165,17 +168,6 @@ class Holdings:
         workers = {worker_id: worker.load for worker_id, worker in live.items()}
         return OwnershipView(bundles=self.bundles, workers=workers, owners=self._seen)
 
-    def _let_go_of_lost(self, view: OwnershipView, now: float) -> None:
-        """A node that went while its session lives was taken from us on purpose: others get their chance first."""
-        lost = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
-        self._unload(lost, Unloaded.REMOVED)
-        self._turns.rest(lost, now)
-
-    def _due(self, view: OwnershipView, now: float) -> set[BundleId]:
-        due = self._turns.due(view, now) - self.leases.keys()
-        self._turns.mind(due, view, now)
-        return due
-
     def _unheld(self, view: OwnershipView) -> set[BundleId]:
         """Nodes of ours without a lease: from a create that was answered late, or a delete that was not."""
         return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
@@ -186,8 +178,13 @@ class Holdings:
         if not self._unsettled:
             return
         found = nodes.owners(self._unsettled)
-        verdicts = {bundle: self._verdict(bundle, found.get(bundle)) for bundle in self._unsettled}
-        self._drop([bundle for bundle, verdict in verdicts.items() if verdict is ReownDecision.UNLOAD])
+        session, me = self._attempts.session, self._worker_id
+        verdicts = {}
+        for bundle, claim in self._unsettled.items():
+            verdict = decide(found.get(bundle), session=session, worker_id=me, claim=claim)
+            verdicts[bundle] = self._attempts.bounded(bundle, verdict)
+        dropped = [bundle for bundle, verdict in verdicts.items() if verdict is ReownDecision.UNLOAD]
+        self._tell_gone([bundle for bundle in dropped if self._unsettled.pop(bundle)], Unloaded.FOREIGN)
         own = [bundle for bundle, node in found.items() if node.session == self._attempts.session]
         spent = [bundle for bundle in own if verdicts[bundle] is ReownDecision.UNLOAD]  # others get their chance
         self._turns.rest(spent, now)
@@ -196,14 +193,6 @@ class Holdings:
         if create:
             with self._events.acquiring(create):
                 self._acquire(nodes, create)
-
-    def _verdict(self, bundle: BundleId, node: OwnerNode | None) -> ReownDecision:
-        claim = self._unsettled[bundle]
-        verdict = decide(node, session=self._attempts.session, worker_id=self._worker_id, claim=claim)
-        return self._attempts.bounded(bundle, verdict)
-
-    def _drop(self, bundles: Iterable[BundleId]) -> None:
-        self._tell_gone([bundle for bundle in bundles if self._unsettled.pop(bundle)], Unloaded.FOREIGN)
 
     def _acquire(self, nodes: Nodes, bundles: Collection[BundleId]) -> None:
         """Nodes, then fences, then nodes again; what is not ours at the end is decided on at the next look.

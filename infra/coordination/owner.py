@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.events import Listener, NoEvents, OwnershipEvents
+from infra.coordination.events import Listener, OwnershipEvents
 from infra.coordination.holdings import Holdings
 from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.session import SessionEvent, ZooKeeperSession
@@ -74,7 +74,7 @@ class BundleOwner:
         events: OwnershipEvents | None = None,
     ) -> None:
         """Take the ports; `load` is work in hand, 0 or more, and at 1 a worker draws half of what an idle one does."""
-        self._worker_id, self._connect, self._load, self._events = worker_id, connect, load, events or NoEvents()
+        self._worker_id, self._connect, self._load, self._events = worker_id, connect, load, events or OwnershipEvents()
         self._policy = policy or OwnerPolicy()
         self._holdings = Holdings(worker_id, fences, listener, self._policy.turns, self._events)
         self._words: queue.SimpleQueue[_Word] = queue.SimpleQueue()
@@ -158,7 +158,9 @@ class BundleOwner:
     def _run(self) -> None:
         try:
             while not self.stopping.is_set():
-                self._heed(self._next())
+                word = self._next()
+                if word.opened == self._opened and word.link is SessionEvent.EXPIRED and not self.stopping.is_set():
+                    self._expired()
                 self._look()
         except SextonError as error:
             _log.exception("this worker owns nothing from now on")
@@ -178,10 +180,6 @@ class BundleOwner:
             return self._words.get(timeout=_SOON_S if self._holdings.hurried else self._policy.look_again_s)
         except queue.Empty:
             return _Word()
-
-    def _heed(self, word: _Word) -> None:
-        if word.opened == self._opened and word.link is SessionEvent.EXPIRED and not self.stopping.is_set():
-            self._expired()
 
     def _expired(self) -> None:
         if self._session:

@@ -1,7 +1,7 @@
 """One ZooKeeper session: opened once, never revived.
 
 A call that slips in after a connection was lost, and before kazoo says so, is queued until the next connection, and
-whoever asked would wait as long: for as long as ZooKeeper is away.
+its caller would wait as long: for as long as ZooKeeper is away.
 
 After an expiry kazoo goes on in a new session by itself, as if nothing had happened, and a server may hand out a new
 one on a mere reconnect (ClickHouse#116690). Either ends the `ZooKeeperSession`: its user opens another one and looks
@@ -107,7 +107,12 @@ class ZooKeeperSession:
         self._closing = threading.Lock()
         self._client = _client(ensemble)
         try:
-            self._connect()
+            if not self._client.start_async().wait(timeout=ensemble.timeout_s):
+                raise ServiceFailed(  # noqa: TRY301 - whatever it is, what was begun is closed
+                    ZOOKEEPER,
+                    f"cannot be reached at {ensemble.hosts}",
+                    advice="start it (`sexton up` starts an embedded one) or mend the setting `zookeeper`",
+                )
             self.id = self._now()
             self._client.add_listener(self._heard)
             self._require_same()
@@ -115,10 +120,6 @@ class ZooKeeperSession:
         except BaseException:
             self.close()
             raise
-
-    def _connect(self) -> None:
-        if not self._client.start_async().wait(timeout=self._ensemble.timeout_s):
-            raise _unreachable(self._ensemble)
 
     @property
     def timeout_s(self) -> float:
@@ -158,9 +159,9 @@ class ZooKeeperSession:
             self._client.close()
 
     def forget_position(self) -> None:
-        """Reconnect as one who has seen nothing, once the connection was away for two session timeouts.
+        """Reconnect as a client that has seen nothing, once the connection was away for two session timeouts.
 
-        An ensemble that lost its data, or part of it, refuses whoever saw later writes than it has: kazoo takes that
+        An ensemble that lost its data, or part of it, refuses one that saw later writes than it has: kazoo takes that
         for no answer, and asks again for ever. Asked like this it says whether the session lives, and one that outlived
         a long outage is kept. A server that only lags behind others has caught up, or serves nobody, by then.
         """
@@ -221,12 +222,4 @@ def _client(ensemble: Ensemble) -> KazooClient:
         connection_retry=as_long_as_it_takes,
         handler=PatientHandler(ensemble.timeout_s),
         logger=_kazoo_log,
-    )
-
-
-def _unreachable(ensemble: Ensemble) -> ServiceFailed:
-    return ServiceFailed(
-        ZOOKEEPER,
-        f"cannot be reached at {ensemble.hosts}",
-        advice="start it (`sexton up` starts an embedded one) or mend the setting `zookeeper`",
     )

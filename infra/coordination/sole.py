@@ -7,7 +7,7 @@ writes under its leases are refused from then on, and it goes on with work that 
 import threading
 from typing import Final
 
-from infra.coordination.events import NoEvents, OwnershipEvents
+from infra.coordination.events import OwnershipEvents
 from logstore.errors import CatalogBusy, NotOwner, SextonError
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
@@ -21,7 +21,7 @@ class SoleOwner:
 
     def __init__(self, worker_id: str, fences: Fences, events: OwnershipEvents | None = None) -> None:
         """Own nothing yet."""
-        self._worker_id, self._fences, self._events = worker_id, fences, events or NoEvents()
+        self._worker_id, self._fences, self._events = worker_id, fences, events or OwnershipEvents()
         self._bundles = fences.bundles()
         self._leases: dict[BundleId, Lease] = {}
         self.stopping = threading.Event()

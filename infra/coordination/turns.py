@@ -35,7 +35,7 @@ class TakingTurns:
         self._resting |= dict.fromkeys(bundles, now + self._turns.rest_s)
 
     def make_way(self, bundles: Iterable[BundleId], now: float) -> None:
-        """Leave to others what was let go for one of them, who takes it at once."""
+        """Leave to others what was let go for one of them, which takes it at once."""
         self._resting |= dict.fromkeys(bundles, now + self._turns.takeover_grace_s)
 
     def due(self, view: OwnershipView, now: float) -> set[BundleId]:
@@ -47,7 +47,7 @@ class TakingTurns:
         return set(due) - self._resting.keys()
 
     def mind(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
-        """Keep what was another's turn, who may be resting: thrown back at once it would go to and fro.
+        """Keep what was another worker's turn, which may be resting: thrown back at once it would go to and fro.
 
         Source: apache/pulsar#14736.
         """

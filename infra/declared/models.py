@@ -227,7 +227,7 @@ class RunRow(SQLModel, table=True):
 
 
 class AuditRow(SQLModel, table=True):
-    """A destructive act: who, why, by which workflow, with what outcome."""
+    """A destructive act: actor, reason, workflow and outcome."""
 
     __tablename__ = "audit"
     __table_args__ = (Index("audit_by_topic", "topic_id", "audit_id"), Index("audit_by_run", "run_id"))

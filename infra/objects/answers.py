@@ -80,7 +80,8 @@ def _check(operation_model: "OperationModel", response_dict: Mapping[str, Any], 
         return
     lacks = _lacks(marks, status, response_dict["headers"], response_dict["body"])
     if lacks:
-        _close(response_dict["body"])
+        if not isinstance(response_dict["body"], bytes):  # a stream
+            response_dict["body"].close()
         raise ForeignAnswer(status=status, lacks=lacks)
 
 
@@ -96,11 +97,6 @@ def _lacks(marks: _Marks, status: int, headers: Mapping[str, str], body: Any) ->
     if status == 206 and not headers.get("Content-Range"):
         return "expected a Content-Range, found none"
     return None
-
-
-def _close(body: Any) -> None:  # noqa: ANN401 - bytes, or a stream
-    if not isinstance(body, bytes):
-        body.close()
 
 
 SLOW_DOWN = frozenset({
@@ -130,7 +126,7 @@ TEMPORARY = SLOW_DOWN | {
     "XAmzContentSHA256Mismatch",
 }  # damaged on its way, or a conflict that passes: asking again is right
 ABSENT = frozenset({"NoSuchKey", "NoSuchVersion"})
-BAD_KEY = frozenset({"InvalidObjectName", "KeyTooLongError"})  # said of the request's own key, whoever asks
+BAD_KEY = frozenset({"InvalidObjectName", "KeyTooLongError"})  # said of the request's own key, to any caller
 BAD_REQUEST = BAD_KEY | {
     "EntityTooLarge",
     "InvalidArgument",
@@ -180,7 +176,7 @@ _WHY = (
     (FlexibleChecksumError, "the answer was damaged on its way"),
     (BotoConnectionError, "the connection broke"),
 )
-_LOOK = "see `sexton status`, or correct SEXTON_S3_ENDPOINT"
+_LOOK = "run `sexton up`, or correct SEXTON_S3_ENDPOINT"
 
 
 def code_of(error: ClientError) -> str:

@@ -76,10 +76,10 @@ class BulkDelete:
     being exchanged may have refused, and single deletes are several times slower.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, *, patience: Patience, pace: DeleteRate) -> None:
+    def __init__(self, client: "S3Client", bucket: str, *, patience: Patience, rate: DeleteRate) -> None:
         self._client, self._bucket = client, bucket
-        self._patience, self._pace = patience, pace
-        self._singly = SingleDelete(client, bucket, patience=patience, pace=pace)
+        self._patience, self._rate = patience, rate
+        self._singly = SingleDelete(client, bucket, patience=patience, rate=rate)
         self._ability = _Ability(patience.clock)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
@@ -90,73 +90,74 @@ class BulkDelete:
             ServiceRefused: The store refuses every delete here, e.g. for lack of permission.
         """
         asked = list(dict.fromkeys(keys))
-        tally = DeleteCounts(failed={key: f"InvalidKey: expected {why}" for key, why in refusals(asked).items()})
-        todo = [key for key in asked if key not in tally.failed] if tally.failed else asked
+        counts = DeleteCounts(failed={key: f"InvalidKey: expected {why}" for key, why in refusals(asked).items()})
+        todo = [key for key in asked if key not in counts.failed] if counts.failed else asked
         alone = dict.fromkeys(not_in_xml(todo))  # one key that XML cannot spell spoils the request of a whole page
         try:
-            self._in_rounds([key for key in todo if key not in alone] if alone else todo, tally)
+            self._in_rounds([key for key in todo if key not in alone] if alone else todo, counts)
             if alone:
-                self._singly.delete(list(alone), tally)
+                self._singly.delete(list(alone), counts)
         except SextonError as error:
-            if not tally.deleted and not tally.failed:
+            if not counts.deleted and not counts.failed:
                 raise
-            rest = (key for key in todo if key not in tally.deleted and key not in tally.failed)
-            tally.failed.update(dict.fromkeys(rest, f"{type(error).__name__}: {error}"))
-        return tally.report()
+            rest = [key for key in todo if key not in counts.deleted and key not in counts.failed]
+            counts.failed.update(dict.fromkeys(rest, f"{type(error).__name__}: {error}"))
+            counts.unanswered.update(rest)
+        return counts.report()
 
-    def _in_rounds(self, todo: list[str], tally: DeleteCounts) -> None:
+    def _in_rounds(self, todo: list[str], counts: DeleteCounts) -> None:
         """Ask for all keys page by page, then again for those with a temporary error, while there is patience."""
         failures = 0
         while todo:
             again: dict[str, str] = {}
             at = 0
             while at < len(todo):
-                at += self._page(todo, at, tally, again)
+                at += self._page(todo, at, counts, again)
             failures += 1
             if again and failures == self._patience.attempts:
-                tally.failed.update(again)
+                counts.failed.update(again)
                 return
             if again:
                 self._patience.wait(failures)
             todo = list(again)
 
-    def _page(self, todo: list[str], at: int, tally: DeleteCounts, again: dict[str, str]) -> int:
+    def _page(self, todo: list[str], at: int, counts: DeleteCounts, again: dict[str, str]) -> int:
         """Delete the page that begins at `at`, in whichever way the store takes; returns its length."""
         between_units()
         refused: _BulkRefused | None = None
         if self._ability.worth_asking:
             try:
-                return self._patience.ask(lambda: self._bulk(todo, at, tally, again))
+                return self._patience.ask(lambda: self._bulk(todo, at, counts, again))
             except _BulkRefused as error:
                 refused = error
-        page, before = todo[at : at + self._pace.page], len(tally.deleted)
-        self._singly.delete(page, tally)
-        if refused and refused.of_the_store and len(tally.deleted) > before:
+        page, before = todo[at : at + self._rate.page], len(counts.deleted)
+        self._singly.delete(page, counts)
+        if refused and refused.of_the_store and len(counts.deleted) > before:
             pause_s = self._ability.refused()
             _log.warning(
                 "bucket %s refuses bulk deletes (%s): deleting one by one for %.0f s", self._bucket, refused, pause_s
             )
         return len(page)
 
-    def _bulk(self, todo: list[str], at: int, tally: DeleteCounts, again: dict[str, str]) -> int:
-        page = todo[at : at + self._pace.page]  # cut anew at each attempt: a throttle has made it shorter
-        start = self._pace.admit(len(page))
+    def _bulk(self, todo: list[str], at: int, counts: DeleteCounts, again: dict[str, str]) -> int:
+        page = todo[at : at + self._rate.page]  # cut anew at each attempt: a throttle has made it shorter
+        start = self._rate.admit(len(page))
         try:
             with translated(f"delete {len(page)} keys of {self._bucket}"):
                 deleted, errors = self._request(page)
         except StoreUnavailable as error:
             if is_throttle(error):
-                self._pace.throttled(start)
+                self._rate.throttled(start)
             raise
         self._ability.took()
         if any(code in SLOW_DOWN for code, _ in errors.values()):
-            self._pace.throttled(start)
+            self._rate.throttled(start)
         else:
-            self._pace.accepted(len(page))
+            self._rate.accepted(len(page))
         if not errors and len(deleted) == len(page) and deleted.issuperset(page):
-            tally.deleted |= deleted
+            counts.deleted |= deleted
         else:
-            again.update(_sort_out(page, deleted, errors, tally))
+            again.update(_sort_out(page, deleted, errors, counts))
         return len(page)
 
     def _request(self, page: list[str]) -> tuple[set[str], _Errors]:
@@ -182,15 +183,15 @@ class BulkDelete:
         return _BulkRefused(f"{status} {code}", of_the_store=surely or not self._ability.shown)
 
 
-def _sort_out(page: Iterable[str], deleted: set[str], errors: _Errors, tally: DeleteCounts) -> dict[str, str]:
+def _sort_out(page: Iterable[str], deleted: set[str], errors: _Errors, counts: DeleteCounts) -> dict[str, str]:
     """Enter each key as deleted or failed, or return it to be asked for again; one left out has failed."""
     again = {}
     for key in page:
         code, message = errors.get(key, ("", ""))
         if code in ABSENT or (key in deleted and key not in errors):
-            tally.deleted.add(key)
+            counts.deleted.add(key)
         elif code in TEMPORARY:
             again[key] = f"{code}: {message}"
         else:
-            tally.failed[key] = f"{code}: {message}" if key in errors else _UNCONFIRMED
+            counts.failed[key] = f"{code}: {message}" if key in errors else _UNCONFIRMED
     return again

@@ -8,7 +8,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import ClientError
@@ -16,7 +15,6 @@ from botocore.parsers import ResponseParserFactory
 from botocore.utils import parse_timestamp
 
 from infra.objects.answers import code_of, require_own_answers, translated
-from infra.objects.patience import Patience
 from infra.objects.store import S3ObjectStore
 from infra.telemetry.s3_spans import observe_client
 from logstore.errors import StoreUnavailable
@@ -30,43 +28,6 @@ if TYPE_CHECKING:
 _OURS = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 
 
-def connect(
-    endpoint: str | None,
-    region: str,
-    access_key: str | None,
-    secret_key: str | None,
-    bucket: str,
-    *,
-    pool_size: int = 32,
-    connect_timeout_s: float = 5.0,
-    read_timeout_s: float = 60.0,
-    patience: Patience | None = None,
-) -> S3ObjectStore:
-    """An object store over one bucket, with a client of its own; `for_bucket` gives others on that client.
-
-    Args:
-        endpoint: The URL of a compatible store, or None for AWS.
-        region: The region that signatures name.
-        access_key: With `secret_key` the credentials; None leaves them to the environment or the host's role.
-        secret_key: See `access_key`.
-        bucket: Must exist.
-        pool_size: Connections kept; give as many as threads will use the client.
-        connect_timeout_s: For one attempt.
-        read_timeout_s: Between two reads of one attempt.
-        patience: How often and how long to retry.
-    """
-    client = make_client(
-        endpoint,
-        region,
-        access_key,
-        secret_key,
-        pool_size=pool_size,
-        connect_timeout_s=connect_timeout_s,
-        read_timeout_s=read_timeout_s,
-    )
-    return S3ObjectStore(client, bucket, patience=patience)
-
-
 def make_client(
     endpoint: str | None,
     region: str,
@@ -77,7 +38,17 @@ def make_client(
     connect_timeout_s: float = 5.0,
     read_timeout_s: float = 60.0,
 ) -> "S3Client":
-    """A client without retries of its own, for any number of buckets and threads; arguments as for `connect`."""
+    """A client without retries of its own, for any number of buckets and threads.
+
+    Args:
+        endpoint: The URL of a compatible store, or None for AWS.
+        region: The region that signatures name.
+        access_key: With `secret_key` the credentials; None leaves them to the environment or the host's role.
+        secret_key: See `access_key`.
+        pool_size: Connections kept; give as many as threads will use the client.
+        connect_timeout_s: For one attempt.
+        read_timeout_s: Between two reads of one attempt.
+    """
     core = botocore.session.Session()
     factory: ResponseParserFactory = core.get_component("response_parser_factory")
     factory.set_parser_defaults(timestamp_parser=_timestamp)
@@ -90,7 +61,7 @@ def make_client(
         request_checksum_calculation="when_required",  # newer ones are unknown to many compatible stores
         tcp_keepalive=True,
     )
-    client = boto3.Session(botocore_session=core).client(
+    client: S3Client = core.create_client(  # type: ignore[assignment]  # its class is made from a description
         "s3",
         endpoint_url=endpoint,
         region_name=region,

@@ -51,6 +51,28 @@ class Listing:
             else:
                 yield from (each for each in found if each.key > self._start_after)
 
+    def level(self) -> Iterator[str | ObjectInfo]:
+        """Objects directly at the prefix, and folders there, each once.
+
+        Raises:
+            StoreUnavailable: A page could not be had, or does not belong to this listing.
+        """
+        self._request["Delimiter"] = "/"
+        last: set[str] = set()
+        for page in self._pages():
+            folders = {each["Prefix"] for each in page.get("CommonPrefixes", ())}
+            objects = self._in_order(page)
+            for name in (*folders, *(each.key for each in objects)):
+                self._check_level(name, is_folder=name in folders)
+            yield from sorted(folders - last)  # a store may open a page with the folder that ended the one before
+            yield from objects
+            last = folders
+
+    def _check_level(self, name: str, *, is_folder: bool) -> None:
+        below = name.removeprefix(self._prefix).removesuffix("/" if is_folder else "")
+        if not name.startswith(self._prefix) or "/" in below or (is_folder and not name.endswith("/")):
+            raise StoreUnavailable(f"{self._what}: the answer holds what is not directly there: {name!r}")
+
     def _pages(self) -> Iterator["ListObjectsV2OutputTypeDef"]:
         early = earlier(self._start_after, self._prefix)
         if early:
@@ -61,7 +83,11 @@ class Listing:
             if not page["IsTruncated"]:
                 return
             between_units()
-            self._go_on_at(page.get("NextContinuationToken"))
+            token = page.get("NextContinuationToken")
+            if not token or token == self._request.get("ContinuationToken"):
+                raise StoreUnavailable(f"{self._what}: the answer is truncated, yet names no way to its rest")
+            self._request.pop("StartAfter", None)
+            self._request["ContinuationToken"] = token
 
     def _page(self) -> "ListObjectsV2OutputTypeDef":
         with translated(self._what):
@@ -69,12 +95,6 @@ class Listing:
         if "IsTruncated" not in page:
             raise StoreUnavailable(f"{self._what}: expected a listing, found an answer without IsTruncated")
         return page
-
-    def _go_on_at(self, token: str | None) -> None:
-        if not token or token == self._request.get("ContinuationToken"):
-            raise StoreUnavailable(f"{self._what}: the answer is truncated, yet names no way to its rest")
-        self._request.pop("StartAfter", None)
-        self._request["ContinuationToken"] = token
 
     def _in_order(self, page: "ListObjectsV2OutputTypeDef") -> list[ObjectInfo]:
         found = [

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, BinaryIO
 from botocore.exceptions import ClientError
 
 from infra.objects.answers import code_of, status_of, translated
+from infra.objects.listing import micros
 from infra.objects.patience import Patience
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable
+from logstore.ports.objects import OpenUpload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -29,10 +31,6 @@ class PartedUploads:
         self._client, self._bucket = client, bucket
         self._patience, self._part_bytes = patience, part_bytes
 
-    def fits_one(self, file: BinaryIO) -> bool:
-        """Whether the file is sent by one PUT."""
-        return _size(file) <= self._part_bytes
-
     def put(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
         """Upload the file; False when the key is taken, perhaps by an earlier try of this very call.
 
@@ -49,14 +47,10 @@ class PartedUploads:
             if self._patience.ask(lambda: self._complete(key, upload_id, parts, proceed)):
                 return True
         except Exception:
-            self._abort_at_best(key, upload_id)
+            self._try_to_abort(key, upload_id)
             raise
-        self._abort_at_best(key, upload_id)
+        self._try_to_abort(key, upload_id)
         return False
-
-    def unfinished(self, prefix: str) -> list[tuple[str, str]]:
-        """Key and id of each upload that was neither completed nor aborted, for keys with the prefix."""
-        return list(self._listed(prefix))
 
     def abort(self, key: str, upload_id: str) -> None:
         """End the upload: what is sent to it later is refused, and so is its completion."""
@@ -66,7 +60,7 @@ class PartedUploads:
         return f"{verb} {self._bucket}/{key}"
 
     def _parts(self, file: BinaryIO) -> Iterator[bytes]:
-        size = max(self._part_bytes, -(-_size(file) // _MOST_PARTS))
+        size = max(self._part_bytes, -(-file.seek(0, io.SEEK_END) // _MOST_PARTS))
         file.seek(0)
         while part := file.read(size):
             yield part
@@ -113,7 +107,7 @@ class PartedUploads:
                 return False
         return True
 
-    def _abort_at_best(self, key: str, upload_id: str) -> None:
+    def _try_to_abort(self, key: str, upload_id: str) -> None:
         try:
             self.abort(key, upload_id)
         except SextonError as error:
@@ -127,11 +121,13 @@ class PartedUploads:
                 if code_of(error) != "NoSuchUpload":
                     raise
 
-    def _listed(self, prefix: str) -> Iterator[tuple[str, str]]:
+    def unfinished(self, prefix: str) -> Iterator[tuple[OpenUpload, str]]:
+        """Each upload that was neither completed nor aborted, with its id, for keys with the prefix."""
         key_marker = upload_marker = ""
         while True:
             page = self._patience.ask(partial(self._page, prefix, key_marker, upload_marker))
-            yield from ((each["Key"], each["UploadId"]) for each in page.get("Uploads", ()))
+            for each in page.get("Uploads", ()):
+                yield OpenUpload(key=each["Key"], started_us=micros(each.get("Initiated"))), each["UploadId"]
             if not page.get("IsTruncated"):
                 return
             key_marker, upload_marker = page.get("NextKeyMarker", ""), page.get("NextUploadIdMarker", "")
@@ -143,7 +139,3 @@ class PartedUploads:
             return self._client.list_multipart_uploads(
                 Bucket=self._bucket, Prefix=prefix, KeyMarker=key_marker, UploadIdMarker=upload_marker
             )
-
-
-def _size(file: BinaryIO) -> int:
-    return file.seek(0, io.SEEK_END)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from infra.objects.answers import retry_after_s
-from logstore.errors import ServiceRefused, SextonError, StoreUnavailable
+from logstore.errors import ServiceRefused, StoreUnavailable
 from logstore.units import between_units
 
 T = TypeVar("T")
@@ -46,7 +46,8 @@ class Patience:
                 return attempt()
             except (StoreUnavailable, ServiceRefused) as error:
                 failures += 1
-                if not _may_pass(error) or failures >= self.attempts or self.clock() >= last_start:
+                passing = not isinstance(error, ServiceRefused) or error.may_pass
+                if not passing or failures >= self.attempts or self.clock() >= last_start:
                     raise
                 self.wait(failures, error)
                 between_units()  # not before the first: what cleans up after an end is asked for once
@@ -56,10 +57,6 @@ class Patience:
         longest = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
         asked = min(self.longest_wait_s, retry_after_s(error))
         self.sleep(asked + random.uniform(longest / 2, longest))  # noqa: S311 - jitter is no secret
-
-
-def _may_pass(error: SextonError) -> bool:
-    return error.may_pass if isinstance(error, ServiceRefused) else True
 
 
 class DeleteRate:
@@ -85,18 +82,13 @@ class DeleteRate:
         self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()
         self._page = ceiling
-        self._rate = self._rate_at_cut = _UNLIMITED
+        self._rate = self._rate_at_cut = _UNLIMITED  # keys a second that requests may name together
         self._next_start = self._last_cut = -_UNLIMITED
 
     @property
     def page(self) -> int:
         """Keys per bulk request, at this moment."""
         return self._page
-
-    @property
-    def keys_per_s(self) -> float:
-        """Keys a second that requests of this instance may name together, at this moment; infinite at first."""
-        return self._rate
 
     def admit(self, keys: int) -> float:
         """Wait for the turn of a request for so many keys; returns its start, to be handed to `throttled`."""

@@ -27,25 +27,26 @@ class DeleteCounts:
 
     deleted: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    unanswered: set[str] = field(default_factory=set)  # of those that failed
 
     def report(self) -> DeleteReport:
-        """The tally as the port knows it."""
-        return DeleteReport(deleted=frozenset(self.deleted), failed=self.failed)
+        """The counts as the port knows it."""
+        return DeleteReport(deleted=frozenset(self.deleted), failed=self.failed, unanswered=frozenset(self.unanswered))
 
 
 class SingleDelete:
     """Single deletes in one bucket, a few at a time; safe to share among threads."""
 
     def __init__(
-        self, client: "S3Client", bucket: str, *, patience: Patience, pace: DeleteRate, parallelism: int = 8
+        self, client: "S3Client", bucket: str, *, patience: Patience, rate: DeleteRate, parallelism: int = 8
     ) -> None:
         self._client, self._bucket = client, bucket
-        self._patience, self._pace, self._parallelism = patience, pace, parallelism
+        self._patience, self._rate, self._parallelism = patience, rate, parallelism
 
-    def delete(self, keys: Sequence[str], tally: DeleteCounts) -> None:
+    def delete(self, keys: Sequence[str], counts: DeleteCounts) -> None:
         """Delete each key by a request of its own and enter what the store says of it.
 
-        A store that does not answer is not asked for the rest: those keys stay out of the tally.
+        A store that does not answer is not asked for the rest: those keys stay out of the counts.
 
         Raises:
             StoreUnavailable: The store stopped answering; keys may have been entered before.
@@ -56,7 +57,7 @@ class SingleDelete:
             asked = [
                 (key, threads.submit(copy_context().run, self._unless, hopeless, key)) for key in keys
             ]  # a context each: spans in other threads keep their parent
-        problems = [problem for key, answer in asked if (problem := self._enter(key, answer, tally))]
+        problems = [problem for key, answer in asked if (problem := self._enter(key, answer, counts))]
         if problems:
             raise problems[0]
 
@@ -72,13 +73,13 @@ class SingleDelete:
             raise
 
     def _one(self, key: str) -> str | None:
-        start = self._pace.admit(1)
+        start = self._rate.admit(1)
         try:
             with translated(f"delete {self._bucket}/{key}"):
                 return self._request(key)
         except StoreUnavailable as error:
             if is_throttle(error):
-                self._pace.throttled(start)
+                self._rate.throttled(start)
             raise
 
     def _request(self, key: str) -> str | None:
@@ -90,17 +91,17 @@ class SingleDelete:
             if code_of(error) in _OF_THIS_KEY:
                 return f"{code_of(error)}: {error.response['Error'].get('Message', '')}"
             raise
-        self._pace.accepted(1)
+        self._rate.accepted(1)
         return None
 
     @staticmethod
-    def _enter(key: str, answer: "Future[str | None]", tally: DeleteCounts) -> SextonError | None:
+    def _enter(key: str, answer: "Future[str | None]", counts: DeleteCounts) -> SextonError | None:
         try:
             why = answer.result()
         except SextonError as error:
             return error
         if why is None:
-            tally.deleted.add(key)
+            counts.deleted.add(key)
         else:
-            tally.failed[key] = why
+            counts.failed[key] = why
         return None

@@ -13,7 +13,7 @@ from infra.objects.listing import Listing, micros
 from infra.objects.parts import PART_BYTES, PartedUploads
 from infra.objects.patience import DeleteRate, Patience
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, StoreUnavailable
-from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
+from logstore.ports.objects import DeleteReport, ObjectInfo, OpenUpload, StoredObject
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -33,13 +33,14 @@ class S3ObjectStore:
         bucket: str,
         *,
         patience: Patience | None = None,
-        pace: DeleteRate | None = None,
+        rate: DeleteRate | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._client, self.bucket = client, bucket
         self._patience = patience or Patience()
+        self._part_bytes = part_bytes
         self._parted = PartedUploads(client, bucket, patience=self._patience, part_bytes=part_bytes)
-        self._deletes = BulkDelete(client, bucket, patience=self._patience, pace=pace or DeleteRate())
+        self._deletes = BulkDelete(client, bucket, patience=self._patience, rate=rate or DeleteRate())
 
     @property
     def client(self) -> "S3Client":
@@ -89,8 +90,9 @@ class S3ObjectStore:
         """
         check_written_key(key)
         check_metadata(metadata)
-        if self._parted.fits_one(file):
-            body = _whole(file)
+        if file.seek(0, io.SEEK_END) <= self._part_bytes:
+            file.seek(0)
+            body = file.read()
 
             def put() -> bool:
                 proceed()
@@ -102,14 +104,14 @@ class S3ObjectStore:
         if not stored:
             raise self._taken(key)
 
-    def open_uploads(self, prefix: str) -> list[str]:
-        """Keys with the prefix that have an unfinished upload in parts, ascending."""
-        return sorted({key for key, _ in self._parted.unfinished(prefix)})
+    def open_uploads(self, prefix: str) -> list[OpenUpload]:
+        """Unfinished uploads in parts of keys with the prefix, ascending by key."""
+        return sorted((found for found, _ in self._parted.unfinished(prefix)), key=lambda one: one.key)
 
     def abort_uploads(self, key: str) -> None:
         """Abort every unfinished upload in parts of the key."""
-        for found, upload_id in self._parted.unfinished(key):
-            if found == key:
+        for found, upload_id in list(self._parted.unfinished(key)):
+            if found.key == key:
                 self._parted.abort(key, upload_id)
 
     def get(self, key: str) -> StoredObject | None:
@@ -143,6 +145,14 @@ class S3ObjectStore:
         """
         listing = Listing(self._client, self.bucket, self._patience, prefix=prefix, start_after=start_after)
         return listing.objects()
+
+    def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
+        """Objects and folders directly at the prefix, in pages.
+
+        Raises:
+            StoreUnavailable: A page could not be had; the listing is not complete.
+        """
+        return Listing(self._client, self.bucket, self._patience, prefix=prefix, start_after="").level()
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """Delete the keys in pages that adapt to the store's pace; an absent key counts as deleted.
@@ -245,18 +255,10 @@ class S3ObjectStore:
                     etag=found["ETag"],
                 )
                 return info, found["Metadata"]
-        self._confirm_absent(key)
-        return None
-
-    def _confirm_absent(self, key: str) -> None:
-        """A HEAD has no body to say which 404 it means, or why it was refused: a GET of one byte has."""
+        # a HEAD has no body to say which 404 it means, or why it was refused: a GET of one byte has
         if self._get_range(key, 0, 1, {}) is not None:
             raise StoreUnavailable(f"{self._what('head', key)}: refused, and yet the object can be read")
-
-
-def _whole(file: BinaryIO) -> bytes:
-    file.seek(0)
-    return file.read()
+        return None
 
 
 def _check_absent(error: ClientError) -> None:

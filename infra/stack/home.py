@@ -28,6 +28,16 @@ class Credentials:
     secret_key: str
 
 
+class _Inside:
+    """A path inside the home."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, home: "StackHome", _: type | None = None) -> Path:
+        return home.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class StackHome:
     """The layout of one SEXTON_HOME. `root` is absolute: servers run in working directories of their own."""
@@ -39,60 +49,28 @@ class StackHome:
         """The home at `path`, which may be relative or start with `~`."""
         return cls(Path(path).expanduser().absolute())
 
-    @property
-    def catalog(self) -> Path:
-        """The SQLite catalog."""
-        return self.root / "catalog.db"
-
-    @property
-    def objects(self) -> Path:
-        """SeaweedFS data: volumes, filer index, master state."""
-        return self.root / "objects"
-
-    @property
-    def zookeeper(self) -> Path:
-        """ZooKeeper's configuration and data."""
-        return self.root / "zookeeper"
-
-    @property
-    def temporal_db(self) -> Path:
-        """Temporal's SQLite database, absent when it runs in memory."""
-        return self.root / "temporal.db"
-
-    @property
-    def logs(self) -> Path:
-        """One log file a service."""
-        return self.root / "logs"
-
-    @property
-    def traces(self) -> Path:
-        """Span files."""
-        return self.root / "traces"
-
-    @property
-    def pids(self) -> Path:
-        """One pid file a running process."""
-        return self.root / "pids"
-
-    @property
-    def workers(self) -> Path:
-        """One file a running worker: its name and where it shows its metrics."""
-        return self.root / "workers"
-
-    @property
-    def scratch(self) -> Path:
-        """Temporary files and unix sockets of the servers."""
-        return self.root / "tmp"
-
-    @property
-    def ports_file(self) -> Path:
-        """The ports chosen at the last start."""
-        return self.root / "ports.json"
-
-    @property
-    def credentials_file(self) -> Path:
-        """The object store's key pair, mode 0600."""
-        return self.root / "credentials.json"
+    catalog = _Inside("catalog.db")
+    """The SQLite catalog."""
+    objects = _Inside("objects")
+    """SeaweedFS data: volumes, filer index, master state."""
+    zookeeper = _Inside("zookeeper")
+    """ZooKeeper's configuration and data."""
+    temporal_db = _Inside("temporal.db")
+    """Temporal's SQLite database, absent when it runs in memory."""
+    logs = _Inside("logs")
+    """One log file a service."""
+    traces = _Inside("traces")
+    """Span files."""
+    pids = _Inside("pids")
+    """One pid file a running process."""
+    workers = _Inside("workers")
+    """One file a running worker: its name and where it shows its metrics."""
+    scratch = _Inside("tmp")
+    """Temporary files and unix sockets of the servers."""
+    ports_file = _Inside("ports.json")
+    """The ports chosen at the last start."""
+    credentials_file = _Inside("credentials.json")
+    """The object store's key pair, mode 0600."""
 
     def prepare(self) -> None:
         """Create the directories, mode 0700, and see that there is room to work.

@@ -100,7 +100,7 @@ def choose_ports(
     A running service keeps the ports it has. Else a wanted number is taken as it is, and 0 takes the number of
     the last start when that is free, so that addresses given to other tools stay true. All chosen ports are
     held open until the last is found, so that they differ. While the stack is in use, what died comes back where it
-    was, whatever is wanted: those who use it know no other address.
+    was, whatever is wanted: its users know no other address.
 
     Args:
         wanted: The numbers asked for.
@@ -132,13 +132,10 @@ def _hold_wanted(name: str, number: int, held: ExitStack, chosen: dict[str, int]
     if twin is None and _hold(number, held):
         return number
     problem = f"port {number} on {LOOPBACK} is taken" + (f" by the setting for {twin}" if twin else "")
+    service = next(one for one in ALL_SERVICES if name in PORTS_OF[one])
     raise ServiceFailed(
-        _service_of(name), problem, advice=f"stop what uses it, or try `--free-ports`, or set another {name} port"
+        service, problem, advice=f"stop what uses it, or try `--free-ports`, or set another {name} port"
     )
-
-
-def _service_of(port: str) -> str:
-    return next(name for name in ALL_SERVICES if port in PORTS_OF[name])
 
 
 def _hold(number: int, held: ExitStack) -> bool:
@@ -165,7 +162,9 @@ def _spare_ports(held: ExitStack, taken: set[int]) -> Iterator[int]:
     port between this choice and the server's start. Neighbouring ports make it unlikely that two stacks that
     start at once overlap.
     """
-    ceiling = _ephemeral_floor()
+    ceiling = 32_768
+    with suppress(OSError, ValueError):
+        ceiling = int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
     span = ceiling - _LOWEST
     start = random.randrange(span) if span > 0 else 0  # noqa: S311 - nothing secret about a port
     for step in range(span):
@@ -176,9 +175,3 @@ def _spare_ports(held: ExitStack, taken: set[int]) -> Iterator[int]:
         probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         probe.bind((LOOPBACK, 0))
         yield int(probe.getsockname()[1])
-
-
-def _ephemeral_floor() -> int:
-    with suppress(OSError, ValueError):
-        return int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
-    return 32_768

@@ -155,10 +155,18 @@ class ServiceProcess:
         return 0
 
     def _end_by_force(self, process: psutil.Process) -> None:
+        """End it with all that it started: the Java of a worker's Spark has processes in groups of their own."""
+        started: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            started = process.children(recursive=True)
         try:
             _signal_group(process.pid, signal.SIGKILL)
+            for one in started:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
             with suppress(psutil.NoSuchProcess):
                 process.wait(_KILL_WAIT_S)
+            psutil.wait_procs(started, timeout=_KILL_WAIT_S)
         except (PermissionError, psutil.TimeoutExpired):
             raise self._not_ours(process) from None
 

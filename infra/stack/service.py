@@ -167,7 +167,8 @@ def _bring_up(service: Service, started: list[Service], cancelled: Event) -> str
     if _runs_well(service, cancelled):
         service.settle()
         return f"{service.name} runs already"
-    _refuse_if(cancelled, service)
+    if cancelled.is_set():
+        raise ServiceFailed(service.name, "its start was cancelled", advice="another service failed first")
     command = service.command()
     service.process.stop(service.stop_timeout_s)  # one that runs and stays ill is of no use
     started.append(service)
@@ -195,7 +196,7 @@ def _await_health(service: Service, cancelled: Event, patience_s: float) -> Serv
     while True:
         health = service.probe()
         if service.process.running() is None:
-            return replace(health, ok=False)  # whoever answered was not ours
+            return replace(health, ok=False)  # what answered was not ours
         if health.ok or time.monotonic() > deadline or cancelled.wait(_POLL_S):
             return health
 
@@ -206,8 +207,3 @@ def _failure(service: Service, health: ServiceHealth, log_start: int) -> Service
     else:
         problem = f"it was not healthy in {service.start_timeout_s:.0f} s ({health.detail})"
     return ServiceFailed(service.name, problem, advice=f"see {service.process.log_file}, then run `sexton up` again")
-
-
-def _refuse_if(cancelled: Event, service: Service) -> None:
-    if cancelled.is_set():
-        raise ServiceFailed(service.name, "its start was cancelled", advice="another service failed first")

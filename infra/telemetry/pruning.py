@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,20 +65,16 @@ def prune_rarely(traces_dir: Path, *, older_than_s: float, most_bytes: int) -> N
 
 
 def _files(traces_dir: Path) -> Iterator[_File]:
-    for entry in _entries(traces_dir):
+    entries: list[os.DirEntry[str]] = []
+    with suppress(FileNotFoundError):
+        entries += os.scandir(traces_dir)
+    for entry in entries:
         found = _NAME.fullmatch(entry.name)
         if found:
             with suppress(FileNotFoundError):
                 told = entry.stat(follow_symlinks=False)
                 pid = None if found["rolled"] else int(found["pid"])
                 yield _File(path=Path(entry.path), changed_s=told.st_mtime, size_bytes=told.st_size, pid=pid)
-
-
-def _entries(traces_dir: Path) -> Iterable["os.DirEntry[str]"]:
-    try:
-        return list(os.scandir(traces_dir))
-    except FileNotFoundError:
-        return []
 
 
 def _lives(pid: int) -> bool:

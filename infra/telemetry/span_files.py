@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,7 +54,7 @@ class SpanFileExporter(SpanExporter):
 
     def _line(self, span: ReadableSpan) -> str:
         if span.resource is not self._resource:  # a process has one, and spelling it costs as much as the rest
-            self._resource, self._resource_text = span.resource, _encode(_plain(span.resource.attributes))
+            self._resource, self._resource_text = span.resource, _encode(dict(span.resource.attributes or {}))
         return f'{_encode(as_row(span))[:-1]},"resource":{self._resource_text}}}\n'
 
     def _append(self, data: bytes) -> None:
@@ -85,13 +85,9 @@ def as_row(span: ReadableSpan) -> dict[str, Any]:
         "start_ns": span.start_time,
         "end_ns": span.end_time,
         "status": {"code": span.status.status_code.name.lower(), "description": span.status.description},
-        "attributes": _plain(span.attributes),
+        "attributes": dict(span.attributes or {}),
         "events": [
-            {"name": event.name, "time_ns": event.timestamp, "attributes": _plain(event.attributes)}
+            {"name": event.name, "time_ns": event.timestamp, "attributes": dict(event.attributes or {})}
             for event in span.events
         ],
     }
-
-
-def _plain(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-    return dict(attributes or {})

@@ -78,7 +78,13 @@ def _parent(span_id: str, spans: Mapping[str, SpanRow]) -> str | None:
     """The span that it stands below; None for a root, or where damaged files name parents in a circle."""
     own, seen = spans[span_id], {span_id}
     parent = own.parent_id
-    while parent is not None and _is_earlier_run(spans[parent], own):
+    workflow = own.attributes.get("temporalWorkflowID")
+    while (  # an earlier run of its workflow
+        parent is not None
+        and own.name.startswith(_RUN)
+        and spans[parent].name == own.name
+        and spans[parent].attributes.get("temporalWorkflowID") == workflow
+    ):
         if parent in seen:
             return None
         seen.add(parent)
@@ -90,11 +96,6 @@ def _parent(span_id: str, spans: Mapping[str, SpanRow]) -> str | None:
         seen.add(at)
         at = spans[at].parent_id
     return parent
-
-
-def _is_earlier_run(one: SpanRow, own: SpanRow) -> bool:
-    same = one.attributes.get("temporalWorkflowID") == own.attributes.get("temporalWorkflowID")
-    return own.name.startswith(_RUN) and one.name == own.name and same
 
 
 def _level(root: Node) -> None:

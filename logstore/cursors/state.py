@@ -208,7 +208,9 @@ def whole(row: CursorState, snapshot: Snapshot | None) -> CursorState:
     """The cursor's state: what the row says, and of the snapshot what lies beyond the mark-delete position."""
     if snapshot is None:
         return row
-    acks = _beyond_mark(snapshot.acknowledged, row.mark_delete)
+    mark = row.mark_delete
+    kept = {ledger_id: beyond(bits, ledger_id, mark) for ledger_id, bits in snapshot.acknowledged.items()}
+    acks = {ledger_id: bits for ledger_id, bits in kept.items() if bits}
     for ledger_id, bits in row.acknowledged.items():
         acks[ledger_id] = acks[ledger_id] | bits if ledger_id in acks else bits
     return CursorState(row.mark_delete, acks)
@@ -226,8 +228,3 @@ def since(state: CursorState, snapshot: Snapshot | None) -> CursorState:
 def of_ledgers(acknowledged: Acknowledged, listed: Collection[LedgerId]) -> Acknowledged:
     """Without what speaks of ledgers that are gone: those ids never come back."""
     return {ledger_id: bits for ledger_id, bits in acknowledged.items() if ledger_id in listed}
-
-
-def _beyond_mark(acknowledged: Acknowledged, mark: Position) -> dict[LedgerId, BitMap]:
-    kept = {ledger_id: beyond(bits, ledger_id, mark) for ledger_id, bits in acknowledged.items()}
-    return {ledger_id: bits for ledger_id, bits in kept.items() if bits}

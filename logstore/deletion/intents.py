@@ -9,6 +9,7 @@ Source: PIP-186; its PendingDeleteLedgerInfo is `DeletionIntent`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_topic_of
@@ -62,7 +63,7 @@ class DeletionIntent:
     ledger_id: LedgerId
     copy: CopyKind
     generation: int  # of the detach
-    openings: int = 0  # how often somebody who came late had it opened again after it had ended
+    openings: int = 0  # how often a late creator or writer had it opened again after it had ended
     application: str
     component: str  # as stored; an unknown one makes the intent INVALID
     topic_id: TopicId
@@ -79,7 +80,7 @@ class DeletionIntent:
     attempts: int = 0
     last_error: str | None = None
     handed_to: str | None = None  # workflow of its own that holds the claim, or None: its batch works on it
-    actor: str = ""  # who decided that it goes; empty: nobody did, or an older build has not kept it
+    actor: str = ""  # of the decision that it goes; empty: there was none, or an older build has not kept it
     reason: str = ""
     damage: str | None = None  # what of the row cannot be read: nothing is deleted on its word
     trace_id: str | None = None  # of the last act upon the row: its detach, or its last attempt
@@ -96,6 +97,42 @@ class DeletionIntent:
             topic=self.topic,
             keys=self.keys,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntentKey:
+    """Names one intent for ever."""
+
+    ledger_id: int
+    copy: str
+    generation: int
+    openings: int = 0  # how often it was opened again after it had ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a guard refused what was asked; nothing changed."""
+
+    type: str  # `LedgerStillNeeded` or `UnknownObject`
+    message: str
+    details: list[Any] = field(default_factory=list)  # of the activity's failure: the trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A batch's outcome, counted from its rows and confirmed by storage: fit for an audit."""
+
+    batch_id: str
+    outcomes: dict[str, int]
+    objects: int
+    size_bytes: int
+    owner: str = ""  # which worker owned the batch's topic at its end, as far as that was told
+    refused: Refusal | None = None  # then nothing was detached, and there are no outcomes
+
+    @property
+    def deleted(self) -> int:
+        """Copies of which nothing is left."""
+        return sum(count for name, count in self.outcomes.items() if name in _GONE)
 
 
 _ESSENTIAL = {

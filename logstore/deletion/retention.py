@@ -77,10 +77,6 @@ def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, P
         return "it is the last of its list"
     if ledger.offloading:
         return "a copy of it is being written"
-    return _unread_by(ledger, marks)
-
-
-def _unread_by(ledger: LedgerFacts, marks: Mapping[str, Position]) -> str | None:
     end = Position(ledger.ledger_id, ledger.entries - 1)
     behind = sorted(name for name, mark in marks.items() if ledger.entries and mark < end)
     if not behind:

@@ -196,16 +196,11 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
         "payload": [entry.payload for _, entry in rows],
         "properties": [list(entry.properties.items()) for _, entry in rows],
     }
-    arrays = [_column(columns[f.name], f.type) for f in schema()]
+    named = [(columns[field.name], field.type) for field in schema()]
+    arrays = [values if isinstance(values, pa.Array) else pa.array(values, kind) for values, kind in named]
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema()), sink, **FORMAT)
     return sink.getvalue()
-
-
-def _column(values: object, kind: "pa.DataType") -> "pa.Array":
-    import pyarrow as pa  # noqa: PLC0415 - start-up time
-
-    return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
 def decode_segment(

@@ -135,7 +135,7 @@ def digest_of(content: bytes) -> str:
 
 
 def stated(content: bytes) -> dict[str, str]:
-    """The fields of a `meta.json`, whoever wrote it; what is no flat JSON object is shown as it begins."""
+    """The fields of any `meta.json`; what is no flat JSON object is shown as it begins."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError):

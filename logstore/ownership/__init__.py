@@ -1,4 +1,4 @@
-"""Who owns a bundle of topics: what a bundle is, who takes it and lets it go, and the lease of its owner's writes."""
+"""Ownership of bundles of topics: what a bundle is, which worker takes it or lets it go, the lease of its owner."""
 
 from logstore.ownership.assignment import OwnershipView, WorkerLoad, ranking, to_shed, to_take
 from logstore.ownership.bundles import (

@@ -74,7 +74,7 @@ def ranking(bundle: BundleId, workers: Mapping[str, WorkerLoad], *, full: Collec
     Args:
         bundle: Which.
         workers: Those alive.
-        full: Of these, who has enough: they come last, in their order.
+        full: Of these, workers that have enough: they come last, in their order.
     """
 
     def key(worker_id: str) -> tuple[bool, float, str]:
@@ -96,7 +96,7 @@ def to_take(
     """The free bundles whose turn has come for this worker: its own first, then those that others left.
 
     The first of a bundle's ranking takes it at once, the next ones each a grace later. Ranks are told as if every first
-    had taken its own, so all together stay within the cap; only who takes over what others left may pass it.
+    had taken its own, so all together stay within the cap; only a worker that takes over what others left may pass it.
 
     Args:
         view: What this worker sees.
@@ -120,7 +120,7 @@ def to_take(
 def to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[BundleId]:
     """The bundles that this worker should let go now, so that another takes them at once; mostly none.
 
-    While a worker has fewer than `OwnershipView.low`, who has more lets go of what ranks first for the one with fewer.
+    While a worker has fewer than `OwnershipView.low`, one with more lets go of what ranks first for that one.
     Who is over the cap lets go of other bundles too. Each move takes from above a limit and gives below it, so this
     ends, and nobody takes again what it let go.
 
@@ -135,7 +135,7 @@ def to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[Bundle
 def _moves(view: OwnershipView, at_most: int) -> list[BundleId]:
     """What all workers together let go: the same for all who see the same, so they do not overdo it."""
     counts, room = view.counts(), at_most - len(view.free)
-    owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # who has most, first
+    owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # the worker with most, first
     moves: list[BundleId] = []
     for limit in (view.low, view.cap):
         for bundle, owner in owned:
@@ -143,7 +143,7 @@ def _moves(view: OwnershipView, at_most: int) -> list[BundleId]:
                 break
             if counts[owner] <= limit or bundle in moves:
                 continue
-            # At the first limit no count is too many: who has so many may let go too, and then take this before others.
+            # At the first limit no count is too many: its worker may let go too, and then take this before others.
             full = _full(view, counts if limit == view.cap else {})
             taker = ranking(bundle, view.workers, full=full)[0]
             if counts[taker] < limit and view.workers[taker].room:

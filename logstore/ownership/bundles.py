@@ -6,7 +6,7 @@ Source: Pulsar's `NamespaceBundleFactory` (CRC-32 of the topic's name over 0 to 
 (the form of a range, the last of which includes its upper end).
 
 A counter per bundle is raised once the owner's node stands, and every write under the lease compares it for equality:
-whoever raised it later has fenced whoever came before.
+a later raise has fenced every earlier owner.
 
 Source: fencing tokens (M. Kleppmann, "How to do distributed locking"); PIP-57 has none.
 """

@@ -18,6 +18,14 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenUpload:
+    """An upload in parts that was neither finished nor aborted."""
+
+    key: str
+    started_us: int | None  # microseconds since 1970 by the store's own clock; None when it tells none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
     """An object's content with its user metadata (names in lower case, ASCII)."""
 
@@ -26,17 +34,15 @@ class StoredObject:
     metadata: Mapping[str, str]
 
 
-UNANSWERED = ("StoreUnavailable: ", "ServiceRefused: ")
-"""How the reason of a key begins that the store said nothing about, because it went away, or lets us in no more."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteReport:
     """What the store said of each key. Every key asked for is in exactly one of the two."""
 
     deleted: frozenset[str] = frozenset()  # gone now, whether or not it was there
-    failed: Mapping[str, str] = field(default_factory=dict)  # key -> the store's error code and message, or, where it
-    # gave none, `UNANSWERED` and what went wrong
+    failed: Mapping[str, str] = field(default_factory=dict)  # key -> the store's error code and message, or what
+    # else went wrong
+    unanswered: frozenset[str] = frozenset()  # of those that failed, those of which the store said nothing: it went
+    # away, or lets us in no more
 
 
 class ObjectStore(Protocol):
@@ -71,10 +77,10 @@ class ObjectStore(Protocol):
             AlreadyExists: The key holds another object; nothing changed.
         """
 
-    def open_uploads(self, prefix: str) -> list[str]:
-        """Keys that begin with `prefix` and have an upload in parts that was neither finished nor aborted, ascending.
+    def open_uploads(self, prefix: str) -> list[OpenUpload]:
+        """Uploads in parts of keys that begin with `prefix`, neither finished nor aborted, ascending by key.
 
-        Such parts take room, and no listing shows them.
+        Such parts take room, and no listing shows them. A key may have several.
         """
 
     def abort_uploads(self, key: str) -> None:
@@ -102,6 +108,14 @@ class ObjectStore(Protocol):
 
         Pages are fetched as the iterator is drawn. A listing that cannot be completed raises; it never
         ends early as if it were complete.
+        """
+
+    def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
+        """What stands directly at `prefix`, in no order: objects, and a prefix for all that lie in one folder.
+
+        A folder begins with `prefix` and ends with its first "/" behind it; it is told of once. Nothing below it is
+        listed, and a store that keeps folders may show one that holds nothing any more. Pages are fetched as the
+        iterator is drawn, and a listing that cannot be completed raises, as with `list`.
         """
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:

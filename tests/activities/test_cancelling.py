@@ -8,8 +8,7 @@ import pytest
 from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
-from activities import heartbeats as beating_module
-from activities import heartbeats as pulse_module
+from activities import heartbeats
 from activities.deletion.trimming import BatchInput
 from activities.heartbeats import Heartbeats, beating, defined
 from activities.offload import UploadInput
@@ -170,7 +169,7 @@ def test_pulse_raises_a_cancellation_at_its_next_unit_and_beats_until_then(
     unit: Callable[[Heartbeats], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A unit that takes long is not begun by another worker meanwhile."""
-    monkeypatch.setattr(pulse_module, "_BEAT_EVERY_S", 0.005)
+    monkeypatch.setattr(heartbeats, "_BEAT_EVERY_S", 0.005)
     env, beats = environment(), list[object]()
     env.on_heartbeat = lambda *details: beats.append(details)
 
@@ -188,7 +187,7 @@ def test_pulse_raises_a_cancellation_at_its_next_unit_and_beats_until_then(
 
 def test_beating_beats_on_after_a_cancellation_and_lets_its_unit_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that commits is told of, and does not happen twice."""
-    monkeypatch.setattr(beating_module, "_BEAT_EVERY_S", 0.005)
+    monkeypatch.setattr(heartbeats, "_BEAT_EVERY_S", 0.005)
     env, beats = environment(), list[object]()
     env.on_heartbeat = lambda *details: beats.append(details)
 

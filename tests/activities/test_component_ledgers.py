@@ -1,6 +1,7 @@
 """Phase two over cursor and schema ledgers: what is listed stays, what was retired goes, each under its own owner."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -34,7 +35,7 @@ def subscriptions(world: World, contents: ComponentLedgers) -> Iterator[Subscrip
     """Subscriptions whose state never fits into a row."""
     cursors, ledgers = world.catalog.cursors, world.catalog.ledgers
     snapshots = CursorLedgers(cursors=cursors, ledgers=ledgers, contents=contents, inline_bytes=1)
-    with GroupCommitter(world.catalog.commits) as committer:
+    with closing(GroupCommitter(world.catalog.commits)) as committer:
         yield Subscriptions(cursors=cursors, committer=committer, ledgers=snapshots)
 
 

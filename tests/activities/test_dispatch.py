@@ -12,10 +12,11 @@ from pydantic import TypeAdapter
 from temporalio.exceptions import ApplicationError
 
 from activities import heartbeats
-from activities.deletion import CertifyInput, DeadLetterInput, LedgerDeletion, OneResult
+from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.rate import DeletionPace
-from activities.dispatch import Answer, Done, Place, Redirected, TopicWork, owner_queue
+from activities.deletion.values import CertifyInput, DeadLetterInput, OneResult
+from activities.dispatch import Answer, Done, Redirected, Route, TopicWork, owner_queue
 from activities.heartbeats import Heartbeats
 from logstore.deletion.intents import DeletionState, Finding, Outcome, StoredCopy
 from logstore.errors import (
@@ -56,7 +57,7 @@ class Site:
     ownership: FakeOwnership
     owners: FakeOwners
 
-    def send(self, work: Work, place: Place, *, topic: str = NAME) -> Any:
+    def send(self, work: Work, place: Route, *, topic: str = NAME) -> Any:
         """Run the activity as worker `a`."""
         method = getattr(self.world.deletion_at(self.owners), work.name)
         return run(method, replace(work.request, topic=topic, place=place), workflow_id=work.workflow_id)
@@ -112,36 +113,17 @@ Prepared = Callable[[Site], Work]
 
 
 @writing
-def test_asked_at_the_owner_is_done_there_under_its_lease(prepared: Prepared, site: Site) -> None:
-    """Who gets the task and owns the topic does it at once: one activity, and the answer says whose lease it was."""
+@pytest.mark.parametrize("owner", ["a", "", "b"], ids=["mine", "nobody's", "another's"])
+def test_asked_is_done_by_the_owner_or_where_there_is_none(prepared: Prepared, site: Site, owner: str) -> None:
+    """One activity, which says under whose lease; at another's no row changes, storage is not listed, nothing fails."""
     work = prepared(site)
-    site.ownership.acquire("a", NAME)
+    if owner:
+        site.ownership.acquire(owner, NAME)
     before = site.everything()
-    answer = site.send(work, Place.LOOKUP)
-    assert isinstance(answer, Done)
-    assert answer.owner == "a"
-    assert site.everything() != before
-
-
-@writing
-def test_asked_where_nobody_owns_the_topic_is_done_without_a_lease(prepared: Prepared, site: Site) -> None:
-    """Nobody to wait for."""
-    work = prepared(site)
-    before = site.everything()
-    answer = site.send(work, Place.LOOKUP)
-    assert isinstance(answer, Done)
-    assert answer.owner == ""
-    assert site.everything() != before
-
-
-@writing
-def test_asked_at_another_worker_does_nothing_and_says_whose_it_is(prepared: Prepared, site: Site) -> None:
-    """No row changes and storage is not even listed: a regular answer, no failure and no attempt."""
-    work = prepared(site)
-    site.ownership.acquire("b", NAME)
-    before = site.everything()
-    assert site.send(work, Place.LOOKUP) == Redirected(owner="b")
-    assert site.everything() == before
+    answer = site.send(work, Route.LOOKUP)
+    assert isinstance(answer, Redirected if owner == "b" else Done)
+    assert answer.owner == owner
+    assert (site.everything() == before) is (owner == "b")
 
 
 @writing
@@ -158,7 +140,7 @@ def test_asked_while_nobody_can_be_looked_up_is_done_without_a_lease(
     site.ownership.acquire("b", NAME)
     site.ownership.trouble = silence
     before = site.everything()
-    answer = site.send(work, Place.LOOKUP)
+    answer = site.send(work, Route.LOOKUP)
     assert isinstance(answer, Done)
     assert answer.owner == ""
     assert site.everything() != before
@@ -171,7 +153,7 @@ def test_asked_where_zookeeper_refuses_says_so_and_changes_nothing(prepared: Pre
     site.ownership.trouble = ServiceFailed("zookeeper", "zk:2181/log refuses us", advice="grant all rights")
     before = site.everything()
     with pytest.raises(LookupRefused, match=r"^zookeeper: zk:2181/log refuses us; grant all rights$") as refused:
-        site.send(work, Place.LOOKUP)
+        site.send(work, Route.LOOKUP)
     assert to_application_error(refused.value).non_retryable
     assert site.everything() == before
 
@@ -179,7 +161,7 @@ def test_asked_where_zookeeper_refuses_says_so_and_changes_nothing(prepared: Pre
 def test_lookup_waits_no_longer_than_the_request_says(site: Site) -> None:
     """`owner_patience_s` bounds it."""
     work = _detach(site)
-    site.send(replace(work, request=replace(work.request, owner_patience_s=3)), Place.LOOKUP)
+    site.send(replace(work, request=replace(work.request, owner_patience_s=3)), Route.LOOKUP)
     assert site.ownership.patience_s == [3]
 
 
@@ -190,7 +172,7 @@ def test_at_an_owner_that_lost_the_topic_is_refused_before_anything(prepared: Pr
     site.ownership.acquire("b", NAME)
     before = site.everything()
     with pytest.raises(NotOwner):
-        site.send(work, Place.OWNER)
+        site.send(work, Route.OWNER)
     assert site.everything() == before
 
 
@@ -202,7 +184,7 @@ def test_at_an_owner_that_was_paused_is_refused_by_the_catalog(prepared: Prepare
     site.ownership.acquire("b", NAME)
     before = site.everything()
     with pytest.raises(NotOwner):
-        site.send(work, Place.OWNER)
+        site.send(work, Route.OWNER)
     assert site.everything() == before
 
 
@@ -212,16 +194,16 @@ def test_at_its_owner_is_done_and_asks_nobody(prepared: Prepared, site: Site) ->
     work = prepared(site)
     site.ownership.acquire("a", NAME)
     before = site.everything()
-    site.send(work, Place.OWNER)
+    site.send(work, Route.OWNER)
     assert site.everything() != before
     assert not site.ownership.asked
 
 
 @writing
 @pytest.mark.parametrize(
-    ("place", "topic"), [(Place.ANYWHERE, NAME), (Place.LOOKUP, ""), (Place.LOOKUP, "orders"), (Place.OWNER, "orders")]
+    ("place", "topic"), [(Route.ANYWHERE, NAME), (Route.LOOKUP, ""), (Route.LOOKUP, "orders"), (Route.OWNER, "orders")]
 )
-def test_of_no_topic_or_for_anywhere_needs_no_owner(prepared: Prepared, site: Site, place: Place, topic: str) -> None:
+def test_of_no_topic_or_for_anywhere_needs_no_owner(prepared: Prepared, site: Site, place: Route, topic: str) -> None:
     """A batch of several topics, a request of an older program, a damaged name: as before there were owners."""
     work = prepared(site)
     site.ownership.acquire("b", NAME)
@@ -243,10 +225,10 @@ def test_chunk_whose_owner_changes_before_its_end_records_nothing_and_the_next_o
 
     site.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=lose))
     with pytest.raises(NotOwner):
-        site.send(work, Place.OWNER)
+        site.send(work, Route.OWNER)
     assert [one.state for one in site.world.intents()] == [DeletionState.PENDING] * 2
     other = site.world.deletion_at(FakeOwners(site.ownership, "b"))
-    request = replace(work.request, topic=NAME, place=Place.OWNER)
+    request = replace(work.request, topic=NAME, place=Route.OWNER)
     assert sum(done(other.delete_chunk, request).outcomes.values()) == 2
     assert sum(site.world.outcomes().get(name, 0) for name in ("DELETED", "ALREADY_GONE")) == 2
 
@@ -259,7 +241,7 @@ def test_one_whose_owner_changes_before_its_end_keeps_its_row(site: Site) -> Non
         Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: _void(site.ownership.acquire("b", NAME)))
     )
     with pytest.raises(NotOwner):
-        site.send(work, Place.OWNER)
+        site.send(work, Route.OWNER)
     row = site.world.intents()[1]
     assert (row.state, row.last_error) == (DeletionState.PENDING, None)
 
@@ -307,7 +289,6 @@ class Spied:
         self._port, self.leases, self._lease = port, leases, lease
 
     def under(self, lease: Lease | None) -> "Spied":
-        """See the port."""
         return Spied(self._port.under(lease), self.leases, lease)
 
     def __getattr__(self, name: str) -> Any:
@@ -336,7 +317,7 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
     pause = Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: time.sleep(0.1))
     corrupt = Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("planned: not XML"))
     site.world.objects.plan(*([corrupt] if fails else []), pause)
-    request = replace(work.request, topic=NAME, place=Place.OWNER)
+    request = replace(work.request, topic=NAME, place=Route.OWNER)
     with suppress(ApplicationError):
         run(getattr(deletion, work.name), request, workflow_id=work.workflow_id)
     assert spied.leases
@@ -357,7 +338,7 @@ def test_chunk_of_an_owner_that_wakes_deletes_no_further_page(site: Site) -> Non
 
     site.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=sleep))
     with pytest.raises(NotOwner):
-        site.send(work, Place.OWNER)
+        site.send(work, Route.OWNER)
     assert all(len(site.world.left_of(one.ledger_id)) == 3 for one in site.world.intents())
 
 

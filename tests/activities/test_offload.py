@@ -6,19 +6,20 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.deletion import IntentKey
 from activities.deletion.phase_two import key_of
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, RemovePrimariesResult, UploadInput
-from logstore.deletion.intents import Outcome
-from logstore.errors import InvalidInput, UploadUnproven
+from logstore.deletion.intents import IntentKey, Outcome
+from logstore.errors import InvalidInput, UnknownObject, UploadUnproven
 from logstore.names import TopicName
 from logstore.offload.tiered import data_key, index_key
-from logstore.ports.catalog import OffloadAnswer
+from logstore.ports.catalog import Cause, Claim, OffloadAnswer
 from logstore.positions import LedgerId
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, done, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 
 PLACE = {"bucket": "cold"}
+CAUSE = Cause(actor="tests", reason="a test", workflow_id="delete-topic/1")
+CLAIM = Claim(workflow_id="delete-ledgers/all", run_id="1", ttl_s=60)
 
 
 def upload(world: World, ledger: LedgerId) -> str:
@@ -152,6 +153,19 @@ def test_removed_primary_is_deleted_and_its_ledger_stays(world: World) -> None:
     assert (world.left_of(ledgers[0]), len(world.left_of(ledgers[1])), len(world.tiered.keys)) == ([], 3, 2)
     listed = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id)]
     assert listed[:2] == ledgers
+
+
+def test_removal_repeated_after_its_topic_has_gone_is_answered_by_its_batch(world: World) -> None:
+    """The first answer was lost: its intents are filed, and phase two must hear of them."""
+    offloaded(world, 1)
+    first = remove_page(world)
+    phase_one, topic = world.catalog.phase_one, world.topic
+    phase_one.begin_topic(topic.topic_id, topic.name, CAUSE)
+    phase_one.detach_all(topic.topic_id, batch_id="all", claim=CLAIM, cause=CAUSE)
+    assert phase_one.remove_topic(topic.topic_id, CAUSE)
+    assert (remove_page(world).intents, first.intents) == (1, 1)
+    with pytest.raises(UnknownObject):
+        remove_page(world, batch_id="another")
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,14 @@ from sqlalchemy import Row, text
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import ActivityEnvironment
 
-from activities.deletion import (
-    CertifyInput,
-    ChunkInput,
-    DeletionUpkeep,
-    DetachInput,
-    DetachResult,
-    IntentKey,
-    LedgerDeletion,
-    OneInput,
-    Range,
-)
+from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.phase_two import key_of
+from activities.deletion.upkeep import DeletionUpkeep
+from activities.deletion.values import CertifyInput, ChunkInput, DetachInput, DetachResult, OneInput, Range
 from activities.dispatch import Answer, Done
 from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
-from logstore.deletion.intents import DeletionIntent
+from logstore.deletion.intents import DeletionIntent, IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
 from logstore.log.ledgers import LedgerStatement, ledger_prefix, meta_key, segment_key
@@ -35,11 +27,12 @@ from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segme
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.owners import Owners
 from logstore.positions import LedgerId, Position
+from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
-from workers.assembly import LogStore, Policies, assemble
 from workers.assembly.activities import Activities, activities_over
+from workers.assembly.log import LogStore, Policies, assemble
 
 T = TypeVar("T")
 
@@ -59,7 +52,6 @@ class PartlyBlind(FakeObjectStore):
         self.blind_listings = 0
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See the port."""
         found = list(super().list(prefix, start_after=start_after))
         blind = self.blind_listings > 0
         self.blind_listings -= blind
@@ -80,6 +72,7 @@ class World:
     log: LogStore
     activities: Activities
     tiered: PartlyBlind
+    bulk: FakeBulkJobs
     opened: ExitStack  # what the log needs to be closed
 
     @property
@@ -210,6 +203,7 @@ def open_world(folder: Path) -> World:
     migrate(database)
     catalog = SqlCatalog(database)
     objects, tiered = PartlyBlind(), PartlyBlind()
+    bulk = FakeBulkJobs(folder / "bulk")
     opened = ExitStack()
     log = opened.enter_context(
         assemble(
@@ -217,6 +211,8 @@ def open_world(folder: Path) -> World:
             objects=objects,
             buckets={TieredPlace(BUCKET): tiered}.__getitem__,
             policies=Policies(scratch=folder / "tmp", tiered_place={"driver": "aws-s3", "bucket": BUCKET}),
+            bulk=bulk,
+            store_now_us=lambda: objects.now_us,
         )
     )
     return World(
@@ -226,6 +222,7 @@ def open_world(folder: Path) -> World:
         log=log,
         activities=activities_over(log, NobodyOwns()),
         tiered=tiered,
+        bulk=bulk,
         opened=opened,
     )
 

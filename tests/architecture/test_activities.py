@@ -6,7 +6,7 @@ import re
 import pytest
 from temporalio import activity
 
-from activities.deletion import LedgerDeletion
+from activities.deletion.ledger_deletion import LedgerDeletion
 from tests.architecture.source import FOLDERS, Function, Module, decorator, modules, named
 
 _ACTIVITIES = [

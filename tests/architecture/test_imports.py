@@ -31,6 +31,18 @@ def test_left_wing_imports_only_what_it_may(folder: str) -> None:
     assert not [(where, name) for where, name in imported if name.partition(".")[0] not in allowed]
 
 
+def test_client_loads_no_activity_no_workflow_and_no_worker() -> None:
+    """A command that starts a job costs what it imports: names, ids and values are all that it needs of the job."""
+    told = "import sys, workers.client; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    wanted = {f"workflows.{name}" for name in ("jobs", "limits", "search_attributes")}
+    files = {".".join(module.path.relative_to(ROOT).with_suffix("").parts) for module in modules("workflows")}
+    values = {name for name in files if name.endswith((".values", ".__init__"))}
+    refused = {"temporalio.worker", "temporalio.contrib.opentelemetry", "boto3", "pyarrow"} | files - values - wanted
+    assert "workflows.jobs" in loaded.split()
+    assert not [name for name in loaded.split() if name in refused or name.startswith("activities")]
+
+
 def test_modules_carry_no_vague_names() -> None:
     """A name says what a thing is for."""
     vague = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}

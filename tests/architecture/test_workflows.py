@@ -3,10 +3,15 @@
 import ast
 
 import pytest
+from temporalio.workflow import _Definition
 
 from tests.architecture.source import Module, decorator, modules, named
 from workers.hosting.fleet import WORKFLOWS
 from workflows import search_attributes
+from workflows.deletion import values as deletion
+from workflows.jobs import Job
+from workflows.offload import values as offload
+from workflows.reconciliation import values as reconciliation
 
 _ROUTED = {"self._dispatch.execute"}
 
@@ -60,13 +65,25 @@ def test_workflow_docstring_tells_what_it_destroys_and_how_to_stop_it(module: Mo
 
 @pytest.mark.parametrize("module", _FILES)
 def test_workflow_file_keeps_the_fixed_order(module: Module) -> None:
-    """Docstring, sandboxed imports, options as named values, values, `workflow_id`, the class."""
-    functions = [node for node in module.tree.body if isinstance(node, ast.FunctionDef)]
-    (identify,) = [node for node in functions if node.name == "workflow_id"]
+    """Docstring, sandboxed imports, options as named values, the class."""
     (definition,) = _definitions(module)
     (imports,) = [node for node in module.tree.body if isinstance(node, ast.With)]
     assert ast.unparse(imports.items[0].context_expr) == "workflow.unsafe.imports_passed_through()"
-    assert imports.lineno < identify.lineno < definition.lineno
+    assert imports.lineno < definition.lineno
+
+
+def test_jobs_are_what_workflows_take_and_answer() -> None:
+    """Programs start a workflow by these names and types, and never import it."""
+    told = {
+        one.name: one
+        for one in [*vars(deletion).values(), *vars(offload).values(), *vars(reconciliation).values()]
+        if isinstance(one, Job)
+    }
+    hosted = {one.name: one for one in map(_Definition.must_from_class, WORKFLOWS)}
+    assert {*hosted} - {*told} == {"delete-ledger"}  # started by batches alone
+    for name, job in told.items():
+        assert (hosted[name].arg_types, hosted[name].ret_type) == ([job.request], job.result), name
+        assert job.id("1", 2) == f"{name}/1/2"
 
 
 @pytest.mark.parametrize("module", _FILES)

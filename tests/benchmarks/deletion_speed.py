@@ -20,9 +20,10 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.worker import Worker
 
-from activities.deletion import IntentKey
+from activities.deletion.phase_two import delete_ledger_id
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
+from logstore.deletion.intents import IntentKey
 from logstore.log.ledgers import CopyKind, ledger_prefix
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
@@ -31,10 +32,15 @@ from tests.benchmarks.stage import Stage, make_ledgers, stage, write_rows
 from workers.client.connections import connect_client
 from workers.settings import Settings, load_settings
 from workflows import search_attributes
-from workflows.deletion import delete_ledger, delete_ledgers
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import DeleteLedgerInput, DeleteLedgersInput, DeleteLedgersProgress, DeletionPolicy
+from workflows.deletion.values import (
+    DELETE_LEDGERS,
+    DeleteLedgerInput,
+    DeleteLedgersInput,
+    DeleteLedgersProgress,
+    DeletionPolicy,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef
@@ -109,7 +115,7 @@ def _name() -> str:
 
 def _detach(on: Stage, topic: Topic) -> DeleteLedgersInput:
     batch = f"{topic.topic_id}-bench"
-    name = delete_ledgers.workflow_id(batch)
+    name = DELETE_LEDGERS.id(batch)
     detached = on.log.catalog.phase_one.detach(
         topic.topic_id,
         None,
@@ -132,7 +138,7 @@ def _detach(on: Stage, topic: Topic) -> DeleteLedgersInput:
 
 async def _delete(on: Stage, request: DeleteLedgersInput) -> Any:
     client = await connect_client(on.settings)
-    name, queue = delete_ledgers.workflow_id(request.batch_id), on.settings.task_queue
+    name, queue = DELETE_LEDGERS.id(request.batch_id), on.settings.task_queue
     return await client.execute_workflow(DeleteLedgers.run, request, id=name, task_queue=queue)
 
 
@@ -179,7 +185,7 @@ async def _one_bare(client: Client, number: int) -> None:
 async def _one_ledger(on: Stage, client: Client, topic: Topic, ledger_id: LedgerId) -> None:
     key = IntentKey(ledger_id=ledger_id, copy=CopyKind.LEDGER.value, generation=1)
     request = DeleteLedgerInput(key=key, topic=topic.name, catalog_epoch=on.log.catalog.ledgers.epoch())
-    name = delete_ledger.workflow_id(key)
+    name = delete_ledger_id(key)
     of_topic = TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name)])  # as a batch starts it
     await client.execute_workflow(
         DeleteLedger.run, request, id=name, task_queue=on.settings.task_queue, search_attributes=of_topic

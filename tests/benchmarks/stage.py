@@ -20,10 +20,10 @@ from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStateme
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.puts import Put, put_all
-from workers.assembly import LogStore, open_log
-from workers.demo.run import prepare
+from workers.assembly.adapters import open_log
+from workers.assembly.log import LogStore
 from workers.demo.throw_away import remove
-from workers.operations.stack import at, stack_options, start_worker
+from workers.operations.stack import at, prepare, stack_options, start_worker
 from workers.settings import Settings
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def stage(settings: Settings, *, workers: int = 1) -> Iterator[Stage]:
     """Start a throw-away stack with `workers` worker processes; killed at the end."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each run of a workflow would compile its modules anew
     home = Path(tempfile.mkdtemp(prefix="sexton-bench-"))
-    own = Settings.model_validate(settings.model_dump() | {"home": home, "database_url": ""})
+    own = Settings.model_validate(settings.model_dump() | {"home": home, "database_url": "", "bulk_dir": ""})
     try:
         where = stack.up(stack_options(own, free_ports=True, in_memory=True))
         own = at(own, where)

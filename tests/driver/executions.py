@@ -32,11 +32,9 @@ class VirtualTime:
         self._now_ns = _SECOND
 
     def now_ns(self) -> int:
-        """See `Time`."""
         return self._now_ns
 
     def skip_to(self, moment_ns: int) -> None:
-        """See `Time`."""
         self._now_ns = max(self._now_ns, moment_ns)
 
 

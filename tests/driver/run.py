@@ -30,7 +30,7 @@ _LONG: Final = timedelta(days=1)
 _CONVERTER: Final = pydantic_data_converter.payload_converter  # one for all: it remembers how it reads each type
 _RUNNER: Final = UnsandboxedWorkflowRunner()
 _EDGE: Final = WorkflowEdge().workflow_interceptor_class(WorkflowInterceptorClassInput(unsafe_extern_functions={}))
-_DEFINITIONS: Final = {found.name: found for found in map(_Definition.must_from_class, WORKFLOWS)}
+DEFINITIONS: Final = {found.name: found for found in map(_Definition.must_from_class, WORKFLOWS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,17 @@ class Run:
         self._history.append(_Told(activation, completion))
         return completion.successful.commands
 
+    def ask(self, name: str) -> Payload:
+        """Its answer to a query."""
+        activation = WorkflowActivation()
+        activation.CopyFrom(self._history[-1].activation)
+        del activation.jobs[:]
+        activation.jobs.add().query_workflow.query_type = name
+        if self._instance is None:
+            self._instance = self._replayed()
+        (command,) = self._instance.activate(activation).successful.commands
+        return command.respond_to_query.succeeded.response
+
     def forget(self) -> None:
         """The worker that had it in memory is gone."""
         instance, self._instance = self._instance, None
@@ -165,7 +176,7 @@ def _details(start: Start) -> WorkflowInstanceDetails:
         payload_converter_factory=lambda: _CONVERTER,
         failure_converter_class=pydantic_data_converter.failure_converter_class,
         interceptor_classes=[_EDGE],
-        defn=_DEFINITIONS[start.type],
+        defn=DEFINITIONS[start.type],
         info=_info(start),
         randomness_seed=start.seed,
         extern_functions={},

@@ -5,7 +5,7 @@ wants is done at once. Where nothing can be done before some moment, `skip` goes
 project's workflows use, and refuses the rest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from temporalio.api.common.v1 import Payload
@@ -28,10 +28,18 @@ class Server(Commands):
 
     # -- what programs and operators ask
 
-    def start(self, workflow: type, request: object, *, id: str, signal: str = "") -> Execution:  # noqa: A002 - its name
-        """Start a workflow, or use the one of that id that runs; send it a signal, if given."""
+    def start(
+        self,
+        workflow: type,
+        request: object,
+        *,
+        id: str,  # noqa: A002 - its name
+        signal: str = "",
+        told: Sequence[object] = (),
+    ) -> Execution:
+        """Start a workflow, or use the one of that id that runs; send it a signal, if given, that tells it this."""
         found = self.executions.get(id)
-        jobs = [self._signal(signal)] if signal else []
+        jobs = [self._signal(signal, *told)] if signal else []
         if found and found.is_open:
             self._tell(found, *jobs)
             return found

@@ -26,11 +26,15 @@ class Worker:
         """Take the methods, as a worker of Temporal does."""
         self._known = {one.name: one for one in map(activity._Definition.must_from_callable, activities)}
 
-    def attempt(self, attempt: Attempt) -> Payload | Failure:
+    def serves(self, type_: str) -> bool:
+        """Whether it has that activity."""
+        return type_ in self._known
+
+    def attempt(self, attempt: Attempt, environment: ActivityEnvironment | None = None) -> Payload | Failure:
         """Make it, to its end; a `SimulatedCrash` of the process goes through."""
         command = attempt.task.command
         definition = self._known[command.activity_type]
-        environment = ActivityEnvironment()
+        environment = environment or ActivityEnvironment()
         environment.payload_converter = _CONVERTER
         environment.info = replace(
             environment.info,
@@ -60,13 +64,13 @@ class _Here(ActivityInboundInterceptor):
         """There is nothing behind it."""
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's signature
-        """See `ActivityInboundInterceptor`."""
         return input.fn(*input.args)
 
 
 _EDGE: Final = ActivityEdge().intercept_activity(_Here())
 
 
+@activity.defn(no_thread_cancel_exception=True)
 def _through_the_edge(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     asked = ExecuteActivityInput(fn=fn, args=args, executor=None, headers={})
     return _ended(_EDGE.execute_activity(asked))

@@ -2,7 +2,8 @@
 
 import json
 import sqlite3
-import subprocess
+import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,27 +12,32 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from tests.e2e.shell import Shell
+from infra.stack import stack
+from infra.stack.home import StackHome
+from infra.stack.process import ServiceProcess
+from tests.e2e.shell import Inside, Shell
+from workers.operations.status import WORKER
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
 
 _TOPIC = "persistent://public/default/orders"
+_APPEND = ("topic", "append", _TOPIC, "--file", "-")
+_TRIM = ("topic", "trim", _TOPIC)
+_WORKER = ("worker", "run")
 _LINES = "".join(json.dumps({"payload": str(number)}) + "\n" for number in range(4))
 
 
 class Home:
-    """A stack in a home of its own, without a worker."""
+    """A stack in a home of its own, without a worker, and a topic with entries in one ledger."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Start nothing."""
+        """Start it, remember what `env` exports, and append."""
         (folder / name).mkdir()
-        self.shell = Shell(folder / name)
-        self.env: dict[str, str] = {}
-
-    def up(self) -> None:
-        """Start it, and remember what `env` exports."""
+        self.shell = Inside(folder / name)
         self.shell.json("up", "--free-ports", "--no-worker")
-        self.env = self.shell.json("env")
+        self.env: dict[str, str] = self.shell.json("env")
+        self.shell.json("topic", "create", _TOPIC)
+        self.shell.json("topic", "append", _TOPIC, "--file", "-", stdin=_LINES)
 
     @property
     def database(self) -> Path:
@@ -47,11 +53,6 @@ class Home:
         """Ask its catalog."""
         with closing(sqlite3.connect(self.database, timeout=30)) as connection, connection:
             return connection.execute(statement).fetchall()
-
-    def fill(self) -> None:
-        """A topic with entries in one ledger."""
-        self.shell.json("topic", "create", _TOPIC)
-        self.shell.json("topic", "append", _TOPIC, "--file", "-", stdin=_LINES)
 
     def s3(self) -> Any:
         """Its object store."""
@@ -71,7 +72,7 @@ class Home:
     def with_settings(self, **changes: str) -> Shell:
         """A shell in this home whose environment says otherwise."""
         told = {f"SEXTON_{name.upper()}": value for name, value in changes.items()}
-        return Shell(self.shell.folder, SEXTON_METRICS_ADDRESS="off", **told)
+        return self.shell.but(SEXTON_METRICS_ADDRESS="off", **told)
 
     def unharmed(self) -> None:
         """Nothing was certified as gone, and everything that the catalog lists can be read."""
@@ -79,64 +80,79 @@ class Home:
         assert len(self.shell.json("topic", "read", _TOPIC, "--from", "0:0")) == 4
 
 
-@pytest.fixture
-def homes(folder: Path) -> Any:
-    """Two homes, taken down at the end."""
-    made = [Home(folder, "one"), Home(folder, "two")]
-    yield made
-    for home in made:
-        home.shell.run("down")
+@pytest.fixture(scope="module")
+def homes() -> Iterator[list[Home]]:
+    """Two homes, which every test leaves as healthy as it found them; killed at the end."""
+    with tempfile.TemporaryDirectory(prefix="sx-") as folder:
+        try:
+            yield [Home(Path(folder), "one"), Home(Path(folder), "two")]
+        finally:
+            for home in Path(folder).glob("*/.sexton"):
+                ServiceProcess(WORKER, StackHome.at(home)).kill()
+                stack.kill(home)
 
 
-def _refusal(ended: "subprocess.CompletedProcess[str]") -> str:
-    """What the command said when it refused."""
-    assert ended.returncode == 3, f"exit {ended.returncode}\n{ended.stdout}{ended.stderr}"
-    error = json.loads(ended.stdout)["error"]
-    assert error["type"] == "CatalogMismatch"
-    return str(error["message"])
+def _identity(shell: Shell) -> tuple[bool, str]:
+    """What `status` tells of it; how it ends says also whether a worker runs."""
+    rows = json.loads(shell.run("status", "--json").stdout)["services"]
+    return next((row["ok"], row["detail"]) for row in rows if row["name"] == "identity")
+
+
+def _refused(shell: Shell, *commands: tuple[str, ...]) -> Iterator[str]:
+    """Run each; what it said when it refused."""
+    for command in commands:
+        ended = shell.run(*command, "--json", stdin=_LINES)
+        assert ended.returncode == 3, f"{command}: exit {ended.returncode}\n{ended.stdout}{ended.stderr}"
+        error = json.loads(ended.stdout)["error"]
+        assert error["type"] == "CatalogMismatch"
+        yield str(error["message"])
 
 
 def test_catalog_of_one_home_upon_the_store_of_another_is_refused(homes: list[Home]) -> None:
     """The exported settings of one home, used in another one: `up`, jobs and workers act on neither."""
     one, two = homes
-    one.up()
-    one.fill()
-    two.up()
+    before = two.stored()
     foreign = two.with_settings(database_url=one.env["SEXTON_DATABASE_URL"])
-    for command in (
-        ("up", "--free-ports"),
-        ("topic", "delete", _TOPIC, "--reason", "a test"),
-        ("topic", "append", _TOPIC, "--file", "-"),
-        ("worker", "run"),
+    for said in _refused(
+        foreign, ("up", "--free-ports"), ("topic", "delete", _TOPIC, "--reason", "a test"), _APPEND, _WORKER
     ):
-        said = _refusal(foreign.run(*command, "--json", stdin=_LINES))
         assert f"expected the marker of catalog {one.catalog_id}, found that of catalog {two.catalog_id}" in said
         assert two.env["AWS_ENDPOINT_URL_S3"] in said
-    row = {row["name"]: row for row in foreign.json("status", code=4)["services"]}["identity"]
-    assert (row["ok"], two.catalog_id in row["detail"], one.catalog_id in row["detail"]) == (False, True, True)
-    assert not {key for key in two.stored() if key.startswith("ledgers/")}
+    ok, detail = _identity(foreign)
+    assert (ok, two.catalog_id in detail, one.catalog_id in detail) == (False, True, True)
+    assert two.stored() == before
     one.unharmed()
+    two.unharmed()
 
 
 def test_worker_and_commands_with_another_empty_bucket_are_refused(homes: list[Home]) -> None:
     """An existing, empty bucket is the worst one to be taken for ours: all would seem to be gone."""
     one, _ = homes
-    one.up()
-    one.fill()
     one.s3().create_bucket(Bucket="another")
     wrong = one.with_settings(primary_bucket="another")
-    for command in (
-        ("worker", "run"),
-        ("topic", "trim", _TOPIC),
-        ("topic", "read", _TOPIC),
-    ):
-        said = _refusal(wrong.run(*command, "--json"))
+    for said in _refused(wrong, _WORKER, _TRIM, ("topic", "read", _TOPIC)):
         assert "primary bucket another at" in said
         assert "this catalog's primary bucket is sexton-primary" in said
     doctor = {row["name"]: row for row in wrong.json("doctor", code=4)["services"]}
     assert "another" in doctor["identity"]["detail"]
     assert one.stored("another") == set()
-    assert {row["name"]: row["ok"] for row in one.shell.json("status", code=4)["services"]}["identity"]
+    assert _identity(one.shell)[0]
+    one.unharmed()
+
+
+def test_upgrade_adopts_a_store_without_markers_once_by_its_ledgers(homes: list[Home]) -> None:
+    """A store from before markers: its own bucket is taken by what it holds, another one never."""
+    one, _ = homes
+    s3 = one.s3()
+    s3.create_bucket(Bucket="elsewhere")
+    for bucket in ("sexton-primary", "sexton-tiered", "sexton-records"):
+        s3.delete_object(Bucket=bucket, Key="sexton-catalog.json")
+    one.sql("DELETE FROM bucket_marker")
+    (said,) = _refused(one.with_settings(primary_bucket="elsewhere"), ("catalog", "upgrade"))
+    assert "expected one of 1 ledgers that this catalog has there, found none of them" in said
+    found = one.shell.json("catalog", "upgrade")
+    assert (found["catalog_id"], set(found["buckets"].values())) == (one.catalog_id, {"marked"})
+    assert {bucket for (bucket,) in one.sql("SELECT bucket FROM bucket_marker")} == set(found["buckets"])
     one.unharmed()
 
 
@@ -144,43 +160,19 @@ def test_second_catalog_on_one_zookeeper_path_and_in_one_namespace_is_refused(ho
     """Bundles, workflow ids and schedules of two catalogs would be taken for one another's."""
     one, two = homes
     for home in homes:
-        home.up()
-        home.fill()
-    for home in homes:
         assert home.shell.json("up", "--free-ports")["worker_pids"], "each has what is its own"
+    mismatch = f"expected that of catalog {two.catalog_id}, found that of catalog {one.catalog_id}"
     same_path = two.with_settings(zookeeper=one.env["SEXTON_ZOOKEEPER"])
-    asked: list[tuple[str, ...]] = [("worker", "run"), ("owners", "list"), ("owners", "unload", "0")]
-    for command in asked:
-        said = _refusal(same_path.run(*command, "--json"))
+    for said in _refused(same_path, _WORKER, ("owners", "list"), ("owners", "unload", "0")):
         assert f"zookeeper path {one.env['SEXTON_ZOOKEEPER']}" in said
-        assert f"expected that of catalog {two.catalog_id}, found that of catalog {one.catalog_id}" in said
+        assert mismatch in said
     same_namespace = two.with_settings(temporal_address=one.env["TEMPORAL_ADDRESS"])
-    asked = [("worker", "run"), ("schedule", "apply"), ("topic", "trim", _TOPIC), ("deletion", "redrive", "--all")]
-    for command in asked:
-        said = _refusal(same_namespace.run(*command, "--json"))
+    for said in _refused(same_namespace, _WORKER, ("schedule", "apply"), _TRIM, ("deletion", "redrive", "--all")):
         assert "temporal namespace default" in said
-        assert f"expected that of catalog {two.catalog_id}, found that of catalog {one.catalog_id}" in said
+        assert mismatch in said
     for shell, word in ((same_path, "zookeeper path"), (same_namespace, "temporal namespace default")):
-        row = {row["name"]: row for row in shell.json("status", code=4)["services"]}["identity"]
-        assert (row["ok"], word in row["detail"]) == (False, True)
+        ok, detail = _identity(shell)
+        assert (ok, word in detail) == (False, True)
     for home in homes:
         assert all(row["ok"] for row in home.shell.json("status")["services"])
         home.unharmed()
-
-
-def test_upgrade_adopts_a_store_without_markers_once_by_its_ledgers(homes: list[Home]) -> None:
-    """A store from before markers: its own bucket is taken by what it holds, another one never."""
-    one, _ = homes
-    one.up()
-    one.fill()
-    s3 = one.s3()
-    s3.create_bucket(Bucket="another")
-    for bucket in ("sexton-primary", "sexton-tiered", "sexton-records"):
-        s3.delete_object(Bucket=bucket, Key="sexton-catalog.json")
-    one.sql("DELETE FROM bucket_marker")
-    said = _refusal(one.with_settings(primary_bucket="another").run("catalog", "upgrade", "--json"))
-    assert "expected one of 1 ledgers that this catalog has there, found none of them" in said
-    found = one.shell.json("catalog", "upgrade")
-    assert (found["catalog_id"], set(found["buckets"].values())) == (one.catalog_id, {"marked"})
-    assert {bucket for (bucket,) in one.sql("SELECT bucket FROM bucket_marker")} == set(found["buckets"])
-    one.unharmed()

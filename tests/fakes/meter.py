@@ -22,12 +22,10 @@ class FakeMeter(MetricMeter):
         self.labels: set[str] = set()
 
     def create_counter(self, name: str, description: str | None = None, unit: str | None = None) -> MetricCounter:
-        """See `MetricMeter`."""
         assert description, f"{name} says nothing about itself"
         return _Counter(self.values, name)
 
     def create_gauge(self, name: str, description: str | None = None, unit: str | None = None) -> MetricGauge:
-        """See `MetricMeter`."""
         assert description, f"{name} says nothing about itself"
         return _Gauge(self.values, name)
 
@@ -70,18 +68,15 @@ class _Common:
 
 class _Counter(_Common, MetricCounter):
     def add(self, value: int, additional_attributes: MetricAttributes | None = None) -> None:
-        """See `MetricCounter`."""
         assert value >= 0, "a counter never goes back"
         self._values[self._key(additional_attributes)] += value
 
 
 class _Gauge(_Common, MetricGauge):
     def set(self, value: int, additional_attributes: MetricAttributes | None = None) -> None:
-        """See `MetricGauge`."""
         self._values[self._key(additional_attributes)] = value
 
 
 class _GaugeFloat(_Common, MetricGaugeFloat):
     def set(self, value: float, additional_attributes: MetricAttributes | None = None) -> None:
-        """See `MetricGaugeFloat`."""
         self._values[self._key(additional_attributes)] = round(value)

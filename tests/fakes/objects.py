@@ -6,12 +6,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from infra.objects.keys import check_key, check_metadata, check_written_key, refusal
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, SextonError, StoreUnavailable
-from logstore.ports.objects import DeleteReport, ObjectInfo, StoredObject
+from logstore.ports.objects import DeleteReport, ObjectInfo, OpenUpload, StoredObject
 from logstore.units import between_units
+
+V = TypeVar("V")
 
 
 class Operation(StrEnum):
@@ -74,6 +76,7 @@ class FakeObjectStore:
         self.calls: list[tuple[Operation, str]] = []  # one per key; a listing by its prefix
         self.part_bytes = 16 << 20  # a larger file goes in parts
         self.unfinished: set[str] = set()  # keys with parts that nobody finished or aborted
+        self.begun_us: dict[str, int] = {}  # when the parts of a key were begun; one that is not here tells no time
         self.refusal: SextonError | None = None  # what `confirm` raises: the bucket is not the catalog's
         self._held: dict[str, _Held] = {}
         self._faults: list[Fault] = []
@@ -104,7 +107,6 @@ class FakeObjectStore:
             return sorted(self._held)
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        """See the port."""
         check_written_key(key)
         check_metadata(metadata)
         fault = self._meet(Operation.PUT, key)
@@ -131,6 +133,7 @@ class FakeObjectStore:
             self.put_if_absent(key, b"".join(parts), metadata=metadata)
             return
         self.unfinished.add(key)
+        self.begun_us[key] = self.now_us
         try:
             for _ in parts:
                 proceed()
@@ -142,26 +145,23 @@ class FakeObjectStore:
             raise
         self.unfinished.discard(key)
 
-    def open_uploads(self, prefix: str) -> list[str]:
-        """See the port."""
+    def open_uploads(self, prefix: str) -> list[OpenUpload]:
         self._meet(Operation.UPLOADS, prefix)
-        return sorted(key for key in self.unfinished if key.startswith(prefix))
+        found = sorted(key for key in self.unfinished if key.startswith(prefix))
+        return [OpenUpload(key=key, started_us=self.begun_us.get(key)) for key in found]
 
     def abort_uploads(self, key: str) -> None:
-        """See the port."""
         fault = self._meet(Operation.ABORT, key)
         self.unfinished.discard(key)
         _raise_after(fault)
 
     def get(self, key: str) -> StoredObject | None:
-        """See the port."""
         check_key(key)
         self._meet(Operation.GET, key)
         held = self._held.get(key)
         return None if held is None else StoredObject(key=key, body=held.body, metadata=dict(held.metadata))
 
     def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
-        """See the port."""
         check_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
@@ -172,7 +172,6 @@ class FakeObjectStore:
         return None if held is None else held.body[start : start + length]
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
-        """See the port."""
         check_key(key)
         self._meet(Operation.HEAD, key)
         held = self._held.get(key)
@@ -181,7 +180,6 @@ class FakeObjectStore:
         return replace(_info(key, held), etag=hashlib.md5(held.body).hexdigest()), dict(held.metadata)  # noqa: S324 - as S3
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See the port."""
         fault = self._meet(Operation.LIST, prefix)
         with self._lock:
             keys = sorted(self._held)
@@ -190,18 +188,23 @@ class FakeObjectStore:
                 for key in keys[max(bisect_left(keys, prefix), bisect_right(keys, start_after)) :]
                 if key.startswith(prefix)
             ]
-        if fault is None or fault.kind is not FaultKind.MIDWAY:
-            yield from found
-            return
-        yield from found[: fault.after_objects]
-        raise fault.error()
+        yield from _until(fault, found)
+
+    def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
+        fault = self._meet(Operation.LIST, prefix)
+        with self._lock:
+            here = [(key, key[len(prefix) :].find("/")) for key in sorted(self._held) if key.startswith(prefix)]
+            objects = [_info(key, self._held[key]) for key, slash in here if slash < 0]
+        folders = sorted({key[: len(prefix) + slash + 1] for key, slash in here if slash >= 0})
+        found: list[str | ObjectInfo] = [*folders, *objects]
+        yield from _until(fault, found)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
-        """See the port."""
         asked = {key: refusal(key) for key in keys}
         failed = {key: f"InvalidKey: expected {why}" for key, why in asked.items() if why}
         todo = [key for key, why in asked.items() if not why]
         deleted: set[str] = set()
+        rest: list[str] = []
         try:
             for key in todo:
                 between_units()
@@ -211,7 +214,7 @@ class FakeObjectStore:
                 raise
             rest = [key for key in todo if key not in deleted and key not in failed]
             failed.update(dict.fromkeys(rest, f"StoreUnavailable: {error}"))
-        return DeleteReport(deleted=frozenset(deleted), failed=failed)
+        return DeleteReport(deleted=frozenset(deleted), failed=failed, unanswered=frozenset(rest))
 
     def _delete_one(self, key: str, deleted: set[str], failed: dict[str, str]) -> None:
         fault = self._meet(Operation.DELETE, key)
@@ -243,6 +246,16 @@ class FakeObjectStore:
 
 def _is(fault: Fault | None, kind: FaultKind) -> bool:
     return fault is not None and fault.kind is kind
+
+
+def _until(fault: Fault | None, found: Sequence[V]) -> Iterator[V]:
+    """What is found, as far as the fault lets a listing get."""
+    if not _is(fault, FaultKind.MIDWAY):
+        yield from found
+        return
+    assert fault
+    yield from found[: fault.after_objects]
+    raise fault.error()
 
 
 def _raise_after(fault: Fault | None) -> None:

@@ -58,7 +58,6 @@ class FakeOwners:
         """What it still believes to have, as one that was paused does."""
 
     def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
-        """See the port."""
         self._ownership.ask(patience_s)
         found = self._ownership.found(topic)
         if found is None or found.worker_id == self._worker_id:
@@ -66,7 +65,6 @@ class FakeOwners:
         return OtherOwner(worker_id=found.worker_id)
 
     def lease_of(self, topic: TopicName) -> Lease:
-        """See the port."""
         found = self._ownership.found(topic)
         if self.stale:
             return self.stale
@@ -79,9 +77,7 @@ class FakeOwners:
 class NobodyOwns:
     """The `Owners` port where no worker owns anything."""
 
-    def lookup(self, topic: TopicName, *, patience_s: float) -> None:
-        """See the port."""
+    def lookup(self, topic: TopicName, *, patience_s: float) -> None: ...
 
     def lease_of(self, topic: TopicName) -> Lease:
-        """See the port."""
         raise NotOwner(0, expected="an owner", found=f"none of {topic}")

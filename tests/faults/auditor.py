@@ -405,10 +405,14 @@ def _unfinished(seen: Seen) -> Iterator[str]:
         yield f"ledger {LONG_GONE} went long ago, and its row was not forgotten"
 
 
+_REPEATED = {"unload", "pass-over-segments"}
+"""Acts of which a job has several: one for each page or bundle, and one more for each attempt that was repeated."""
+
+
 def _miscounted(seen: Seen) -> Iterator[str]:
     """The audit log: one row for each act, and no act without its intents."""
     acts = Counter(
-        (act, workflow_id) for act, workflow_id, _ in seen.audit if act not in {"retire", "detach", "unload"}
+        (act, workflow_id) for act, workflow_id, _ in seen.audit if act not in _REPEATED | {"retire", "detach"}
     )
     acts += Counter(  # topics may share a batch
         (act, f"{workflow_id} from ledger {detail['first']} on")

@@ -15,13 +15,14 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.effects import hits
 from tests.faults.offloading import COLD, Offloading
 from tests.faults.operators import Operators
+from tests.faults.reconciling import LOSING, Reconciling
 from tests.faults.scene import PAIR, SHORT
 from tests.faults.world import World
 
 SEED = 20_261_120
 
 
-COURSES = ("short", "offload", "together", "delete", "clear", "remove")
+COURSES = ("short", "offload", "together", "delete", "clear", "reconcile", "remove")
 Start = Callable[..., Operators]
 
 
@@ -63,6 +64,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     `offload`: a topic offloaded, its primary copies removed, trimmed.
     `together`: two topics trimmed in one batch, from where they are written. `delete`: these, written and deleted.
     `clear`: a topic with tiered copies of every state is deleted.
+    `reconcile`: objects that nobody refers to are planned and removed.
     `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     """
     written, pair = Operators(World(fresh(), template)), Operators(World(fresh(), template), PAIR)
@@ -78,6 +80,9 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     def delete(**more: Any) -> Operators:
         return Operators(World(fresh(), template), PAIR, **more)
 
+    def reconcile(**more: Any) -> Operators:
+        return Reconciling(World(fresh(), template), LOSING, **more)
+
     def forked(one: Operators) -> Start:
         return lambda **more: one.fork(one.world.fork(fresh()), **more)
 
@@ -87,6 +92,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
         "together": _course(forked(pair), Operators.trim_all),
         "delete": _course(delete, Operators.delete),
         "clear": _course(forked(cold), _clear),
+        "reconcile": _course(reconcile, _reconcile),
         "remove": _course(forked(written), Operators.run),
     }
 
@@ -115,6 +121,11 @@ def _clear(operators: Operators) -> Operators:
     return operators.clear()
 
 
+def _reconcile(operators: Operators) -> Operators:
+    assert isinstance(operators, Reconciling)
+    return operators.reconcile()
+
+
 class _Unstarted(threading.Thread):
     """A thread of heartbeats; here is no server that would miss them."""
 
@@ -125,12 +136,14 @@ class _Unstarted(threading.Thread):
         """There is nothing to wait for."""
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_heartbeats() -> Iterator[None]:
-    """Every activity starts a thread that beats every two seconds: a third of what it costs here, where it is short."""
+    """Not of a session: a process may take tests of other folders behind those of faults.
+
+    Every activity starts a thread that beats every two seconds: a third of what it costs here, where it is short.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("activities.heartbeats", "activities.heartbeats"):
-            patch.setattr(f"{module}.threading", SimpleNamespace(Thread=_Unstarted, Event=threading.Event))
+        patch.setattr("activities.heartbeats.threading", SimpleNamespace(Thread=_Unstarted, Event=threading.Event))
         yield
 
 

@@ -11,9 +11,8 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from tests.faults.world import BUCKET
-from workflows.offload import offload_topic
 from workflows.offload.offload_topic import OffloadTopic
-from workflows.offload.values import OffloadAsk, OffloadPolicy, OffloadTopicInput
+from workflows.offload.values import OFFLOAD_TOPIC, OffloadAsk, OffloadPolicy, OffloadTopicInput
 
 COLD: Final = (TopicPlan(name="persistent://shop/main/cold", ledgers=6, acknowledged={"billing": 2}),)
 """Of its closed ledgers the first four are offloaded, and the first two of these trimmed."""
@@ -66,5 +65,5 @@ class Offloading(Operators):
         request = OffloadTopicInput(
             topic_id=topic.topic_id, topic=topic.name, asks=[ask], policy=policy, deletion=POLICY
         )
-        self._start("offload", OffloadTopic, request, offload_topic.workflow_id(topic.topic_id))
+        self._start("offload", OffloadTopic, request, OFFLOAD_TOPIC.id(topic.topic_id))
         self._work()

@@ -20,13 +20,17 @@ from tests.faults.programs import Programs
 from tests.faults.scene import TOPICS, TopicPlan
 from tests.faults.world import World
 from workers.assembly.activities import activities_over
-from workflows.deletion import delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topic import TrimTopic
 from workflows.deletion.trim_topics import TrimTopics
 from workflows.deletion.values import (
+    DELETE_LEDGERS,
+    DELETE_TOPIC,
+    SWEEP_DELETIONS,
+    TRIM_TOPIC,
+    TRIM_TOPICS,
     DeleteLedgersInput,
     DeleteTopicInput,
     DeletionPolicy,
@@ -124,7 +128,7 @@ class Operators(Programs[World]):
         for plan in plans:
             topic = self._topic(plan)
             request = TrimTopicInput(**_named(topic), policy=POLICY, **CAUSE)
-            self._start(what, TrimTopic, request, trim_topic.workflow_id(topic.topic_id))
+            self._start(what, TrimTopic, request, TRIM_TOPIC.id(topic.topic_id))
         self._work()
 
     def delete_picked(self) -> None:
@@ -145,12 +149,12 @@ class Operators(Programs[World]):
             **_named(topic),
             **CAUSE,
         )
-        self._start("pick", DeleteLedgers, request, delete_ledgers.workflow_id(batch_id))
+        self._start("pick", DeleteLedgers, request, DELETE_LEDGERS.id(batch_id))
 
     def trim_topics(self) -> None:
         """Trim all topics in one batch, a page for each two, and pause that batch for a while."""
         request = TrimTopicsInput(page=2, policy=POLICY, **CAUSE)
-        trim = self._start("trim all", TrimTopics, request, trim_topics.workflow_id())
+        trim = self._start("trim all", TrimTopics, request, TRIM_TOPICS.id())
         self._work(until=lambda: bool(self._batches()) or not trim.is_open)
         self._tell("pause")
         self._work(until=lambda: not self.driver.server.ready())
@@ -172,7 +176,7 @@ class Operators(Programs[World]):
         for plan in self.plans:
             topic = self._topic(plan)
             request = DeleteTopicInput(**_named(topic), policy=POLICY, **CAUSE)
-            self._start("delete", DeleteTopic, request, delete_topic.workflow_id(topic.topic_id))
+            self._start("delete", DeleteTopic, request, DELETE_TOPIC.id(topic.topic_id))
         self._work()
 
     def keep_up(self) -> None:
@@ -183,7 +187,7 @@ class Operators(Programs[World]):
             deletions = self._process.catalog.deletions
             for at, tell in enumerate((deletions.pause, deletions.resume, deletions.pause, deletions.release)):
                 self._client(f"tell {at}", partial(tell, "redrive"))
-        workflow_id = f"{sweep_deletions.workflow_id()}-{self._turn}"  # a schedule appends its time
+        workflow_id = f"{SWEEP_DELETIONS.id()}-{self._turn}"  # a schedule appends its time
         self._start("sweep", SweepDeletions, SweepDeletionsInput(policy=POLICY, **CAUSE), workflow_id)
         self._work()
 

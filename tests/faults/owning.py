@@ -26,7 +26,6 @@ class OwnsWhatItMeets:
         return lease
 
     def lease_of(self, topic: TopicName) -> Lease:
-        """See the port."""
         bundle = self._bundle(topic)
         if bundle not in self._leases:
             raise NotOwner(bundle, expected=f"worker {WORKER} to own it", found="that it never did")

@@ -19,7 +19,7 @@ from logstore.ports.catalog import Cause, Topic
 from logstore.positions import Position
 from tests.faults.auditor import Seen, payload_of, wrong_at_any_moment
 from tests.faults.scene import HOLE, HOLED, PER_LEDGER, PER_SEGMENT, SCHEMAS, SEGMENTS, TopicPlan, Trouble
-from workers.assembly import LogStore
+from workers.assembly.log import LogStore
 
 T = TypeVar("T")
 

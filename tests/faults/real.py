@@ -18,25 +18,26 @@ import boto3
 from botocore.config import Config
 from temporalio.client import WorkflowHandle
 
-from activities.deletion import IntentKey
+from activities.deletion.phase_two import delete_ledger_id
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
-from logstore.deletion.intents import DeletionState
+from logstore.deletion.intents import DeletionState, IntentKey
 from logstore.identity.markers import MARKER_KEY, marker_of
 from logstore.ports.catalog import Cause, Claim
+from tests.every_topic import every_topic
 from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.servers import CATALOG_ID
-from workers.assembly import LogStore, open_log
+from workers.assembly.adapters import open_log
+from workers.assembly.log import LogStore
 from workers.client import Sexton
 from workers.client.connections import connect_client
 from workers.operations.stack import start_worker
 from workers.settings import Settings
-from workflows.deletion import delete_ledger, delete_ledgers
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import DeleteLedgerInput, DeleteLedgersInput
+from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgerInput, DeleteLedgersInput
 
 _PLAN = TopicPlan(name="persistent://shop/main/real", ledgers=6, acknowledged={"billing": 6}, components=True)
 REAL: Final = (replace(_PLAN, troubles={1: Trouble.SQUATTED}),)
@@ -206,7 +207,7 @@ async def delete_topics(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -
     sexton = await Sexton.connect(world.settings)
     with open_log(world.settings) as log:
         names = {plan.name for plan in plans}
-        topics = [topic for topic in log.catalog.topics.all() if topic.name in names]
+        topics = [topic for topic in every_topic(log.catalog.topics) if topic.name in names]
     for handle in [await sexton.delete_topic(topic, reason="a test", actor="tests") for topic in topics]:
         await _end(handle)
     await eventually(lambda: not world.unfinished(), "every intent has ended")
@@ -259,7 +260,7 @@ async def delete_alone(world: RealWorld) -> None:
     with open_log(world.settings) as log:
         topic = log.catalog.topics.get(plan.name)
         batch_id = f"{topic.topic_id}-alone"
-        batch = delete_ledgers.workflow_id(batch_id)
+        batch = DELETE_LEDGERS.id(batch_id)
         log.catalog.phase_one.detach(
             topic.topic_id,
             None,
@@ -275,7 +276,7 @@ async def delete_alone(world: RealWorld) -> None:
     for intent in intents:
         key = IntentKey(ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation)
         one = DeleteLedgerInput(key=key, topic=topic.name, catalog_epoch=epoch, retry_interval_s=1)
-        await client.start_workflow(DeleteLedger.run, one, id=delete_ledger.workflow_id(key), task_queue=queue)
+        await client.start_workflow(DeleteLedger.run, one, id=delete_ledger_id(key), task_queue=queue)
     await eventually(lambda: not world.unfinished(), "every intent has ended")
     rest = DeleteLedgersInput(
         batch_id=batch_id,

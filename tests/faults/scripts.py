@@ -16,7 +16,6 @@ class FirstOfEach(Script):
         self._met: set[tuple[str, str]] = set()
 
     def ending(self, attempt: Attempt) -> Ending:
-        """See `Script`."""
         what = (attempt.task.execution.run.start.type, attempt.type)
         if what in self._met:
             return Ending.ANSWERED
@@ -32,10 +31,8 @@ class AnyOrder(Script):
         self._dice = random.Random(seed)
 
     def choose(self, ready: Sequence[Task]) -> Task:
-        """See `Script`."""
         return self._dice.choice(ready)
 
     def ending(self, attempt: Attempt) -> Ending:
-        """See `Script`."""
         others = (Ending.UNHEARD, Ending.LATE)
         return self._dice.choice(others) if attempt.number == 1 and self._dice.random() < 0.2 else Ending.ANSWERED

@@ -35,7 +35,6 @@ class Counted(Script):
         self._first: str | None = None  # activity whose first attempt is in hand
 
     def ending(self, attempt: Attempt) -> Ending:
-        """See `Script`."""
         self._first = None if attempt.type in self.calls else attempt.type
         self.calls[attempt.type] += 0
         return Ending.ANSWERED
@@ -62,7 +61,6 @@ class Overtaken(Counted):
         self.seen: dict[int, Intent] = {}  # that had ended when the second attempt had
 
     def made(self, activity: str) -> None:
-        """See `Counted`."""
         if (activity, self.calls[activity]) == (self._activity, self._before):
             self._first = None
             world = self.operators.world

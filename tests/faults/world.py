@@ -19,11 +19,12 @@ from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.log.ledgers import CopyKind
 from logstore.offload.places import TieredPlace
 from logstore.ports.objects import ObjectInfo
+from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
 from tests.faults.scene import INLINE_BYTES, PLANTED, Trouble
-from workers.assembly import LogStore, Policies, assemble
+from workers.assembly.log import LogStore, Policies, assemble
 
 FOREVER = 1_000_000
 PART_BYTES = 400  # tiered copies here are some kilobytes
@@ -82,6 +83,8 @@ class World:
         self.writes = 0
         self.fatal: int | None = None  # before which write, counted from 1, its process dies
         self.planted: dict[str, bytes] = {}
+        self.bulk = FakeBulkJobs(database.with_suffix(".bulk"))
+        self.lost: set[str] = set()  # keys that nobody refers to, on purpose
         if store is None:
             self.plant(MARKER_KEY, marker_of(_catalog_id(database)))  # else it would be refused for what is planted
             for key, body in PLANTED.items():
@@ -121,7 +124,8 @@ class World:
     def look(self) -> Seen:
         """What the auditor sees."""
         cold = {key: held.body for key, held in self.tiered._held.items() if key != MARKER_KEY}
-        return look(self.database, self.objects, self.planted, tiered=cold, parts=self.tiered.unfinished)
+        stored = {key: body for key, body in self.objects.items() if key not in self.lost}
+        return look(self.database, stored, self.planted, tiered=cold, parts=self.tiered.unfinished - self.lost)
 
     @property
     def objects(self) -> Mapping[str, bytes]:
@@ -154,7 +158,15 @@ class World:
         clock = Clock(sleep=lambda _: None)
         later = TieredCopies(cold, now_us=lambda: catalog.offloads.now_us() + LATER_US)
         try:
-            with assemble(catalog=catalog, objects=primary, buckets=cold, policies=policies, clock=clock) as log:
+            with assemble(
+                catalog=catalog,
+                objects=primary,
+                buckets=cold,
+                policies=policies,
+                bulk=self.bulk,
+                store_now_us=lambda: self.store.now_us,
+                clock=clock,
+            ) as log:
                 yield replace(log, storages={**log.storages, CopyKind.OFFLOADED_LEDGER.value: later})
         finally:
             database.close()

@@ -1,6 +1,6 @@
 """One catalog, one bucket, and as many processes that acknowledge and describe as a test wants."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -36,7 +36,7 @@ class World:
 
     def process(self, *, inline_bytes: int = 40) -> Subscriptions:
         """Another process, with a writer and a cache of its own."""
-        committer = self._processes.enter_context(GroupCommitter(self.catalog.commits))
+        committer = self._processes.enter_context(closing(GroupCommitter(self.catalog.commits)))
         snapshots = CursorLedgers(
             cursors=self.catalog.cursors,
             ledgers=self.catalog.ledgers,

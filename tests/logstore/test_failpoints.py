@@ -3,18 +3,11 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, arm_from_environment, disarm, effect
-
-
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    yield
-    disarm()
 
 
 def _run(times: int = 1) -> int:

@@ -23,7 +23,7 @@ from logstore.errors import CatalogBusy
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 from tests.ownership import auditor, story
-from tests.ownership.journal import entries
+from tests.ownership.journal import Read
 from tests.ownership.owner_process import Plan, run
 
 
@@ -40,6 +40,7 @@ class Worker:
     def __init__(self, plan: Plan) -> None:
         """Start it."""
         self.plan = plan
+        self._journal = Read(plan.journal)
         # its entry point is a module's function: what started pytest is imported in the child, and does nothing there
         self._process: BaseProcess = _forking().Process(target=run, args=(plan,), daemon=True)
         self._process.start()
@@ -59,9 +60,9 @@ class Worker:
         """Whether the process lives."""
         return self._process.is_alive()
 
-    def said(self, what: str) -> Sequence[dict[str, Any]]:
-        """Of that kind, in order."""
-        return entries(self.plan.journal, what)
+    def said(self, what: str | None = None) -> Sequence[dict[str, Any]]:
+        """Of that kind or all, in order."""
+        return self._journal.entries(what)
 
     def since(self, what: str, began: float) -> Sequence[dict[str, Any]]:
         """Of that kind, from a moment on."""
@@ -139,7 +140,7 @@ class Crew:
         fences = self.counters()
         held: dict[int, str] = {}
         for worker in self.workers.values():
-            for bundle, fence in _held(entries(worker.plan.journal)).items():
+            for bundle, fence in _held(worker.said()).items():
                 if fences.get(bundle) == fence:
                     held[bundle] = worker.id
         return held
@@ -154,9 +155,12 @@ class Crew:
         return self.holders()
 
     def _rests(self) -> bool:
-        before = self.holders()
-        time.sleep(0.6)
-        return self.settled() and self.holders() == before and set(before.values()) == self.workers.keys()
+        """Whether each has looked at all bundles three times, and nothing has changed."""
+        before, began = self.holders(), time.monotonic()
+        if set(before.values()) != self.workers.keys():
+            return False
+        assert_eventually(lambda: all(len(worker.since("looked", began)) > 2 for worker in self.workers.values()))
+        return self.settled() and self.holders() == before
 
     def converged_s(self, since: float) -> float:
         """From when the last worker was connected again until each bundle that had become free was acquired."""

@@ -26,10 +26,21 @@ class Journal:
             self._file.write(line + "\n")
 
 
-def entries(path: Path, what: str | None = None) -> Sequence[dict[str, Any]]:
-    """What was said, of one kind or all; a line that death cut off was not said."""
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    found = [json.loads(line) for line in whole if line.endswith("\n")]
-    return [entry for entry in found if what in {None, entry["what"]}]
+class Read:
+    """What was said until now, of a journal that grows; a line that death cut off was not said."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is read yet."""
+        self._path = path
+        self._at = 0
+        self._found: list[dict[str, Any]] = []
+
+    def entries(self, what: str | None = None) -> Sequence[dict[str, Any]]:
+        """Of one kind or all; only what is new is read."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                whole = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+            self._at += sum(map(len, whole))
+            self._found += map(json.loads, whole)
+        return [entry for entry in self._found if what in {None, entry["what"]}]

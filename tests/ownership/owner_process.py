@@ -10,13 +10,12 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.events import Unloaded
+from infra.coordination.events import OwnershipEvents, Unloaded
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.turns import Turns
@@ -42,7 +41,7 @@ class Plan:
     expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
     turns: Turns = field(default_factory=lambda: Turns(takeover_grace_s=0.5, rest_s=2.0))
     namespace: Path | None = None  # of the network, to live in
-    pause_s: float = 0.01  # between two writes
+    pause_s: float = 0.02  # between two writes
 
 
 class _Memory:
@@ -61,7 +60,7 @@ class _Memory:
         return [lease for leases in list(self._leases.values()) for lease in list(leases)]
 
 
-class _Said:
+class _Said(OwnershipEvents):
     """An `OwnershipEvents` that puts into the journal what happens."""
 
     def __init__(self, journal: Journal) -> None:
@@ -73,12 +72,6 @@ class _Said:
     def linked(self, link: SessionEvent) -> None:
         self._journal.say("linked", link=link)
 
-    def holds(self, bundles: int) -> None:
-        pass  # told by what comes and goes
-
-    def acquiring(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
-        return nullcontext()
-
     def acquired(self, leases: Collection[Lease]) -> None:
         self._journal.say("acquired", fences={lease.bundle: lease.fence for lease in leases})
 
@@ -86,7 +79,7 @@ class _Said:
         self._journal.say("unloaded", bundles=sorted(bundles), why=why)
 
     def looked(self, unsettled: int) -> None:
-        pass  # nothing happened
+        self._journal.say("looked", unsettled=unsettled)
 
     def ended(self, failure: SextonError | None) -> None:
         self._journal.say("ended", failure=failure and type(failure).__name__)

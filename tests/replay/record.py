@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, chdir, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,11 +29,12 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
-from activities.deletion import AdoptInput, DetachResult, IntentKey
+from activities.deletion.values import AdoptInput, DetachResult
+from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.replay import routed
+from tests.replay import reconciled, routed
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
@@ -42,7 +43,7 @@ from workflows.deletion.trim_topic import TrimTopic
 from workflows.deletion.values import DeletionPolicy, SetRate
 from workflows.offload.values import OffloadAsk
 
-HISTORIES = Path(__file__).with_name("histories")
+HISTORIES = Path(__file__).resolve().with_name("histories")
 VERSION = "v1"
 
 Handle = WorkflowHandle[Any, Any]
@@ -62,8 +63,7 @@ async def trim_complete(house: House) -> Handle:
 async def trim_joined(house: House) -> Handle:
     """`again` arrives while phase two works, and there is new work."""
     house.world.fill(1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.trim()
         await assert_eventually(gate.reached.is_set)
@@ -93,8 +93,7 @@ async def trim_failed(house: House) -> Handle:
 async def trim_cancelled(house: House) -> Handle:
     """Cancelled while its batch works."""
     house.world.fill(1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.trim()
         await assert_eventually(gate.reached.is_set)
@@ -108,8 +107,7 @@ async def trim_cancelled(house: House) -> Handle:
 async def trim_running(house: House) -> Handle:
     """Its batch is at work."""
     house.world.fill(1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.trim()
         await assert_eventually(gate.reached.is_set)
@@ -168,8 +166,7 @@ async def delete_handed_over(house: House) -> Handle:
 async def delete_running(house: House) -> Handle:
     """A chunk is at work."""
     ledgers = house.world.fill(3)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.delete(ledgers)
         await assert_eventually(gate.reached.is_set)
@@ -190,8 +187,7 @@ async def delete_continued(house: House) -> Handle:
 async def delete_paused(house: House) -> Handle:
     """Paused for half an hour while a chunk is in hand, slowed down, and resumed."""
     ledgers = house.world.fill(5)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.delete(ledgers)
         await assert_eventually(gate.reached.is_set)
@@ -253,8 +249,7 @@ async def one_without_an_attempt_of_its_own(house: House) -> Handle:
 async def one_running(house: House) -> Handle:
     """Waits for its second attempt."""
     key = _handed_over(house)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.delete_one(key)
         await assert_eventually(gate.reached.is_set)
@@ -276,8 +271,7 @@ async def topic_failed(house: House) -> Handle:
 async def topic_whose_batch_is_stopped(house: House) -> Handle:
     """Its `delete-ledgers` is terminated; the topic goes all the same."""
     house.world.fill(1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.delete_topic()
         await assert_eventually(gate.reached.is_set)
@@ -291,8 +285,7 @@ async def topic_whose_batch_is_stopped(house: House) -> Handle:
 async def topic_running(house: House) -> Handle:
     """Its batch is at work."""
     house.world.fill(1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.delete_topic()
         await assert_eventually(gate.reached.is_set)
@@ -321,8 +314,7 @@ async def sweep_failed(house: House) -> Handle:
 async def sweep_running(house: House) -> Handle:
     """Its batch is at work."""
     _stalled(house, 1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.sweep()
         await assert_eventually(gate.reached.is_set)
@@ -376,8 +368,7 @@ async def offload_running(house: House) -> Handle:
 async def sweep_whose_batch_is_lost(house: House) -> Handle:
     """Its batch is terminated."""
     _stalled(house, 1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.sweep()
         await assert_eventually(gate.reached.is_set)
@@ -473,8 +464,7 @@ async def trims_failed(house: House) -> Handle:
 async def trims_that_do_not_wait(house: House) -> Handle:
     """Phase two takes longer than the trim waits."""
     _topics(house, 1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.trim_all(patience_s=1)
         await handle.result()
@@ -485,8 +475,7 @@ async def trims_that_do_not_wait(house: House) -> Handle:
 async def trims_running(house: House) -> Handle:
     """Its batch is at work."""
     _topics(house, 2)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.trim_all()
         await assert_eventually(gate.reached.is_set)
@@ -550,6 +539,20 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         sweep_continued,
     ),
     "offload-ledger": (offload_complete, offload_gone, offload_failed, offload_that_lost, offload_running),
+    "reconcile-orphans": (
+        reconciled.plan_complete,
+        reconciled.plan_refused,
+        reconciled.plan_failed,
+        reconciled.plan_running,
+    ),
+    "apply-orphans": (
+        reconciled.apply_complete,
+        reconciled.apply_paused,
+        reconciled.apply_refused,
+        reconciled.apply_failed,
+        reconciled.apply_running,
+        reconciled.apply_continued,
+    ),
     "offload-topic": (offload_all_complete, offload_all_failed, offload_all_running, offload_all_continued),
 }
 
@@ -602,20 +605,20 @@ async def _server() -> AsyncIterator[WorkflowEnvironment]:
 
 async def record(folder: Path, types: Sequence[str]) -> None:
     """Run every scene of the types and write its history below `folder`, in place of what is there."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, chdir(scratch):  # so that no path of this machine is recorded
         async with _server() as environment:
             for type_ in types:
                 target = folder / type_ / VERSION
                 shutil.rmtree(target, ignore_errors=True)
                 target.mkdir(parents=True)
                 for scene in SCENES[type_]:
-                    await _record(environment, scene, Path(scratch), target / f"{scene.__name__}.json")
+                    await _record(environment, scene, target / f"{scene.__name__}.json")
 
 
-async def _record(environment: WorkflowEnvironment, scene: Scene, scratch: Path, target: Path) -> None:
+async def _record(environment: WorkflowEnvironment, scene: Scene, target: Path) -> None:
     number = next(_numbers)
-    world = open_world(scratch / str(number))
-    with House(environment, world, queue=f"recorded-{number}") as house:
+    world = open_world(Path(str(number)))
+    with House(environment.client, world, queue=f"recorded-{number}", first_ledger=number * 1000) as house:
         handle = await scene(house)
         history = (await handle.fetch_history()).to_json_dict()
     world.catalog.database.close()

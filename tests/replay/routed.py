@@ -1,7 +1,5 @@
 """Scenes of `tests.replay.record` in which a topic has an owner that is not the worker of the shared queue."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from temporalio.client import WorkflowHandle
@@ -15,23 +13,14 @@ from tests.workflows.ownership.neighbours import Neighbours
 Handle = WorkflowHandle[Any, Any]
 
 
-@contextmanager
-def _street(house: House) -> Iterator[Neighbours]:
-    street = Neighbours(house)
-    try:
-        yield street
-    finally:
-        street.close()
-
-
 async def trim_at_its_owner(house: House) -> Handle:
     """Asked for once; the batch and the second pass go straight to it."""
     house.world.fill(3)
-    with _street(house) as street:
-        street.moves_in("a")
-        async with street.shared(), street.owner("a"):
-            handle = await house.trim()
-            await handle.result()
+    street = Neighbours(house)
+    street.moves_in("a")
+    async with street.shared(), street.owner("a"):
+        handle = await house.trim()
+        await handle.result()
     return handle
 
 
@@ -44,43 +33,43 @@ async def delete_at_the_next_owner(house: House) -> Handle:
     """Who is believed to own the topic has lost it."""
     house.world.fill(3)
     house.world.detach(batch_id=house.queue)
-    with _street(house) as street:
-        street.moves_in("b")
-        async with street.shared(), street.owner("a"), street.owner("b"):
-            handle = await house.delete(batch_id=house.queue, owner=street.name("a"))
-            await handle.result()
+    street = Neighbours(house)
+    street.moves_in("b")
+    async with street.shared(), street.owner("a"), street.owner("b"):
+        handle = await house.delete(batch_id=house.queue, owner=street.name("a"))
+        await handle.result()
     return handle
 
 
 async def one_whose_owner_is_not_known(house: House) -> Handle:
     """ZooKeeper is away, and anybody does it."""
     _, key = handed_over(house)
-    with _street(house) as street:
-        street.moves_in("a")
-        street.ownership.trouble = StoreUnavailable("planned: zookeeper does not answer")
-        async with street.shared():
-            handle = await house.delete_one(key)
-            await handle.result()
+    street = Neighbours(house)
+    street.moves_in("a")
+    street.ownership.trouble = StoreUnavailable("planned: zookeeper does not answer")
+    async with street.shared():
+        handle = await house.delete_one(key)
+        await handle.result()
     return handle
 
 
 async def one_let_lie(house: House) -> Handle:
     """The owner does not pick it up, and anybody does it."""
     _, key = handed_over(house)
-    with _street(house) as street:
-        street.moves_in("a")
-        async with street.shared():
-            handle = await house.delete_one(key, owner_patience_s=1)
-            await handle.result()
+    street = Neighbours(house)
+    street.moves_in("a")
+    async with street.shared():
+        handle = await house.delete_one(key, owner_patience_s=1)
+        await handle.result()
     return handle
 
 
 async def one_refused_by_its_owner(house: House) -> Handle:
     """NotOwner, twice, and anybody does it."""
     _, key = handed_over(house)
-    with _street(house) as street:
-        street.moves_in("a")
-        async with street.shared(), street.owner("a", owners=FakeOwners(street.ownership, "nobody")):
-            handle = await house.delete_one(key)
-            await handle.result()
+    street = Neighbours(house)
+    street.moves_in("a")
+    async with street.shared(), street.owner("a", owners=FakeOwners(street.ownership, "nobody")):
+        handle = await house.delete_one(key)
+        await handle.result()
     return handle

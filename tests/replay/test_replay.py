@@ -17,7 +17,8 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 from temporalio.workflow import NondeterminismError
 
-from activities.deletion import LedgerDeletion, RangesInput
+from activities.deletion.ledger_deletion import LedgerDeletion
+from activities.deletion.values import RangesInput
 from tests.replay.record import HISTORIES, scrubbed
 from workers.hosting.fleet import WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
@@ -32,6 +33,8 @@ COUNTS = {
     "sweep-deletions/v1": 6,
     "offload-ledger/v1": 5,
     "offload-topic/v1": 4,
+    "reconcile-orphans/v1": 4,
+    "apply-orphans/v1": 6,
 }
 RECORDED = sorted(HISTORIES.glob("*/*/*.json"))
 _MINUTE = timedelta(minutes=1)
@@ -67,7 +70,9 @@ def test_histories_of_each_type_cover_how_a_run_can_stand(type_: str) -> None:
     """Complete, failed and still running, and continued as new where a run can be."""
     endings = {ending_of(path) for path in RECORDED if name_of(path).startswith(f"{type_}/")}
     wanted = {"COMPLETED", "FAILED", "RUNNING"} | (
-        {"CONTINUED_AS_NEW"} if type_ in {"trim-topic", "trim-topics", "delete-ledgers", "offload-topic"} else set()
+        {"CONTINUED_AS_NEW"}
+        if type_ in {"trim-topic", "trim-topics", "delete-ledgers", "offload-topic", "apply-orphans"}
+        else set()
     )
     assert wanted <= endings
 

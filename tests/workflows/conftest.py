@@ -15,7 +15,7 @@ from temporalio.testing import WorkflowEnvironment
 from activities import heartbeats
 from tests.activities.conftest import new_world
 from tests.activities.world import World
-from tests.workflows.house import House
+from tests.workflows.house import House, NearHouse
 from tests.workflows.ownership.neighbours import Neighbours
 from workflows import search_attributes
 
@@ -70,17 +70,24 @@ def temporal(loop: asyncio.Runner) -> Iterator[WorkflowEnvironment]:
 
 @pytest.fixture
 def house(
-    temporal: WorkflowEnvironment, new_world: Callable[[], World], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    loop: asyncio.Runner,
+    new_world: Callable[[], World],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
-    """A world of its own, a task queue of its own, and workers on demand; hearts beat fast."""
+    """A world of its own, and workers on demand, in this process; on a real server where the test is marked so."""
     monkeypatch.setattr(heartbeats, "_BEAT_EVERY_S", 0.05)
-    with House(temporal, new_world(), queue=f"workflows-{next(_numbers)}") as made:
+    if request.node.get_closest_marker("external_service"):
+        temporal: WorkflowEnvironment = request.getfixturevalue("temporal")
+        number = next(_numbers)
+        made = House(temporal.client, new_world(), queue=f"workflows-{number}", first_ledger=number * 1000)
+    else:
+        made = NearHouse(new_world())
+    with made:
         yield made
 
 
 @pytest.fixture
-def street(house: House) -> Iterator[Neighbours]:
+def street(house: House) -> Neighbours:
     """Workers that own topics, on demand; they see ownership alike."""
-    neighbours = Neighbours(house)
-    yield neighbours
-    neighbours.close()
+    return Neighbours(house)

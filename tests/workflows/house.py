@@ -6,31 +6,37 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
+import pytest
 from temporalio import activity
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
-from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, Worker
 
-from activities.deletion import Certificate, IntentKey, OneResult
+from activities.deletion.phase_two import delete_ledger_id
 from activities.deletion.topic_deletion import TopicDeletion
 from activities.deletion.trimming import Retention, Trimming
+from activities.deletion.values import OneResult
+from logstore.deletion.intents import Certificate, IntentKey
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
+from tests.driver.client import ServedClient
+from tests.driver.run import QUEUE
+from tests.driver.served import Served, ServedWorker
+from tests.fakes.objects import Fault, FaultKind, Operation
 from workers.hosting.fleet import FAILURES, WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge
 from workers.hosting.traced_runs import WorkflowEdge
-from workflows.deletion import delete_ledger, delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
@@ -38,6 +44,11 @@ from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topic import TrimTopic
 from workflows.deletion.trim_topics import TrimTopics
 from workflows.deletion.values import (
+    DELETE_LEDGERS,
+    DELETE_TOPIC,
+    SWEEP_DELETIONS,
+    TRIM_TOPIC,
+    TRIM_TOPICS,
     DeleteLedgerInput,
     DeleteLedgersInput,
     DeleteTopicInput,
@@ -82,15 +93,12 @@ class Roller:
         self.action: Callable[[], None] = lambda: None
 
     def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """See `IdleRoller`."""
         return frozenset(topic_ids)
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """See `Settler`."""
         return frozenset()
 
     def roll_if_due(self, topic: Topic) -> bool:
-        """See `IdleRoller`."""
         self.calls += 1
         self.action()
         if self.failures:
@@ -99,7 +107,6 @@ class Roller:
         return False
 
     def settle(self, topic_id: TopicId) -> list[SextonError]:
-        """See `Settler`."""
         return []
 
 
@@ -121,7 +128,6 @@ class Notebook(Interceptor):
         self.attempts: list[Attempt] = []
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002
-        """See `Interceptor`."""
         return _Noting(next, self.attempts)
 
 
@@ -147,10 +153,11 @@ class _Noting(ActivityInboundInterceptor):
 class House:
     """One world on one task queue."""
 
-    def __init__(self, temporal: WorkflowEnvironment, world: World, *, queue: str) -> None:
-        """Use a server and a world."""
-        self.temporal = temporal
-        self.client: Client = temporal.client
+    def __init__(self, client: Client, world: World, *, queue: str, first_ledger: int = 0) -> None:
+        """Use a server and a world; where worlds share a server, their ledgers begin with different ids."""
+        world.sql("UPDATE catalog SET next_ledger_id=:first", first=first_ledger)
+        self.client = client
+        self.first_ledger = first_ledger
         self.world = world
         self.queue = queue
         self.roller = Roller()
@@ -165,8 +172,6 @@ class House:
         self.notebook = Notebook()
         self.policy = DeletionPolicy(chunk=2, parallelism=2)
         self._threads = ThreadPoolExecutor(8)
-        first = int(queue.rpartition("-")[2]) * 1000  # ids of `delete-ledger` are unique on the shared server
-        world.sql("UPDATE catalog SET next_ledger_id=:first", first=first)
 
     def __enter__(self) -> Self:
         return self
@@ -176,13 +181,19 @@ class House:
     ) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def worker(self, *, cache: int = 100, instead: Sequence[Activity] = ()) -> Worker:
+    def worker(self, *, cache: int = 100, instead: Sequence[Activity] = ()) -> AbstractAsyncContextManager[Any]:
         """Every workflow and activity of this build; `instead` stands for activities of the same names."""
+        return self.serve(self.queue, self.activities(instead), workflows=WORKFLOWS, cache=cache)
+
+    def serve(
+        self, queue: str, activities: Sequence[Activity], *, workflows: Sequence[type] = (), cache: int = 100
+    ) -> AbstractAsyncContextManager[Any]:
+        """A worker of one queue."""
         return Worker(
             self.client,
-            task_queue=self.queue,
-            workflows=WORKFLOWS,
-            activities=self.activities(instead),
+            task_queue=queue,
+            workflows=workflows,
+            activities=activities,
             activity_executor=self._threads,
             workflow_runner=CheckedRunner(),
             workflow_failure_exception_types=FAILURES,
@@ -220,13 +231,34 @@ class House:
             trimming.next_pages,
             trimming.trim_page,
             trimming.count_batch,
+            *self._of_reconciliation(),
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)
 
-    def attempts(self, type_: str) -> list[Attempt]:
-        """Attempts of one activity type."""
-        return [one for one in self.notebook.attempts if one.type == type_]
+    def attempts(self, type_: str = "") -> list[Attempt]:
+        """Attempts of one activity type, or of all."""
+        return [one for one in self.notebook.attempts if type_ in {"", one.type}]
+
+    def gate(self, operation: Operation) -> Gate:
+        """Holds the next such request to storage."""
+        gate = Gate()
+        self.world.objects.plan(Fault(operation=operation, kind=FaultKind.CALL, action=gate.wait))
+        return gate
+
+    def _of_reconciliation(self) -> list[Activity]:
+        planning, applying = self.world.activities.planning, self.world.activities.applying
+        return [
+            planning.begin_plan,
+            planning.run_bulk,
+            planning.check_sides,
+            planning.conclude_plan,
+            applying.begin_apply,
+            applying.file_page,
+            applying.delete_objects,
+            applying.record_page,
+            applying.conclude_apply,
+        ]
 
     async def trim(self) -> WorkflowHandle[TrimTopic, TrimTopicResult]:
         """Start or join the topic's trim."""
@@ -247,7 +279,7 @@ class House:
         return await self.client.start_workflow(
             TrimTopics.run,
             TrimTopicsInput(actor="tests", reason="a test", policy=self.policy, **more),
-            id=f"{trim_topics.workflow_id()}/{self.queue}",
+            id=f"{TRIM_TOPICS.id()}/{self.queue}",
             task_queue=self.queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         )
@@ -259,7 +291,7 @@ class House:
         return await self.client.start_workflow(
             DeleteTopic.run,
             DeleteTopicInput(topic_id=topic.topic_id, actor="tests", reason="a test", **(fixed | more)),
-            id=f"{delete_topic.workflow_id(topic.topic_id)}/{self.queue}",
+            id=f"{DELETE_TOPIC.id(topic.topic_id)}/{self.queue}",
             task_queue=self.queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         )
@@ -269,14 +301,25 @@ class House:
         return await self.client.start_workflow(
             SweepDeletions.run,
             SweepDeletionsInput(policy=self.policy, **more),
-            id=f"{sweep_deletions.workflow_id()}/{self.queue}",
+            id=f"{SWEEP_DELETIONS.id()}/{self.queue}",
             task_queue=self.queue,
         )
+
+    async def done(self, started: Awaitable[WorkflowHandle[Any, Any]]) -> Any:
+        """The result of what is started, with a worker for as long as it takes."""
+        async with self.worker():
+            return await (await started).result()
+
+    async def failed(self, started: Awaitable[WorkflowHandle[Any, Any]]) -> tuple[str, str]:
+        """Type and message of what it fails with, with a worker for as long as it takes."""
+        with pytest.raises(WorkflowFailureError) as caught:
+            await self.done(started)
+        return failure(caught.value)
 
     @property
     def trim_id(self) -> str:
         """Worlds number their topics alike; ids on the shared server tell them apart."""
-        return f"{trim_topic.workflow_id(self.world.topic.topic_id)}/{self.queue}"
+        return f"{TRIM_TOPIC.id(self.world.topic.topic_id)}/{self.queue}"
 
     def batch_input(self, batch_id: str, **more: Any) -> DeleteLedgersInput:
         """A batch of this topic."""
@@ -299,7 +342,7 @@ class House:
         return await self.client.start_workflow(
             DeleteLedgers.run,
             self.batch_input(batch, **more),
-            id=delete_ledgers.workflow_id(batch),
+            id=DELETE_LEDGERS.id(batch),
             task_queue=self.queue,
         )
 
@@ -309,13 +352,38 @@ class House:
         return await self.client.start_workflow(
             DeleteLedger.run,
             DeleteLedgerInput(key=key, **(fixed | more)),
-            id=delete_ledger.workflow_id(key),
+            id=delete_ledger_id(key),
             task_queue=self.queue,
         )
 
     def alone(self, key: IntentKey) -> WorkflowHandle[Any, Any]:
         """The workflow that a row was handed to."""
-        return self.client.get_workflow_handle(delete_ledger.workflow_id(key))
+        return self.client.get_workflow_handle(delete_ledger_id(key))
+
+
+class NearHouse(House):
+    """One world on the driver's server, in this process: no sleep or retry takes time, and nothing is sent anywhere."""
+
+    def __init__(self, world: World) -> None:
+        """Use a server of its own."""
+        self.server = Served()
+        super().__init__(cast("Client", ServedClient(self.server)), world, queue=QUEUE, first_ledger=1000)
+
+    def serve(
+        self, queue: str, activities: Sequence[Activity], *, workflows: Sequence[type] = (), cache: int = 100
+    ) -> AbstractAsyncContextManager[Any]:
+        """See `House`; every worker serves all workflows."""
+        del workflows, cache
+        return ServedWorker(self.server, queue, activities, self._threads)
+
+    def attempts(self, type_: str = "") -> list[Attempt]:
+        made = [(one, one.task.command, due) for one, due in self.server.made if type_ in {"", one.type}]
+        return [
+            Attempt(
+                one.type, one.workflow_id, one.number, datetime.fromtimestamp(due_ns / 1e9, UTC), command.task_queue
+            )
+            for one, command, due_ns in made
+        ]
 
 
 def _name(one: Activity) -> str:

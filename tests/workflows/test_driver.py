@@ -126,11 +126,11 @@ async def test_driver_does_what_the_server_does(
         except WorkflowFailureError as error:
             answer = failure(error)
         await assert_eventually(lambda: _ended(house.world))
-    with House(house.temporal, new_world(), queue=house.queue) as twin:
+    with House(house.client, new_world(), queue=house.queue, first_ledger=house.first_ledger) as twin:
         assert prepare(twin.world)[1] == request
         driver = Driver(Server())
         execution = driver.server.start(workflow, request, id=f"driver/{house.queue}")
         driver.run(Worker(twin.activities()))
     assert _answer(execution, workflow) == answer
-    theirs = _by_workflow((one.workflow_id, one.type, one.number) for one in house.notebook.attempts)
+    theirs = _by_workflow((one.workflow_id, one.type, one.number) for one in house.attempts())
     assert _by_workflow((one.workflow_id, one.type, one.number) for one in driver.made) == theirs

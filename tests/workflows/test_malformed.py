@@ -16,13 +16,15 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
-from activities.deletion import RangesInput, RangesPage
+from activities.deletion.values import RangesInput, RangesPage
 from activities.offload import Candidates, CandidatesInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
 from workers.hosting.fleet import WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
 from workflows.offload.values import OffloadAsk
+
+pytestmark = pytest.mark.external_service
 
 _NAME = "persistent://tenant/namespace/orders"
 _WHY = {"actor": "me", "reason": "a test"}
@@ -38,6 +40,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "sweep-deletions": _WHY,
     "offload-topic": _TOPIC | {"asks": [_WHY]},
     "offload-ledger": {"ledger_id": 1, "topic": _NAME},
+    "reconcile-orphans": _WHY | {"run_id": "plan-1"},
+    "apply-orphans": _WHY | {"run_id": "plan-1"},
 }
 _ENDLESS = "x" * 2_100
 
@@ -88,6 +92,33 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
     "delete-topic reason": ("reason", _beyond(kind="delete-topic", reason=_ENDLESS)),
     "delete-topic actor": ("actor", _beyond(kind="delete-topic", actor="a\x00b")),
     "sweep-deletions patience": ("patience_s", _raw(b'{"patience_s": NaN}')),
+    "delete-topic without topic": ("topic", _raw(b'{"topic_id": 4}')),
+    "trim-topic id": ("topic_id", _beyond(kind="trim-topic", topic_id="6x")),
+    "sweep-deletions patience in words": ("patience_s", _beyond(kind="sweep-deletions", patience_s="soon")),
+    "delete-ledger attempts": ("max_attempts", _beyond(kind="delete-ledger", max_attempts=10**11)),
+    "reconcile-orphans run": ("run_id", _beyond(kind="reconcile-orphans", run_id="../plan")),
+    "reconcile-orphans age": ("older_than_s", _beyond(kind="reconcile-orphans", older_than_s=-1)),
+    "reconcile-orphans queue": ("queue", _beyond(kind="reconcile-orphans", queue="nobody")),
+    "reconcile-orphans inventories": ("inventories", _beyond(kind="reconcile-orphans", inventories=[""])),
+    "reconcile-orphans master": ("master", _beyond(kind="reconcile-orphans", master=_ENDLESS)),
+    "apply-orphans run": ("run_id", _beyond(kind="apply-orphans", run_id="")),
+    "apply-orphans share": ("max_orphan_share", _beyond(kind="apply-orphans", max_orphan_share=1.5)),
+    **{
+        f"{kind} {field} of {value}": (f"policy.{field}", _beyond(kind=kind, policy={field: value}))
+        for kind, field, value in (
+            ("trim-topic", "retry_interval_s", 10**14),
+            ("offload-ledger", "timeout_s", 10**14),
+            ("offload-ledger", "attempts", 10**11),
+            ("offload-ledger", "timeout_s", 0),
+            ("delete-ledgers", "parallelism", 0),
+            ("delete-ledgers", "parallelism", -1),
+            ("delete-ledgers", "chunk", 0),
+            ("delete-ledgers", "max_attempts", 0),
+            ("delete-ledgers", "owner_patience_s", 0),
+            ("sweep-deletions", "chunk", 0),
+            ("trim-topics", "parallelism", 0),
+        )
+    },
 }
 
 

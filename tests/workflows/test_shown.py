@@ -10,7 +10,9 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.worker import Worker
 
-from activities.deletion import (
+from activities.deletion.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
+from activities.deletion.trimming import BatchInput, PagesInput, RollInput, TopicPage, TrimPageInput
+from activities.deletion.values import (
     AdoptInput,
     CertifyInput,
     ChunkInput,
@@ -18,16 +20,27 @@ from activities.deletion import (
     DetachInput,
     ForgetInput,
     HoldBatchInput,
-    IntentKey,
     OneInput,
     PauseBatchInput,
     Range,
     RangesInput,
     RangesPage,
 )
-from activities.deletion.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
-from activities.deletion.trimming import BatchInput, PagesInput, RollInput, TopicPage, TrimPageInput
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, UploadInput
+from activities.reconciliation.values import (
+    BeginApplyInput,
+    BeginPlanInput,
+    BulkInput,
+    ConcludeApplyInput,
+    ConcludePlanInput,
+    DeleteObjectsInput,
+    FilePageInput,
+    FindingsPage,
+    PlanBegun,
+    RecordPageInput,
+    SidesInput,
+)
+from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
@@ -38,11 +51,14 @@ from workers.hosting.inputs import CheckedRunner
 from workers.hosting.traced_runs import WorkflowEdge
 from workflows.deletion.values import TrimTopicInput
 
+pytestmark = pytest.mark.external_service
+
 _TOPIC = "persistent://tenant/namespace/orders"
 _WHY: dict[str, Any] = {"actor": "me", "reason": "a test"}
 _BATCH: dict[str, Any] = {"batch_id": "b", "batch_workflow_id": "delete-ledgers/b"}
 _KEY = IntentKey(ledger_id=12, copy="LEDGER", generation=1)
 _ORDER = TopicOrder(topic_id=1, topic=_TOPIC, **_WHY)
+_PAGE = FindingsPage(run_id="p", page=3, before_us=1, epoch=1)
 SUMMARIES: dict[str, tuple[Any, str]] = {
     "deletion.detach": (
         DetachInput(topic=_TOPIC, topic_id=1, ledger_ids=[7, 8], **_BATCH, **_WHY),
@@ -93,6 +109,23 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         "topics 1 to 50, batch b",
     ),
     "trimming.count_batch": (BatchInput(batch_id="b"), "batch b"),
+    "reconciliation.begin_plan": (BeginPlanInput(run_id="p", **_WHY), "run p"),
+    "reconciliation.run_bulk": (
+        BulkInput(run_id="p", job="list-storage", before_us=1, rows_before_us=1, next_ledger_id=1),
+        "list-storage, run p",
+    ),
+    "reconciliation.check_sides": (SidesInput(run_id="p", next_ledger_id=1), "run p"),
+    "reconciliation.conclude_plan": (
+        ConcludePlanInput(
+            run_id="p", begun=PlanBegun(before_us=1, rows_before_us=1, next_ledger_id=1, ledgers=1, epoch=1)
+        ),
+        "run p",
+    ),
+    "reconciliation.begin_apply": (BeginApplyInput(run_id="p", **_WHY), "run p"),
+    "reconciliation.file_page": (FilePageInput(findings=_PAGE, **_BATCH, **_WHY), "page 3, run p, batch b"),
+    "reconciliation.delete_objects": (DeleteObjectsInput(findings=_PAGE, **_WHY), "page 3, run p"),
+    "reconciliation.record_page": (RecordPageInput(findings=_PAGE, batch_id="b"), "page 3, run p, batch b"),
+    "reconciliation.conclude_apply": (ConcludeApplyInput(run_id="p"), "run p"),
 }
 
 
@@ -214,7 +247,14 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         )
         told = await details_of(handle)
         await handle.terminate()
-    about = {"trim-topics": type_, "sweep-deletions": type_, "offload-ledger": "**1**", "delete-ledger": "**1**"}
+    about = {
+        "trim-topics": type_,
+        "sweep-deletions": type_,
+        "offload-ledger": "**1**",
+        "delete-ledger": "**1**",
+        "reconcile-orphans": "plan-1",
+        "apply-orphans": "plan-1",
+    }
     assert about.get(type_, _TOPIC) in told
 
 

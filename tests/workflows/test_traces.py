@@ -1,6 +1,8 @@
 """What spans say of jobs, and how a failure and the *Current Details* lead to them."""
 
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -8,18 +10,23 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from temporalio.client import WorkflowFailureError
+from temporalio.client import Client, WorkflowFailureError
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin, create_tracer_provider
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import Replayer
 
-from infra.telemetry.expected import ExpectedIsNoError
+from infra.telemetry.provider import ExpectedIsNoError
 from logstore.log.ledgers import ledger_prefix
 from tests.activities.world import NAME
 from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import House, details_of
 from workers.client.waiting import result_of
-from workers.hosting.traced_runs import trace_of
+from workers.hosting.facts import TRACE_ID, detail_of
+from workers.hosting.fleet import WORKFLOWS
+from workers.hosting.inputs import CheckedRunner
+
+pytestmark = pytest.mark.external_service
 
 
 @pytest.fixture
@@ -32,10 +39,16 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
+async def connect(house: House, **more: Any) -> Client:
+    """Another client of the house's server."""
+    where = house.client.service_client.config.target_host
+    return await Client.connect(where, data_converter=pydantic_data_converter, **more)
+
+
 async def trace_all(house: House) -> House:
     """The house, every step of which has a span from now on."""
     plugin = OpenTelemetryPlugin(add_temporal_spans=True)
-    house.client = await house.temporal.connect_client(data_converter=pydantic_data_converter, plugins=[plugin])
+    house.client = await connect(house, plugins=[plugin])
     return house
 
 
@@ -79,7 +92,7 @@ async def test_a_failure_names_its_trace_and_its_span_says_why(house: House, spa
     cause = caught.value.cause
     assert isinstance(cause, ApplicationError)
     failed = named(spans, "RunActivity:deletion.detach")
-    assert (cause.type, trace_of(cause)) == ("StaleCatalog", trace_id_of(failed))
+    assert (cause.type, detail_of(cause.details, TRACE_ID)) == ("StaleCatalog", trace_id_of(failed))
     assert trace_id_of(failed) not in cause.message
     assert (failed.status.status_code, (failed.attributes or {})["error.type"]) == (
         StatusCode.ERROR,
@@ -100,7 +113,7 @@ async def test_a_refusal_names_its_trace(house: House, spans: InMemorySpanExport
     cause = caught.value.cause
     assert isinstance(cause, ApplicationError)
     refused = named(spans, "RunActivity:deletion.detach")
-    assert (cause.type, trace_of(cause)) == ("LedgerStillNeeded", trace_id_of(refused))
+    assert (cause.type, detail_of(cause.details, TRACE_ID)) == ("LedgerStillNeeded", trace_id_of(refused))
 
 
 async def test_a_dead_letter_names_its_trace(house: House, spans: InMemorySpanExporter) -> None:
@@ -114,7 +127,7 @@ async def test_a_dead_letter_names_its_trace(house: House, spans: InMemorySpanEx
             await handle.result()
     run, cause = named(spans, "RunWorkflow:delete-ledger"), caught.value.cause
     assert isinstance(cause, ApplicationError)
-    assert (cause.type, trace_of(cause)) == ("METADATA_MISMATCH", trace_id_of(run))
+    assert (cause.type, detail_of(cause.details, TRACE_ID)) == ("METADATA_MISMATCH", trace_id_of(run))
     assert (run.attributes or {})["sexton.ledger"] == ledger
     assert run.status.status_code is StatusCode.ERROR
     attempt = dict(named(spans, "RunActivity:deletion.delete_one").attributes or {})
@@ -143,7 +156,7 @@ async def test_a_job_of_no_traced_caller_has_a_trace_that_replay_does_not_change
     """A schedule starts jobs without a trace: the run's own is drawn from its own random, again and again the same."""
     traced = await trace_all(house)
     traced.world.fill(2)
-    plain = await traced.temporal.connect_client(data_converter=pydantic_data_converter)
+    plain = await connect(traced)
     async with traced.worker(cache=0):
         traced.client = plain
         handle = await traced.trim()
@@ -151,3 +164,30 @@ async def test_a_job_of_no_traced_caller_has_a_trace_that_replay_does_not_change
         told = {await details_of(handle) for _ in range(2)}
     (one,) = told
     assert one.endswith(f"`sexton trace {trace_id_of(named(spans, 'RunWorkflow:trim-topic'))}`")
+
+
+async def test_traced_run_replayed_at_every_task_has_each_span_once(house: House, spans: InMemorySpanExporter) -> None:
+    """Every task replays without a cache, and then all of it: no span repeats (pydantic/pydantic-ai#6974)."""
+    await trace_all(house)
+    house.world.fill(2)
+    async with house.worker(cache=0):
+        handle = await house.trim()
+        result = await handle.result()
+    names = Counter(span.name for span in spans.get_finished_spans())
+    tries = Counter(one.type for one in house.attempts())
+    assert result.deleted == 2
+    assert tries["deletion.detach"] == 2
+    for type_, times in tries.items():
+        assert names[f"StartActivity:{type_}"] == times
+        assert names[f"RunActivity:{type_}"] == times
+    assert (names["RunWorkflow:trim-topic"], names["RunWorkflow:delete-ledgers"]) == (1, 1)
+    assert len({span.context.trace_id for span in spans.get_finished_spans() if span.context}) == 1
+    before = len(spans.get_finished_spans())
+    replayer = Replayer(
+        workflows=WORKFLOWS,
+        workflow_runner=CheckedRunner(),
+        data_converter=pydantic_data_converter,
+        plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
+    )
+    await replayer.replay_workflow(await handle.fetch_history())
+    assert len(spans.get_finished_spans()) == before

@@ -3,23 +3,29 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio import activity, workflow
-from temporalio.client import WorkflowHandle
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import PollWorkflowTaskQueueRequest
+from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from activities.deletion import RangesInput, RangesPage
+from activities.deletion.values import RangesInput, RangesPage
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, assert_eventually
 from tests.workflows.offload.offloading import offload_all
 from workers.client import Sexton
-from workers.client.waiting import JobStopped, result_of
+from workers.client.waiting import JobStopped, _tree, result_of
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.offload.values import OffloadAsk
+
+pytestmark = pytest.mark.external_service
 
 
 @workflow.defn(name="trim-topic", sandboxed=False)
@@ -64,7 +70,7 @@ async def test_waiting_without_a_worker_names_the_queue_that_nobody_polls(house:
 async def test_waiting_for_what_another_started_says_since_when(house: House) -> None:
     """A start that joined is told from one that began something."""
     handle = await house.trim()
-    other = await house.temporal.connect_client(identity="somebody else")
+    other = await Client.connect(house.client.service_client.config.target_host, identity="somebody else")
     said: list[str] = []
     task = asyncio.create_task(result_of(other, handle, said.append))
     await assert_eventually(lambda: bool(said))
@@ -77,6 +83,29 @@ async def test_waiting_for_a_task_that_fails_again_and_again_says_with_what(hous
     broken = Worker(house.client, task_queue=house.queue, workflows=[Broken])
     async with broken, waiting(house, await house.trim()) as waits:
         await waits.hears("the workflow task of", "fails again and again", "a fault in the code", "terminate")
+
+
+async def test_task_whose_time_is_over_is_no_progress(house: House) -> None:
+    """As where a worker was stopped: it took the task, and answers nothing."""
+    handle = await house.client.start_workflow(
+        "trim-topic", id=house.trim_id, task_queue=house.queue, task_timeout=timedelta(seconds=1)
+    )
+    asked = PollWorkflowTaskQueueRequest(
+        namespace=house.client.namespace, task_queue=TaskQueue(name=house.queue), identity="stopped"
+    )
+    await house.client.workflow_service.poll_workflow_task_queue(asked)
+    (before,) = [look async for look in _tree(house.client, handle.id, 1)]
+
+    async def timed_out() -> bool:
+        kinds = [one.event_type async for one in handle.fetch_history_events()]
+        return EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT in kinds
+
+    await assert_eventually(timed_out)
+    (after,) = [look async for look in _tree(house.client, handle.id, 1)]
+    assert after.found.workflow_execution_info.history_length > before.found.workflow_execution_info.history_length
+    assert after.progress() == before.progress()
+    async with waiting(house, handle) as waits:
+        await waits.hears("nobody has picked it up", "stopped polled it a while ago", "sexton worker run")
 
 
 async def test_waiting_for_an_activity_that_is_retried_says_its_last_error(house: House) -> None:

@@ -4,17 +4,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from activities.deletion import DeletionUpkeep, LedgerDeletion
+from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.topic_deletion import TopicDeletion
 from activities.deletion.trimming import Retention, Trimming
+from activities.deletion.upkeep import DeletionUpkeep
 from activities.offload import LedgerOffload
+from activities.reconciliation.applying import Applying
+from activities.reconciliation.objects import ObjectDeletion
+from activities.reconciliation.planning import Planning
 from logstore.ports.owners import Owners
+from logstore.reconciliation.services.orphans import StoredOrphans
 from workers.assembly.log import LogStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activities:
-    """What a worker hosts."""
+    """The activities that a worker hosts."""
 
     deletion: LedgerDeletion
     upkeep: DeletionUpkeep
@@ -22,6 +27,8 @@ class Activities:
     retention: Retention
     trimming: Trimming
     offload: LedgerOffload
+    planning: Planning
+    applying: Applying
 
     def of_owners(self) -> Sequence[Callable[..., Any]]:
         """Those that run at a topic's owner."""
@@ -32,11 +39,16 @@ class Activities:
         """Those of the queue of uploads."""
         return [self.offload.upload]
 
+    def of_bulk(self) -> Sequence[Callable[..., Any]]:
+        """Those of the queue of bulk jobs."""
+        return [self.planning.run_bulk]
+
     def all(self) -> Sequence[Callable[..., Any]]:
         """Every one."""
         return [
             *self.of_owners(),
             *self.of_uploads(),
+            *self.of_bulk(),
             self.deletion.next_ranges,
             self.upkeep.adopt,
             self.upkeep.forget,
@@ -52,6 +64,14 @@ class Activities:
             self.trimming.next_pages,
             self.trimming.trim_page,
             self.trimming.count_batch,
+            self.planning.begin_plan,
+            self.planning.check_sides,
+            self.planning.conclude_plan,
+            self.applying.begin_apply,
+            self.applying.file_page,
+            self.applying.delete_objects,
+            self.applying.record_page,
+            self.applying.conclude_apply,
         ]
 
 
@@ -59,6 +79,7 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
     """The activities of a worker that knows `owners`."""
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
+    planning, applying = _reconciliation(log)
     retention = Retention(topics=topics, roller=log.managed, settler=log.subscriptions)
     return Activities(
         deletion=LedgerDeletion(
@@ -87,4 +108,29 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
             topics=topics,
             new_uuid=log.policies.new_uuid,
         ),
+        planning=planning,
+        applying=applying,
+    )
+
+
+def _reconciliation(log: LogStore) -> tuple[Planning, Applying]:
+    catalog, policies = log.catalog, log.policies
+    stored = StoredOrphans(
+        objects=log.objects, buckets=log.buckets, application=policies.application, tiered_place=policies.tiered_place
+    )
+    planning = Planning(
+        reconciliation=catalog.reconciliation,
+        identities=catalog.identities,
+        stored=stored,
+        bulk=log.bulk,
+        store_now_us=log.store_now_us,
+        finished_retention_s=policies.finished_retention_s,
+    )
+    deletion = ObjectDeletion(reconciliation=catalog.reconciliation, stored=stored, objects=log.objects)
+    return planning, Applying(
+        reconciliation=catalog.reconciliation,
+        identities=catalog.identities,
+        stored=stored,
+        objects=deletion,
+        bulk=log.bulk,
     )

@@ -19,6 +19,7 @@ from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
 from logstore.log.services.tiered_segments import TieredSegments
 from logstore.offload.services.writing import Offloader
+from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Catalog
 from logstore.ports.objects import Buckets, OwnedStore
 from logstore.ports.storage import Storages
@@ -28,7 +29,7 @@ _DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """What an operator decides of the log's behaviour. The defaults are those of the settings."""
+    """An operator's choices for the log's behaviour. The defaults are those of the settings."""
 
     scratch: Path  # a folder in which tiered copies are built
     tiered_place: Mapping[str, str]  # the driver's own metadata of new tiered copies, as each offload context keeps it
@@ -54,11 +55,20 @@ class LogStore:
     subscriptions: Subscriptions
     schemas: SchemaRegistry
     offloader: Offloader
+    bulk: BulkJobs
+    store_now_us: Callable[[], int]  # the object store's own clock, in microseconds since 1970
 
 
 @contextmanager
 def assemble(
-    *, catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies: Policies, clock: Clock | None = None
+    *,
+    catalog: Catalog,
+    objects: OwnedStore,
+    buckets: Buckets,
+    policies: Policies,
+    bulk: BulkJobs,
+    store_now_us: Callable[[], int],
+    clock: Clock | None = None,
 ) -> Iterator[LogStore]:
     """Join the services of a log over ports, and end its writer at the end.
 
@@ -67,11 +77,44 @@ def assemble(
         objects: The primary bucket.
         buckets: Tiered buckets, by place.
         policies: An operator's choices.
+        bulk: Bulk jobs.
+        store_now_us: The object store's own clock, in microseconds since 1970.
         clock: For tests; the process's own by default.
     """
     clock = clock or Clock()
     committer = GroupCommitter(catalog.commits)
-    managed = ManagedLedger(
+    managed = _managed(catalog, objects, policies, committer, clock, buckets=buckets)
+    subscriptions, schemas = _components(catalog, objects, policies, committer, clock)
+    try:
+        yield LogStore(
+            catalog=catalog,
+            objects=objects,
+            buckets=buckets,
+            storages=_storages(catalog, objects, buckets),
+            policies=policies,
+            committer=committer,
+            managed=managed,
+            subscriptions=subscriptions,
+            schemas=schemas,
+            offloader=_offloader(catalog, objects, buckets, policies, clock),
+            bulk=bulk,
+            store_now_us=store_now_us,
+        )
+    finally:
+        managed.close()
+        committer.close()
+
+
+def _managed(
+    catalog: Catalog,
+    objects: OwnedStore,
+    policies: Policies,
+    committer: GroupCommitter,
+    clock: Clock,
+    *,
+    buckets: Buckets,
+) -> ManagedLedger:
+    return ManagedLedger(
         ledgers=catalog.ledgers,
         objects=objects,
         committer=committer,
@@ -81,32 +124,19 @@ def assemble(
         tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
         clock=clock,
     )
-    subscriptions, schemas = _components(catalog, objects, policies, committer, clock)
-    try:
-        yield LogStore(
-            catalog=catalog,
-            objects=objects,
-            buckets=buckets,
-            storages={
-                CopyKind.LEDGER.value: PrimaryCopies(objects),
-                CopyKind.OFFLOADED_LEDGER.value: TieredCopies(buckets, now_us=catalog.offloads.now_us),
-            },
-            policies=policies,
-            committer=committer,
-            managed=managed,
-            subscriptions=subscriptions,
-            schemas=schemas,
-            offloader=_offloader(catalog, objects, buckets, policies, clock),
-        )
-    finally:
-        managed.close()
-        committer.close()
+
+
+def _storages(catalog: Catalog, objects: OwnedStore, buckets: Buckets) -> Storages:
+    return {
+        CopyKind.LEDGER.value: PrimaryCopies(objects),
+        CopyKind.OFFLOADED_LEDGER.value: TieredCopies(buckets, now_us=catalog.offloads.now_us),
+    }
 
 
 def _components(
     catalog: Catalog, objects: OwnedStore, policies: Policies, committer: GroupCommitter, clock: Clock
 ) -> tuple[Subscriptions, SchemaRegistry]:
-    """What keeps its contents in component ledgers."""
+    """The services that keep their contents in component ledgers."""
     contents = ComponentLedgers(
         components=catalog.components,
         ledgers=catalog.ledgers,

@@ -62,18 +62,14 @@ _RARELY = 50_000  # objects made between two looks for garbage; as shipped, thos
 def main() -> None:
     """Run the command line; the process exits with its code."""
     _make_fit()
-    _keep_stdout_for_answers()
+    # Temporal's core writes its log to descriptor 1 itself: that goes to stderr, and answers to a copy of it
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    os.dup2(2, 1)
     gc.set_threshold(_RARELY)
     try:
         app()
     except SystemExit as ended:
         _end(ended.code if isinstance(ended.code, int) else 0)
-
-
-def _keep_stdout_for_answers() -> None:
-    """Send to stderr what does not pass `sys.stdout`: Temporal's core writes its log to the descriptor itself."""
-    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
-    os.dup2(2, 1)
 
 
 def _make_fit() -> None:

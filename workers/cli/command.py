@@ -3,19 +3,20 @@
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Concatenate, ParamSpec, TextIO
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 
 from workers.cli.context import CommandContext, Services
-from workers.cli.errors import ExitCode, Interrupted, failure_of, name_trace, traceback_of
-from workers.cli.output import Answer, emit, error_line, trace_line
+from workers.cli.errors import ExitCode, Interrupted, failure_of, name_trace
+from workers.cli.output import Answer, emit, note, trace_line
 from workers.cli.usage import PlainCommand, PlainGroup, UsageError, refusal
 
-_P = ParamSpec("_P")
+Body = TypeVar("Body", bound=Callable[..., Answer])
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")]
 HomeFlag = Annotated[
@@ -26,7 +27,7 @@ WideFlag = Annotated[bool, typer.Option("--wide", help="Show all of a table, how
 
 @dataclass(slots=True)
 class GlobalOptions:
-    """What was said before the command's own name; any level may add to it."""
+    """Options before the command's own name; any level may add to them."""
 
     services: Services = field(default_factory=Services)
     as_json: bool = False
@@ -82,11 +83,13 @@ def _report(error: Exception, *, as_json: bool) -> ExitCode:
         error = refusal(error)
     failure = failure_of(error)
     if not failure.expected:
-        sys.stderr.write(traceback_of(error))
+        sys.stderr.write("".join(traceback.format_exception(error)))
     if as_json:
         emit(Answer(document=failure.document()), as_json=True, stdout=sys.stdout)
-    error_line(failure.message)
-    trace_line(failure.trace_id)
+    note(failure.message, heading="error: ")
+    trace_line(None if failure.code is ExitCode.USAGE else failure.trace_id)  # spans say nothing of bad usage
+    if failure.code is ExitCode.UNREACHABLE:
+        sys.stderr.write("Try 'sexton status': it asks every service.\n")
     if isinstance(error, UsageError) and error.ctx is not None:
         sys.stderr.write(f"Try '{error.ctx.command_path} --help'.\n")
     return failure.code
@@ -118,12 +121,7 @@ def options(ctx: typer.Context) -> GlobalOptions:
     return root.obj
 
 
-Body = Callable[Concatenate[CommandContext, _P], Answer]
-
-
-def command(
-    app: typer.Typer, name: str, *, examples: Sequence[str] = ()
-) -> Callable[[Callable[Concatenate[CommandContext, _P], Answer]], Callable[Concatenate[CommandContext, _P], Answer]]:
+def command(app: typer.Typer, name: str, *, examples: Sequence[str] = ()) -> Callable[[Body], Body]:
     """Register a function of a `CommandContext` as the command of that name; its docstring is the help text.
 
     Args:
@@ -132,9 +130,7 @@ def command(
         examples: Command lines for the help text.
     """
 
-    def register(
-        body: Callable[Concatenate[CommandContext, _P], Answer],
-    ) -> Callable[Concatenate[CommandContext, _P], Answer]:
+    def register(body: Body) -> Body:
         app.command(name, cls=PlainCommand, help=_help(body, examples))(_runner(body))
         return body
 
@@ -146,7 +142,8 @@ def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
         given = options(ctx)
         given.add(as_json=json, home=home, wide=wide)
         form = {"as_json": given.as_json, "wide": given.wide}
-        context = CommandContext(given.services, command=_full_name(ctx), flags={"home": given.home}, **form)
+        name = f"sexton{_path(ctx)}"  # as the contract has it, whatever the program was called
+        context = CommandContext(given.services, command=name, flags={"home": given.home}, **form)
         _answer(body, context, arguments, sys.stdout)
 
     run.__signature__ = _signature(body)  # type: ignore[attr-defined]
@@ -154,17 +151,12 @@ def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
     return run
 
 
-def _full_name(ctx: typer.Context) -> str:
-    """The command as the contract names it, whatever the program was called."""
-    return f"sexton{_path(ctx)}"
-
-
 def _path(ctx: Any) -> str:  # noqa: ANN401 - Typer does not export the class of a parent
     return "" if ctx.parent is None else f"{_path(ctx.parent)} {ctx.info_name}"
 
 
 def _answer(body: Callable[..., Answer], context: CommandContext, arguments: dict[str, object], stdout: TextIO) -> None:
-    """Run the body with stdout kept for the answer: whatever else prints goes to stderr."""
+    """Run the body with stdout kept for the answer: all other output goes to stderr."""
     with redirect_stdout(sys.stderr):
         try:
             answer = body(context, **arguments)

@@ -1,4 +1,4 @@
-"""What a command works with, built when it is first asked for: settings, the catalog, the log, Temporal's client.
+"""A command's tools, built when it is first asked for: settings, the catalog, the log, Temporal's client.
 
 `Services` is the seam to the rest of the roof: every call into `infra.catalog`, `infra.telemetry`, `workers.assembly`,
 `workers.client`, `workers.operations`, `workers.demo` and `workers.hosting` that opens something is made there and
@@ -7,11 +7,12 @@ nowhere else here. Tests pass their own as the root context's object (`CliRunner
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from logstore.errors import SextonError
 from logstore.names import TopicName, check_name
@@ -21,17 +22,24 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from infra.catalog import SqlCatalog
-    from infra.coordination.directory import Directory
     from logstore.ports.catalog import Topic
-    from workers.assembly import LogStore
+    from workers.assembly.log import LogStore
     from workers.cli.errors import Failure
     from workers.client import Sexton
-    from workers.demo import DemoReport
     from workers.settings import LoadedSettings, Settings
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
 _FLUSH_S = 2.0  # a collector that does not answer must not hold up a person
+
+
+def _late(module: str, name: str) -> Callable[..., Any]:
+    """A function of another module, which is imported when the function is called."""
+
+    def call(*given: object, **named: object) -> object:
+        return getattr(import_module(module), name)(*given, **named)
+
+    return staticmethod(call)
 
 
 class CommandSpan:
@@ -71,12 +79,6 @@ class Services:
 
         return open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
 
-    def open_log(self, settings: "Settings", catalog: "SqlCatalog") -> AbstractContextManager["LogStore"]:
-        """The log store over a catalog: objects, managed ledgers and the group committer."""
-        from workers.assembly.adapters import log_over  # noqa: PLC0415
-
-        return log_over(catalog, settings)
-
     @contextmanager
     def tracing(self, settings: "Settings", command: str, began_ns: int) -> Iterator["CommandSpan"]:
         """One span over the command, under which the client's, the catalog's and the bucket's come."""
@@ -102,19 +104,6 @@ class Services:
 
         return collector_of(os.environ)
 
-    def open_directory(
-        self, settings: "Settings", bundles: int, catalog_id: str
-    ) -> AbstractContextManager["Directory"]:
-        """What stands in ZooKeeper of owners and workers.
-
-        Raises:
-            CatalogMismatch: ZooKeeper's path is another catalog's.
-            ServiceFailed: It is not known, cannot be reached, or refuses us.
-        """
-        from workers.operations.owners import open_directory  # noqa: PLC0415
-
-        return open_directory(settings, bundles, catalog_id)
-
     async def connect(self, settings: "Settings") -> "Sexton":
         """The Temporal client.
 
@@ -125,51 +114,19 @@ class Services:
 
         return await Sexton.connect(settings)
 
-    def upgrade(self, settings: "Settings") -> dict[str, object]:
-        """Bring the catalog to this build's version."""
-        from workers.operations.stack import upgrade_catalog  # noqa: PLC0415
-
-        return upgrade_catalog(settings)
-
-    def up(self, settings: "Settings", *, no_worker: bool, free_ports: bool, say: Say) -> dict[str, object]:
-        """Start what is not running, and return when all is healthy."""
-        from workers.operations.stack import up  # noqa: PLC0415
-
-        return up(settings, no_worker=no_worker, free_ports=free_ports, on_progress=say)
-
-    def down(self, settings: "Settings") -> list[str]:
-        """Stop what `up` started; the names of what was stopped."""
-        from workers.operations.stack import down  # noqa: PLC0415
-
-        return down(settings)
-
-    def status(self, settings: "Settings") -> Sequence[Mapping[str, object]]:
-        """Whether each service answers: rows of name, ok and detail."""
-        from workers.operations.status import status  # noqa: PLC0415
-
-        return status(settings)
-
-    def doctor(self, settings: "Settings") -> Sequence[Mapping[str, object]]:
-        """As `status`, and whether this machine has what Sexton needs."""
-        from workers.operations.doctor import doctor  # noqa: PLC0415
-
-        return doctor(settings)
-
-    def demo(self, settings: "Settings", *, topics: int, ledgers: int, keep: bool, say: Say) -> "DemoReport":
-        """Run the main job on a throw-away stack."""
-        from workers.demo import run_demo  # noqa: PLC0415
-
-        return run_demo(settings, topics=topics, ledgers=ledgers, keep=keep, on_progress=say)
-
-    async def run_worker(self, settings: "Settings", queues: Sequence[str], worker_id: str | None) -> None:
-        """Serve task queues until SIGTERM, then drain."""
-        from workers.hosting.fleet import run_worker  # noqa: PLC0415
-
-        await run_worker(settings, queues, worker_id)
+    open_log = _late("workers.assembly.adapters", "log_over")
+    open_directory = _late("workers.operations.owners", "open_directory")
+    upgrade = _late("workers.operations.stack", "upgrade_catalog")
+    up = _late("workers.operations.stack", "up")
+    down = _late("workers.operations.stack", "down")
+    status = _late("workers.operations.status", "status")
+    doctor = _late("workers.operations.status", "doctor")
+    demo = _late("workers.demo", "run_demo")
+    run_worker = _late("workers.hosting.fleet", "run_worker")
 
 
 class CommandContext:
-    """One command's surroundings; whatever was opened is closed when the command ends."""
+    """One command's surroundings; all that was opened is closed when the command ends."""
 
     def __init__(
         self, services: Services, *, command: str, flags: Mapping[str, object], as_json: bool, wide: bool = False
@@ -212,7 +169,8 @@ class CommandContext:
         Raises:
             ServiceFailed: No stack is known.
         """
-        return self._open.enter_context(self.services.open_log(self.settings, self.catalog))
+        log: LogStore = self._open.enter_context(self.services.open_log(self.catalog, self.settings))
+        return log
 
     def require_store(self) -> None:
         """See that a log store is known: a stack in the home, or a database that somebody configured.

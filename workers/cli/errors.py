@@ -1,19 +1,7 @@
-"""The one place where errors become exit codes, and JSON documents for those who asked for JSON.
-
-| code | meaning | errors |
-|---|---|---|
-| 0 | done | |
-| 1 | failed | everything not named below |
-| 2 | usage or bad input | `InvalidInput` and what the parser refuses |
-| 3 | refused by a guard or precondition | `PreconditionFailed` |
-| 4 | a service cannot be reached or refuses us | `StoreUnavailable`, `CatalogBusy`, `ServiceFailed`, `LookupRefused` |
-| 5 | finished in part | outcomes other than success, dead letters |
-| 130 | interrupted | `Interrupted` |
-"""
+"""The one place where errors become exit codes, and JSON documents where JSON is asked for."""
 
 import sys
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -31,14 +19,14 @@ _TRACE = "sexton_trace_id"  # where an error keeps it on its way to `failure_of`
 
 
 class ExitCode(IntEnum):
-    """What the process answers to its shell."""
+    """The process's answer to its shell."""
 
     DONE = 0
-    FAILED = 1
-    USAGE = 2
-    REFUSED = 3
-    UNREACHABLE = 4
-    PARTIAL = 5
+    FAILED = 1  # every error that is not named in `_BY_CLASS`
+    USAGE = 2  # a usage that the parser refuses, or bad input
+    REFUSED = 3  # by a guard or a precondition
+    UNREACHABLE = 4  # a service that cannot be reached or refuses us
+    PARTIAL = 5  # finished in part: outcomes other than success, dead letters
     INTERRUPTED = 130
 
 
@@ -50,16 +38,12 @@ class Interrupted(SextonError):
         super().__init__(f"interrupted: {left}")
 
 
-_BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
+_OUTSIDE = (StoreUnavailable, CatalogBusy, ServiceFailed, LookupRefused, ConnectionError, TimeoutError)
+_BY_CLASS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], ExitCode], ...] = (
     (Interrupted, ExitCode.INTERRUPTED),
     (InvalidInput, ExitCode.USAGE),
     (PreconditionFailed, ExitCode.REFUSED),
-    (StoreUnavailable, ExitCode.UNREACHABLE),
-    (CatalogBusy, ExitCode.UNREACHABLE),
-    (ServiceFailed, ExitCode.UNREACHABLE),
-    (LookupRefused, ExitCode.UNREACHABLE),
-    (ConnectionError, ExitCode.UNREACHABLE),
-    (TimeoutError, ExitCode.UNREACHABLE),
+    (_OUTSIDE, ExitCode.UNREACHABLE),
 )
 
 _SUCCESS = frozenset({"DELETED", "ALREADY_GONE"})
@@ -121,7 +105,8 @@ def name_trace(error: BaseException, trace_id: str | None) -> None:
 def _own(error: BaseException) -> Failure:
     known = isinstance(error, SextonError | OSError)
     field = getattr(error, "field", None) if isinstance(error, InvalidInput) else None
-    return Failure(code_of(type(error)), type(error).__name__, _told(error), field, expected=known)
+    name = type(error).__name__
+    return Failure(code_of(type(error)), name, str(error) or name, field, expected=known)
 
 
 def _remote(error: BaseException) -> Failure | None:
@@ -130,25 +115,25 @@ def _remote(error: BaseException) -> Failure | None:
     from temporalio.exceptions import ApplicationError  # noqa: PLC0415
     from temporalio.service import RPCError  # noqa: PLC0415
 
+    from workers.client.temporal_faults import temporal_fault  # noqa: PLC0415
+    from workers.hosting.facts import FIELD, TRACE_ID, detail_of  # noqa: PLC0415
+
     chain = list(_causes(error))
+    # another trace than the command's where it joined a job that ran already
+    traces = (detail_of(link.details, TRACE_ID) for link in chain if isinstance(link, ApplicationError))
     for link in chain:  # the outermost: a workflow that gave up knows more than the activity that failed last
         if isinstance(link, ApplicationError) and link.type:
-            field = _field(link.type, link.message)
-            return Failure(_code_of_name(link.type), link.type, link.message, field, trace_id=_trace_named(chain))
+            field = detail_of(link.details, FIELD)
+            return Failure(
+                _code_of_name(link.type), link.type, link.message, field, trace_id=next(filter(None, traces), None)
+            )
     for link in chain:
         if isinstance(link, RPCError):
-            return _rpc(link)
+            fault = temporal_fault(link)
+            if fault is not None:
+                return Failure(ExitCode.UNREACHABLE, type(fault).__name__, str(fault))
+            return Failure(ExitCode.FAILED, "RPCError", f"temporal: {link.message} ({link.status.name})")
     return None
-
-
-def _trace_named(chain: Iterable[BaseException]) -> str | None:
-    """The trace that a job's failure names: another one than the command's where it joined a job that ran already."""
-    from temporalio.exceptions import ApplicationError  # noqa: PLC0415 - loaded already
-
-    from workers.hosting.traced_runs import trace_of  # noqa: PLC0415
-
-    named = (trace_of(link) for link in chain if isinstance(link, ApplicationError))
-    return next((trace_id for trace_id in named if trace_id is not None), None)
 
 
 def _code_of_name(name: str) -> ExitCode:
@@ -158,27 +143,6 @@ def _code_of_name(name: str) -> ExitCode:
     return ExitCode.PARTIAL if name in _PARTIAL_FAILURES else ExitCode.FAILED
 
 
-def _field(name: str, message: str) -> str | None:
-    """The field of an `InvalidInput` that crossed Temporal, which carries its message only."""
-    kind = error_named(name)
-    if kind is None or not issubclass(kind, InvalidInput):
-        return None
-    field, found, _ = message.partition(": expected ")
-    return field if found else None
-
-
-def _rpc(error: BaseException) -> Failure:
-    from temporalio.service import RPCError  # noqa: PLC0415
-
-    from workers.client.temporal_faults import temporal_fault  # noqa: PLC0415
-
-    assert isinstance(error, RPCError)
-    fault = temporal_fault(error)
-    if fault is not None:
-        return Failure(ExitCode.UNREACHABLE, type(fault).__name__, str(fault))
-    return Failure(ExitCode.FAILED, "RPCError", f"temporal: {error.message} ({error.status.name})")
-
-
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what caused it, outermost first; Temporal's failures chain through `cause`."""
     seen: set[int] = set()
@@ -186,12 +150,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = getattr(error, "cause", None) or error.__cause__
-
-
-def _told(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-def traceback_of(error: BaseException) -> str:
-    """The error's traceback as text."""
-    return "".join(traceback.format_exception(error))

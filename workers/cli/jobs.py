@@ -4,8 +4,8 @@ The copies that failed are read from the catalog once the job has ended, and not
 no bound.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import SextonError
@@ -17,8 +17,12 @@ from workers.cli.progress import watching
 from workers.cli.texts import topic_shown
 
 if TYPE_CHECKING:
+    from temporalio.client import WorkflowHandle
+
     from logstore.ports.catalog import Topic
     from workers.client import Sexton
+
+R = TypeVar("R")
 
 MOST_FAILED = 100
 """Items under `failed`; the counts of outcomes have no such bound."""
@@ -28,7 +32,7 @@ _DEAD = DeletionState.DEAD_LETTERED
 
 
 def started(client: "Sexton", handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, of any result
-    """What is said of a workflow at once: its id and the run that was started or joined; its page on stderr."""
+    """A workflow's id and the run that was started or joined, as is told at once; its page on stderr."""
     run_id = _show_page(client, handle)
     return {"workflow_id": handle.id, "run_id": run_id}
 
@@ -55,6 +59,33 @@ async def finished(client: "Sexton", handle: Any, doing: str) -> Any:  # noqa: A
         raise
 
 
+def run_job(
+    context: CommandContext,
+    start: "Callable[[Sexton], Awaitable[WorkflowHandle[Any, R]]]",
+    doing: str,
+    answer: Callable[[str, R], Answer],
+    *,
+    wait: bool,
+) -> Answer:
+    """Start a job, or join it; then tell which run it is or, with `wait`, what it came to.
+
+    Args:
+        context: The command's.
+        start: Starts it.
+        doing: What people read while it is waited for.
+        answer: From the workflow's id and its result.
+        wait: Whether to wait for the result.
+    """
+
+    async def work(client: "Sexton") -> Answer:
+        handle = await start(client)
+        if not wait:
+            return Answer(document=started(client, handle))
+        return answer(handle.id, await finished(client, handle, doing))
+
+    return context.with_client(work)
+
+
 def counted(outcomes: Mapping[str, int]) -> dict[str, int]:
     """Outcomes as plain text and numbers, ascending by name."""
     return {str(name): int(count) for name, count in sorted(outcomes.items())}
@@ -70,15 +101,15 @@ def ended(
     ledger_ids: Sequence[LedgerId] | None = None,
 ) -> Answer:
     """The answer of a job that deletes: if it ended in part, with what failed of this topic, batch or these ledgers."""
-    whole = {**document, "outcomes": outcomes}
+    whole = {**document, "outcomes": counted(outcomes)}
     if code_of_outcomes(outcomes) is ExitCode.DONE:
         return Answer(document=whole)
-    failed = [_item(one) for one in left_of(context, topic=topic, batch_id=batch_id, ledger_ids=ledger_ids)]
-    return in_part(whole, failed)
+    left = left_of(context, topic=topic, batch_id=batch_id, ledger_ids=ledger_ids)
+    return in_part(whole, [{"id": one.row_id, "ledger_id": one.ledger_id, "error": why(one)} for one in left])
 
 
 def in_part(document: Mapping[str, object], failed: Sequence[Mapping[str, object]]) -> Answer:
-    """What is finished in part: the items that failed are in the document, and for people in a table of their own."""
+    """A job that is finished in part: the items that failed are in the document, and for people in a table below."""
     items = list(failed[:MOST_FAILED])
     table = Answer(document=items, title="failed", beneath=("error",))
     shown = {name: value for name, value in document.items() if name != "failed"}
@@ -104,25 +135,17 @@ def left_of(
         note(f"the catalog does not say which failed ({fault}); see `sexton deletion list`")
         return []
     of_topic = "" if topic is None else f" --topic {topic_shown(topic.name)}"
-    _advise([one for one in found if one.state is _DEAD], [one for one in found if one.state is not _DEAD], of_topic)
+    dead = [str(one.row_id) for one in found if one.state is _DEAD]
+    if dead:
+        ids = " ".join(dead[:_MOST_IDS]) + (" …" if len(dead) > _MOST_IDS else "")
+        note(f"dead letters: sexton deletion list --state DEAD_LETTERED{of_topic}")
+        note(f"once their cause is mended: sexton deletion redrive {ids}")
+    if len(dead) < len(found):
+        note(f"tried again by workflows of their own: sexton deletion list --state PENDING{of_topic}")
     return found
-
-
-def _item(one: DeletionIntent) -> dict[str, object]:
-    return {"id": one.row_id, "ledger_id": one.ledger_id, "error": why(one)}
 
 
 def why(one: DeletionIntent) -> str:
     """The last error of a deletion, or what is known in its place."""
     known = one.outcome.value if one.outcome else f"{one.handed_to} is at work on it"
     return one.last_error or one.damage or known
-
-
-def _advise(dead: Sequence[DeletionIntent], alone: Sequence[DeletionIntent], of_topic: str) -> None:
-    """Name the next commands."""
-    if dead:
-        ids = " ".join(str(one.row_id) for one in dead[:_MOST_IDS]) + (" …" if len(dead) > _MOST_IDS else "")
-        note(f"dead letters: sexton deletion list --state DEAD_LETTERED{of_topic}")
-        note(f"once their cause is mended: sexton deletion redrive {ids}")
-    if alone:
-        note(f"tried again by workflows of their own: sexton deletion list --state PENDING{of_topic}")

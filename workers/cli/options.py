@@ -1,6 +1,7 @@
 """Options that several commands share; what is said where filters leave nothing, and of what this build lacks."""
 
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -71,24 +72,14 @@ DurableDelete = Annotated[
 ]
 
 
-def refuse_durable(durable_delete: bool | None) -> None:
-    """Refuse a durable delete; a plain one is all there is until the record log exists.
+def refuse_later(option: str, things: str, *, given: bool) -> None:
+    """Refuse an option for things that come with a later release.
 
     Raises:
-        Unsupported: It was asked for.
+        Unsupported: It was given.
     """
-    if durable_delete:
-        raise Unsupported("--durable-delete: durable deletes come with a later release; leave the option out")
-
-
-def refuse_transaction(transaction: str | None) -> None:
-    """Refuse work inside a transaction.
-
-    Raises:
-        Unsupported: A transaction was named.
-    """
-    if transaction is not None:
-        raise Unsupported("--txn: transactions come with a later release; leave the option out")
+    if given:
+        raise Unsupported(f"{option}: {things} come with a later release; leave the option out")
 
 
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only what concerns this topic.")]
@@ -106,34 +97,23 @@ def encoded_topic(topic: str | None) -> str | None:
     return None if topic is None else TopicName.known(topic).encoded
 
 
-def wanted_ledger(ledger: int | None) -> LedgerId | None:
-    """The ledger's id."""
-    return None if ledger is None else LedgerId(ledger)
-
-
 def say_why_nothing(context: CommandContext, what: str, *, topic: str | None, ledger: int | None) -> None:
     """Say in one sentence on stderr that a list is empty because of its filters, and if what they name is unknown."""
     named = [f"{kind} {value}" for kind, value in (("topic", topic), ("ledger", ledger)) if value is not None]
     if not named:
         return
-    unknown = [*_unknown_topic(context, topic), *_unknown_ledger(context, ledger)]
+    unknown = []
+    if topic is not None and not _is_known(lambda: context.topic(topic)):
+        unknown.append("topic of this name")
+    if ledger is not None and not _is_known(lambda: context.catalog.inspection.ledger(LedgerId(ledger), decisions=0)):
+        unknown.append("ledger of this id")
     because = f": there is no {' and no '.join(unknown)}" if unknown else ""
     note(f"no {what} of {' and '.join(named)}{because}")
 
 
-def _unknown_topic(context: CommandContext, topic: str | None) -> list[str]:
+def _is_known(look: Callable[[], object]) -> bool:
     try:
-        if topic is not None:
-            context.topic(topic)
+        look()
     except UnknownObject:
-        return ["topic of this name"]
-    return []
-
-
-def _unknown_ledger(context: CommandContext, ledger: int | None) -> list[str]:
-    try:
-        if ledger is not None:
-            context.catalog.inspection.ledger(LedgerId(ledger), decisions=0)
-    except UnknownObject:
-        return ["ledger of this id"]
-    return []
+        return False
+    return True

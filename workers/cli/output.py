@@ -1,4 +1,4 @@
-"""What reaches the terminal: one JSON document on stdout, or Rich tables for people; all else on stderr."""
+"""Output on the terminal: one JSON document on stdout, or Rich tables for people; all else on stderr."""
 
 import json
 import os
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _NO_WIDTH = 100_000  # what is drawn into a file or a pipe has lines as long as they are
 
 Document = Mapping[str, object] | Sequence[Mapping[str, object]]
-"""What `--json` prints."""
+"""The value that `--json` prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command has to say, once, at its end."""
+    """A command's answer, given once, at its end."""
 
     document: Document
     shown: Document | None = None  # what people see instead of the document
@@ -34,6 +34,7 @@ class Answer:
     code: ExitCode = ExitCode.DONE
     beneath: Sequence[str] = ()  # columns whose values stand on lines of their own
     wide: Document | None = None  # what people see of all there is; by default the rows of the document
+    copied: bool = False  # its values are meant to be used again: where no terminal shows them, nothing is cut
     more: "Sequence[Answer]" = ()  # what people see after it, and only they
 
     @property
@@ -49,8 +50,8 @@ class Answer:
         return self.shown_or_document if isinstance(self.document, Mapping) else self.document
 
     def naming(self, trace_id: str | None) -> "Answer":
-        """The same answer; one of work that is not all done names the trace in its document."""
-        if not self.code or trace_id is None or not isinstance(self.document, Mapping):
+        """The same answer; a document of one thing names the trace, which people are told where they need it."""
+        if trace_id is None or not isinstance(self.document, Mapping):
             return self
         return replace(self, shown=self.shown_or_document, document={**self.document, "trace_id": trace_id})
 
@@ -108,7 +109,7 @@ def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
         _console(stdout, width=_NO_WIDTH if wide or not stdout.isatty() else None).print(answer.draw(wide))
         return
     console = _console(stdout)
-    width = None if wide else console.width
+    width = None if wide or (answer.copied and not stdout.isatty()) else console.width
     shown = answer.whole if wide else answer.shown_or_document
     lines = [] if answer.title is None else [Text(answer.title, "italic")]
     if isinstance(shown, Mapping):
@@ -121,18 +122,11 @@ def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
         console.print(line, soft_wrap=True)
 
 
-def note(message: str) -> None:
-    """Tell people something beside the answer, on stderr."""
-    _tell("", message)
+def note(message: str, *, heading: str = "") -> None:
+    """Tell people something beside the answer, in a line on stderr.
 
-
-def error_line(message: str) -> None:
-    """Tell what went wrong, on stderr."""
-    _tell("error: ", message)
-
-
-def _tell(heading: str, message: str) -> None:
-    """A line on stderr; where no terminal shows it, it needs no Rich, whose import takes as long as Typer's."""
+    Where no terminal shows it, it needs no Rich, whose import takes as long as Typer's.
+    """
     with suppress(OSError):  # it is not the answer, and the exit code tells of an error too
         if not sys.stderr.isatty() and "FORCE_COLOR" not in os.environ:
             sys.stderr.write(f"{heading}{harmless(message)}\n")

@@ -13,7 +13,7 @@ _PATIENCE_S = 1.0
 
 
 class ProgressBar:
-    """What is going on now; silent until it has gone on for a second."""
+    """A description of the work in hand; silent until it has gone on for a second."""
 
     def __init__(self, text: str) -> None:
         """Begin with a description."""
@@ -23,15 +23,12 @@ class ProgressBar:
         self._live: Progress | None = None
         self._lock = threading.Lock()
 
-    def say(self, text: str) -> None:
-        """Change the description."""
-        self._text = text
-        self._refresh()
-
-    def advance(self, done: int, total: int | None) -> None:
-        """Tell how much is done, of how much if that is known."""
-        self._done, self._total = done, total
-        self._refresh()
+    def say(self, text: str, done: int = 0, total: int | None = None) -> None:
+        """Tell what is going on, how much of it is done, and of how much if that is known."""
+        with self._lock:
+            self._text, self._done, self._total = text, done, total
+            if self._live is not None:
+                self._live.update(self._live.task_ids[0], description=text, completed=done, total=total)
 
     def show(self) -> None:
         """Start drawing."""
@@ -50,12 +47,6 @@ class ProgressBar:
             if self._live is not None:
                 self._live.stop()
                 self._live = None
-
-    def _refresh(self) -> None:
-        with self._lock:
-            if self._live is not None:
-                task = self._live.task_ids[0]
-                self._live.update(task, description=self._text, completed=self._done, total=self._total)
 
 
 @contextmanager

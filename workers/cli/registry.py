@@ -22,45 +22,44 @@ class CommandEntry:
     module: str  # of `workers.cli`; has the group
     group: str  # the group's name in that module
     beside: Sequence[str] = ()  # modules that add commands to it
-    alone: bool = False  # the command is one of the group's, not the group
+    single: bool = False  # the command is one of the group's, not the group
 
 
 COMMANDS = {
-    "up": CommandEntry("Start Temporal, S3, ZooKeeper, the database and a worker.", "stack", "stack", alone=True),
-    "down": CommandEntry("Stop what `up` started in this home, and nothing else.", "stack", "stack", alone=True),
+    "up": CommandEntry("Start Temporal, S3, ZooKeeper, the database and a worker.", "stack", "stack", single=True),
+    "down": CommandEntry("Stop what `up` started in this home, and nothing else.", "stack", "stack", single=True),
     "env": CommandEntry(
-        "Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack.", "stack", "stack", alone=True
+        "Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack.", "stack", "stack", single=True
     ),
-    "status": CommandEntry("Tell whether each service answers.", "stack", "stack", alone=True),
+    "status": CommandEntry("Tell whether each service answers.", "stack", "stack", single=True),
     "doctor": CommandEntry(
-        "Check services, Java, versions, buckets, clock and search attributes.", "stack", "stack", alone=True
+        "Check services, Java, versions, buckets, clock and search attributes.", "stack", "stack", single=True
     ),
     "demo": CommandEntry(
-        "Run the main job on a throw-away stack, kill a worker half way.", "stack", "stack", alone=True
+        "Run the main job on a throw-away stack, kill a worker half way.", "stack", "stack", single=True
     ),
-    "trace": CommandEntry("Draw the spans of a trace as a tree.", "trace.trace", "alone", alone=True),
-    "catalog": CommandEntry("The SQL catalog.", "catalog", "catalog"),
-    "config": CommandEntry("Settings and where they come from.", "config", "config"),
-    "worker": CommandEntry("Worker processes.", "worker", "worker"),
+    "trace": CommandEntry("Draw the spans of a trace as a tree.", "trace.trace", "traces", single=True),
+    "catalog": CommandEntry("The SQL catalog.", "stack", "catalog"),
+    "config": CommandEntry("Settings and where they come from.", "stack", "config"),
+    "worker": CommandEntry("Worker processes.", "stack", "worker"),
     "workflow": CommandEntry("Jobs in Temporal.", "workflow", "workflow"),
     "topic": CommandEntry(
         "Topics: create, append, read, acknowledge, trim.",
         "topic.topics",
         "topic",
-        ("topic.append", "topic.delete", "topic.offload", "topic.read", "topic.schema", "topic.trim"),
+        ("topic.append", "topic.jobs", "topic.read", "topic.schema"),
     ),
     "ledger": CommandEntry("Ledgers of a topic.", "ledger.ledgers", "ledger", ("ledger.explain",)),
-    "deletion": CommandEntry(
-        "Deletions on their way, and those that failed.",
-        "deletion.deletions",
-        "deletion",
-        ("deletion.control",),
+    "deletion": CommandEntry("Deletions on their way, and those that failed.", "deletion", "deletion"),
+    "orphans": CommandEntry(
+        "What storage holds and nobody refers to: find it, look at it, remove it.",
+        "orphans.runs",
+        "orphans",
+        ("orphans.report",),
     ),
-    "audit": CommandEntry("Who destroyed what, and why.", "audits", "audit"),
-    "schedule": CommandEntry("Jobs that recur: sweep and trim.", "schedules", "schedule"),
-    "owners": CommandEntry(
-        "Which worker does the background work of which topics.", "owners.listing", "owners", ("owners.unload",)
-    ),
+    "audit": CommandEntry("Destructive acts, with actor and reason.", "ledger.explain", "audit"),
+    "schedule": CommandEntry("Jobs that recur: sweep, trim and plan.", "workflow", "schedule"),
+    "owners": CommandEntry("Which worker does the background work of which topics.", "owners", "owners"),
 }
 
 
@@ -91,7 +90,7 @@ def loaded(name: str) -> Any:  # noqa: ANN401 - a command of Typer's, whose clas
     for module in entry.beside:
         import_module(f"workers.cli.{module}")
     group = group_of(entry.module, entry.group)
-    return group.get_command(None, name) if entry.alone else group
+    return group.get_command(None, name) if entry.single else group
 
 
 def group_of(module: str, group: str) -> Any:  # noqa: ANN401

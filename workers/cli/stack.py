@@ -1,19 +1,18 @@
-"""`up`, `down`, `env`, `status`, `doctor` and `demo`: the embedded stack."""
+"""The embedded stack, and what runs upon it: its catalog, its settings and its workers."""
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from logstore.errors import Unsupported
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
+from workers.cli.options import known_queues, known_worker
 from workers.cli.output import Answer
 from workers.cli.progress import watching
-
-if TYPE_CHECKING:
-    from workers.settings import Settings
 
 stack = group("stack", "The embedded stack.")
 
@@ -25,10 +24,10 @@ FreePorts = Annotated[bool, typer.Option("--free-ports", help="Take any free por
 def up(context: CommandContext, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
     """Start Temporal, S3, ZooKeeper, the database and a worker; return when all is healthy.
 
-    What runs already is left alone.
+    A service that runs already is left alone.
     """
     with watching("starting the stack") as bar:
-        found = context.services.up(context.settings, no_worker=no_worker, free_ports=free_ports, say=bar.say)
+        found = context.services.up(context.settings, no_worker=no_worker, free_ports=free_ports, on_progress=bar.say)
     return Answer(document=found, title="The stack is up")
 
 
@@ -44,14 +43,8 @@ def down(context: CommandContext) -> Answer:
 def env(context: CommandContext) -> Answer:
     """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack."""
     context.require_store()
-    exports = _exports(context.settings)
-    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]
-    return Answer(document=exports, text="".join(lines))
-
-
-def _exports(settings: "Settings") -> dict[str, str]:
-    """What is empty is left out: an empty endpoint or key would make `aws` fail where none makes it use its own."""
-    exports = {
+    settings = context.settings
+    known = {
         "TEMPORAL_ADDRESS": settings.required("temporal_address"),
         "AWS_ACCESS_KEY_ID": settings.s3_access_key.get_secret_value(),
         "AWS_SECRET_ACCESS_KEY": settings.s3_secret_key.get_secret_value(),
@@ -64,7 +57,10 @@ def _exports(settings: "Settings") -> dict[str, str]:
         "SEXTON_DATABASE_URL": settings.database_url,
         "SEXTON_ZOOKEEPER": settings.zookeeper,
     }
-    return {name: value for name, value in exports.items() if value}
+    # an empty endpoint or key would make `aws` fail where none makes it use its own
+    exports = {name: value for name, value in known.items() if value}
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]
+    return Answer(document=exports, text="".join(lines))
 
 
 @command(stack, "status", examples=["sexton status --json"])
@@ -96,6 +92,63 @@ Keep = Annotated[bool, typer.Option("--keep", help="Leave the stack running.")]
 def demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
     """Run the main job on a throw-away stack, kill a worker half way, and show what each promise did."""
     with watching("starting a throw-away stack") as bar:
-        report = context.services.demo(context.settings, topics=topics, ledgers=ledgers, keep=keep, say=bar.say)
+        report = context.services.demo(context.settings, topics=topics, ledgers=ledgers, keep=keep, on_progress=bar.say)
     code = ExitCode.DONE if report.ok else ExitCode.FAILED
     return Answer(document=report.to_json(), shown=report.rows, code=code)
+
+
+catalog = group("catalog", "The SQL catalog.")
+
+
+@command(catalog, "upgrade", examples=["sexton catalog upgrade", "sexton catalog upgrade --json"])
+def upgrade(context: CommandContext) -> Answer:
+    """Create the catalog's tables, or bring them to this build's version; repeating it is harmless."""
+    return Answer(document=context.services.upgrade(context.settings))
+
+
+config = group("config", "Settings and where they come from.")
+
+
+@command(config, "show", examples=["sexton config show", "SEXTON_DELETION_CHUNK=50 sexton config show --json"])
+def show(context: CommandContext) -> Answer:
+    """Show each setting's value and origin; secrets are masked."""
+    from infra.catalog.engine.database import shown_url  # noqa: PLC0415 - start-up time
+
+    loaded = context.loaded
+    values = loaded.settings.model_dump(mode="json")
+    values["database_url"] = shown_url(values["database_url"])
+    rows = [
+        {"name": name, "value": None if value == "" else value, "origin": loaded.origins[name]}
+        for name, value in values.items()
+    ]
+    shown = [{**row, "value": row["value"] and str(row["value"])} for row in rows]  # as typed: no thousands separators
+    return Answer(document=rows, shown=shown, copied=True)
+
+
+worker = group("worker", "Worker processes.")
+
+Queues = Annotated[
+    list[str] | None,
+    typer.Option("--queue", metavar="NAME", callback=known_queues, help="A task queue; may be repeated."),
+]
+_ID_HELP = "The worker's name in Temporal, its identity as an owner and its queue sexton-owner-ID; unique."
+WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callback=known_worker, help=_ID_HELP)]
+BuildId = Annotated[str, typer.Option("--build-id", metavar="ID", help="The build to make current.")]
+
+
+@command(worker, "run", examples=["sexton worker run", "sexton worker run --queue sexton --worker-id w1"])
+def run(context: CommandContext, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
+    """Serve task queues in the foreground until SIGTERM, which drains: work in hand ends, none is taken."""
+    context.settings.required("temporal_address")
+    queues = list(dict.fromkeys(queue or [context.settings.task_queue]))
+    import asyncio  # noqa: PLC0415 - start-up time
+
+    asyncio.run(context.services.run_worker(context.settings, queues, worker_id))
+    return Answer(document={"worker_id": worker_id, "queues": queues, "state": "drained"})
+
+
+@command(worker, "deploy", examples=["sexton worker deploy --build-id 2026-11-20"])
+def deploy(context: CommandContext, *, build_id: BuildId) -> Answer:
+    """Make a build current in Worker Versioning."""
+    del context
+    raise Unsupported(f"worker deploy --build-id {build_id}: worker versions come with a later release")

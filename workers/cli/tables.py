@@ -66,7 +66,8 @@ def table(rows: Sequence[Row], *, width: int | None, beneath: Sequence[str] = ()
 
 def pairs(document: Row, *, width: int | None) -> list[Text]:
     """One thing, a line for each of its values; lists of things are tables of their own, below."""
-    inner = {name: value for name, value in document.items() if value and _is_rows(value)}
+    lists = {name: value for name, value in document.items() if value and isinstance(value, list | tuple)}
+    inner = {name: value for name, value in lists.items() if all(isinstance(one, Mapping) for one in value)}
     labels = {name: _words(name) for name in document if name not in inner}
     left = max(map(cell_len, labels.values()), default=0)
     told = []
@@ -75,17 +76,12 @@ def pairs(document: Row, *, width: int | None) -> list[Text]:
         lines = [shown] if width is None else _wrapped(shown, max(width - 1 - left - _GAP, _NARROWEST))
         heads = [label, *[""] * (len(lines) - 1)]
         told += [
-            Text.assemble(" ", (_padded(head, left), "bold"), " " * _GAP, line)
+            Text.assemble(" ", (head, "bold"), " " * (left - cell_len(head) + _GAP), line)
             for head, line in zip(heads, lines, strict=True)
         ]
     for name, value in inner.items():
-        assert isinstance(value, Sequence)
         told += [Text(), Text(f" {_words(name)}", "bold"), *table(value, width=width)]
     return told
-
-
-def _is_rows(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, Mapping) for one in value)
 
 
 def _is_number(value: object) -> bool:
@@ -179,7 +175,3 @@ def _beneath(value: object, width: int) -> list[Text]:
         return []
     lines = _wrapped(Text(text, "dim"), max(width - _INDENT, _NARROWEST))
     return [Text.assemble(" " * _INDENT, line) for line in lines]
-
-
-def _padded(text: str, width: int) -> str:
-    return text + " " * (width - cell_len(text))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from urllib.parse import unquote
 
 
@@ -14,6 +15,12 @@ def plain(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(plain(item) for item in value) or "-"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**5 else str(value)
+
+
+def fields(thing: object, names: str) -> dict[str, object]:
+    """The thing's fields of these names, separated by spaces, in their order; a value of an enumeration as its text."""
+    found = {name: getattr(thing, name) for name in names.split()}
+    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in found.items()}
 
 
 def harmless(text: str) -> str:

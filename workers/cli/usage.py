@@ -22,17 +22,14 @@ class UsageError(InvalidInput):
         self.ctx = ctx
 
 
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
+class _Bare(str):
+    """A word that is shown without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
-class _Unseen:
-    def __repr__(self) -> str:
-        return "one"
-
-
-NOTHING: Final = _Absent()
+NOTHING: Final = _Bare("nothing")
 """Stands for a value that is missing."""
 
 
@@ -90,7 +87,7 @@ def _heard(parse: Callable[[], list[str]]) -> list[str]:
     """
     with writing(sys.stdout):
         return parse()
-    raise typer.Exit  # whoever read it has heard enough
+    raise typer.Exit  # its reader has heard enough
 
 
 def _untyped(parameter: Any) -> Any:  # noqa: ANN401 - an argument or an option
@@ -117,7 +114,7 @@ def refusal(error: typer.TyperException) -> UsageError:
         return UsageError(
             option.lstrip("-").replace("-", "_"),
             expected="a value" if takes else "no value: it is a flag",
-            found=NOTHING if takes else _Unseen(),
+            found=NOTHING if takes else _Bare("one"),
             ctx=ctx,
         )
     if parameter is not None:

@@ -1,9 +1,10 @@
-"""`workflow list`: jobs as Temporal's visibility shows them."""
+"""`workflow list`, `schedule list` and `schedule apply`: jobs as Temporal has them."""
 
-from dataclasses import asdict, is_dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +13,6 @@ from workers.cli.context import CommandContext
 from workers.cli.options import OfTopic, encoded_topic
 from workers.cli.output import Answer, note
 from workers.cli.texts import topic_shown
-
-if TYPE_CHECKING:
-    from workers.client import Sexton
 
 workflow = group("workflow", "Jobs in Temporal.")
 
@@ -42,6 +40,8 @@ class Kind(StrEnum):
     OFFLOAD_TOPIC = "offload-topic"
     OFFLOAD_LEDGER = "offload-ledger"
     SWEEP_DELETIONS = "sweep-deletions"
+    RECONCILE_ORPHANS = "reconcile-orphans"
+    APPLY_ORPHANS = "apply-orphans"
 
 
 Type = Annotated[Kind | None, typer.Option("--type", help="Workflow type.")]
@@ -54,7 +54,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most 
     "list",
     examples=["sexton workflow list --type trim-topic --status Running", "sexton workflow list --json"],
 )
-def list_(
+def list_workflows(
     context: CommandContext,
     *,
     type: Type = None,  # noqa: A002 - the option's name
@@ -64,13 +64,10 @@ def list_(
 ) -> Answer:
     """List jobs, newest first."""
     encoded = encoded_topic(topic)
-
-    async def ask(client: "Sexton") -> list[Any]:
-        return list(
-            await client.list_workflows(type.value if type else None, status.value if status else None, encoded, limit)
-        )
-
-    rows = [_row(found) for found in context.with_client(ask)]
+    rows = [
+        {name: _plain(value) for name, value in asdict(found).items()}
+        for found in context.with_client(lambda client: client.list_workflows(type, status, encoded, limit))
+    ]
     if not rows and (type or status or topic):
         note(f"Temporal knows no{_told(status)} workflow{_told(type, ' of type ')}{_told(topic, ' of topic ')}")
     shown = [row | {"topic": topic_shown(str(row["topic"]))} if row.get("topic") else row for row in rows]
@@ -83,10 +80,40 @@ def _told(value: str | None, before: str = " ") -> str:
     return f"{before}{value}" if value else ""
 
 
-def _row(found: Any) -> dict[str, object]:  # noqa: ANN401 - a dataclass or a mapping
-    fields = asdict(found) if is_dataclass(found) and not isinstance(found, type) else dict(found)
-    return {name: _plain(value) for name, value in fields.items()}
-
-
 def _plain(value: object) -> object:
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else value
+
+
+schedule = group("schedule", "Jobs that recur: sweep, trim and plan.")
+
+
+@command(schedule, "list", examples=["sexton schedule list", "sexton schedule list --json"])
+def list_schedules(context: CommandContext) -> Answer:
+    """List the recurring jobs that Temporal has, with their next and last runs."""
+    rows: list[dict[str, object]] = []
+    for found in context.with_client(lambda client: client.list_schedules()):
+        fields = {name: _plain(value) for name, value in asdict(found).items()}
+        rows.append({"id": fields.pop("schedule_id"), **fields})
+    return Answer(
+        document=rows, shown=[_narrow(row) for row in rows], empty="no schedules; `sexton schedule apply` creates them"
+    )
+
+
+def _narrow(row: Mapping[str, Any]) -> dict[str, object]:
+    from workers.settings import format_duration  # noqa: PLC0415 - start-up time
+
+    every = None if row["interval_s"] is None else format_duration(row["interval_s"])
+    paused = "paused" if row["paused"] else None
+    rest = {name: row[name] for name in ("next_run", "last_run")}
+    return {"id": row["id"], "workflow": row["workflow"], "every": paused or every, **rest}
+
+
+@command(schedule, "apply", examples=["sexton schedule apply", "SEXTON_TRIM_INTERVAL=1h sexton schedule apply"])
+def apply(context: CommandContext) -> Answer:
+    """Create or update the recurring jobs as the settings say; all other schedules are left alone.
+
+    An interval of 0s leaves a job out, or pauses it. A schedule that was paused by hand stays paused.
+    """
+    applied = context.with_client(lambda client: client.apply_schedules())
+    rows = [{"id": one.schedule_id, "change": one.change} for one in applied]
+    return Answer(document=rows, empty="no recurring jobs: every interval is 0s")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from temporalio.client import (
     Client,
@@ -15,14 +15,14 @@ from temporalio.client import (
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.deletion import Certificate
 from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.ports.catalog import Deletions
-from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import DeleteLedgersProgress, SetRate
+from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersProgress, SetRate
+from workflows.reconciliation.values import APPLY_ORPHANS, ApplyOrphansProgress
 
-_TYPE: Final = "delete-ledgers"
+_TYPE: Final = DELETE_LEDGERS.name
+_APPLY: Final = APPLY_ORPHANS.name
 _NOBODY_ANSWERED: Final = {
     RPCStatusCode.DEADLINE_EXCEEDED,
     RPCStatusCode.CANCELLED,
@@ -31,12 +31,14 @@ _NOBODY_ANSWERED: Final = {
 _ENDED: Final = {"AcceptedUpdateCompletedWorkflow", "PreconditionFailed"}  # the second: the catalog calls it finished
 _ANSWERED_WITHIN: Final = timedelta(seconds=30)  # by a worker, which may be draining or starting
 
-
+Batch = WorkflowHandle[Any, Any]
+Progress = DeleteLedgersProgress | ApplyOrphansProgress
 Release = Callable[[str], DeleteLedgersProgress | None]
+_ANSWER: Final[dict[str, type[Progress]]] = {_TYPE: DeleteLedgersProgress, _APPLY: ApplyOrphansProgress}
 
 
 class Batches:
-    """Batches in one namespace, by the ids of their workflows.
+    """Batches in one namespace, by the ids of their workflows; the apply of a plan is one, of batches in turn.
 
     Every method may raise:
         UnknownObject: There is no such workflow.
@@ -56,35 +58,38 @@ class Batches:
         self._client = client
         self._release = release
 
-    async def progress(self, workflow_id: str) -> DeleteLedgersProgress:
+    async def progress(self, workflow_id: str) -> Progress:
         """How far it is."""
-        batch = await self._running(workflow_id)
-        return await _answered(workflow_id, batch.query(DeleteLedgers.progress, rpc_timeout=_ANSWERED_WITHIN))
+        batch, answer = await self._running(workflow_id)
+        asked = batch.query("progress", result_type=answer, rpc_timeout=_ANSWERED_WITHIN)
+        return await _answered(workflow_id, asked)
 
-    async def pause(self, workflow_id: str) -> DeleteLedgersProgress:
-        """Start no chunk of it any more."""
-        batch = await self._running(workflow_id)
-        return await _answered(workflow_id, batch.execute_update(DeleteLedgers.pause, rpc_timeout=_ANSWERED_WITHIN))
+    async def pause(self, workflow_id: str) -> Progress:
+        """Start no chunk of it any more; no page of an apply."""
+        return await self._update(workflow_id, "pause")
 
-    async def resume(self, workflow_id: str) -> DeleteLedgersProgress:
+    async def resume(self, workflow_id: str) -> Progress:
         """Go on with it; the rows of a paused batch whose workflow is gone are left to the next sweep."""
         try:
-            batch = await self._running(workflow_id)
+            await self._running(workflow_id)
         except (PreconditionFailed, UnknownObject):
             left = await asyncio.to_thread(self._release, workflow_id.removeprefix(f"{_TYPE}/"))
             if left is None:
                 raise
             return left
-        return await _answered(workflow_id, batch.execute_update(DeleteLedgers.resume, rpc_timeout=_ANSWERED_WITHIN))
+        return await self._update(workflow_id, "resume")
 
-    async def set_rate(self, workflow_id: str, objects_per_s: int) -> DeleteLedgersProgress:
-        """Delete no faster than that from its next slice on; 0: unlimited."""
-        batch, wanted = await self._running(workflow_id), SetRate(objects_per_s=objects_per_s)
-        update = batch.execute_update(DeleteLedgers.set_rate, wanted, rpc_timeout=_ANSWERED_WITHIN)
+    async def set_rate(self, workflow_id: str, objects_per_s: int) -> Progress:
+        """Delete no faster than that from its next slice or page on; 0: unlimited."""
+        return await self._update(workflow_id, "set_rate", SetRate(objects_per_s=objects_per_s))
+
+    async def _update(self, workflow_id: str, name: str, *args: object) -> Progress:
+        batch, answer = await self._running(workflow_id)
+        update = batch.execute_update(name, args=args, result_type=answer, rpc_timeout=_ANSWERED_WITHIN)
         return await _answered(workflow_id, update)
 
-    async def _running(self, workflow_id: str) -> WorkflowHandle[DeleteLedgers, Certificate]:
-        handle = self._client.get_workflow_handle_for(DeleteLedgers.run, workflow_id)
+    async def _running(self, workflow_id: str) -> tuple[Batch, type[Progress]]:
+        handle: Batch = self._client.get_workflow_handle(workflow_id)
         try:
             found = await handle.describe()
         except RPCError as error:
@@ -92,12 +97,13 @@ class Batches:
                 expected = f"the id of a batch, {_TYPE}/…, as `sexton workflow list --type {_TYPE}` shows it"
                 raise UnknownObject("workflow", expected=expected, found=workflow_id) from error
             raise
-        if found.workflow_type != _TYPE:
+        answer = _ANSWER.get(found.workflow_type)
+        if answer is None:
             what = f"{workflow_id}, a {found.workflow_type}"
-            raise InvalidInput("workflow", expected=f"a {_TYPE} workflow", found=what)
+            raise InvalidInput("workflow", expected=f"a {_TYPE} or {_APPLY} workflow", found=what)
         if found.status is not WorkflowExecutionStatus.RUNNING:
             raise _over(workflow_id, found.status.name if found.status else "that it is gone")
-        return handle
+        return handle, answer
 
 
 def released(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
@@ -116,7 +122,7 @@ def released(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | Non
     )
 
 
-async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -> DeleteLedgersProgress:
+async def _answered(workflow_id: str, asked: Awaitable[Progress]) -> Progress:
     """The answer.
 
     Raises:
@@ -140,7 +146,7 @@ async def _answered(workflow_id: str, asked: Awaitable[DeleteLedgersProgress]) -
         silent = not isinstance(error, RPCError) or error.status in _NOBODY_ANSWERED
         if not silent:
             raise
-        advice = "see `sexton status`, or run `sexton worker run`; what was asked may yet be done when one answers"
+        advice = "run `sexton worker run`; what was asked may yet be done when one answers"
         raise ServiceFailed("worker", f"none answered for {workflow_id}", advice=advice) from error
 
 

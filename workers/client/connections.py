@@ -1,25 +1,43 @@
 """Connections that jobs are started with and workers are run on, and what is compared before the first job."""
 
 import asyncio
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from temporalio.client import Client
-from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
+from temporalio.client import Client, Plugin, WorkflowHandle
+from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.runtime import Runtime
 
 from infra.catalog import open_catalog
 from logstore.errors import ServiceFailed
+from workers.client.tracing import TracedCalls
 from workers.identity import namespace
 from workers.identity.stores import refuse_foreign_bucket
 from workers.settings import Settings
+from workflows import limits
+from workflows.deletion.values import DeletionPolicy
+from workflows.jobs import Job, Request
+from workflows.offload.values import OffloadPolicy
+
+Q = TypeVar("Q", bound=Request)
+R = TypeVar("R")
+V = TypeVar("V")
 
 _CONNECT_S: Final = 10.0
 
 
-async def connect_client(settings: Settings, *, identity: str | None = None, runtime: Runtime | None = None) -> Client:
-    """A Temporal client that speaks our values and carries our traces; a worker's has the runtime with its metrics.
+async def connect_client(
+    settings: Settings, *, identity: str | None = None, runtime: Runtime | None = None, plugins: Sequence[Plugin] = ()
+) -> Client:
+    """A Temporal client that speaks our values and carries our traces.
+
+    Args:
+        settings: The address and the namespace.
+        identity: Of a worker; else the process's.
+        runtime: A worker's, with its metrics.
+        plugins: A worker's, which trace its calls too: then nothing else does.
 
     Raises:
         ServiceFailed: No address is known, or no Temporal server answers there.
@@ -33,11 +51,25 @@ async def connect_client(settings: Settings, *, identity: str | None = None, run
                 identity=identity,
                 runtime=runtime,
                 data_converter=pydantic_data_converter,
-                plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
+                interceptors=[] if plugins else [TracedCalls()],
+                plugins=plugins,
             )
     except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens, and the time-out
-        advice = "see `sexton status`, run `sexton up`, or correct SEXTON_TEMPORAL_ADDRESS"
+        advice = "run `sexton up`, or correct SEXTON_TEMPORAL_ADDRESS"
         raise ServiceFailed("temporal", f"no Temporal server answers at {address}", advice=advice) from error
+
+
+def with_client(settings: Settings, work: Callable[[Client], Awaitable[V]]) -> V:
+    """The result of some work with a client of its own; for a caller without an event loop.
+
+    Raises:
+        ServiceFailed: As `connect_client`.
+    """
+
+    async def connected() -> V:
+        return await work(await connect_client(settings))
+
+    return asyncio.run(connected())
 
 
 class OwnJobs:
@@ -70,6 +102,75 @@ class OwnJobs:
             return ""
         names = (settings.temporal_namespace, "workflows", workflow_id, run_id, "user-metadata")
         return "/".join([f"{settings.ui_address.rstrip('/')}/namespaces", *(quote(name, safe="") for name in names)])
+
+    @property
+    def _policy(self) -> DeletionPolicy:
+        """How phase two works, as the settings say."""
+        settings = self._settings
+        return DeletionPolicy(
+            parallelism=settings.deletion_parallelism,
+            chunk=settings.deletion_chunk,
+            max_attempts=settings.deletion_max_attempts,
+            retry_interval_s=settings.deletion_retry_interval,
+        )
+
+    @property
+    def _offload_policy(self) -> OffloadPolicy:
+        settings = self._settings
+        return OffloadPolicy(
+            timeout_s=settings.offload_timeout,
+            parallelism=settings.offload_parallelism,
+            queue=limits.uploads_queue(settings.task_queue),
+        )
+
+    def checked(self, request: V) -> V:
+        """The request, refused here where its job would refuse it.
+
+        Raises:
+            InvalidInput: A field is beyond its bounds.
+        """
+        limits.check(request, queue=self._settings.task_queue)
+        return request
+
+    async def start(
+        self,
+        job: Job[Q, R],
+        request: Q,
+        *key: object,
+        summary: str,
+        about: Sequence[SearchAttributePair[Any]] = (),
+        signal: str | None = None,
+        signal_args: Sequence[object] = (),
+    ) -> WorkflowHandle[Any, R]:
+        """Start a job, or join the one of that key that runs.
+
+        Args:
+            job: Which.
+            request: Its input.
+            key: What its id is made of beside its name.
+            summary: What the Web UI shows beside its id.
+            about: Search attributes.
+            signal: Sent to it, whether it was started or joined.
+            signal_args: What the signal says.
+
+        Raises:
+            InvalidInput: A field of the request is beyond its bounds.
+            CatalogMismatch: Namespace or bucket are another catalog's.
+        """
+        self.checked(request)
+        return await (await self.ours()).start_workflow(
+            job.name,
+            request,
+            id=job.id(*key),
+            task_queue=self._settings.task_queue,
+            result_type=job.result,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            start_signal=signal,
+            start_signal_args=signal_args,
+            static_summary=summary,
+            static_details=request.details(),
+            search_attributes=TypedSearchAttributes(about),
+        )
 
     def _catalog_id(self) -> str:
         with open_catalog(self._settings.database_url) as catalog:

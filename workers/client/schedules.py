@@ -30,15 +30,16 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from workers.settings import Settings
-from workflows.deletion import sweep_deletions, trim_topics
-from workflows.deletion.sweep_deletions import SweepDeletions
-from workflows.deletion.trim_topics import TrimTopics
-from workflows.deletion.values import DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
+from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
+from workflows.jobs import Job, Request
+from workflows.limits import bulk_queue
+from workflows.reconciliation.values import RECONCILE_ORPHANS, ReconcileOrphansInput
 
 _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"
+_PLAN: Final = "sexton-plan"
 _OFF: Final = "its interval is 0s"
-"""Note of a schedule that was paused because the settings turn it off; who pauses by hand leaves another one."""
+"""Note of a schedule that was paused because the settings turn it off; a pause by hand leaves another one."""
 _LEAST_CATCHUP: Final = timedelta(seconds=10)  # the server takes no less
 
 
@@ -47,16 +48,15 @@ class Recurring:
     """A job that is to run again and again."""
 
     schedule_id: str
-    workflow: Any  # the workflow's `run`
-    workflow_id: str  # the server appends the time
-    arg: "SweepDeletionsInput | TrimTopicsInput"
+    job: Job[Any, Any]
+    arg: Request
     interval_s: int  # 0: not at all
     summary: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedSchedule:
-    """What became of one schedule."""
+    """The change of one schedule."""
 
     schedule_id: str
     change: str  # created, updated, unchanged
@@ -79,25 +79,30 @@ def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]
     return (
         Recurring(
             schedule_id=_SWEEP,
-            workflow=SweepDeletions.run,
-            workflow_id=sweep_deletions.workflow_id(),
+            job=SWEEP_DELETIONS,
             arg=SweepDeletionsInput(actor=_SWEEP, reason="schedule", policy=policy),
             interval_s=settings.sweep_interval,
             summary="sweep deletions that nobody works on",
         ),
         Recurring(
             schedule_id=_TRIM,
-            workflow=TrimTopics.run,
-            workflow_id=trim_topics.workflow_id(),
+            job=TRIM_TOPICS,
             arg=TrimTopicsInput(actor=_TRIM, reason="schedule", policy=policy),
             interval_s=settings.trim_interval,
             summary="trim all topics",
+        ),
+        Recurring(
+            schedule_id=_PLAN,
+            job=RECONCILE_ORPHANS,
+            arg=ReconcileOrphansInput(actor=_PLAN, reason="schedule", queue=bulk_queue(settings.task_queue)),
+            interval_s=settings.plan_interval,
+            summary="compare storage with the catalog",
         ),
     )
 
 
 async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
-    """Create what is missing and update what differs; whatever else the namespace schedules is left alone.
+    """Create what is missing and update what differs; all else that the namespace schedules is left alone.
 
     A job with interval 0 is left out, or paused where its schedule exists. Repeating it is harmless. A schedule that
     somebody paused by hand stays paused.
@@ -109,7 +114,7 @@ async def apply_schedules(client: Client, settings: Settings, policy: DeletionPo
 
 async def list_schedules(client: Client) -> list[ScheduleRow]:
     """Those of our jobs that are scheduled."""
-    found = await asyncio.gather(*(_described(client.get_schedule_handle(name)) for name in (_SWEEP, _TRIM)))
+    found = await asyncio.gather(*(_described(client.get_schedule_handle(name)) for name in (_SWEEP, _TRIM, _PLAN)))
     return [_row(one) for one in found if one]
 
 
@@ -143,9 +148,9 @@ def _schedule(job: Recurring, task_queue: str, state: ScheduleState) -> Schedule
     every = timedelta(seconds=job.interval_s)
     return Schedule(
         action=ScheduleActionStartWorkflow(
-            job.workflow,
+            job.job.name,
             job.arg,
-            id=job.workflow_id,
+            id=job.job.id(),  # the server appends the time
             task_queue=task_queue,
             static_summary=job.summary,
             static_details=job.arg.details(),
@@ -187,37 +192,29 @@ async def _same(client: Client, found: ScheduleDescription, job: Recurring, task
 
 
 async def _facts(client: Client, schedule: Schedule) -> tuple[object, ...]:
-    """What an operator would see differ; arguments as they travel, for the server gives them back so."""
+    """The facts that an operator would see differ; arguments as they travel, for the server gives them back so."""
     action = schedule.action
     if not isinstance(action, ScheduleActionStartWorkflow):
         return (action,)
     told = [*action.args, action.static_summary, action.static_details]
-    data = [one.data if isinstance(one, Payload) else await _sent(client, one) for one in told]
+    encode = client.data_converter.encode
+    data = [one.data if isinstance(one, Payload) else (await encode([one]))[0].data for one in told]
     every = [(one.every, one.offset or timedelta()) for one in schedule.spec.intervals]
     plan = (every, schedule.policy.overlap, schedule.policy.catchup_window)
     return (action.workflow, action.id, action.task_queue, data, *plan)
-
-
-async def _sent(client: Client, value: object) -> bytes:
-    (payload,) = await client.data_converter.encode([value])
-    return payload.data
 
 
 def _row(found: ScheduleDescription) -> ScheduleRow:
     schedule = found.schedule
     action: Any = schedule.action
     intervals = schedule.spec.intervals
-    recent = [one.started_at for one in found.info.recent_actions if _is_run(one.action)]
+    runs = [one for one in found.info.recent_actions if isinstance(one.action, ScheduleActionExecutionStartWorkflow)]
     upcoming = [] if schedule.state.paused else list(found.info.next_action_times)
     return ScheduleRow(
         schedule_id=found.id,
         workflow=str(action.workflow),
         interval_s=int(intervals[0].every.total_seconds()) if intervals else 0,
         next_run=min(upcoming, default=None),
-        last_run=max(recent, default=None),
+        last_run=max((one.started_at for one in runs), default=None),
         paused=schedule.state.paused,
     )
-
-
-def _is_run(action: object) -> bool:
-    return isinstance(action, ScheduleActionExecutionStartWorkflow)

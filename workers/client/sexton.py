@@ -15,34 +15,31 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from temporalio.client import Client, WorkflowHandle
-from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
+from temporalio.common import SearchAttributePair
 
-from activities.deletion import Certificate
 from infra.catalog import open_catalog
+from logstore.deletion.intents import Certificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers.client import schedules
 from workers.client.batches import Batches, released
 from workers.client.connections import connect_client
-from workers.client.offload_jobs import OffloadJobs
-from workers.client.requests import ascending, deletion_policy, of_topic
+from workers.client.reconciliation_jobs import ReconciliationJobs
 from workers.client.visibility import WorkflowRow, visible_workflows
 from workers.client.waiting import Say, result_of
 from workers.settings import Settings
 from workflows import search_attributes
-from workflows.deletion import delete_ledgers, delete_topic, sweep_deletions, trim_topic, trim_topics
-from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.delete_topic import DeleteTopic
-from workflows.deletion.sweep_deletions import SweepDeletions
-from workflows.deletion.trim_topic import TrimTopic
-from workflows.deletion.trim_topics import TrimTopics
 from workflows.deletion.values import (
+    DELETE_LEDGERS,
+    DELETE_TOPIC,
+    SWEEP_DELETIONS,
+    TRIM_TOPIC,
+    TRIM_TOPICS,
     DeleteLedgersInput,
     DeleteLedgersProgress,
     DeleteTopicInput,
     DeleteTopicResult,
-    DeletionPolicy,
     ExplicitDetach,
     SweepDeletionsInput,
     SweepDeletionsResult,
@@ -51,8 +48,18 @@ from workflows.deletion.values import (
     TrimTopicsInput,
     TrimTopicsResult,
 )
+from workflows.offload.values import (
+    OFFLOAD_LEDGER,
+    OFFLOAD_TOPIC,
+    OffloadAsk,
+    OffloadLedgerInput,
+    OffloadLedgerResult,
+    OffloadTopicInput,
+    OffloadTopicResult,
+)
 
 R = TypeVar("R")
+Handle = WorkflowHandle[Any, R]
 
 _LET_GO_S = 0.2  # for a thread to get a processor; 6 of 40 programs aborted without, none of 120 with it
 _STARTED_WITHIN_S = 120.0  # after that a redriven batch that nobody started is found by a sweep
@@ -63,13 +70,13 @@ class Redriven:
     """Dead letters that are tried again."""
 
     started: int  # rows
-    handle: WorkflowHandle[DeleteLedgers, Certificate] | None = None  # of their batch; None if there are no rows
+    handle: Handle[Certificate] | None = None  # of their batch; None if there are no rows
 
 
-class Sexton(OffloadJobs):
+class Sexton(ReconciliationJobs):
     """Jobs on one Temporal namespace and one catalog.
 
-    What a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.
+    Input that a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.
     """
 
     def __init__(self, client: Client, settings: Settings) -> None:
@@ -108,57 +115,29 @@ class Sexton(OffloadJobs):
         result: R = await result_of(self.client, handle, say)
         return result
 
-    async def trim_topic(
-        self, topic: Topic, reason: str = "", actor: str = ""
-    ) -> WorkflowHandle[TrimTopic, TrimTopicResult]:
+    async def trim_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[TrimTopicResult]:
         """Delete what retention lets go; joins a trim of the topic that runs already, which then passes once more."""
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._policy
         )
-        self._checked(request)
-        return await (await self.ours()).start_workflow(
-            TrimTopic.run,
-            request,
-            id=trim_topic.workflow_id(topic.topic_id),
-            task_queue=self._settings.task_queue,
-            start_signal="again",
-            static_summary=f"trim {topic.name}",
-            static_details=request.details(),
-            search_attributes=of_topic(topic),
+        about = _of_topic(topic)
+        return await self.start(
+            TRIM_TOPIC, request, topic.topic_id, summary=f"trim {topic.name}", about=about, signal="again"
         )
 
-    async def trim_topics(self, reason: str = "", actor: str = "") -> WorkflowHandle[TrimTopics, TrimTopicsResult]:
+    async def trim_topics(self, reason: str = "", actor: str = "") -> Handle[TrimTopicsResult]:
         """Delete what retention lets go of all topics, in one batch; joins a trim of all topics that runs already."""
-        request = self._checked(TrimTopicsInput(actor=actor, reason=reason, policy=self._policy))
-        return await (await self.ours()).start_workflow(
-            TrimTopics.run,
-            request,
-            id=trim_topics.workflow_id(),
-            task_queue=self._settings.task_queue,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary="trim all topics",
-            static_details=request.details(),
-        )
+        request = TrimTopicsInput(actor=actor, reason=reason, policy=self._policy)
+        return await self.start(TRIM_TOPICS, request, summary="trim all topics")
 
-    async def delete_topic(
-        self, topic: Topic, reason: str = "", actor: str = ""
-    ) -> WorkflowHandle[DeleteTopic, DeleteTopicResult]:
+    async def delete_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[DeleteTopicResult]:
         """Delete everything of the topic and the topic; joins its deletion if that runs, else goes on from there."""
         epoch, policy = await asyncio.to_thread(self._epoch), self._policy
         request = DeleteTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, catalog_epoch=epoch, policy=policy
         )
-        self._checked(request)
-        return await (await self.ours()).start_workflow(
-            DeleteTopic.run,
-            request,
-            id=delete_topic.workflow_id(topic.topic_id),
-            task_queue=self._settings.task_queue,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary=f"delete {topic.name}",
-            static_details=request.details(),
-            search_attributes=of_topic(topic),
-        )
+        about = _of_topic(topic)
+        return await self.start(DELETE_TOPIC, request, topic.topic_id, summary=f"delete {topic.name}", about=about)
 
     async def delete_ledgers(
         self,
@@ -167,7 +146,7 @@ class Sexton(OffloadJobs):
         force: bool = False,
         reason: str = "",
         actor: str = "",
-    ) -> WorkflowHandle[DeleteLedgers, Certificate]:
+    ) -> Handle[Certificate]:
         """Detach and delete given ledgers, all or none; when one is needed, none.
 
         The result then says so in `refused`, with the type `LedgerStillNeeded`; `UnknownObject` where there is no such
@@ -176,7 +155,7 @@ class Sexton(OffloadJobs):
         Raises:
             InvalidInput: None, or more than `MOST_IDS` ids.
         """
-        detach = self._checked(ExplicitDetach(ledger_ids=ascending(ledger_ids), force=force))
+        detach = self.checked(ExplicitDetach(ledger_ids=_ascending(ledger_ids), force=force))
         batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
         request = DeleteLedgersInput(
             batch_id=batch_id,
@@ -188,37 +167,18 @@ class Sexton(OffloadJobs):
             policy=self._policy,
             detach=detach,
         )
-        self._checked(request)
-        return await (await self.ours()).start_workflow(
-            DeleteLedgers.run,
-            request,
-            id=delete_ledgers.workflow_id(batch_id),
-            task_queue=self._settings.task_queue,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary=f"delete {len(detach.ledger_ids)} ledgers of {topic.name}",
-            static_details=request.details(),
-            search_attributes=of_topic(topic, batch_id),
-        )
+        summary, about = f"delete {len(detach.ledger_ids)} ledgers of {topic.name}", [*_of_topic(topic), _of(batch_id)]
+        return await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=about)
 
-    async def sweep_deletions(
-        self, reason: str = "", actor: str = ""
-    ) -> WorkflowHandle[SweepDeletions, SweepDeletionsResult]:
+    async def sweep_deletions(self, reason: str = "", actor: str = "") -> Handle[SweepDeletionsResult]:
         """Take up deletions that nobody works on, and forget old ones; joins a sweep that runs already."""
-        request = self._checked(SweepDeletionsInput(actor=actor, reason=reason, policy=self._policy))
-        return await (await self.ours()).start_workflow(
-            SweepDeletions.run,
-            request,
-            id=sweep_deletions.workflow_id(),
-            task_queue=self._settings.task_queue,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary="sweep deletions",
-            static_details=request.details(),
-        )
+        request = SweepDeletionsInput(actor=actor, reason=reason, policy=self._policy)
+        return await self.start(SWEEP_DELETIONS, request, summary="sweep deletions")
 
     async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> Redriven:
         """Try dead letters again, None: all there are; see `Upkeep.redrive` for what is refused."""
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
-        asked = self._checked(Cause(actor=actor, reason=reason, workflow_id=delete_ledgers.workflow_id(batch_id)))
+        asked = self.checked(Cause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
         await self.ours()  # before rows change
         count, epoch = await asyncio.to_thread(self._redrive, row_ids, batch_id, asked)
         if not count:
@@ -233,18 +193,51 @@ class Sexton(OffloadJobs):
             policy=self._policy,
             carried=DeleteLedgersProgress(intents=count),
         )
-        self._checked(request)
-        handle = await (await self.ours()).start_workflow(
-            DeleteLedgers.run,
-            request,
-            id=asked.workflow_id,
-            task_queue=self._settings.task_queue,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary=f"{count} dead letters, tried again",
-            static_details=request.details(),
-            search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.RUN_ID, batch_id)]),
-        )
+        summary = f"{count} dead letters, tried again"
+        handle = await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=[_of(batch_id)])
         return Redriven(started=count, handle=handle)
+
+    async def offload_topic(
+        self,
+        topic: Topic,
+        ledger_ids: Sequence[LedgerId] | None = None,
+        delete_primary: bool = False,
+        reason: str = "",
+        actor: str = "",
+    ) -> Handle[OffloadTopicResult]:
+        """Copy closed ledgers to the tiered bucket; what is asked of a topic twice is done one after the other.
+
+        Args:
+            topic: Whose.
+            ledger_ids: Only these; None: every closed ledger.
+            delete_primary: Afterwards, delete the primary copy of every one of them that has a tiered copy.
+            reason: For the audit log, where something is deleted.
+            actor: The person or program that asks.
+
+        Raises:
+            InvalidInput: None, or more than `MOST_OFFLOADED` ids.
+        """
+        ids = None if ledger_ids is None else _ascending(ledger_ids)
+        ask = self.checked(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
+        request = OffloadTopicInput(
+            topic_id=topic.topic_id, topic=topic.name, policy=self._offload_policy, deletion=self._policy
+        )
+        return await self.start(
+            OFFLOAD_TOPIC,
+            request,
+            topic.topic_id,
+            summary=f"offload {topic.name}",
+            about=_of_topic(topic),
+            signal="ask",
+            signal_args=[ask],
+        )
+
+    async def offload_ledger(self, topic: Topic, ledger_id: LedgerId) -> Handle[OffloadLedgerResult]:
+        """Copy one closed ledger to the tiered bucket; joins a run that is at work on it."""
+        request = OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload_policy)
+        about = [*_of_topic(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
+        summary = f"ledger {ledger_id} of {topic.name}"
+        return await self.start(OFFLOAD_LEDGER, request, ledger_id, summary=summary, about=about)
 
     def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
         """How many rows, and the catalog's epoch; one that may have landed is asked for once more, by its name."""
@@ -286,10 +279,18 @@ class Sexton(OffloadJobs):
         """Those recurring jobs that are scheduled."""
         return await schedules.list_schedules(self.client)
 
-    @property
-    def _policy(self) -> DeletionPolicy:
-        return deletion_policy(self._settings)
-
     def _epoch(self) -> int:
         with open_catalog(self._settings.database_url) as catalog:
             return catalog.ledgers.epoch()
+
+
+def _ascending(ledger_ids: Sequence[LedgerId]) -> list[int]:
+    return sorted({int(ledger_id) for ledger_id in ledger_ids})
+
+
+def _of_topic(topic: Topic) -> list[SearchAttributePair[Any]]:
+    return [SearchAttributePair(search_attributes.TOPIC, topic.name)]
+
+
+def _of(batch_id: str) -> SearchAttributePair[Any]:
+    return SearchAttributePair(search_attributes.RUN_ID, batch_id)

@@ -4,8 +4,9 @@ from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
 from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import ServiceFailed
+from workflows import search_attributes
 
-_LOOK = "see `sexton status`, or run `sexton up`"
+_LOOK = "run `sexton up`, or read its log"
 _OUTSIDE = {
     RPCStatusCode.UNAVAILABLE: ("it does not answer", _LOOK),
     RPCStatusCode.DEADLINE_EXCEEDED: ("it does not answer in time", _LOOK),
@@ -22,21 +23,26 @@ _OUTSIDE = {
 
 def temporal_fault(error: RPCError) -> ServiceFailed | None:
     """The fault of the service; None where it answered about what was asked, as that a workflow does not exist."""
-    missing = missing_namespace(error)
-    if missing is not None:
+    problem, advice = _OUTSIDE.get(error.status, ("", ""))
+    if missing := _missing_namespace(error):
         problem = f"there is no namespace {missing}"
         advice = f"correct SEXTON_TEMPORAL_NAMESPACE, or run `temporal operator namespace create {missing}`"
-        return ServiceFailed("temporal", problem, advice=advice)
-    if error.status not in _OUTSIDE:
-        return None
-    problem, advice = _OUTSIDE[error.status]
-    return ServiceFailed("temporal", problem, advice=advice)
+    elif _lacks_attributes(error):
+        types = {one.name: one.indexed_value_type.name.title().replace("_", "") for one in search_attributes.ALL}
+        wanted = " ".join(f"--name {name} --type {kind}" for name, kind in types.items())
+        problem = "the namespace lacks our search attributes"
+        advice = f"run `temporal operator search-attribute create --namespace NAMESPACE {wanted}`"
+    return ServiceFailed("temporal", problem, advice=advice) if problem else None
 
 
-def missing_namespace(error: RPCError) -> str | None:
+def _lacks_attributes(error: RPCError) -> bool:
+    """Whether a start or a query was refused because of them; the server says it in a sentence alone."""
+    told = error.message if error.status is RPCStatusCode.INVALID_ARGUMENT else ""
+    return "search attribute" in told and any(one.name in told for one in search_attributes.ALL)
+
+
+def _missing_namespace(error: RPCError) -> str | None:
     """The namespace that the server does not have, if that is what it said."""
-    if error.status is not RPCStatusCode.NOT_FOUND:
-        return None
     for detail in error.grpc_status.details:
         found = NamespaceNotFoundFailure()
         if detail.Unpack(found):

@@ -5,13 +5,14 @@ command that waits for it here says within seconds why.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
+from temporalio.api.enums.v1 import EventType, PendingActivityState, TaskQueueType
 from temporalio.api.failure.v1 import Failure
+from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import (
@@ -24,9 +25,11 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, ChildWorkflowError, TerminatedError
 from temporalio.service import RPCError
 
-from activities.deletion import Certificate
+from logstore.deletion.intents import Refusal
 from logstore.errors import SextonError
-from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.values import DELETE_LEDGERS
+from workflows.offload.values import OFFLOAD_TOPIC
+from workflows.reconciliation.values import APPLY_ORPHANS, RECONCILE_ORPHANS
 
 Say = Callable[[str], None]
 
@@ -34,12 +37,24 @@ PATIENCE_S: Final = 10.0
 """For so long nothing has to move before it is said why."""
 
 _LOOK_EVERY_S: Final = 2.0
+_NEWEST: Final = 20  # events; of those that move nothing, the server writes a handful before it writes none
+_UNMOVED: Final = {
+    EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED,
+    EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED,
+    EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT,
+    EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED,
+    EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT,
+}
 _DEEPEST: Final = 3  # a trim, its batch, and what the batch hands over
 _MOST_CHILDREN: Final = 10  # looked at of one job
 _ANSWERED_WITHIN_S: Final = 2.0  # by a worker, to a query
 _SAYS_NOTHING: Final = {f"{what}{how}" for what in ("", "workflow ") for how in ("terminated", "cancelled", "canceled")}
 _SERVE: Final = "start one with `sexton worker run`, or `sexton up`"
-_LEFT: Final = {"offload-topic": "what was copied stays copied; ask for the rest again"}
+_LEFT: Final = {
+    OFFLOAD_TOPIC.name: "what was copied stays copied; ask for the rest again",
+    RECONCILE_ORPHANS.name: "it has changed nothing; plan again",
+    APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
+}
 _SWEPT: Final = "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
 
 
@@ -55,12 +70,12 @@ class _Look:
     kind: str
     queue: str
     found: DescribeWorkflowExecutionResponse
+    moved: int  # the newest event of which a worker that is stopped could not be the cause
 
     def progress(self) -> tuple[object, ...]:
-        """Differs once anything has moved."""
-        info = self.found.workflow_execution_info
+        """Differs once anything has moved; that a task is handed out, and its time is over, moves nothing."""
         beats = [(one.activity_id, str(one.heartbeat_details)) for one in self.found.pending_activities]
-        return self.id, info.execution.run_id, info.history_length, *beats
+        return self.id, self.found.workflow_execution_info.execution.run_id, self.moved, *beats
 
 
 async def result_of(
@@ -92,8 +107,8 @@ async def result_of(
 
 def _unless_refused(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
     """Raise what a guard refused as the failure that it is to the caller; the workflow itself completed."""
-    refusal = result.refused if isinstance(result, Certificate) else None
-    if refusal is not None:
+    refusal = getattr(result, "refused", None)
+    if isinstance(refusal, Refusal):
         told = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
         raise WorkflowFailureError(cause=told)
     return result
@@ -155,7 +170,8 @@ async def _tree(client: Client, workflow_id: str, deep: int) -> AsyncIterator[_L
     """The job, and jobs that it waits for."""
     found = (await client.get_workflow_handle(workflow_id).describe()).raw_description
     info = found.workflow_execution_info
-    yield _Look(workflow_id, info.type.name, info.task_queue, found)
+    moved = next((one.event_id for one in await _newest(client, info.execution) if one.event_type not in _UNMOVED), 0)
+    yield _Look(workflow_id, info.type.name, info.task_queue, found, moved)
     for child in list(found.pending_children)[: _MOST_CHILDREN if deep > 1 else 0]:
         async for look in _tree(client, child.workflow_id, deep - 1):
             yield look
@@ -167,16 +183,18 @@ async def _reason(client: Client, look: _Look) -> str | None:
         return await _of_task(client, look)
     for one in look.found.pending_activities:
         return await _of_activity(client, look, one)
-    if look.kind == "delete-ledgers" and await _paused(client, look.id):
+    if look.kind == DELETE_LEDGERS.name and await _paused(client, look.id):
         return f"{look.id} is paused; `sexton deletion resume {look.id}` lets it go on"
     return None
 
 
 async def _of_task(client: Client, look: _Look) -> str:
     task = look.found.pending_workflow_task
-    if task.attempt > 1:
-        why = await _last_failure(client, look.id)
-        told = f"the workflow task of {look.id} fails again and again (attempt {task.attempt}){why}"
+    newest = await _newest(client, look.found.workflow_execution_info.execution)
+    failed = [one.workflow_task_failed_event_attributes for one in newest]
+    why = next((_innermost(one.failure) for one in failed if one.HasField("failure")), "")
+    if task.attempt > 1 and why:
+        told = f"the workflow task of {look.id} fails again and again (attempt {task.attempt}): {why}"
         stop = f"`temporal workflow terminate --workflow-id {look.id}`"
         return f"{told}; the worker's log says where; it goes on once a worker can do it, or stop it with {stop}"
     return f"the workflow task of {look.id} waits: " + await _served(
@@ -209,14 +227,12 @@ async def _served(client: Client, queue: str, kind: TaskQueueType.ValueType) -> 
     return f"nobody has picked it up from the task queue {queue}, though {names} polled it a while ago; {_SERVE}"
 
 
-async def _last_failure(client: Client, workflow_id: str) -> str:
+async def _newest(client: Client, run: WorkflowExecution) -> Sequence[HistoryEvent]:
+    """Events of the run, the last one first."""
     request = GetWorkflowExecutionHistoryReverseRequest(
-        namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id), maximum_page_size=5
+        namespace=client.namespace, execution=run, maximum_page_size=_NEWEST
     )
-    events = (await client.workflow_service.get_workflow_execution_history_reverse(request)).history.events
-    failed = [one.workflow_task_failed_event_attributes for one in events]
-    sentence = next((_innermost(one.failure) for one in failed if one.HasField("failure")), "")
-    return f": {sentence}" if sentence else ""
+    return (await client.workflow_service.get_workflow_execution_history_reverse(request)).history.events
 
 
 def _innermost(failure: Failure) -> str:
@@ -230,7 +246,7 @@ async def _paused(client: Client, workflow_id: str) -> bool:
     """Whether the batch is; one that does not answer is not known to be."""
     try:
         async with asyncio.timeout(_ANSWERED_WITHIN_S):
-            handle = client.get_workflow_handle_for(DeleteLedgers.run, workflow_id)
-            return (await handle.query(DeleteLedgers.progress)).paused
+            found = await client.get_workflow_handle(workflow_id).query("progress")
+            return bool(found["paused"])
     except (RPCError, TimeoutError):
         return False

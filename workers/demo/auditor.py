@@ -2,7 +2,7 @@
 
 import io
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ class Auditor:
 
     def __init__(self, settings: Settings) -> None:
         """Make a client of its own."""
-        self._bucket = settings.primary_bucket
+        self._bucket, self._tiered = settings.primary_bucket, settings.tiered_bucket
         self._path = unquote(settings.database_url.removeprefix("sqlite:///"))
         self._s3 = boto3.client(
             "s3",
@@ -47,6 +47,13 @@ class Auditor:
         """Put an object that is not Sexton's."""
         self._s3.put_object(Bucket=self._bucket, Key=key, Body=body)
 
+    def copy(self, source: str, key: str, *, stating: Mapping[str, str] | None = None, tiered: bool = False) -> None:
+        """Put a copy of a primary object under another key, with some of its metadata changed."""
+        metadata = self._s3.head_object(Bucket=self._bucket, Key=source)["Metadata"]
+        body = self._s3.get_object(Bucket=self._bucket, Key=source)["Body"].read()
+        bucket = self._tiered if tiered else self._bucket
+        self._s3.put_object(Bucket=bucket, Key=key, Body=body, Metadata={**metadata, **(stating or {})})
+
     @contextmanager
     def flipped(self, key: str, place: float) -> Iterator[None]:
         """Turn one bit of a stored object around, at a place from 0 to 1 of its length, until the block ends."""
@@ -60,9 +67,10 @@ class Auditor:
         finally:
             self._s3.put_object(Bucket=self._bucket, Key=key, Body=body, Metadata=metadata)
 
-    def stored(self) -> Stored:
-        """Everything in the bucket."""
-        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket)
+    def stored(self, *, tiered: bool = False) -> Stored:
+        """Everything in the primary bucket, or in the tiered one."""
+        bucket = self._tiered if tiered else self._bucket
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
         return Stored(etags={item["Key"]: item["ETag"] for page in pages for item in page.get("Contents", ())})
 
     def payloads(self, ledger_id: int) -> list[bytes]:

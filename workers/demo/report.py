@@ -1,11 +1,24 @@
-"""What the demo found: promises as rows, counts as numbers."""
+"""The demo's findings: promises as rows, counts as numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
+from logstore.deletion.intents import Outcome
+from logstore.errors import CorruptData, NotOwner
+from logstore.log.services import ManagedLedger
+from logstore.ownership import BundleId, Lease
+from logstore.ports.catalog import Deletions, Ended
+from logstore.positions import LedgerId, Position
 from workers.demo.auditor import Auditor, Stored
 from workers.demo.scenario import WrittenTopic
 
+Fences = Mapping[int, tuple[int, str]]
+"""Of each bundle, how often it was acquired, and by which worker last."""
+
+_PLACES = (0.1, 0.5, 0.9)  # of an object's length, at which a bit is flipped
+_NO_ROW: Final = Ended(row_id=-1, outcome=Outcome.DELETED)  # a write that changes nothing where it is accepted
 _REFUSED = ("DEAD_LETTERED", "METADATA_MISMATCH")
 
 
@@ -23,6 +36,7 @@ class DemoReport:
     """Everything the demo found."""
 
     shown: Sequence[PromiseRow]
+    orphans: PromiseRow  # what became of planted ones
     damage: PromiseRow  # what became of flipped bits
     counts: dict[str, int]
     ui: str
@@ -33,14 +47,14 @@ class DemoReport:
     @property
     def ok(self) -> bool:
         """Whether every promise held."""
-        return all(one.ok for one in (*self.shown, self.damage))
+        return all(one.ok for one in (*self.shown, self.orphans, self.damage))
 
     @property
     def rows(self) -> list[dict[str, object]]:
         """A table for people."""
         rows: list[dict[str, object]] = [
             {"promise": one.promise, "held": "yes" if one.ok else "NO", "seen": one.seen}
-            for one in (*self.shown, self.damage)
+            for one in (*self.shown, self.orphans, self.damage)
         ]
         rows.append(
             {"promise": "Web UI", "held": "", "seen": self.ui if self.kept else f"{self.ui} (--keep leaves it up)"}
@@ -57,6 +71,7 @@ class DemoReport:
             "ok": self.ok,
             **self.counts,
             "promises": promises,
+            "orphans": {"ok": self.orphans.ok, "seen": self.orphans.seen},
             "flipped_bits": {"ok": self.damage.ok, "seen": self.damage.seen},
             "ui": self.ui,
             "home": self.home,
@@ -117,12 +132,22 @@ def check_foreign(before: Stored, after: Stored, planted: Sequence[str]) -> Prom
     return PromiseRow(promise="3 nothing of others is touched", ok=not touched, seen=seen)
 
 
-def check_owner(*, refused: int, of_dead: int, accepted: int, of_live: int) -> PromiseRow:
-    """Promise 7: what the killed worker could still send under its leases is refused, its successor's is accepted."""
-    seen = (
-        f"{refused} of the killed worker's {of_dead} leases refused, {accepted} of its successor's {of_live} accepted"
-    )
-    return PromiseRow(promise="7 only the owner writes", ok=refused == of_dead > 0 and accepted == of_live, seen=seen)
+def check_takeover(deletions: Deletions, before: Fences, after: Fences) -> PromiseRow:
+    """Promise 7: a write under each lease of the killed worker is refused, under each of its successor accepted."""
+    refused = sum(not _is_accepted(deletions, *lease) for lease in before.items())
+    accepted = sum(_is_accepted(deletions, *lease) for lease in after.items())
+    ok = refused == len(before) > 0 and accepted == len(after)
+    dead, live = f"{refused} of the killed worker's {len(before)}", f"{accepted} of its successor's {len(after)}"
+    return PromiseRow(promise="7 only the owner writes", ok=ok, seen=f"{dead} leases refused, {live} accepted")
+
+
+def _is_accepted(deletions: Deletions, bundle: int, fenced: tuple[int, str]) -> bool:
+    lease = Lease(bundle=BundleId(bundle), fence=fenced[0], worker_id=fenced[1])
+    try:
+        deletions.under(lease).finish([_NO_ROW], holder="sexton demo")
+    except NotOwner:
+        return False
+    return True
 
 
 def check_crash(*, finished: int, unfinished: int, same_after_again: bool) -> PromiseRow:
@@ -133,3 +158,28 @@ def check_crash(*, finished: int, unfinished: int, same_after_again: bool) -> Pr
         f"worker killed with {finished} deletions done and {unfinished} to do; another went on; a second trim {again}"
     )
     return PromiseRow(promise="8 survives kill -9, twice is once", ok=ok, seen=seen)
+
+
+def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) -> PromiseRow:
+    """Flip bits of a segment that is in use, one at a time: an error that names it, or what was written, never else."""
+    ledger_id = written.needed[0]
+    key = next(key for key in auditor.stored().of_ledger(ledger_id) if key.endswith(".parquet"))
+    refused, wrong = 0, ""
+    for place in _PLACES:
+        with auditor.flipped(key, place):
+            try:
+                right = _payloads(log, written, ledger_id) == written.payloads[ledger_id]
+            except CorruptData:
+                refused += 1
+            else:
+                wrong = wrong or ("" if right else f"{key} was read with a flipped bit")
+    if _payloads(log, written, ledger_id) != written.payloads[ledger_id]:
+        wrong = wrong or f"{key} was mended and reads differently"
+    seen = wrong or f"{len(_PLACES)} bits flipped in a segment in use: {refused} times refused, never read as another"
+    return PromiseRow(promise="a flipped bit is never read", ok=not wrong and refused > 0, seen=seen)
+
+
+def _payloads(log: ManagedLedger, written: WrittenTopic, ledger_id: LedgerId) -> list[bytes]:
+    wanted = len(written.payloads[ledger_id])
+    found = log.scan(written.topic, from_position=Position(ledger_id, 0))
+    return [entry.payload or b"" for entry in islice(found, wanted)]

@@ -13,17 +13,25 @@ from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.errors import ServiceFailed
 from logstore.log.ledgers import ledger_prefix
-from workers.assembly import open_log
-from workers.client import Sexton, search_attributes
-from workers.client.connections import connect_client
+from workers.assembly.adapters import open_log
+from workers.client import Sexton
 from workers.demo.auditor import Auditor, Stored
-from workers.demo.damage import check_damage
 from workers.demo.interrupts import Interrupts
-from workers.demo.report import DemoReport, check_crash, check_foreign, check_gone, check_needed
+from workers.demo.orphans import check_orphans, plant_orphans, reconcile
+from workers.demo.report import (
+    DemoReport,
+    Fences,
+    PromiseRow,
+    check_crash,
+    check_damage,
+    check_foreign,
+    check_gone,
+    check_needed,
+    check_takeover,
+)
 from workers.demo.scenario import WrittenTopic, planned, write_topics
-from workers.demo.takeover import Fences, check_takeover, owned
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
-from workers.operations.stack import ANY_METRICS_PORT, at, stack_options, start_worker, upgrade_catalog
+from workers.operations.stack import ANY_METRICS_PORT, at, prepare, stack_options, start_worker
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicResult
 
@@ -34,7 +42,7 @@ _WORKERS = {
     "SEXTON_SESSION_TIMEOUT": "4s",  # the killed worker's bundles are free after it
 }
 _LATEST_DEATH = 6  # after the segments of so many chunks are gone, and before the meta.json of the last of them
-_DIES_WITHIN_S = 60.0
+_DIES_WITHIN_S = _OWNED_WITHIN_S = 60.0
 _PLANTED = (
     "another-application/ledgers/00/0000000000000000/00000000.parquet",
     "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json",
@@ -47,7 +55,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Death:
-    """What there was when the first worker died."""
+    """The state when the first worker died."""
 
     finished: int  # deletions
     unfinished: int
@@ -94,7 +102,7 @@ def _own(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
         "deletion_chunk": max(1, topics * ledgers // 24),
         "deletion_parallelism": 2,
     }
-    return Settings.model_validate(settings.without_services().model_dump(exclude={"database_url"}) | own)
+    return Settings.model_validate(settings.without_services().model_dump(exclude={"database_url", "bulk_dir"}) | own)
 
 
 def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
@@ -115,10 +123,10 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     results, death = asyncio.run(_trim_through_a_crash(settings, auditor, written, say))
     after = auditor.stored()
     say("trimming once more")
-    asyncio.run(_trim(settings, written))
+    asyncio.run(_trim_again(settings, written))
     same = auditor.stored() == after
     say(f"waiting until {_SECOND} owns every bundle")
-    fences = owned(auditor, bundles=settings.bundles, by=_SECOND)
+    fences = _owned(auditor, bundles=settings.bundles, by=_SECOND)
     with open_log(settings) as log:
         takeover = check_takeover(log.catalog.deletions, death.fences, fences)
         say("flipping bits of a stored segment")
@@ -130,8 +138,11 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
         takeover,
         check_crash(finished=death.finished, unfinished=death.unfinished, same_after_again=same),
     ]
+    say("planting orphans, and looking for them with Spark")
+    orphans = _reconciled(settings, auditor, written)
     return DemoReport(
         shown=shown,
+        orphans=orphans,
         damage=damage,
         counts=_counts(written, before, after, results),
         ui=where.ui,
@@ -141,14 +152,12 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     )
 
 
-def prepare(settings: Settings) -> None:
-    """Bring catalog and namespace to where a worker can start."""
-    upgrade_catalog(settings)
-
-    async def register() -> None:
-        await search_attributes.register(await connect_client(settings))
-
-    asyncio.run(register())
+def _reconciled(settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic]) -> PromiseRow:
+    """Plant, plan, apply, and compare both buckets with what they held."""
+    planted = plant_orphans(auditor, written)
+    before = auditor.stored(), auditor.stored(tiered=True)
+    told = asyncio.run(reconcile(settings))
+    return check_orphans(before, (auditor.stored(), auditor.stored(tiered=True)), planted, told)
 
 
 def _contest(written: Sequence[WrittenTopic]) -> list[str]:
@@ -174,7 +183,7 @@ async def _trim_through_a_crash(
     Returns:
         The trims' results, and what there was at the moment of death.
     """
-    fences = await asyncio.to_thread(owned, auditor, bundles=settings.bundles, by=_FIRST)
+    fences = await asyncio.to_thread(_owned, auditor, bundles=settings.bundles, by=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
     handles = [await sexton.trim_topic(one.topic, reason="demo", actor="sexton demo") for one in written]
@@ -187,6 +196,22 @@ async def _trim_through_a_crash(
     return [await handle.result() for handle in handles], death
 
 
+def _owned(auditor: Auditor, *, bundles: int, by: str) -> Fences:
+    """Wait until a worker whose id begins so was the last to acquire each bundle.
+
+    Raises:
+        ServiceFailed: That did not happen.
+    """
+    give_up = time.monotonic() + _OWNED_WITHIN_S
+    while True:
+        now = auditor.fences()
+        if sum(worker_id.startswith(by) for _, worker_id in now.values()) == bundles:
+            return now
+        if time.monotonic() > give_up:
+            raise ServiceFailed(by, "it did not acquire every bundle", advice="read its log")
+        time.sleep(0.1)
+
+
 async def _until_dead(settings: Settings) -> None:
     process = ServiceProcess(_FIRST, StackHome.at(settings.home))
     give_up = time.monotonic() + _DIES_WITHIN_S
@@ -196,7 +221,7 @@ async def _until_dead(settings: Settings) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _trim(settings: Settings, written: Sequence[WrittenTopic]) -> None:
+async def _trim_again(settings: Settings, written: Sequence[WrittenTopic]) -> None:
     sexton = await Sexton.connect(settings)
     for one in written:
         handle = await sexton.trim_topic(one.topic, reason="demo, once more", actor="sexton demo")

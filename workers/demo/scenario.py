@@ -1,4 +1,4 @@
-"""What the demo writes and acknowledges, and what must therefore go and what must stay.
+"""The entries that the demo writes and acknowledges, and which ledgers must therefore go and which must stay.
 
 Expectations are worked out here from what was written, not asked from the code that is to be shown.
 """
@@ -11,7 +11,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.names import TopicName
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
-from workers.assembly import LogStore
+from workers.assembly.log import LogStore
 
 _ENTRIES = 4  # in a segment
 _SEGMENTS = 3  # in a ledger

@@ -42,7 +42,7 @@ def mark(home: Path) -> int:
     with at_home.disk_faults():
         held, unnamed = tempfile.mkstemp(dir=home)
         fcntl.flock(held, fcntl.LOCK_EX)
-        Path(unnamed).rename(home / _MARK)  # once it is locked: whoever finds it unlocked removes the folder
+        Path(unnamed).rename(home / _MARK)  # once it is locked: a demo that finds it unlocked removes the folder
     return held
 
 

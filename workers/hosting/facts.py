@@ -1,4 +1,4 @@
-"""What a request is about: attributes of spans, and the line beside an activity and above a run in the Web UI."""
+"""The subject of a request: attributes of spans, and the line beside an activity and above a run in the Web UI."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
@@ -14,6 +14,7 @@ ATTEMPT: Final = "sexton.attempt"
 EXIT_CODE: Final = "sexton.exit_code"
 ERROR_TYPE: Final = "error.type"
 TRACE_ID: Final = "trace_id"  # in the details of a failure
+FIELD: Final = "field"  # likewise, of what was refused as input
 
 Fact = str | int | Sequence[int]
 _MOST_LEDGERS = 20
@@ -117,10 +118,23 @@ def _parts(request: object) -> Iterator[str]:
     if LEDGERS in facts:
         yield _ledgers(request)
     yield from _page(request)
+    yield from _run(request)
     if BATCH in facts:
         yield f"batch {facts[BATCH]}"
     if TOPIC in facts:
         yield str(facts[TOPIC])
+
+
+def _run(request: object) -> Iterator[str]:
+    """Of a reconciliation: its bulk job, the page of its findings, and the run of the plan."""
+    job, findings = getattr(request, "job", None), getattr(request, "findings", None)
+    if isinstance(job, str):
+        yield job
+    if findings is not None and hasattr(findings, "page"):
+        yield f"page {findings.page}"
+    run_id = getattr(findings or request, "run_id", None)
+    if isinstance(run_id, str):
+        yield f"run {run_id}"
 
 
 def _ledgers(request: object) -> str:
@@ -141,3 +155,9 @@ def _page(request: object) -> Iterator[str]:
     elif after >= 0:
         what = next((name for name in ("rows", "topics") if hasattr(request, name)), "ledgers")
         yield f"{what} after {after}"
+
+
+def detail_of(details: Sequence[object], name: str) -> str | None:
+    """The entry of that name in the details of a failure, or None."""
+    named = (one[name] for one in details if isinstance(one, Mapping) and name in one)
+    return next((str(value) for value in named), None)

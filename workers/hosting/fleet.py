@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from temporalio.client import Client
 from temporalio.common import MetricMeter
+from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.worker import Worker
 
 from activities.dispatch import owner_queue
@@ -26,17 +27,17 @@ from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import checked_worker_id
-from logstore.ports.owners import Owners
-from workers.assembly import LogStore, open_log
-from workers.assembly.activities import activities_over
+from workers.assembly.activities import Activities, activities_over
+from workers.assembly.adapters import open_log
+from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
-from workers.hosting.gauges import DeletionGauges
+from workers.hosting.gauges import CatalogGauges, DeletionGauges, PlanGauges
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
-from workers.hosting.trace_upkeep import traces_pruned
+from workers.hosting.trace_upkeep import alongside, prune_traces
 from workers.hosting.traced_runs import WorkflowEdge
 from workers.identity import namespace
 from workers.identity.stores import compare_buckets
@@ -47,9 +48,11 @@ from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topic import TrimTopic
 from workflows.deletion.trim_topics import TrimTopics
-from workflows.limits import uploads_queue
+from workflows.limits import bulk_queue, uploads_queue
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
+from workflows.reconciliation.apply_orphans import ApplyOrphans
+from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
 
 WORKFLOWS = [
     TrimTopic,
@@ -60,6 +63,8 @@ WORKFLOWS = [
     SweepDeletions,
     OffloadTopic,
     OffloadLedger,
+    ReconcileOrphans,
+    ApplyOrphans,
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
@@ -74,8 +79,7 @@ class WorkerSet:
     """What the Temporal workers of one process have in common."""
 
     client: Client
-    log: LogStore
-    owners: Owners
+    activities: Activities
     settings: Settings
     in_hand: RunningActivities
 
@@ -85,7 +89,7 @@ class WorkerSet:
             queue,
             threads,
             self.settings.activity_threads,
-            activities=activities_over(self.log, self.owners).all(),
+            activities=self.activities.all(),
             workflows=WORKFLOWS,
             workflow_runner=CheckedRunner(),
             workflow_failure_exception_types=FAILURES,
@@ -94,15 +98,19 @@ class WorkerSet:
 
     def uploader(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
         """The worker for the uploads of `queue`: they take minutes, and a deletion must not wait for one to end."""
-        activities = activities_over(self.log, self.owners).of_uploads()
+        activities = self.activities.of_uploads()
         return self._worker(uploads_queue(queue), threads, self.settings.upload_threads, activities=activities)
+
+    def bulk(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
+        """The worker for the bulk jobs of `queue`, one at a time: each may use the whole machine."""
+        return self._worker(bulk_queue(queue), threads, 1, activities=self.activities.of_bulk())
 
     def owner(self, worker_id: str, threads: ThreadPoolExecutor) -> Worker:
         """The worker for what this process owns: activities alone, and never versioned.
 
         Versioned ones stop getting tasks past 100 queues, and a roll-out would leave owners without their work.
         """
-        activities = activities_over(self.log, self.owners).of_owners()
+        activities = self.activities.of_owners()
         return self._worker(owner_queue(worker_id), threads, self.settings.activity_threads, activities=activities)
 
     def _worker(self, queue: str, threads: ThreadPoolExecutor, at_once: int, **rest: Any) -> Worker:  # noqa: ANN401
@@ -136,7 +144,12 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     metrics = start_metrics(settings.metrics_address) if settings.metrics_address != OFF else None
     tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)
     try:
-        client = await connect_client(settings, identity=name, runtime=metrics.runtime if metrics else None)
+        client = await connect_client(
+            settings,
+            identity=name,
+            runtime=metrics.runtime if metrics else None,
+            plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
+        )
         await search_attributes.require(client)
         with ExitStack() as while_serving:
             if metrics:
@@ -156,8 +169,9 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         ThreadPoolExecutor(settings.activity_threads, "activity") as threads,
         ThreadPoolExecutor(settings.activity_threads, "owner") as owner_threads,
         ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
+        ThreadPoolExecutor(len(queues), "bulk") as bulk_threads,
     ):
-        await asyncio.to_thread(compare_buckets, log, settings)
+        await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await namespace.require(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
         owners = new_ownership(
             settings,
@@ -166,11 +180,12 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
             lambda: in_hand.activities / settings.activity_threads,
             events=OwnershipTelemetry(metrics.runtime.metric_meter if metrics else MetricMeter.noop),
         )
-        crew = WorkerSet(client=client, log=log, owners=owners, settings=settings, in_hand=in_hand)
+        crew = WorkerSet(client=client, activities=activities_over(log, owners), settings=settings, in_hand=in_hand)
         workers = [crew.shared(queue, threads) for queue in queues]
         workers += [crew.uploader(queue, upload_threads) for queue in queues]
+        workers += [crew.bulk(queue, bulk_threads) for queue in queues]
         workers.append(crew.owner(name, owner_threads))
-        async with traces_pruned(settings), _gauges(log, metrics), _taking_part(owners, stop) as gave_up:
+        async with alongside(prune_traces(settings)), _gauges(log, metrics), _taking_part(owners, stop) as gave_up:
             _log.info(
                 "serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address"
             )
@@ -216,16 +231,10 @@ async def _until(
     await asyncio.gather(*running)
 
 
-@asynccontextmanager
-async def _gauges(log: LogStore, metrics: Metrics | None) -> AsyncIterator[None]:
+def _gauges(log: LogStore, metrics: Metrics | None) -> AbstractAsyncContextManager[None]:
     """Keep the gauges fresh while the block runs, if anybody can read them."""
     if metrics is None:
-        yield
-        return
-    reading = asyncio.create_task(DeletionGauges(metrics.runtime.metric_meter, log.catalog.deletions).run())
-    try:
-        yield
-    finally:
-        reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await reading
+        return nullcontext()
+    meter, catalog = metrics.runtime.metric_meter, log.catalog
+    deletions, plans = DeletionGauges(meter, catalog.deletions.inflight), PlanGauges(meter, catalog.reconciliation.runs)
+    return alongside(CatalogGauges(deletions.read, plans.read).run())

@@ -1,25 +1,21 @@
-"""Gauges of the catalog: how much is left to delete, read by each worker and shown beside its own counters."""
+"""Gauges of the catalog: what is left to delete, and what the newest plan misses, read by each worker."""
 
 import asyncio
 import logging
 import time
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from temporalio.common import MetricMeter
 
 from logstore.errors import SextonError
-from logstore.ports.catalog import Inflight
+from logstore.ports.catalog import Inflight, ReconciliationRun, RunKind
+from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.results import plan_result
 
+_LOOKED_AT = 100  # of plans that failed or are at work, behind which none is looked for
 EVERY_S = 15.0  # Prometheus' usual interval: each scrape sees a new value
 
 _log = logging.getLogger(__name__)
-
-
-class InflightCounts(Protocol):
-    """The part of `Deletions` that is asked."""
-
-    def inflight(self) -> Inflight:
-        """Unfinished and dead-lettered intents."""
 
 
 class DeletionGauges:
@@ -30,9 +26,9 @@ class DeletionGauges:
     are. Before the first answer there is no gauge at all, for a zero would say that all is deleted.
     """
 
-    def __init__(self, meter: MetricMeter, deletions: InflightCounts) -> None:
-        """Take the meter of the process's runtime, and whom to ask."""
-        self._deletions = deletions
+    def __init__(self, meter: MetricMeter, inflight: Callable[[], Inflight]) -> None:
+        """Take the meter of the process's runtime, and how to ask the catalog."""
+        self._ask = inflight
         self._inflight = meter.create_gauge(
             "sexton_deletion_estimated_inflight", "Unfinished deletions, those waiting for a retry included"
         )
@@ -42,6 +38,25 @@ class DeletionGauges:
         self._read_at = meter.create_gauge(
             "sexton_deletion_read_timestamp_seconds", "When the catalog last answered for the two gauges", "s"
         )
+
+    def read(self) -> None:
+        """Read once.
+
+        Raises:
+            SextonError: The catalog does not answer.
+        """
+        found = self._ask()
+        self._inflight.set(found.estimated_inflight)
+        self._dead.set(found.dead_lettered)
+        self._read_at.set(int(time.time()))
+
+
+class CatalogGauges:
+    """Reads gauges of the catalog again and again."""
+
+    def __init__(self, *reads: Callable[[], None]) -> None:
+        """Call these, which may raise what the catalog raises."""
+        self._reads = reads
         self._told = False
 
     async def run(self) -> None:
@@ -53,13 +68,41 @@ class DeletionGauges:
     def read(self) -> None:
         """Read once; a failure is logged once until the catalog answers again."""
         try:
-            found = self._deletions.inflight()
+            for read in self._reads:
+                read()
         except SextonError as error:
             if not self._told:
                 _log.warning("metrics: the gauges keep their last values, for the catalog does not answer: %s", error)
             self._told = True
             return
         self._told = False
-        self._inflight.set(found.estimated_inflight)
-        self._dead.set(found.dead_lettered)
-        self._read_at.set(int(time.time()))
+
+
+class PlanGauges:
+    """`sexton_reconciliation_missing_data`, and when its plan began, of the newest plan that finished.
+
+    Every worker shows the same values: take the maximum over workers. Before a plan finished there is no gauge at all,
+    for a zero would say that nothing is missing.
+    """
+
+    def __init__(self, meter: MetricMeter, runs: Callable[..., Sequence[ReconciliationRun]]) -> None:
+        """Take the meter of the process's runtime, and how to ask the catalog: `Reconciliation.runs`."""
+        self._runs = runs
+        self._missing = meter.create_gauge(
+            "sexton_reconciliation_missing_data", "Ledgers whose objects are absent or short, at the newest plan"
+        )
+        self._begun = meter.create_gauge(
+            "sexton_reconciliation_plan_timestamp_seconds", "When the newest plan that finished began", "s"
+        )
+
+    def read(self) -> None:
+        """Read once.
+
+        Raises:
+            SextonError: The catalog does not answer.
+        """
+        found = self._runs(RunKind.PLAN, limit=_LOOKED_AT)
+        newest = next((one for one in found if one.finished_us is not None), None)
+        if newest is not None:
+            self._missing.set(plan_result(newest.summary).findings.get(FindingKind.MISSING_DATA.value, 0))
+            self._begun.set(newest.created_us // 1_000_000)

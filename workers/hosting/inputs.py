@@ -34,6 +34,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, WorkflowInstance, Workf
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from logstore.errors import InvalidInput
+from workers.hosting.facts import FIELD
 from workflows import limits
 
 _JSON: Final = "json/plain"
@@ -41,7 +42,7 @@ _REFUSED: Final = "input-refused"
 _IGNORED: Final = "signal-ignored"
 _KIND: Final = InvalidInput.__name__
 _TELLING: Final = {"initialize_workflow", "signal_workflow", "do_update"}
-_PARENTS: Final = ("trim-topic", "delete-topic", "delete-ledgers", "sweep-deletions", "offload-topic")
+_PARENTS: Final = ("trim-topic", "delete-topic", "delete-ledgers", "sweep-deletions", "offload-topic", "apply-orphans")
 """How ids of our jobs begin that start others: an id is all that a child knows of its parent."""
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ _log = logging.getLogger(__name__)
 class Refusal:
     """Why a run ends before it begins."""
 
+    field: str
     sentence: str
     recorded: bool  # whether an earlier build would have gone on with it
 
@@ -65,7 +67,7 @@ class Refused:
         if refusal.recorded:
             workflow.patched(_REFUSED)
         workflow.set_current_details(f"**Refused** — {refusal.sentence}")
-        raise ApplicationError(refusal.sentence, type=_KIND, non_retryable=True)
+        raise ApplicationError(refusal.sentence, {FIELD: refusal.field}, type=_KIND, non_retryable=True)
 
 
 class CheckedRunner(SandboxedWorkflowRunner):
@@ -83,7 +85,11 @@ class _Checked(WorkflowInstance):
         self._inner = inner
         self._det = det
         self._queue = det.info.task_queue
-        self._ours = bool(det.info.continued_run_id) or (det.info.parent is not None and _is_ours(det.info.parent))
+        # As far as an id tells. A stranger's job of such an id gains nothing by it: all that our code cannot read is
+        # refused to children too, of its limits it escapes those alone that an earlier build did not know, and
+        # activities check names and ids themselves.
+        child = det.info.parent is not None and det.info.parent.workflow_id.startswith(_PARENTS)
+        self._ours = bool(det.info.continued_run_id) or child
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         """See `WorkflowInstance`."""
@@ -176,15 +182,6 @@ def _recorded(act: WorkflowActivation) -> set[str]:
     return {job.notify_has_patch.patch_id for job in act.jobs if job.HasField("notify_has_patch")}
 
 
-def _is_ours(parent: workflow.ParentInfo) -> bool:
-    """Whether one of our jobs started the run, as far as an id tells.
-
-    A stranger's job of such an id gains nothing by it: all that our code cannot read is refused to children too, of its
-    limits it escapes those alone that an earlier build did not know, and activities check names and ids themselves.
-    """
-    return parent.workflow_id.startswith(_PARENTS)
-
-
 def _refusal(
     what: str, payloads: Sequence[Payload], types: Sequence[type] | None, *, queue: str, outside: bool
 ) -> Refusal | None:
@@ -192,11 +189,11 @@ def _refusal(
     try:
         _check(what, payloads, types or (), queue=queue, outside=False)
     except InvalidInput as error:
-        return Refusal(sentence=str(error), recorded=False)
+        return Refusal(field=error.field, sentence=str(error), recorded=False)
     try:
         _check(what, payloads, types or (), queue=queue, outside=outside)
     except InvalidInput as error:
-        return Refusal(sentence=str(error), recorded=True)
+        return Refusal(field=error.field, sentence=str(error), recorded=True)
     return None
 
 

@@ -12,8 +12,8 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from activities.dispatch import Done
 from infra.telemetry import current_trace_id
 from infra.telemetry.logs import bind
-from logstore.errors import NotOwner, SextonError, TerminalError
-from workers.hosting.facts import ATTEMPT, ERROR_TYPE, facts_of
+from logstore.errors import InvalidInput, NotOwner, SextonError, TerminalError
+from workers.hosting.facts import ATTEMPT, ERROR_TYPE, FIELD, facts_of
 from workers.hosting.traced_runs import naming_trace
 
 UNKNOWN_FAULT: Final = "UnknownFault"
@@ -86,22 +86,17 @@ def _named(error: ApplicationError, span: Span) -> ApplicationError:
 
 
 def _unknown(error: Exception, info: activity.Info) -> ApplicationError:
-    """Count and log a fault that nothing here expects, once for each attempt, with its traceback."""
+    """Count and log a fault that nothing here expects, once for each attempt, with its traceback.
+
+    It is a bug, or a vendor's error that no adapter maps. An activity that waits without end for a service to come back
+    must not repeat a bug without end: from the tenth attempt on the fault is final, even where the activity's own
+    policy allows more. The rows that it was about become dead letters, or the job fails.
+    """
     _log.exception("%s: attempt %d met a fault that nothing here expects", info.activity_type, info.attempt)
     faults = activity.metric_meter().create_counter("sexton_unknown_faults_total", _ABOUT)
     faults.add(1, {"activity": info.activity_type})
-    return unknown_fault(error, attempt=info.attempt)
-
-
-def unknown_fault(error: Exception, *, attempt: int) -> ApplicationError:
-    """A fault that is no error of ours: a bug, or a vendor's error that no adapter maps.
-
-    What waits without end for a service to come back must not repeat a bug without end: from the tenth attempt on it is
-    final, whatever the activity's own policy allows and whatever the attempts before met, which no attempt is told. The
-    rows that it was about become dead letters, or the job fails.
-    """
     told = f"{type(error).__name__}: {error}"
-    return ApplicationError(told, type=UNKNOWN_FAULT, non_retryable=attempt >= _MOST_ATTEMPTS)
+    return ApplicationError(told, type=UNKNOWN_FAULT, non_retryable=info.attempt >= _MOST_ATTEMPTS)
 
 
 def to_application_error(error: SextonError) -> ApplicationError:
@@ -112,6 +107,7 @@ def to_application_error(error: SextonError) -> ApplicationError:
     benign = isinstance(error, NotOwner)
     return ApplicationError(
         str(error),
+        *([{FIELD: error.field}] if isinstance(error, InvalidInput) else []),
         type=type(error).__name__,
         non_retryable=isinstance(error, TerminalError),
         category=ApplicationErrorCategory.BENIGN if benign else ApplicationErrorCategory.UNSPECIFIED,

@@ -1,18 +1,9 @@
-"""What an operator sees of one worker's ownership: metrics at its endpoint, spans, and lines in its log.
+"""One worker's ownership as an operator sees it: metrics at its endpoint, spans, and lines in its log.
 
-| metric | what it says |
-|---|---|
-| `sexton_ownership_bundles` | bundles that this worker has a lease of; while SUSPENDED, those it had |
-| `sexton_ownership_unsettled` | of those it held or wants, how many wait for an answer, or for an old node to vanish |
-| `sexton_ownership_session` | 1 for the present `state`, of CONNECTED, SUSPENDED and EXPIRED; 0 for the others |
-| `sexton_ownership_looked_timestamp_seconds` | when a look at all bundles last ended well |
-| `sexton_ownership_recovery_seconds` | from when it noticed the loss of a session until no bundle waited any more |
-| `sexton_ownership_sessions_opened_total`, `sexton_ownership_sessions_lost_total` | counters |
-| `sexton_ownership_bundles_acquired_total` | counter; those acquired anew after a loss included |
-| `sexton_ownership_bundles_unloaded_total` | counter, with `reason`: SHED, STOPPED, REMOVED, OVERTAKEN or FOREIGN |
+docs/operations.md tells what each metric says and when to look.
 
 Spans: `ownership.recovery` from the loss of a session until all is settled, `ownership.suspended` while the connection
-is away, `ownership.acquire` around nodes and fences of a group of bundles. What happens at a moment is an event of the
+is away, `ownership.acquire` around nodes and fences of a group of bundles. An act of a moment is an event of the
 recovery under way or, without one, a span without length: `session opened`, `bundles unloaded`.
 """
 
@@ -28,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, StatusCode
 from temporalio.common import MetricMeter
 
-from infra.coordination.events import Unloaded
+from infra.coordination.events import OwnershipEvents, Unloaded
 from infra.coordination.session import SessionEvent
 from logstore.errors import SextonError
 from logstore.ownership import BundleId, Lease
@@ -41,7 +32,7 @@ _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("sexton.ownership")
 
 
-class OwnershipTelemetry:
+class OwnershipTelemetry(OwnershipEvents):
     """The `OwnershipEvents` of one worker; told by its own thread and by kazoo's."""
 
     def __init__(self, meter: MetricMeter, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,22 +82,18 @@ class OwnershipTelemetry:
                 self._suspended.set_attribute("sexton.outcome", link.value)
                 self._suspended.end()
                 self._suspended = None
-        if link is SessionEvent.EXPIRED:
-            self._begin_recovery()
+            if link is SessionEvent.EXPIRED:
+                self._lost.add(1)
+                self._again = False
+                if self._recovery is None:
+                    self._lost_at = self._clock()
+                    self._recovery = _tracer.start_span("ownership.recovery", context=Context())
+                self._recovery.add_event("session lost")
         _log.log(
             logging.INFO if link is SessionEvent.CONNECTED else logging.WARNING,
             "ownership: the session is %s",
             link.value,
         )
-
-    def _begin_recovery(self) -> None:
-        self._lost.add(1)
-        with self._lock:
-            self._again = False
-            if self._recovery is None:
-                self._lost_at = self._clock()
-                self._recovery = _tracer.start_span("ownership.recovery", context=Context())
-            self._recovery.add_event("session lost")
 
     def holds(self, bundles: int) -> None:
         """See `OwnershipEvents`."""

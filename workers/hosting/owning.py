@@ -15,7 +15,7 @@ from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences, Topic
 from logstore.ports.owners import Owners
-from workers.assembly import LogStore
+from workers.assembly.log import LogStore
 from workers.settings import Settings
 
 
@@ -39,7 +39,7 @@ class Ownership(Owners, Protocol):
 
 
 class TopicCaches:
-    """What the process remembers of a bundle's topics: dropped when it goes, read again when it comes."""
+    """The process's memory of a bundle's topics: dropped when it goes, read again when it comes."""
 
     def __init__(self, log: LogStore) -> None:
         """Take the log whose caches they are."""
@@ -72,7 +72,7 @@ def new_ownership(
     *,
     events: OwnershipEvents | None = None,
 ) -> Ownership:
-    """What the settings ask for, not yet started; `load` is work in hand, 0 or more, 1 when nothing more fits.
+    """The ownership that settings ask for, not yet started; `load` is work in hand from 0 on, 1 if nothing more fits.
 
     Raises:
         ServiceFailed: No ZooKeeper is known, and no setting says that there is none.

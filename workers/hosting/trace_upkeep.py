@@ -1,10 +1,10 @@
-"""A worker keeps the span files of its home within their age and size."""
+"""Work beside the serving of queues: a worker keeps the span files of its home within their age and size."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from infra.telemetry.pruning import prune
 from workers.settings import Settings
@@ -15,21 +15,22 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def traces_pruned(settings: Settings, *, every_s: float = _EVERY_S) -> AsyncIterator[None]:
-    """Prune the home's span files at once, and then every `every_s` seconds while the block runs.
-
-    A folder that cannot be read or written is logged, and tried again.
-    """
-    pruning = asyncio.create_task(_prune(settings, every_s))
+async def alongside(endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Let work that never ends go on while the block runs."""
+    task = asyncio.create_task(endless)
     try:
         yield
     finally:
-        pruning.cancel()
+        task.cancel()
         with suppress(asyncio.CancelledError):
-            await pruning
+            await task
 
 
-async def _prune(settings: Settings, every_s: float) -> None:
+async def prune_traces(settings: Settings, *, every_s: float = _EVERY_S) -> None:
+    """Prune the home's span files at once, and then every `every_s` seconds.
+
+    A folder that cannot be read or written is logged, and tried again.
+    """
     limits = {"older_than_s": settings.trace_retention, "most_bytes": settings.trace_max_bytes}
     while True:
         try:

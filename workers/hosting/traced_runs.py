@@ -1,6 +1,6 @@
-"""What a run says of itself: its span, its failure, its *Current Details*, and the summaries of its activities."""
+"""A run's account of itself: its span, its failure, its *Current Details*, and the summaries of its activities."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from opentelemetry import trace
@@ -24,7 +24,7 @@ from temporalio.worker import (
 )
 
 from infra.telemetry import current_trace_id
-from workers.hosting.facts import TRACE_ID, facts_of, summary_of
+from workers.hosting.facts import TRACE_ID, detail_of, facts_of, summary_of
 
 
 class WorkflowEdge(Interceptor):
@@ -90,7 +90,7 @@ class _Steps(WorkflowOutboundInterceptor):
 
 
 def _about(step: str, args: Sequence[Any]) -> str:
-    """What is shown where the workflow has nothing to say yet, or had nothing to do."""
+    """The text of a workflow that has nothing to say yet, or had nothing to do."""
     return f"**{step}** — " + (", ".join(filter(None, map(summary_of, args))) or workflow.info().workflow_type)
 
 
@@ -102,7 +102,7 @@ def _tell(error: ApplicationError) -> None:
 
 
 def led_by_its_sentence(error: ActivityError | ChildWorkflowError) -> ApplicationError:
-    """What an activity or another workflow failed with, as the failure of the run that needed it.
+    """The failure of an activity or of another workflow, as the failure of the run that needed it.
 
     Its type and details are those of the error that an activity or a workflow raised. Where none did, for the time was
     over or somebody terminated it, the type is that of Temporal's error.
@@ -121,7 +121,7 @@ def led_by_its_sentence(error: ActivityError | ChildWorkflowError) -> Applicatio
 
 def naming_trace(error: ApplicationError, trace_id: str | None) -> ApplicationError:
     """The same error with its trace among the details, unless it names one: the message stays that of every attempt."""
-    if trace_id is None or trace_of(error) is not None:
+    if trace_id is None or detail_of(error.details, TRACE_ID) is not None:
         return error
     return ApplicationError(
         error.message,
@@ -132,9 +132,3 @@ def naming_trace(error: ApplicationError, trace_id: str | None) -> ApplicationEr
         next_retry_delay=error.next_retry_delay,
         category=error.category,
     )
-
-
-def trace_of(error: ApplicationError) -> str | None:
-    """The trace that a failure names, or None."""
-    named = (one[TRACE_ID] for one in error.details if isinstance(one, Mapping) and TRACE_ID in one)
-    return next((str(trace_id) for trace_id in named), None)

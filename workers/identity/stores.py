@@ -1,6 +1,7 @@
 """Whether the stores that the settings name are the catalog's: adopted by upgrades, compared at every start."""
 
 import logging
+from collections.abc import Callable
 
 from infra.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, ServiceRefused, SextonError
@@ -8,9 +9,8 @@ from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.offload.places import TieredPlace
 from logstore.ports.catalog import Identities
-from logstore.ports.objects import OwnedStore
-from workers.assembly import LogStore
-from workers.assembly.adapters import own_buckets
+from logstore.ports.objects import Buckets, OwnedStore
+from workers.assembly.buckets import own_buckets
 from workers.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -34,18 +34,18 @@ def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
         CatalogMismatch: A bucket is not the catalog's.
     """
     own = own_buckets(settings, OwnStores(SqlCatalog(database).identities))
-    asked = {bucket: _unanswered(own(role, bucket)) for role, bucket in buckets_of(settings)}
+    asked = {bucket: _unanswered(own(role, bucket).require) for role, bucket in buckets_of(settings)}
     return {bucket: f"not marked yet: {why}" if why else "marked" for bucket, why in asked.items()}
 
 
-def _unanswered(store: OwnedStore) -> SextonError | None:
-    """Compare the bucket with the catalog; why that cannot be done now, or None.
+def _unanswered(compare: Callable[[], object]) -> SextonError | None:
+    """Compare a bucket with the catalog; why that cannot be done now, or None.
 
     Raises:
         CatalogMismatch: It is not the catalog's.
     """
     try:
-        store.require()
+        compare()
     except CatalogMismatch:
         raise
     except SextonError as error:
@@ -53,7 +53,7 @@ def _unanswered(store: OwnedStore) -> SextonError | None:
     return None
 
 
-def compare_buckets(log: LogStore, settings: Settings) -> None:
+def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -> None:
     """Refuse to start on buckets of another catalog.
 
     Where the store does not answer now, or refuses us for a moment, the first use of each bucket compares.
@@ -62,9 +62,9 @@ def compare_buckets(log: LogStore, settings: Settings) -> None:
         CatalogMismatch: A bucket is not the catalog's.
         ServiceRefused: The store refuses us the primary bucket: no such bucket, no permission, wrong keys.
     """
-    for store in (log.objects, log.buckets(TieredPlace(settings.tiered_bucket))):
-        why = _unanswered(store)
-        if store is log.objects and isinstance(why, ServiceRefused) and not why.may_pass:
+    for store in (objects, buckets(TieredPlace(settings.tiered_bucket))):
+        why = _unanswered(store.require)
+        if store is objects and isinstance(why, ServiceRefused) and not why.may_pass:
             raise why
         if why:
             _log.warning("a bucket is compared with the catalog at its first use: %s", why)
@@ -81,9 +81,5 @@ def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
     if not settings.store_is_known:
         return
     store = own_buckets(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
-    try:
-        store.look()
-    except CatalogMismatch:
-        raise
-    except SextonError as error:
-        _log.info("the primary bucket is left to the workers: %s", error)
+    if why := _unanswered(store.look):
+        _log.info("the primary bucket is left to the workers: %s", why)

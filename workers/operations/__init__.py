@@ -1,1 +1,1 @@
-"""What an operator does: bring the stack up, ask how it is, apply schedules, see owners."""
+"""The acts of an operator: bring the stack up, ask how it is, apply schedules, see owners."""

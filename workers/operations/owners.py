@@ -1,4 +1,4 @@
-"""Who owns what, as an operator sees it, and taking a bundle away from its owner."""
+"""Owners of bundles, as an operator sees them, and taking a bundle away from its owner."""
 
 import time
 from collections import Counter
@@ -21,7 +21,7 @@ _PATIENCE_S: Final = 5.0  # of a person who asks; a worker's own is its session 
 
 
 class SessionState(StrEnum):
-    """What is known of the session that made an owner's node."""
+    """The state of the session that made an owner's node."""
 
     ALIVE = "ALIVE"  # it stands, and the worker is enlisted in it
     UNLISTED = "UNLISTED"  # it stands, and the worker is not enlisted in it: it is starting or ending
@@ -100,7 +100,7 @@ def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
 
 
 def overview(fences: Fences, directory: Directory | None) -> Overview:
-    """Join what ZooKeeper and the catalog say; without ZooKeeper whoever acquired a bundle last owns it.
+    """Join what ZooKeeper and the catalog say; without ZooKeeper the worker that acquired a bundle last owns it.
 
     It is not of one moment: nodes are read before sessions, and both before fences.
 
@@ -116,7 +116,16 @@ def overview(fences: Fences, directory: Directory | None) -> Overview:
         held = {one: _held(node, live, sessions) for one, node in nodes.items()}
         last = {one.bundle: one for one in fences.fences()}
     count = fences.bundles()
-    rows = [_row(one, count, held.get(one), last.get(one)) for one in map(BundleId, range(count))]
+    rows = [
+        BundleRow(
+            bundle=one,
+            name=bundle_name(one, bundles=count),
+            held=held.get(one),
+            fence=last[one].counter if one in last else 0,
+            fenced_by=last[one].worker_id if one in last else None,
+        )
+        for one in map(BundleId, range(count))
+    ]
     return Overview(bundles=rows, workers=_workers(held, live, known=directory is not None))
 
 
@@ -129,16 +138,6 @@ def _held(node: OwnerNode, live: Mapping[str, LiveWorker], sessions: Collection[
     else:
         state = SessionState.ALIVE
     return OwnerRow(worker_id=node.worker_id, session=node.session, state=state)
-
-
-def _row(bundle: BundleId, count: int, held: OwnerRow | None, last: Fence | None) -> BundleRow:
-    return BundleRow(
-        bundle=bundle,
-        name=bundle_name(bundle, bundles=count),
-        held=held,
-        fence=last.counter if last else 0,
-        fenced_by=last.worker_id if last else None,
-    )
 
 
 def _workers(held: Mapping[BundleId, OwnerRow], live: Mapping[str, LiveWorker], *, known: bool) -> list[WorkerRow]:
@@ -176,7 +175,7 @@ class Unloading:
         self._fences, self._audit_log, self._directory = fences, audit_log, directory
 
     def find(self, bundle: BundleId) -> Owned:
-        """Who has it.
+        """Its owner.
 
         Raises:
             PreconditionFailed: Nobody has.
@@ -199,7 +198,7 @@ class Unloading:
 
         Raises:
             PreconditionFailed: It stays, for the session that it names does not stand.
-            StoreUnavailable, SessionLost: No answer; it may have gone. Who looks again knows.
+            StoreUnavailable, SessionLost: No answer; it may have gone. Another look tells.
         """
         detail = {
             "bundle": owned.name,
@@ -208,19 +207,17 @@ class Unloading:
             "fence": owned.fence,
         }
         self._audit_log.record("unload", cause, detail=detail)
-        removed = self._directory.remove(owned.bundle, owned.session)
-        outcome = "REMOVED" if removed else self._kept(owned)
+        outcome = "REMOVED"
+        if not self._directory.remove(owned.bundle, owned.session):
+            # it may have gone by itself meanwhile, or by this very call, whose first answer was lost
+            node = self._directory.owners([owned.bundle]).get(owned.bundle)
+            outcome = "KEPT" if node and node.session == owned.session else "GONE"
         self._audit_log.record("unloaded", cause, detail={**detail, "outcome": outcome})
         if outcome == "KEPT":
             raise PreconditionFailed(
                 f"bundle {owned.name}: expected its node to be of a live session, found session {owned.session:#x}, "
                 "which does not stand; nothing was changed"
             )
-
-    def _kept(self, owned: Owned) -> str:
-        """It may have gone by itself meanwhile, or by this very call, whose first answer was lost."""
-        node = self._directory.owners([owned.bundle]).get(owned.bundle)
-        return "KEPT" if node and node.session == owned.session else "GONE"
 
     def taken(self, owned: Owned, *, within_s: float) -> Fence | None:
         """Wait until somebody has acquired it since, the one who had it included; None: nobody did."""

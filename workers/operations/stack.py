@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from temporalio.client import Client
+
 from infra.catalog import Database, SqlCatalog, shown_url, upgrade, version
 from infra.stack import stack
 from infra.stack.home import StackHome
@@ -16,7 +18,7 @@ from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 from workers.client import Sexton, search_attributes
-from workers.client.connections import OwnJobs, connect_client
+from workers.client.connections import OwnJobs, connect_client, with_client
 from workers.identity.stores import adopt_buckets
 from workers.operations.status import WORKER, pollers
 from workers.settings import OFF, Settings
@@ -34,7 +36,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     """Start what does not run, and return when all is healthy; see `infra.stack.up`.
 
     Raises:
-        ServiceFailed: Something could not be started. What this call started is stopped again, servers and worker.
+        ServiceFailed: Something could not be started. Servers and worker of this call are stopped again.
         CatalogVersionMismatch: The catalog was written by a newer build; the same.
         CatalogMismatch: Buckets or namespace are not this catalog's; the same.
     """
@@ -44,12 +46,11 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     earlier = worker.running()
     try:
         on_progress("bringing the catalog to this build's version")
-        upgrade_catalog(settings)
-        asyncio.run(_register(settings))
+        prepare(settings)
         extra = ANY_METRICS_PORT if free_ports and settings.metrics_address != OFF else None
         pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
         if pids:  # without a worker runs would only pile up
-            asyncio.run(_apply_schedules(settings))
+            with_client(settings, lambda client: Sexton(client, settings).apply_schedules())
     except BaseException:
         with suppress(ServiceFailed):  # the first failure is the one to tell
             if earlier is None:
@@ -68,7 +69,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
 
 
 def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bool = False) -> stack.StackOptions:
-    """What the settings wish of the embedded stack."""
+    """The embedded stack that the settings wish for."""
     wanted = WantedPorts(
         temporal=settings.temporal_port,
         ui=settings.ui_port,
@@ -120,14 +121,19 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
         database.close()
 
 
-async def _apply_schedules(settings: Settings) -> None:
-    await Sexton(await connect_client(settings), settings).apply_schedules()
+def prepare(settings: Settings) -> None:
+    """Bring catalog and namespace to where a worker can start.
 
+    Raises:
+        CatalogVersionMismatch, CatalogMismatch, StoreUnavailable: As `upgrade_catalog`.
+    """
+    upgrade_catalog(settings)
 
-async def _register(settings: Settings) -> None:
-    client = await connect_client(settings)
-    await search_attributes.register(client)
-    await OwnJobs(client, settings).ours()
+    async def register(client: Client) -> None:
+        await search_attributes.register(client)
+        await OwnJobs(client, settings).ours()
+
+    with_client(settings, register)
 
 
 def start_worker(
@@ -157,7 +163,10 @@ def start_worker(
     on_progress(f"starting {name}")
     identity = _identity(name, settings.home)
     argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "worker", "run", "--worker-id", identity]
-    env, cwd = (_alone(settings), settings.home) if alone else (dict(os.environ), Path.cwd())
+    env, cwd = dict(os.environ), Path.cwd()
+    if alone:
+        foreign = {name: value for name, value in env.items() if not name.startswith("SEXTON_")}
+        env, cwd = foreign | settings.environment(), settings.home
     since = process.start(argv, cwd=cwd, env={**env, **(extra or {})})
     try:
         asyncio.run(_polling(settings, identity, process))
@@ -169,11 +178,6 @@ def start_worker(
         raise ServiceFailed(name, f"{fault.problem} ({said})", advice=f"read {process.log_file}") from fault
     running = process.running()
     return int(running.pid) if running else 0
-
-
-def _alone(settings: Settings) -> dict[str, str]:
-    foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
-    return foreign | settings.environment()
 
 
 def _identity(name: str, home: Path) -> str:

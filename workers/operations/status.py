@@ -1,6 +1,5 @@
-"""`status`: whether each service that the settings name answers and serves us, whoever started it."""
+"""`status` and `doctor`: whether services and this machine are as Sexton needs them."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,20 +17,23 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from infra.catalog import Database, check_version
+from infra.catalog import Database, check_version, open_catalog
 from infra.catalog.engine.health import check_takes_writes, lost_write_ahead
 from infra.coordination.directory import Directory
+from infra.objects import clock_s
 from infra.stack.home import StackHome
+from infra.stack.java import find_java
 from infra.stack.workers import dead_workers, live_workers
-from logstore.errors import SextonError
+from logstore.errors import ServiceFailed, SextonError
 from logstore.identity.markers import MARKER_KEY
 from logstore.ownership import MAX_BUNDLES
-from workers.assembly.adapters import primary_bucket
-from workers.client.connections import connect_client
+from workers.assembly.buckets import primary_bucket
+from workers.client import search_attributes
+from workers.client.connections import with_client
 from workers.client.temporal_faults import temporal_fault
 from workers.identity.stores import buckets_of
 from workers.operations.identity_row import IDENTITY, identity_row
-from workers.operations.owners import open_session
+from workers.operations.owners import open_directory, open_session, overview
 from workers.settings import Settings
 
 Row = Mapping[str, object]
@@ -84,19 +86,13 @@ def _refused(error: RPCError) -> str:
 
 
 def _temporal(settings: Settings) -> str:
-    async def ask() -> str:
-        client = await connect_client(settings)
+    async def ask(client: Client) -> str:
         wanted = DescribeNamespaceRequest(namespace=client.namespace)
         await client.workflow_service.describe_namespace(wanted, timeout=_ANSWER_WITHIN)
-        return await server_version(client)
+        answer = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=_ANSWER_WITHIN)
+        return f"server {answer.server_version}"
 
-    return f"server {asyncio.run(ask())}"
-
-
-async def server_version(client: Client) -> str:
-    """What Temporal calls itself."""
-    answer = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=_ANSWER_WITHIN)
-    return str(answer.server_version)
+    return with_client(settings, ask)
 
 
 def _objects(settings: Settings) -> str:
@@ -137,17 +133,14 @@ def _database(settings: Settings) -> str:
 
 
 def _workers(settings: Settings) -> Row:
-    """Who polls the task queue, wherever it runs, and where those of this home show their metrics.
+    """The workers that poll the task queue, wherever they run, and where those of this home show their metrics.
 
     Temporal forgets one that went away only after minutes: one whose process ended in this home is not counted.
     """
     home = StackHome.at(settings.home)
-
-    async def ask() -> list[str]:
-        return sorted(await pollers(await connect_client(settings), settings, within_s=_FRESH_S) - dead_workers(home))
-
     try:
-        names = asyncio.run(ask())
+        polling = with_client(settings, lambda client: pollers(client, settings, within_s=_FRESH_S))
+        names = sorted(polling - dead_workers(home))
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
     except RPCError as error:  # it answered, and refused: no such namespace, no permission
@@ -168,3 +161,45 @@ async def pollers(client: Client, settings: Settings, *, within_s: float = 300.0
     answer = await client.workflow_service.describe_task_queue(request, timeout=_ANSWER_WITHIN)
     oldest = time.time() - within_s
     return {poller.identity for poller in answer.pollers if poller.last_access_time.ToSeconds() >= oldest}
+
+
+_CLOCK_S = 5.0  # S3 refuses signatures whose clock is 15 minutes off; five seconds is already worth a word
+
+
+def doctor(settings: Settings) -> list[Row]:
+    """As `status`, and Java, search attributes, ownership and clock."""
+    checks: dict[str, Callable[[Settings], str]] = {
+        "java": lambda _: f"Java {find_java().version}",
+        "search attributes": _search_attributes,
+        "ownership": _ownership,
+        "clock": _clock,
+    }
+    return [*status(settings), *(checked(name, check, settings) for name, check in checks.items())]
+
+
+def _search_attributes(settings: Settings) -> str:
+    with_client(settings, search_attributes.require)
+    return "all registered"
+
+
+def _ownership(settings: Settings) -> str:
+    with open_catalog(settings.database_url) as catalog:
+        if settings.ownership == "single":
+            return f"{overview(catalog.fences, None)}; ownership=single"
+        with open_directory(settings, catalog.fences.bundles(), catalog.identities.catalog_id()) as directory:
+            found = overview(catalog.fences, directory)
+    if not found.workers:
+        raise ServiceFailed(
+            "ownership", f"{found}, no worker has a session", advice="start one, or read a worker's log"
+        )
+    return f"{found}; workers: {', '.join(worker.worker_id for worker in found.workers)}"
+
+
+def _clock(settings: Settings) -> str:
+    if not settings.store_is_known:
+        settings.required("s3_endpoint")
+    off = time.time() - clock_s(primary_bucket(settings, hasty=True))
+    if abs(off) > _CLOCK_S:
+        problem = f"this machine and the object store differ by {off:.0f} s"
+        raise ServiceFailed("clock", problem, advice="set both by one time service")
+    return f"within {_CLOCK_S:.0f} s of the object store's"

@@ -24,6 +24,7 @@ from workers.settings.durations import LONGEST_S, format_duration, parse_duratio
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
 _PATH = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._-]+)+")
 _IDENTITY = re.compile(r"(?!sasl:)[a-z0-9]+:.+")
+_MASTER = re.compile(r"local(\[(\*|[1-9][0-9]{0,3})(,[1-9][0-9]?)?\])?|yarn|(spark|k8s)://[^\s\x00-\x1f]{1,500}")
 _WORD = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
@@ -68,6 +69,18 @@ def _identity(value: SecretStr) -> SecretStr:
     return value
 
 
+def checked_master(master: str) -> str:
+    """The URL of a Spark master, if it can be one.
+
+    Raises:
+        InvalidInput: It cannot.
+    """
+    try:
+        return _master(master)
+    except ValueError as error:
+        raise InvalidInput("master", expected=str(error), found=master) from None
+
+
 OFF = "off"
 """An address at which nothing listens: the empty one, by a name, for an empty variable counts as absent."""
 
@@ -99,6 +112,18 @@ def _word(value: str) -> str:
     return value
 
 
+def _folder(value: str) -> str:
+    if not value.startswith("/") or not value.isprintable():
+        raise ValueError("an absolute path")
+    return value
+
+
+def _master(value: str) -> str:
+    if not _MASTER.fullmatch(value):
+        raise ValueError("local[N], local[*], spark://host:port, yarn or k8s://https://host:port")
+    return value
+
+
 def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
@@ -120,6 +145,8 @@ Listening = Annotated[str, AfterValidator(_listening)]  # port 0: any free one
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Bucket = Annotated[str, AfterValidator(_bucket)]
 Word = Annotated[str, AfterValidator(_word)]
+Folder = Annotated[str, AfterValidator(_folder)]
+Master = Annotated[str, AfterValidator(_master)]  # of a Spark cluster
 
 
 SERVICES = frozenset({
@@ -136,6 +163,8 @@ SERVICES = frozenset({
     "records_bucket",
     "zookeeper",
     "zookeeper_auth",
+    "bulk_dir",
+    "spark_master",
 })  # fmt: skip
 """Settings that name services and our credentials there: those of one home mean nothing in another."""
 
@@ -178,6 +207,7 @@ class Settings(BaseModel):
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = 30 * 86_400  # of finished rows; dead letters stay
     sweep_interval: Interval = 60
     trim_interval: Interval = 300
+    plan_interval: Interval = 86_400  # of reconciliations that are planned, and never applied
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600
@@ -185,6 +215,8 @@ class Settings(BaseModel):
     registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 600
     offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60
     offload_parallelism: Annotated[Count, Field(le=64)] = 2
+    bulk_dir: Folder = ""  # filled in: in the home. Every worker and every executor of the cluster must see it
+    spark_master: Master = "local[*]"
     upload_threads: Annotated[Count, Field(le=64)] = 4
     temporal_port: Port = 7233
     ui_port: Port = 8233
@@ -199,11 +231,13 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _database_in_home(cls, values: object) -> object:
-        if not isinstance(values, Mapping) or values.get("database_url") or "home" not in values:
+    def _in_the_home(cls, values: object) -> object:
+        if not isinstance(values, Mapping) or "home" not in values:
             return values
-        path = quote(str(Path(str(values["home"])).absolute() / "catalog.db"))  # `?` and `%` mean something in a URL
-        return {**values, "database_url": f"sqlite:///{path}"}
+        home = Path(str(values["home"])).absolute()
+        path = quote(str(home / "catalog.db"))  # `?` and `%` mean something in a URL
+        filled = {"database_url": f"sqlite:///{path}", "bulk_dir": str(home / "bulk")}
+        return {**values, **{name: value for name, value in filled.items() if not values.get(name)}}
 
     def environment(self) -> dict[str, str]:
         """The settings as variables of a process's environment, secrets included; empty ones are left out."""

@@ -58,12 +58,16 @@ def load_settings(
         InvalidInput: An unknown key or variable, a value of the wrong kind, or a file that cannot be read.
         ServiceFailed: What the home recorded is damaged.
     """
-    file, given = _file(environ, cwd), _from_flags(flags)
+    file, asked = _file(environ, cwd), {name: value for name, value in flags.items() if value is not None}
+    _refuse_unknown(asked, "flag")
+    given = {name: (value, "flag") for name, value in asked.items()}
     chosen = {**file, **_own(_from_environ(environ), given, cwd), **given}
     home, origin = chosen.get("home", (DEFAULT_HOME, "default"))
     chosen["home"] = (_path(home, origin, cwd), origin)
-    found = {**_from_stack(Path(str(chosen["home"][0])), recorded), **chosen}
-    return LoadedSettings(_validated(found), _origins(found))
+    left = recorded(Path(str(chosen["home"][0]))).items()
+    found = {**{name: (value, f"stack in {chosen['home'][0]}") for name, value in left}, **chosen}
+    origins = {name: found[name][1] if name in found else "default" for name in Settings.model_fields}
+    return LoadedSettings(_validated(found), origins)
 
 
 def _own(exported: _Source, given: _Source, cwd: Path) -> _Source:
@@ -89,12 +93,6 @@ def _checked_home(home: object, origin: str) -> str:
     return text
 
 
-def _from_flags(flags: Mapping[str, object]) -> _Source:
-    given = {name: value for name, value in flags.items() if value is not None}
-    _refuse_unknown(given, "flag")
-    return {name: (value, "flag") for name, value in given.items()}
-
-
 def _from_environ(environ: Mapping[str, str]) -> _Source:
     names = {name: f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}
     known = _OF_OTHERS | set(names.values())
@@ -103,10 +101,6 @@ def _from_environ(environ: Mapping[str, str]) -> _Source:
             nearest = get_close_matches(key, known, n=1, cutoff=0.0)[0]
             raise InvalidInput("environment", expected=f"a variable of a setting (nearest: {nearest})", found=key)
     return {name: (environ[key], f"environment {key}") for name, key in names.items() if environ.get(key)}
-
-
-def _from_stack(home: Path, recorded: Recorded) -> _Source:
-    return {name: (value, f"stack in {home}") for name, value in recorded(home).items()}
 
 
 def _file(environ: Mapping[str, str], cwd: Path) -> _Source:
@@ -160,7 +154,3 @@ def _rule(name: str, told: Mapping[str, Any]) -> str:
     ends = [format_duration(end) if is_duration else f"{end:,}" for end in (least, most) if end is not None]
     kind = "a duration such as 90s, 15m, 24h or 3d" if is_duration else "a whole number"
     return f"{kind}, from {' to '.join(ends)}" if most is not None else f"{kind}, {ends[0]} or more"
-
-
-def _origins(found: Mapping[str, tuple[object, str]]) -> dict[str, str]:
-    return {name: found[name][1] if name in found else "default" for name in Settings.model_fields}

@@ -1,24 +1,31 @@
 """Phase two of a batch, as every workflow that made one starts it and waits for it.
 
 Abandoned by its parent's end and by its cancellation: the intents are filed, so their deletion must not stop with
-whoever filed them.
+the job that filed them.
 """
+
+from dataclasses import replace
+from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion import Certificate, DetachResult
+    from activities.deletion.values import DetachResult
+    from logstore.deletion.intents import Certificate
     from workflows import search_attributes
-    from workflows.deletion import delete_ledgers
     from workflows.deletion.delete_ledgers import DeleteLedgers
+    from workflows.deletion.progress import added
     from workflows.deletion.values import (
+        DELETE_LEDGERS,
         DeleteLedgersInput,
         DeleteLedgersProgress,
         DeleteTopicInput,
         SweepDeletionsInput,
+        SweepDeletionsResult,
         TrimTopicInput,
+        TrimTopicResult,
         TrimTopicsInput,
     )
 
@@ -52,19 +59,35 @@ def batch_of(
     )
 
 
+T = TypeVar("T", TrimTopicResult, SweepDeletionsResult)
+
+
+def with_certificate(before: T, done: Certificate) -> T:
+    """A job's result so far, and what one more of its batches came to."""
+    return replace(
+        before,
+        outcomes=added(before.outcomes, done.outcomes),
+        deleted=before.deleted + done.deleted,
+        objects=before.objects + done.objects,
+        size_bytes=before.size_bytes + done.size_bytes,
+    )
+
+
 async def start_batch(
     request: DeleteLedgersInput, *, summary: str
 ) -> workflow.ChildWorkflowHandle[DeleteLedgers, Certificate]:
     """Start `delete-ledgers` on a batch whose rows are claimed for it; await the handle for its certificate."""
+    topic = [SearchAttributePair(search_attributes.TOPIC, request.topic)] if request.topic else []
+    run = SearchAttributePair(search_attributes.RUN_ID, request.batch_id)
     return await workflow.start_child_workflow(
         DeleteLedgers.run,
         request,
-        id=delete_ledgers.workflow_id(request.batch_id),
+        id=DELETE_LEDGERS.id(request.batch_id),
         parent_close_policy=workflow.ParentClosePolicy.ABANDON,
         cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
         static_summary=summary,
         static_details=request.details(),
-        search_attributes=_attributes(request),
+        search_attributes=TypedSearchAttributes([*topic, run]),
     )
 
 
@@ -83,8 +106,3 @@ async def certificate_within(
     except ChildWorkflowError as error:
         workflow.logger.warning("%s ended early, its rows are found again: %s", batch.id, error.cause)
         return None
-
-
-def _attributes(request: DeleteLedgersInput) -> TypedSearchAttributes:
-    topic = [SearchAttributePair(search_attributes.TOPIC, request.topic)] if request.topic else []
-    return TypedSearchAttributes([*topic, SearchAttributePair(search_attributes.RUN_ID, request.batch_id)])

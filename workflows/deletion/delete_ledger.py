@@ -21,7 +21,9 @@ from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttri
 from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion import DeadLetterInput, IntentKey, LedgerDeletion, OneInput, OneResult, delete_ledger_id
+    from activities.deletion.ledger_deletion import LedgerDeletion
+    from activities.deletion.phase_two import delete_ledger_id
+    from activities.deletion.values import DeadLetterInput, OneInput, OneResult
     from logstore.deletion.intents import Outcome
     from workflows import options, search_attributes
     from workflows.deletion.values import DeleteLedgerInput, DeleteLedgerProgress
@@ -31,14 +33,6 @@ _STUCK = "NoProgress"  # type of the error after which no further attempt is mad
 _HELD = "ClaimHeld"  # another workflow is at work on the row
 _NOT_OF_THE_ROW = NOT_OF_THE_WORK | {_HELD, "InvalidInput"}  # another workflow has it, or there is none: no failure
 _ONE_ATTEMPT, _TAKEN_OVER = "one attempt is the batch's", "taken over is no failure"  # patches
-
-
-def workflow_id(key: IntentKey) -> str:
-    """`delete-ledger/{ledger}/{copy}/{generation}`: a later detach has another generation.
-
-    A row that was opened again after it had ended has a further part, which counts how often.
-    """
-    return delete_ledger_id(key)
 
 
 def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
@@ -71,7 +65,7 @@ class DeleteLedger:
         try:
             result = await self._ended(request)
         except ActivityError as error:
-            if not _is_held(error) or not workflow.patched(_TAKEN_OVER):
+            if _type(error) != _HELD or not workflow.patched(_TAKEN_OVER):
                 raise
             result = OneResult(outcome=Outcome.RETRYING, detail=f"taken over by another workflow: {error.cause}")
         self._progress = DeleteLedgerProgress(step="ended", outcome=result.outcome)
@@ -107,10 +101,6 @@ def _type(error: ActivityError) -> str | None:
     return error.cause.type if isinstance(error.cause, ApplicationError) else None
 
 
-def _is_held(error: ActivityError) -> bool:
-    return _type(error) == _HELD
-
-
 def _failure(result: OneResult) -> str:
     """The outcome; a dead letter that storage would not let go says so."""
     stuck = result.outcome is Outcome.DEAD_LETTERED and result.detail.startswith(f"{_STUCK}: ")
@@ -128,7 +118,7 @@ async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:
         child = await workflow.start_child_workflow(
             DeleteLedger.run,
             request,
-            id=workflow_id(key),
+            id=delete_ledger_id(key),
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             static_summary=f"ledger {key.ledger_id} of {request.topic}",

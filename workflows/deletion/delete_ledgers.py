@@ -24,24 +24,24 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion import (
-        Certificate,
+    from activities.deletion.ledger_deletion import LedgerDeletion
+    from activities.deletion.upkeep import DeletionUpkeep
+    from activities.deletion.values import (
         CertifyInput,
         ChunkInput,
         ChunkResult,
-        DeletionUpkeep,
         DetachInput,
         DetachResult,
         HoldBatchInput,
-        IntentKey,
-        LedgerDeletion,
         PauseBatchInput,
         Range,
         RangesInput,
         RangesPage,
     )
+    from logstore.deletion.intents import Certificate, IntentKey
     from workflows import options, search_attributes
     from workflows.deletion import delete_ledger
+    from workflows.deletion.progress import refused, rest_of, shown, stale, whole_of, with_chunk
     from workflows.deletion.values import (
         MOST_OBJECTS_PER_S,
         DeleteLedgerInput,
@@ -49,12 +49,6 @@ with workflow.unsafe.imports_passed_through():
         DeleteLedgersProgress,
         ExplicitDetach,
         SetRate,
-        refused,
-        rest_of,
-        shown,
-        stale,
-        whole_of,
-        with_chunk,
     )
     from workflows.dispatch import NOT_OF_THE_WORK, Dispatch
 
@@ -75,11 +69,6 @@ _SLICE: workflow.ActivityConfig = {
 _KEPT_PAUSE = "a pause is kept in the catalog"  # patch
 _REFUSED = "a refusal is a result"  # patch
 _HELD_AGAIN = timedelta(minutes=10)  # while paused: two thirds of the claim
-
-
-def workflow_id(batch_id: str) -> str:
-    """`delete-ledgers/{batch}`."""
-    return f"delete-ledgers/{batch_id}"
 
 
 @workflow.defn(name="delete-ledgers")
@@ -160,7 +149,7 @@ class DeleteLedgers:
         if not 0 <= wanted.objects_per_s <= MOST_OBJECTS_PER_S:
             message = f"rate: expected 0 (unlimited) to {MOST_OBJECTS_PER_S:,} objects a second"
             message = f"{message}, found {wanted.objects_per_s:,}"
-            raise ApplicationError(message, type="InvalidInput", non_retryable=True)
+            raise ApplicationError(message, {"field": "rate"}, type="InvalidInput", non_retryable=True)
 
     def _changed(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:
         self._progress = progress

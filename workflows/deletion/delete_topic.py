@@ -4,8 +4,8 @@ Destroys every ledger of the topic, of whatever component, and the topic. Invari
 intent until it is gone from storage; the topic's row goes last. To stop it, cancel or terminate it: the topic stays
 DELETING, a started `delete-ledgers` goes on by itself, and starting it again goes on from there.
 
-1. Set the topic DELETING: who comes from then on can attach nothing to it.
-2. Detach everything of it (phase one) once those who came before have ended, taking up stalled intents of the topic.
+1. Set the topic DELETING: from then on nothing can be attached to it.
+2. Detach everything of it (phase one) once earlier transactions have ended, taking up stalled intents of the topic.
 3. Run `delete-ledgers` on that batch (phase two). What fails there goes on alone, and does not hold up the topic.
 4. Remove cursors, producers, schemas, lists and the topic; if a ledger is attached still, go back to 2.
 
@@ -18,7 +18,6 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion import DetachResult
     from activities.deletion.topic_deletion import (
         Begun,
         DetachAllInput,
@@ -27,15 +26,11 @@ with workflow.unsafe.imports_passed_through():
         TopicDeletion,
         TopicOrder,
     )
+    from activities.deletion.values import DetachResult
     from logstore.deletion.intents import Outcome
     from workflows import options, search_attributes
-    from workflows.deletion import batches, delete_ledgers
-    from workflows.deletion.values import DeleteTopicInput, DeleteTopicResult
-
-
-def workflow_id(topic_id: int) -> str:
-    """`delete-topic/{topic_id}`: a name created again has another id."""
-    return f"delete-topic/{topic_id}"
+    from workflows.deletion import batches
+    from workflows.deletion.values import DELETE_LEDGERS, DeleteTopicInput, DeleteTopicResult
 
 
 @workflow.defn(name="delete-topic")
@@ -87,7 +82,7 @@ class DeleteTopic:
         batch_id = f"{order.topic_id}-{workflow.uuid4().hex[:12]}"
         detached = await workflow.execute_activity_method(
             TopicDeletion.detach_all,
-            DetachAllInput(order=order, batch_id=batch_id, batch_workflow_id=delete_ledgers.workflow_id(batch_id)),
+            DetachAllInput(order=order, batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id)),
             **options.CATALOG,
         )
         self._note(step="deleting", detached=self._result.detached + detached.ledgers)

@@ -16,29 +16,19 @@ from dataclasses import replace
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion import (
-        AdoptInput,
-        Certificate,
-        DeletionUpkeep,
-        DetachResult,
-        ForgetInput,
-        ForgetResult,
-    )
+    from activities.deletion.upkeep import DeletionUpkeep
+    from activities.deletion.values import AdoptInput, DetachResult, ForgetInput, ForgetResult
+    from logstore.deletion.intents import Certificate
     from workflows import options
-    from workflows.deletion import batches, delete_ledgers
+    from workflows.deletion import batches
     from workflows.deletion.values import (
+        DELETE_LEDGERS,
         SweepDeletionsInput,
         SweepDeletionsResult,
-        added,
     )
 
 _MOST_ADOPTED = 10_000  # rows of one batch: a transaction of a quarter of a second
 _MOST_FORGOTTEN = 5_000  # rows of one page: writers wait a tenth of a second for it
-
-
-def workflow_id() -> str:
-    """`sweep-deletions`: one at a time; a schedule appends its time and skips a run while one is at work."""
-    return "sweep-deletions"
 
 
 @workflow.defn(name="sweep-deletions")
@@ -76,7 +66,7 @@ class SweepDeletions:
             DeletionUpkeep.adopt,
             AdoptInput(
                 batch_id=batch_id,
-                batch_workflow_id=delete_ledgers.workflow_id(batch_id),
+                batch_workflow_id=DELETE_LEDGERS.id(batch_id),
                 limit=_MOST_ADOPTED,
             ),
             **options.CATALOG,
@@ -111,11 +101,5 @@ class SweepDeletions:
         if done is None:
             self._result = replace(before, uncertified=before.uncertified + 1)
             return
-        self._result = replace(
-            before,
-            outcomes=added(before.outcomes, done.outcomes),
-            deleted=before.deleted + done.deleted,
-            objects=before.objects + done.objects,
-            size_bytes=before.size_bytes + done.size_bytes,
-        )
+        self._result = batches.with_certificate(before, done)
         workflow.set_current_details(f"{self._result.intents:,} copies taken up, {self._result.deleted:,} deleted")

@@ -19,14 +19,16 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion import Certificate, DetachInput, DetachResult, LedgerDeletion
+    from activities.deletion.ledger_deletion import LedgerDeletion
     from activities.deletion.trimming import Retention, RollInput
+    from activities.deletion.values import DetachInput, DetachResult
+    from logstore.deletion.intents import Certificate
     from workflows import options, search_attributes
-    from workflows.deletion import batches, delete_ledgers
+    from workflows.deletion import batches
     from workflows.deletion.values import (
+        DELETE_LEDGERS,
         TrimTopicInput,
         TrimTopicResult,
-        added,
     )
     from workflows.dispatch import Dispatch
 
@@ -35,11 +37,6 @@ _ROLL = workflow.ActivityConfig(
     heartbeat_timeout=options.NOTICED,
     retry_policy=RetryPolicy(maximum_attempts=3),  # the next trim tries again
 )
-
-
-def workflow_id(topic_id: int) -> str:
-    """`trim-topic/{topic_id}`: one at a time a topic; a name created again has another id."""
-    return f"trim-topic/{topic_id}"
 
 
 @workflow.defn(name="trim-topic")
@@ -85,7 +82,7 @@ class TrimTopic:
             DetachInput(
                 topic_id=request.topic_id,
                 batch_id=batch_id,
-                batch_workflow_id=delete_ledgers.workflow_id(batch_id),
+                batch_workflow_id=DELETE_LEDGERS.id(batch_id),
                 actor=request.actor,
                 reason=request.reason,
             ),
@@ -99,7 +96,7 @@ class TrimTopic:
         return detached
 
     async def _roll_idle(self) -> None:
-        """At its best: what cannot be rolled now must not keep what can be deleted (apache/pulsar#26431)."""
+        """Best effort: what cannot be rolled now must not keep what can be deleted (apache/pulsar#26431)."""
         try:
             roll = RollInput(topic_id=self._request.topic_id, topic=self._request.topic)
             await workflow.execute_activity_method(Retention.roll_idle, roll, **_ROLL)
@@ -116,17 +113,9 @@ class TrimTopic:
         return await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
 
     def _add(self, done: Certificate) -> None:
-        self._dispatch.owner = (
-            done.owner or self._dispatch.owner
-        )  # it may have lost the topic, or died, since the detach
-        before = self._result
-        self._result = replace(
-            before,
-            outcomes=added(before.outcomes, done.outcomes),
-            deleted=before.deleted + done.deleted,
-            objects=before.objects + done.objects,
-            size_bytes=before.size_bytes + done.size_bytes,
-        )
+        if done.owner:  # the one before may have lost the topic, or died, since the detach
+            self._dispatch.owner = done.owner
+        self._result = batches.with_certificate(self._result, done)
         workflow.set_current_details(
             f"{self._result.detached:,} ledgers detached, {self._result.deleted:,} copies deleted, "
             f"{self._result.objects:,} objects, in {self._result.passes} passes"

@@ -19,7 +19,6 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion import Certificate, DetachResult
     from activities.deletion.trimming import (
         BatchInput,
         Pages,
@@ -29,9 +28,11 @@ with workflow.unsafe.imports_passed_through():
         TrimPageInput,
         TrimPageResult,
     )
+    from activities.deletion.values import DetachResult
+    from logstore.deletion.intents import Certificate
     from workflows import options, search_attributes
-    from workflows.deletion import batches, delete_ledgers
-    from workflows.deletion.values import TrimTopicsInput, TrimTopicsResult
+    from workflows.deletion import batches
+    from workflows.deletion.values import DELETE_LEDGERS, TrimTopicsInput, TrimTopicsResult
 
 _PAGES = 40  # read at once: some 250 events of history
 _TROUBLES = 10  # kept as a sample
@@ -41,11 +42,6 @@ _TRIM = workflow.ActivityConfig(
     heartbeat_timeout=options.NOTICED,
     retry_policy=RetryPolicy(maximum_attempts=5),  # then the page is skipped: the next trim meets it again
 )
-
-
-def workflow_id() -> str:
-    """`trim-topics`: one at a time; a schedule appends its time and skips a run while one is at work."""
-    return "trim-topics"
 
 
 @workflow.defn(name="trim-topics")
@@ -63,7 +59,13 @@ class TrimTopics:
     async def run(self, request: TrimTopicsInput) -> TrimTopicsResult:
         """Do the numbered steps."""
         after = request.after
-        while pages := await self._next_pages(after):
+        size = max(1, request.page)
+        while True:
+            asked = PagesInput(after=after, topics=size, limit=_PAGES)
+            found: Pages = await workflow.execute_activity_method(Trimming.next_pages, asked, **options.CATALOG)
+            pages = found.pages
+            if not pages:
+                break
             for page in pages:
                 await self._trim(page)
             after = pages[-1].last
@@ -82,17 +84,12 @@ class TrimTopics:
         """How far the trim is."""
         return self._result
 
-    async def _next_pages(self, after: int) -> list[TopicPage]:
-        asked = PagesInput(after=after, topics=max(1, self._request.page), limit=_PAGES)
-        found: Pages = await workflow.execute_activity_method(Trimming.next_pages, asked, **options.CATALOG)
-        return found.pages
-
     async def _trim(self, page: TopicPage) -> None:
         """One page; one that fails as a whole is counted and passed over."""
         request = TrimPageInput(
             page=page,
             batch_id=self._batch_id,
-            batch_workflow_id=delete_ledgers.workflow_id(self._batch_id),
+            batch_workflow_id=DELETE_LEDGERS.id(self._batch_id),
             actor=self._request.actor,
             reason=self._request.reason,
         )

@@ -1,13 +1,9 @@
-"""What travels to and from the deletion workflows, and what a batch's values come to."""
+"""What travels to and from the deletion workflows, and by which names and ids programs know them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from temporalio.exceptions import ActivityError, ApplicationError
-
-from activities.deletion import Certificate, ChunkResult, IntentKey, Range, Refusal
-from logstore.deletion.intents import Outcome
-from logstore.errors import LedgerStillNeeded, UnknownObject
+from logstore.deletion.intents import Certificate, IntentKey, Outcome
+from workflows.jobs import Job
 
 MOST_OBJECTS_PER_S = 1_000_000
 """The highest rate of a batch, inclusive: far beyond any store, so that more is a slip of the finger."""
@@ -15,7 +11,7 @@ MOST_OBJECTS_PER_S = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPolicy:
-    """How phase two works; set from the settings of who starts it."""
+    """How phase two works; set from the settings of its starter."""
 
     parallelism: int = 4  # chunks at once
     chunk: int = 100  # rows in a chunk
@@ -104,73 +100,6 @@ class DeleteLedgersInput:
         """What the job will do, and the command that shows how far it is; its *static details*."""
         whose = f"`{self.topic}`" if self.topic else "several topics"
         return f"Deletes ledgers of {whose} from storage, and `sexton deletion list` shows each with its outcome."
-
-
-_REFUSALS = {LedgerStillNeeded.__name__, UnknownObject.__name__}
-
-
-def added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    """Counts by outcome, together."""
-    return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
-
-
-def rest_of(part: Range, result: ChunkResult) -> Range | None:
-    """What a slice has left of its range, or None."""
-    if not result.next_row:
-        return None
-    return Range(first=result.next_row, last=part.last, rows=max(1, part.rows - sum(result.outcomes.values())))
-
-
-def with_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLedgersProgress:
-    """The batch's progress, once a chunk has ended so."""
-    return replace(
-        progress,
-        outcomes=added(progress.outcomes, result.outcomes),
-        objects=progress.objects + result.objects,
-        size_bytes=progress.size_bytes + result.size_bytes,
-    )
-
-
-def stale(batch_id: str, progress: DeleteLedgersProgress) -> Certificate:
-    """The catalog was rebuilt meanwhile: its own rows say what is left to do, under the new epoch."""
-    left = progress.intents - sum(progress.outcomes.values())
-    return Certificate(
-        batch_id=batch_id,
-        outcomes=added(progress.outcomes, {Outcome.STALE_CATALOG.value: left} if left > 0 else {}),
-        objects=progress.objects,
-        size_bytes=progress.size_bytes,
-    )
-
-
-def whole_of(certificate: Certificate, progress: DeleteLedgersProgress) -> Certificate:
-    """With what had ended before the batch, and what another batch took up from it."""
-    outcomes = added(certificate.outcomes, progress.finished)
-    elsewhere = progress.intents - sum(certificate.outcomes.values())
-    return replace(certificate, outcomes=added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {}))
-
-
-def refused(batch_id: str, error: ActivityError) -> Certificate | None:
-    """The result of a batch whose phase one a guard refused; None where it failed for another reason."""
-    cause = error.cause
-    if not isinstance(cause, ApplicationError) or cause.type not in _REFUSALS:
-        return None
-    why = Refusal(type=cause.type, message=cause.message, details=list(cause.details))
-    return Certificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=why)
-
-
-def shown(done: DeleteLedgersProgress | Certificate) -> str:
-    """Markdown for an operator."""
-    if isinstance(done, Certificate) and done.refused:
-        return f"**Refused**, nothing changed: {done.refused.message} ({done.refused.type})"
-    orders = [] if isinstance(done, Certificate) else _orders(done)
-    told = ", ".join([f"{done.objects:,} objects", f"{done.size_bytes:,} bytes", *orders])
-    rows = "".join(f"- **{name}** — {count:,} copies\n" for name, count in sorted(done.outcomes.items()))
-    return f"{told}\n\n{rows}"  # a list: the Web UI draws tables without lines or space between columns
-
-
-def _orders(progress: DeleteLedgersProgress) -> list[str]:
-    rate = [f"at most {progress.rate:,} objects a second"] if progress.rate else []
-    return [*(["**paused**"] if progress.paused else []), *rate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,3 +225,10 @@ class TrimTopicsInput:
     def details(self) -> str:
         """What the job will do, and the command that shows how far it is; its *static details*."""
         return "Deletes what retention lets go, of all topics; `sexton deletion inflight` shows how much is left."
+
+
+TRIM_TOPIC = Job("trim-topic", TrimTopicInput, TrimTopicResult)  # of a topic's id
+TRIM_TOPICS = Job("trim-topics", TrimTopicsInput, TrimTopicsResult)
+DELETE_TOPIC = Job("delete-topic", DeleteTopicInput, DeleteTopicResult)  # of a topic's id
+DELETE_LEDGERS = Job("delete-ledgers", DeleteLedgersInput, Certificate)  # of a batch's id
+SWEEP_DELETIONS = Job("sweep-deletions", SweepDeletionsInput, SweepDeletionsResult)

@@ -33,11 +33,6 @@ with workflow.unsafe.imports_passed_through():
 _TURNS = 3  # uploads that were proved and lost to another attempt: it is at work, let it be
 
 
-def workflow_id(ledger_id: int) -> str:
-    """`offload-ledger/{ledger}`: ids of ledgers are never used again."""
-    return f"offload-ledger/{ledger_id}"
-
-
 def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=policy.queue or None,

@@ -32,11 +32,13 @@ with workflow.unsafe.imports_passed_through():
         RemovePrimariesResult,
     )
     from workflows import options, search_attributes
-    from workflows.deletion import batches, delete_ledgers
-    from workflows.deletion.values import DeleteLedgersInput, DeleteLedgersProgress
-    from workflows.offload import offload_ledger, totals
+    from workflows.deletion import batches
+    from workflows.deletion.progress import added
+    from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersInput, DeleteLedgersProgress
+    from workflows.offload import totals
     from workflows.offload.offload_ledger import OffloadLedger
     from workflows.offload.values import (
+        OFFLOAD_LEDGER,
         OffloadAsk,
         OffloadLedgerInput,
         OffloadLedgerResult,
@@ -55,11 +57,6 @@ _REMOVAL: workflow.ActivityConfig = {
     **options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # a page of copies proved, by a store that is slow to answer
 }
-
-
-def workflow_id(topic_id: int) -> str:
-    """`offload-topic/{topic_id}`: one at a time a topic; a name created again has another id."""
-    return f"offload-topic/{topic_id}"
 
 
 @workflow.defn(name="offload-topic")
@@ -158,7 +155,7 @@ class OffloadTopic:
         return await workflow.execute_child_workflow(
             OffloadLedger.run,
             request,
-            id=offload_ledger.workflow_id(ledger_id),
+            id=OFFLOAD_LEDGER.id(ledger_id),
             parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
             static_summary=f"ledger {ledger_id} of {self._request.topic}",
             static_details=request.details(),
@@ -189,7 +186,7 @@ class OffloadTopic:
             RemovePrimariesInput(
                 topic_id=self._request.topic_id,
                 batch_id=batch_id,
-                batch_workflow_id=delete_ledgers.workflow_id(batch_id),
+                batch_workflow_id=DELETE_LEDGERS.id(batch_id),
                 actor=ask.actor,
                 reason=ask.reason,
                 ledger_ids=ids,
@@ -218,7 +215,7 @@ class OffloadTopic:
         )
         summary = f"{progress.intents} primary copies of {self._request.topic}"
         done = await (await batches.start_batch(batch, summary=summary))
-        self._result = totals.with_outcomes(self._result, done.outcomes)
+        self._result = replace(self._result, outcomes=added(self._result.outcomes, done.outcomes))
 
     def _show(self) -> None:
         workflow.set_current_details(totals.details(self._result))

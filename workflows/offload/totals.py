@@ -1,6 +1,5 @@
 """What `offload-topic` has done so far: sums, and samples of what went wrong that stay small however much did."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from temporalio import workflow
@@ -8,7 +7,6 @@ from temporalio.exceptions import ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from activities.offload import RemovePrimariesResult
-    from workflows.deletion.values import added
     from workflows.offload.values import OffloadLedgerResult, OffloadOutcome, OffloadTopicResult
 
 _SAMPLE = 20  # of each kind, told by name
@@ -47,13 +45,8 @@ def with_removal(before: OffloadTopicResult, found: RemovePrimariesResult) -> Of
     )
 
 
-def with_outcomes(before: OffloadTopicResult, outcomes: Mapping[str, int]) -> OffloadTopicResult:
-    """One more batch of phase two."""
-    return replace(before, outcomes=added(before.outcomes, outcomes))
-
-
 def details(done: OffloadTopicResult) -> str:
-    """In a line, for who watches."""
+    """In a line, for operators."""
     return (
         f"{done.offloaded:,} ledgers offloaded, {done.size_bytes:,} bytes; {done.failed:,} failed; "
         f"{done.removed:,} primary copies removed, {done.unproved:,} kept: their tiered copy was not proved"

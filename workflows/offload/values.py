@@ -1,14 +1,15 @@
-"""What travels to and from the offload workflows."""
+"""What travels to and from the offload workflows, and by which names and ids programs know them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from workflows.deletion.values import DeletionPolicy
+from workflows.jobs import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadPolicy:
-    """How offload works; set from the settings of who starts it."""
+    """How offload works; set from the settings of its starter."""
 
     timeout_s: int = 45 * 60  # of one attempt
     attempts: int = 5  # of one upload, before the workflow fails
@@ -108,3 +109,7 @@ class OffloadTopicInput:
             f"Copies closed ledgers of `{self.topic}` to the tiered bucket, and `sexton ledger list {self.topic}` "
             "shows which copies each has."
         )
+
+
+OFFLOAD_TOPIC = Job("offload-topic", OffloadTopicInput, OffloadTopicResult)  # of a topic's id
+OFFLOAD_LEDGER = Job("offload-ledger", OffloadLedgerInput, OffloadLedgerResult)  # of a ledger's id

@@ -25,12 +25,22 @@ def acknowledge_all(connection: Connection, writes: Sequence[Acknowledge]) -> li
     if not writes:
         return []
     rows = _lock(connection, writes)
-    listed = {topic_id: _spans(connection, topic_id, rows) for topic_id, _ in rows}
+    slowest: dict[TopicId, int] = {}  # what lies before it is acknowledged already
+    for (topic_id, _), row in rows.items():
+        slowest[topic_id] = min(slowest.get(topic_id, row.mark_ledger), row.mark_ledger)
+    listed = {topic_id: spans(connection, topic_id, from_ledger=first) for topic_id, first in slowest.items()}
     cursors = {key: LockedCursor.of(row) for key, row in rows.items()}
     before = {key: cursor.state for key, cursor in cursors.items()}
     results = [_apply(write, cursors, listed) for write in writes]
     store(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != before[key]])
-    return [_sized(result, write, cursors) for result, write in zip(results, writes, strict=True)]
+    answers: list[WriteResult] = []
+    for result, write in zip(results, writes, strict=True):
+        if isinstance(result, Acknowledged):  # with what the row holds at the end of the batch
+            cursor = cursors[write.topic_id, write.subscription]
+            answers.append(replace(result, row_bytes=cursor.row_bytes, snapshot_ledger=cursor.snapshot_ledger))
+        else:
+            answers.append(result)
+    return answers
 
 
 def _lock(connection: Connection, writes: Sequence[Acknowledge]) -> dict[_Key, Row[Any]]:
@@ -38,13 +48,6 @@ def _lock(connection: Connection, writes: Sequence[Acknowledge]) -> dict[_Key, R
     wanted = sorted({(write.topic_id, write.subscription) for write in writes})
     query = select(t.cursor).where(tuple_(c.topic_id, c.name).in_(wanted)).order_by(c.cursor_id).with_for_update()
     return {(TopicId(row.topic_id), row.name): row for row in connection.execute(query)}
-
-
-def _spans(connection: Connection, topic_id: TopicId, rows: dict[_Key, Row[Any]]) -> list[LedgerSpan]:
-    """Ledgers from the slowest of the cursors on: what lies before it is acknowledged already."""
-    return spans(
-        connection, topic_id, from_ledger=min(row.mark_ledger for key, row in rows.items() if key[0] == topic_id)
-    )
 
 
 def _apply(
@@ -65,11 +68,3 @@ def _apply(
         return error
     cursor.state = since(state, snapshot)
     return Acknowledged(mark_delete=state.mark_delete)
-
-
-def _sized(result: WriteResult, write: Acknowledge, cursors: dict[_Key, LockedCursor]) -> WriteResult:
-    """The answer with what the row holds at the end of the batch."""
-    if not isinstance(result, Acknowledged):
-        return result
-    cursor = cursors[write.topic_id, write.subscription]
-    return replace(result, row_bytes=cursor.row_bytes, snapshot_ledger=cursor.snapshot_ledger)

@@ -7,6 +7,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
 from infra.catalog import tables as t
+from infra.catalog.engine.many import value_of
 from infra.catalog.log.ledger_rows import data_list
 from logstore.cursors.state import CursorState, LedgerSpan, advance, pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import StoredCursor
@@ -35,13 +36,7 @@ def spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -
 def stored(row: Row[Any]) -> StoredCursor:
     """A row of `cursor` as a value."""
     state = CursorState(Position(LedgerId(row.mark_ledger), row.mark_entry), unpack_acknowledged(row.acknowledged))
-    return StoredCursor(
-        name=row.name,
-        state=state,
-        created_us=row.created_us,
-        snapshot_ledger=None if row.snapshot_ledger is None else LedgerId(row.snapshot_ledger),
-        seeks=row.seeks,
-    )
+    return value_of(StoredCursor, row, state=state)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,16 +54,7 @@ class LockedCursor:
     @classmethod
     def of(cls, row: Row[Any]) -> Self:
         """From the whole row."""
-        found = stored(row)
-        return cls(
-            cursor_id=row.cursor_id,
-            name=row.name,
-            state=found.state,
-            snapshot_ledger=found.snapshot_ledger,
-            seeks=row.seeks,
-            created_us=row.created_us,
-            row_bytes=len(row.acknowledged),
-        )
+        return value_of(cls, row, state=stored(row).state, row_bytes=len(row.acknowledged))
 
 
 def insert_cursor(connection: Connection, topic_id: TopicId, name: str, state: CursorState, *, now_us: int) -> None:

@@ -12,14 +12,13 @@ from sqlalchemy import Connection, Row, select
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, insert_cursor, one_cursor, spans, store, stored
 from infra.catalog.deletion.intent_rows import file_intents
-from infra.catalog.engine.database import Database
+from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, data_list, publish, raise_version
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.cursors.state import (
     CursorState,
-    LedgerSpan,
     Snapshot,
     advance,
     pack_acknowledged,
@@ -34,12 +33,8 @@ from logstore.ports.catalog import SnapshotChange, StoredCursor, Topic, TopicSta
 from logstore.positions import LedgerId, Position, TopicId
 
 
-class SqlCursors:
+class SqlCursors(OnDatabase):
     """The `Cursors` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         """See `Cursors.subscribe`."""
@@ -52,7 +47,10 @@ class SqlCursors:
         existing = connection.execute(one_cursor(topic_id, name)).first()
         if existing:
             return stored(existing)
-        state = _starting(spans(connection, topic_id), latest=latest)
+        listed, state = spans(connection, topic_id), CursorState(Position(LedgerId(-1), -1))
+        if listed:
+            start = listed[-1].last if latest else Position(listed[0].ledger_id, -1)
+            state = advance(CursorState(start), listed)
         now = self._db.now_us(connection)
         insert_cursor(connection, topic_id, name, state, now_us=now)
         raise_version(connection, list_id)
@@ -173,10 +171,3 @@ def _existing(connection: Connection, query: Any, name: str) -> Row[Any]:  # noq
     if row is None:
         raise UnknownObject("subscription", expected="an existing subscription", found=name)
     return row
-
-
-def _starting(listed: list[LedgerSpan], *, latest: bool) -> CursorState:
-    if not listed:
-        return CursorState(Position(LedgerId(-1), -1))
-    start = listed[-1].last if latest else Position(listed[0].ledger_id, -1)
-    return advance(CursorState(start), listed)

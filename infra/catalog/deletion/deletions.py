@@ -11,7 +11,6 @@ from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.intent_rows import end_rows, hold, move_rows, take
 from infra.catalog.deletion.intents import INTENT, is_dead_letter, next_ranges, tally_of, to_intent
 from infra.catalog.deletion.runs import finish_run, holder, pause_run, release_run, renew_run, resume_run, with_pauses
-from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.offload.contexts import as_text, context_or_none
@@ -31,10 +30,6 @@ _ANY = "*"  # no uuid is that
 
 class SqlDeletions(FencedWrites):
     """The `Deletions` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See `Deletions.ranges`."""
@@ -142,8 +137,11 @@ class SqlDeletions(FencedWrites):
         def work(connection: Connection) -> int:
             now = self._db.now_us(connection)
             attempts = hold(connection, row_id, claim, error=error, keys_left=keys_left, now_us=now)
-            if attempts is None:
-                _refuse_if_held(connection, row_id)
+            if attempts is None:  # one that ended needs no claim; one that is another's must be left to it
+                query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
+                if other := connection.execute(query).first():
+                    found = other[0] or f"batch {other[1]!r}"
+                    raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found}")
             return 0 if attempts is None or keys_left is None else attempts
 
         with effect("catalog.hold"):
@@ -230,20 +228,11 @@ def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[D
     for row in named:
         context = context_or_none(row.context)
         live[row.ledger_id, row.kind] = _ANY if context is None else context.get("uuid")
-    return [replace(one, referenced=_is_named(one, live)) for one in found]
-
-
-def _is_named(intent: DeletionIntent, live: Mapping[tuple[int, str], str | None]) -> bool:
-    key = (intent.ledger_id, intent.copy.value)
-    return key in live and live[key] in {_ANY, intent.context.get("uuid")}
-
-
-def _refuse_if_held(connection: Connection, row_id: int) -> None:
-    """A row that ended needs no claim; one that is another's must be left to it."""
-    query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
-    other = connection.execute(query).first()
-    if other is not None:
-        raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {other[0] or f'batch {other[1]!r}'}")
+    keys = [(one.ledger_id, one.copy.value) for one in found]
+    return [
+        replace(one, referenced=key in live and live[key] in {_ANY, one.context.get("uuid")})
+        for one, key in zip(found, keys, strict=True)
+    ]
 
 
 def _audit_alone(connection: Connection, row: Row[Any], one: Ended, *, at_us: int) -> None:

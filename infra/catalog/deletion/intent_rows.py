@@ -26,9 +26,9 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intents import INTENT, intents_for
+from infra.catalog.deletion.intents import INTENT, intents_for, lock_unfinished
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by, stalled
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import any_of, ignoring_conflict
 from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind
@@ -102,8 +102,7 @@ def file_again(connection: Connection, ended: Row[Any], context: Mapping[str, st
     generation = max(connection.execute(filed).scalar_one(), listed) + 1
     same = {name: ended._mapping[name] for name in _SAME}  # noqa: SLF001 - public by SQLAlchemy's documentation
     own = {"batch_id": "", "generation": generation, "context": dict(context), "created_us": now_us}
-    unworked = {"state": _PENDING, "attempts": 0, "objects_deleted": 0, "bytes_deleted": 0}
-    connection.execute(insert(t.pending_deletion).values(**same, **own, **unworked))
+    file_new(connection, [same | own])
     set_generation(connection, ended.ledger_id, generation)
 
 
@@ -112,6 +111,17 @@ _SAME = (
     "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
     "actor", "reason",
 )  # fmt: skip
+
+
+def file_new(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[tuple[int, str, int]]:
+    """File intents of which the rows say all but what attempts write; ledger, copy and generation of each filed.
+
+    One that another transaction files at the same time is waited for, and left out.
+    """
+    unworked = {"state": _PENDING, "attempts": 0, "objects_deleted": 0, "bytes_deleted": 0}
+    filing = ignoring_conflict(connection, t.pending_deletion).returning(_P.ledger_id, _P.copy, _P.generation)
+    filed = connection.execute(filing, [{**row, **unworked} for row in rows]) if rows else ()
+    return {(row.ledger_id, row.copy, row.generation) for row in filed}
 
 
 def tell_intent(connection: Connection, row_id: int, context: Mapping[str, str]) -> None:
@@ -130,8 +140,8 @@ def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
 def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
     """Let phase two look again at ledgers whose primary copy went while somebody uploaded to it.
 
-    What was uploaded is not registered, and may be there; as for a newborn, who has the row may no longer say what it
-    saw before. A ledger that has its primary copy needs nothing: whoever deletes that lists all of it. One without an
+    What was uploaded is not registered, and may be there; as for a newborn, the row's holder may no longer say what it
+    saw before. A ledger that has its primary copy needs nothing: its deletion lists all of it. One without an
     intent is of nobody, and is left alone; so is one of another catalog.
 
     Args:
@@ -147,7 +157,7 @@ def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epo
 
 
 def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
-    """Make rows unfinished and nobody's, so that who looked too early ends none of them; dead letters stay.
+    """Make rows unfinished and nobody's, so that an attempt that looked too early ends none of them; dead letters stay.
 
     One that had ended is counted as opened again: its `delete-ledger` has completed, and the next has another id.
     """
@@ -210,13 +220,24 @@ def hold(
 def end_rows(connection: Connection, ended: Sequence[Ended], holder: str, *, now_us: int) -> dict[int, Row[Any]]:
     """Record how rows ended that are still PENDING and the holder's; those that this call ended, as they were."""
     still_its = or_(_P.claim_workflow == holder, _P.batch_id == holder)
-    rows = _locked(connection, [one.row_id for one in ended], still_its)
+    rows = lock_unfinished(connection, [one.row_id for one in ended], still_its)
     mine = [one for one in sorted(ended, key=attrgetter("row_id")) if one.row_id in rows]
     if mine:
         statement = (
             update(t.pending_deletion).where(_P.row_id == bindparam("row")).values(finished_us=now_us, **_ENDING)
         )
-        connection.execute(statement, [_ending(one) for one in mine])
+        values = [
+            {
+                "row": one.row_id,
+                "new_state": one.outcome.state.value,
+                "new_outcome": one.outcome.value,
+                "new_objects": one.objects,
+                "new_bytes": one.size_bytes,
+                "new_error": one.error,
+            }
+            for one in mine
+        ]
+        connection.execute(statement, values)
     return rows
 
 
@@ -231,23 +252,12 @@ _ENDING: Mapping[str, Any] = {
 }
 
 
-def _ending(item: Ended) -> dict[str, object]:
-    return {
-        "row": item.row_id,
-        "new_state": item.outcome.state.value,
-        "new_outcome": item.outcome.value,
-        "new_objects": item.objects,
-        "new_bytes": item.size_bytes,
-        "new_error": item.error,
-    }
-
-
 def move_rows(
     connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], *, until_us: int
 ) -> frozenset[int]:
     """Move claims of PENDING rows of the batch to the workflows named; which of them this call moved."""
     free = and_(_P.batch_id == batch_id, _P.claim_workflow.is_(None))
-    rows = _locked(connection, list(row_ids), free)
+    rows = lock_unfinished(connection, list(row_ids), free)
     statement = (
         update(t.pending_deletion)
         .where(_P.row_id == bindparam("row"))
@@ -262,20 +272,6 @@ def move_rows(
         found = [{"row": row, "workflow": row_ids[row], "error": errors.get(row)} for row in sorted(rows)]
         connection.execute(statement, found)
     return frozenset(rows)
-
-
-_NAMES = (
-    "row_id", "ledger_id", "copy", "generation", "topic_id", "topic", "batch_id", "claim_workflow", "actor", "reason",
-)  # fmt: skip
-_TOLD = [_P[name] for name in _NAMES]
-
-
-def _locked(connection: Connection, row_ids: Sequence[int], whose: ColumnElement[bool]) -> dict[int, Row[Any]]:
-    """Rows that are still PENDING and so, locked in one order, so that two who end the same ones cannot deadlock."""
-    asked = _P.row_id.in_(any_of(connection.dialect.name, row_ids))
-    query = select(*_TOLD).where(asked, _P.state == _PENDING, whose).order_by(_P.row_id)
-    rows: Sequence[Any] = connection.execute(query.with_for_update()).all()
-    return {row.row_id: row for row in rows}
 
 
 def redrive_rows(connection: Connection, wanted: ColumnElement[bool], *, batch_id: str) -> int:

@@ -1,12 +1,13 @@
 """Intents as they stand in `pending_deletion`: a row becomes a value, whatever a hand or a disk did to it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_, func, literal, or_, select
 
 from infra.catalog import tables as t
+from infra.catalog.engine.many import any_of
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none, json_object
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.log.ledgers import CopyKind
@@ -37,7 +38,9 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
     found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     damage = _damage(found)
     numbers = {name: number_in(found[name]) for name in _NUMBERS}
-    texts = {name: _text_in(found[name]) for name in _TEXTS}
+    texts = {  # SQLite keeps any bytes in a column of texts
+        name: one.decode(errors="replace") if isinstance(one := found[name], bytes) else str(one) for name in _TEXTS
+    }
     return DeletionIntent(
         row_id=found["row_id"],
         batch_id=texts["batch_id"],
@@ -96,11 +99,6 @@ def keys_of(text: str) -> dict[str, str]:
 def number_in(stored: object) -> int:
     """The number in a column of numbers, where SQLite keeps any text; 0 for such a text."""
     return stored if isinstance(stored, int) else 0
-
-
-def _text_in(stored: object) -> str:
-    """The text in a column of texts, where SQLite keeps any bytes as well."""
-    return stored.decode(errors="replace") if isinstance(stored, bytes) else str(stored)
 
 
 def _damage(found: RowMapping) -> str | None:
@@ -213,3 +211,17 @@ def filed_by(
     query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
     rows = connection.execute(query.group_by(p.component, p.copy))
     return tuple(Filed(component=row[0], copy=row[1], rows=row[2]) for row in rows)
+
+
+_NAMES = (
+    "row_id", "ledger_id", "copy", "generation", "topic_id", "topic", "batch_id", "claim_workflow", "actor", "reason",
+)  # fmt: skip
+_TOLD = [_P[name] for name in _NAMES]
+
+
+def lock_unfinished(connection: Connection, row_ids: Sequence[int], whose: ColumnElement[bool]) -> dict[int, Row[Any]]:
+    """Rows that are still PENDING and so, locked in one order, so that two endings of the same ones cannot deadlock."""
+    asked = _P.row_id.in_(any_of(connection.dialect.name, row_ids))
+    query = select(*_TOLD).where(asked, _P.state == DeletionState.PENDING.value, whose).order_by(_P.row_id)
+    rows: Sequence[Any] = connection.execute(query.with_for_update()).all()
+    return {row.row_id: row for row in rows}

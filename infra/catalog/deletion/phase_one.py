@@ -5,11 +5,10 @@ Either all of it is committed or none: a ledger is listed, or has an intent, and
 Source: PIP-186, first phase; there it is a message and a metadata update, which can part.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, select
 
@@ -20,7 +19,7 @@ from infra.catalog.deletion import whole_topics
 from infra.catalog.deletion.doomed import Doomed, ListView, doomed
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
 from infra.catalog.deletion.intents import filed_by
-from infra.catalog.deletion.runs import done_before, open_run, share_run, stalled
+from infra.catalog.deletion.runs import fingerprint, open_run, share_run, stalled, unless_done
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import data_list, last_id, lock_lists, never_attached
@@ -31,7 +30,7 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached, Filed, Tally, TopicContents
+from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents
 from logstore.positions import LedgerId, Position, TopicId
 
 _P = t.pending_deletion.c
@@ -55,7 +54,7 @@ class SqlPhaseOne(FencedWrites):
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         """Work on `database`; a ledger not attached within the timeout is taken for abandoned."""
-        self._db = database
+        super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
@@ -75,23 +74,16 @@ class SqlPhaseOne(FencedWrites):
         cause: Cause,
     ) -> Detached:
         """See `PhaseOne.detach`."""
-        request = _fingerprint(topic_id, ledger_ids, force=force)
+        request = fingerprint(f"{topic_id}/{force}", ledger_ids, without="retention")
         order = Order(ledger_ids=ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, request=request)
 
         def locks(connection: Connection) -> ListView | Detached:
-            try:
-                return self._view(connection, topic_id, lock=True)
-            except UnknownObject:  # the topic may be gone since an earlier call, whose answer was lost
-                done = done_before(connection, batch_id, request)
-                if done is None:
-                    raise
-                return done
+            return unless_done(connection, batch_id, request, lambda: self._view(connection, topic_id, lock=True))
 
         def work(connection: Connection, found: ListView | Detached) -> Detached:
             if isinstance(found, Detached):
                 return found
-            done = done_before(connection, batch_id, request)
-            return done or self._replace(connection, found, doomed(connection, found, ledger_ids, force=force), order)
+            return self._replace(connection, found, doomed(connection, found, ledger_ids, force=force), order)
 
         with effect("catalog.detach"):
             return self._write_behind(locks, work)
@@ -112,12 +104,16 @@ class SqlPhaseOne(FencedWrites):
         order = Order(ledger_ids=None, force=False, batch_id=batch_id, claim=claim, cause=cause, request=_MANY_TOPICS)
 
         def work(connection: Connection) -> Detached:
-            view = self._view(connection, topic_id, lock=True)
-            done = _of_topic(connection, view, batch_id)
-            if done.intents:
+            try:
+                view = self._view(connection, topic_id, lock=True)
+            except UnknownObject:  # it may be gone since an earlier call, whose answer was lost
+                if (done := _of_topic(connection, topic_id, batch_id)).intents:
+                    return done
+                raise
+            if (done := _of_topic(connection, topic_id, batch_id)).intents:
                 return done
             filed = self._replace(connection, view, doomed(connection, view, None, force=False), order).filed
-            return _of_topic(connection, view, batch_id, filed=filed)
+            return replace(_of_topic(connection, topic_id, batch_id), filed=filed)
 
         with effect("catalog.detach_into"):
             return self._db.write(work)
@@ -178,18 +174,21 @@ class SqlPhaseOne(FencedWrites):
         intents = adopted + newborn + filed + dead
         result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
         if intents or asked is not None:
-            self._open(connection, result, view, order)
+            if order.request == _MANY_TOPICS:
+                share_run(connection, batch_id, order.claim, now, request=order.request)
+            else:
+                open_run(connection, result, view.topic_id, order.claim, now, request=order.request)
         if gone.ids:
-            _audit(connection, view, gone, order)
+            about: dict[str, Any] = {
+                "topic_id": view.topic_id,
+                "topic": view.topic,
+                "run_id": batch_id,
+                "span": Span.of(gone.ids),
+            }
+            audit(connection, "detach", order.cause, at_us=now, detail={"forced": True} if order.force else {}, **about)
         return replace(
             result, filed=filed_by(connection, batch_id, now, topic_id=view.topic_id) if intents > adopted else ()
         )
-
-    def _open(self, connection: Connection, result: Detached, view: ListView, order: Order) -> None:
-        if order.request == _MANY_TOPICS:
-            share_run(connection, result.batch_id, order.claim, view.now_us, request=order.request)
-        else:
-            open_run(connection, result, view.topic_id, order.claim, view.now_us, request=order.request)
 
     def _abandon_newborn(self, connection: Connection, view: ListView, order: Order) -> int:
         """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
@@ -207,29 +206,10 @@ def _file(connection: Connection, rows: ColumnElement[bool], view: ListView, ord
     return file_intents(connection, rows, batch_id=order.batch_id, now_us=view.now_us, cause=order.cause)
 
 
-def _fingerprint(topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> str:
-    ids = "retention" if ledger_ids is None else ",".join(str(ledger_id) for ledger_id in sorted(set(ledger_ids)))
-    return hashlib.sha256(f"{topic_id}/{force}/{ids}".encode()).hexdigest()
-
-
-def _audit(connection: Connection, view: ListView, gone: Doomed, order: Order) -> None:
-    audit(
-        connection,
-        "detach",
-        order.cause,
-        at_us=view.now_us,
-        topic_id=view.topic_id,
-        topic=view.topic,
-        run_id=order.batch_id,
-        detail={"forced": True} if order.force else {},
-        span=Span.of(gone.ids),
-    )
-
-
-def _of_topic(connection: Connection, view: ListView, batch_id: str, *, filed: Sequence[Filed] = ()) -> Detached:
+def _of_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> Detached:
     """The topic's part of the batch, whose phase two has not begun: found by the index that has the topic."""
-    mine = (_P.state == DeletionState.PENDING.value, _P.topic_id == view.topic_id, _P.batch_id == batch_id)
-    return replace(_counted(connection, batch_id, *mine), filed=filed)
+    mine = (_P.state == DeletionState.PENDING.value, _P.topic_id == topic_id, _P.batch_id == batch_id)
+    return _counted(connection, batch_id, *mine)
 
 
 def _counted(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> Detached:

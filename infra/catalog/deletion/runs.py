@@ -1,13 +1,14 @@
 """Batches of work: nothing else writes rows of `run`. Who works on what, until when by the database's clock.
 
 Work is taken by claiming. An intent is worked on while its own claim is live, or, if it has none, while the
-claim of its batch is. Unfinished without a live claim is stalled, and whoever comes next takes it up. A batch that is
+claim of its batch is. Unfinished without a live claim is stalled, and a later call takes it up. A batch that is
 paused is held for as long as that lasts: its claim may lapse while every worker is away, an operator's word may not.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, exists, func, insert, or_, select, update
 
@@ -19,11 +20,17 @@ from logstore.ports.catalog import Claim, Detached
 from logstore.positions import TopicId
 
 _R = t.run.c
+V = TypeVar("V")
 
 UNCLAIMED = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
 
 SEVERAL_TOPICS = TopicId(0)
 """Stands for the topic of a batch whose rows may be of any."""
+
+DELETES: Final = "delete-ledgers"
+"""The kind of runs that are batches of phase two; plans and applies of reconciliations are others."""
+
+NOTHING_YET: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": {}}
 
 
 def until_us(claim: Claim, now_us: int) -> int:
@@ -40,13 +47,13 @@ def claimed_by(claim: Claim, now_us: int) -> dict[str, Any]:
     }
 
 
-def held(now_us: int) -> ColumnElement[bool]:
+def held(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
     """Batches that are somebody's: claimed, or paused, and not finished."""
     live = or_(func.coalesce(_R.claim_until_us, 0) > now_us, _R.paused_us.is_not(None))
     return and_(_R.finished_us.is_(None), live)
 
 
-def stalled(now_us: int) -> ColumnElement[bool]:
+def stalled(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
     """Unfinished intents that no workflow works on."""
     p = t.pending_deletion.c
     batch_lives = exists().where(_R.run_id == p.batch_id, held(now_us))
@@ -60,16 +67,25 @@ def open_run(
     """Insert the batch's run, claimed, with what the detach did, so that a repeated call can answer the same."""
     summary: dict[str, Any] = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
     summary["request"] = request
-    connection.execute(
-        insert(t.run).values(
-            run_id=result.batch_id,
-            kind="delete-ledgers",
-            topic_id=topic_id,
-            summary=summary,
-            created_us=now_us,
-            **claimed_by(claim, now_us),
-        )
-    )
+    values = {"run_id": result.batch_id, "kind": DELETES, "topic_id": topic_id, "summary": summary}
+    connection.execute(insert(t.run).values(values | {"created_us": now_us} | claimed_by(claim, now_us)))
+
+
+def begin_run(
+    connection: Connection, run_id: str, kind: str, summary: Mapping[str, Any], *, claim: Claim, now_us: int
+) -> bool:
+    """Insert a run that is of no topic, claimed, unless there is one of this id; whether it was inserted.
+
+    A call with an id that another transaction has just inserted waits for that to end.
+    """
+    values = {"run_id": run_id, "kind": kind, "topic_id": SEVERAL_TOPICS, "summary": dict(summary)}
+    put = ignoring_conflict(connection, t.run).values(values | {"created_us": now_us} | claimed_by(claim, now_us))
+    return connection.execute(put.returning(_R.run_id)).first() is not None
+
+
+def tell_run(connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
+    """Set what a run says of itself."""
+    connection.execute(update(t.run).where(_R.run_id == run_id).values(summary=dict(summary)))
 
 
 def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
@@ -78,18 +94,10 @@ def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, 
     Raises:
         ClaimHeld: The batch is finished, or another workflow's: what is filed for it now would be nobody's.
     """
-    put = ignoring_conflict(connection, t.run).values(
-        run_id=batch_id,
-        kind="delete-ledgers",
-        topic_id=SEVERAL_TOPICS,
-        summary={"ledgers": 0, "intents": 0, "finished": {}, "request": request},
-        created_us=now_us,
-        **claimed_by(claim, now_us),
-    )
-    if connection.execute(put.returning(_R.run_id)).first():
+    if begin_run(connection, batch_id, DELETES, NOTHING_YET | {"request": request}, claim=claim, now_us=now_us):
         return
     mine = (_R.run_id == batch_id, _R.claim_workflow == claim.workflow_id, _R.finished_us.is_(None))
-    opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # whoever waited may be the older
+    opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # a call that waited may be the older
     if not connection.execute(
         update(t.run).where(*mine).values(created_us=opened, **claimed_by(claim, now_us))
     ).rowcount:
@@ -103,9 +111,16 @@ def holder(connection: Connection, run_id: str, now_us: int) -> str | None:
 
 
 def done_before(connection: Connection, batch_id: str, request: str) -> Detached | None:
-    """What an earlier call with this batch id did, if there was one.
+    """What an earlier call with this batch id did, if there was one; raises as `told_before`."""
+    summary = told_before(connection, batch_id, request)
+    return None if summary is None else Detached(batch_id=batch_id, **summary)
+
+
+def told_before(connection: Connection, batch_id: str, request: str) -> dict[str, Any] | None:
+    """What an earlier call with this batch id has kept in its run, if there was one.
 
     Raises:
+        InvalidInput: No id.
         PreconditionFailed: It asked for something else.
     """
     if not batch_id:
@@ -114,20 +129,43 @@ def done_before(connection: Connection, batch_id: str, request: str) -> Detached
     if found is None:
         return None
     summary = dict(found)
-    if summary.pop("request") != request:
+    if summary.pop("request", None) != request:
         raise PreconditionFailed(f"batch {batch_id}: expected a name never used before, found one of another request")
-    return Detached(batch_id=batch_id, **summary)
+    return summary
+
+
+def fingerprint(asked: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
+    """What a batch id was used for, so that another use of it is told from a repeated call.
+
+    Args:
+        asked: What was asked, and of which topic.
+        ids: For which ledgers or rows; None: for `without`, which takes their place.
+        without: See `ids`.
+    """
+    named = without if ids is None else ",".join(str(one) for one in sorted(set(ids)))
+    return hashlib.sha256(f"{asked}/{named}".encode()).hexdigest()
+
+
+def unless_done(connection: Connection, batch_id: str, request: str, lock: Callable[[], V]) -> V | Detached:
+    """What `lock` answers, unless an earlier call with this batch id did the work: the topic may be gone since then."""
+    try:
+        locked = lock()
+    except UnknownObject:
+        if done := done_before(connection, batch_id, request):
+            return done
+        raise
+    return done_before(connection, batch_id, request) or locked
 
 
 def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
-    """Hold a batch further, or take one that nobody holds; one run of a workflow never shortens its own claim.
+    """Hold a batch further, or take one whose claim ended; one run of a workflow never shortens its own claim.
 
     Raises:
         UnknownObject: No such batch.
-        ClaimHeld: Another workflow holds it, or it is finished.
+        ClaimHeld: Another workflow holds it, or it is finished or was released.
     """
     free = or_(_R.claim_workflow == claim.workflow_id, ~held(now_us))
-    unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None))
+    unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None), _R.claim_workflow.is_not(None))
     until, same_run = until_us(claim, now_us), _R.claim_run == claim.run_id
     longest = case((and_(same_run, _R.claim_until_us > until), _R.claim_until_us), else_=until)
     renewed = update(t.run).where(*unfinished, free).values(claimed_by(claim, now_us) | {"claim_until_us": longest})
@@ -139,7 +177,7 @@ def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonE
     row = connection.execute(select(t.run).where(_R.run_id == batch_id)).first()
     if row is None:
         return UnknownObject("batch", expected="a batch that was detached", found=batch_id)
-    found = row.claim_workflow if row.finished_us is None else "that it is finished"
+    found = "that it is finished" if row.finished_us is not None else row.claim_workflow or "that it was released"
     return ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {found}")
 
 

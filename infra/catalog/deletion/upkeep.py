@@ -3,7 +3,6 @@
 Each call looks first, in a transaction that only reads: most of them find nothing and must cost next to nothing.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,11 +13,20 @@ from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.intent_rows import file_intents, forget_rows, move, redrive_rows
 from infra.catalog.deletion.intents import filed_by, state_of
-from infra.catalog.deletion.runs import SEVERAL_TOPICS, done_before, forget_runs, held, open_run, stalled
-from infra.catalog.engine.database import Database
-from infra.catalog.engine.many import any_of
+from infra.catalog.deletion.runs import (
+    DELETES,
+    SEVERAL_TOPICS,
+    done_before,
+    fingerprint,
+    forget_runs,
+    held,
+    open_run,
+    stalled,
+)
+from infra.catalog.engine.database import Database, OnDatabase
+from infra.catalog.engine.many import among, any_of
 from infra.catalog.log.ledger_rows import lock_lists, never_attached
-from infra.catalog.log.topic_rows import holding
+from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.offload.uploads import abandoned, take_away_abandoned
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
@@ -28,18 +36,17 @@ from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
 
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _REQUEST = "sweep"  # tells its batches from those of a detach
-_KIND = "delete-ledgers"
 _MOST_IDS = 10_000  # all or nothing: one transaction, one answer
 _MOST_NAMED = 10  # in a refusal
 _UNKNOWN = "unknown"
 
 
-class SqlUpkeep:
+class SqlUpkeep(OnDatabase):
     """The `Upkeep` port."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         """Work on `database`; a ledger not attached within the timeout is taken for abandoned."""
-        self._db = database
+        super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
     def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
@@ -66,7 +73,7 @@ class SqlUpkeep:
         newborn, dead = self._detach_dead(connection, batch_id, limit, now)
         others = _stalled(now).where(_P.batch_id != batch_id)  # what was just filed is stalled until the run stands
         page = others.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
-        taken = _among(connection, _P.row_id, list(connection.execute(page).scalars()))
+        taken = among(connection, _P.row_id, list(connection.execute(page).scalars()))
         adopted = move(connection, taken, stalled(now), batch_id=batch_id)
         result = Detached(batch_id=batch_id, ledgers=newborn, intents=newborn + dead + adopted)
         if result.intents:
@@ -81,9 +88,9 @@ class SqlUpkeep:
         found = [*born, *dead]
         if not found:
             return 0, 0
-        _hold_topics(connection, [row.topic_id for row in found])
-        lock_lists(connection, _among(connection, t.ledger_list.c.list_id, [row.list_id for row in found]))
-        doomed = _among(connection, _L.ledger_id, [row.ledger_id for row in born])
+        hold_topics(connection, [row.topic_id for row in found])
+        lock_lists(connection, among(connection, t.ledger_list.c.list_id, [row.list_id for row in found]))
+        doomed = among(connection, _L.ledger_id, [row.ledger_id for row in born])
         unattached = _L.state == LedgerState.CREATING.value
         newborn = file_intents(connection, doomed & unattached, batch_id=batch_id, now_us=now_us)
         copies = 0
@@ -143,7 +150,7 @@ class SqlUpkeep:
         """See `Upkeep.redrive`."""
 
         def work(connection: Connection) -> Detached:
-            request = _fingerprint(row_ids)
+            request = fingerprint("redrive", row_ids)
             done = done_before(connection, batch_id, request)
             return done or self._redrive(connection, row_ids, batch_id, claim=claim, cause=cause, request=request)
 
@@ -166,7 +173,9 @@ class SqlUpkeep:
         result = Detached(batch_id=batch_id, ledgers=0, intents=again)
         if result.intents:
             open_run(connection, result, SEVERAL_TOPICS, claim, now, request=request)
-            _audit_redrive(connection, result, cause, at_us=now)
+            span = Span.selected(connection, _P.ledger_id, _P.batch_id == batch_id)
+            about: dict[str, Any] = {"topic_id": SEVERAL_TOPICS, "topic": None, "run_id": batch_id, "span": span}
+            audit(connection, "redrive", cause, at_us=now, detail={"rows": again}, **about)
         return result
 
 
@@ -203,7 +212,7 @@ def _empty_runs(before_us: int) -> Select[Any]:
     vanished = _R.finished_us.is_(None) & (func.coalesce(_R.claim_until_us, 0) < before_us)
     over = or_(_R.finished_us < before_us, vanished)
     rows = exists().where(_P.batch_id == _R.run_id)
-    return select(_R.run_id).where(_R.kind == _KIND, over, ~rows)
+    return select(_R.run_id).where(_R.kind == DELETES, over, ~rows)
 
 
 def _any(connection: Connection, query: Select[Any]) -> bool:
@@ -212,16 +221,6 @@ def _any(connection: Connection, query: Select[Any]) -> bool:
 
 def _count(connection: Connection, query: Select[Any]) -> int:
     return connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
-
-
-def _among(connection: Connection, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
-    return column.in_(any_of(connection.dialect.name, ids))
-
-
-def _hold_topics(connection: Connection, ids: Sequence[int]) -> None:
-    """Share-lock topics: who takes their rows away waits for us, or we for it."""
-    key = t.topic.c.topic_id
-    connection.execute(holding(select(key).where(_among(connection, key, ids)).order_by(key)))
 
 
 def _wanted(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool) -> ColumnElement[bool]:
@@ -238,7 +237,8 @@ def _wanted(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool
 
 def _require_dead_letters(row_ids: Sequence[int], states: Mapping[int, str]) -> None:
     wrong = {row: states.get(row, _UNKNOWN) for row in sorted(set(row_ids))}
-    wrong = {row: state for row, state in wrong.items() if not _is_dead(state)}
+    dead = DeletionState.DEAD_LETTERED
+    wrong = {row: state for row, state in wrong.items() if state == _UNKNOWN or state_of(state) is not dead}
     if not wrong:
         return
     named = ", ".join(f"{row} {state}" for row, state in list(wrong.items())[:_MOST_NAMED])
@@ -246,26 +246,3 @@ def _require_dead_letters(row_ids: Sequence[int], states: Mapping[int, str]) -> 
     if set(wrong.values()) == {_UNKNOWN}:
         raise UnknownObject("deletion ids", expected="ids that `sexton deletion list` shows", found=f"{named}{more}")
     raise PreconditionFailed(f"deletions: expected dead letters, found {named}{more}; nothing was changed")
-
-
-def _is_dead(state: str) -> bool:
-    return state != _UNKNOWN and state_of(state) is DeletionState.DEAD_LETTERED
-
-
-def _audit_redrive(connection: Connection, result: Detached, cause: Cause, *, at_us: int) -> None:
-    audit(
-        connection,
-        "redrive",
-        cause,
-        at_us=at_us,
-        topic_id=SEVERAL_TOPICS,
-        topic=None,
-        run_id=result.batch_id,
-        detail={"rows": result.intents},
-        span=Span.selected(connection, _P.ledger_id, _P.batch_id == result.batch_id),
-    )
-
-
-def _fingerprint(row_ids: Sequence[int] | None) -> str:
-    ids = "all" if row_ids is None else ",".join(str(row) for row in sorted(set(row_ids)))
-    return hashlib.sha256(f"redrive/{ids}".encode()).hexdigest()

@@ -1,7 +1,7 @@
 """Deleting a whole topic in SQL: one transaction a step, under a lock of the topic's row.
 
 Whoever attaches something to a topic holds a share lock of that row and requires ACTIVE. So once `begin` has
-committed, nobody new comes. `begin` waits for nobody; `detach_all` waits for those who had come before it, so what
+committed, nobody new comes. `begin` waits for nobody; `detach_all` waits for those that had come before it, so what
 it finds is all there ever will be.
 """
 
@@ -143,7 +143,7 @@ def topic_tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tal
 
 
 def _locked(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
-    """The topic's row, locked against everyone who holds it, or with `key_share` only against who deletes it."""
+    """The topic's row, locked against every holder, or with `key_share` only against a deletion of it."""
     query = select(t.topic).where(t.topic.c.topic_id == topic_id)
     return connection.execute(query.with_for_update(key_share=key_share)).first()
 

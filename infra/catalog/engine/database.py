@@ -1,21 +1,22 @@
 """Transactions on SQLite and PostgreSQL: begun right, retried whole, their errors translated at one edge."""
 
 import random
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
+from infra.catalog.engine import files
 from infra.catalog.engine.faults import contended, may_have_landed, sentence, translated
-from infra.catalog.engine.urls import parsed_url
 from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -27,6 +28,34 @@ _PATIENCE_S = 30.0
 _PAUSE_S = (0.0005, 0.003)  # between tries for SQLite's one write lock; its own busy handler starved a writer for 6 s
 _OPENING = ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "busy_timeout=0")
 _CONNECT_S = 10
+_URLS = "sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE"
+_SECRET = re.compile(r"(?<=:)[^:/@]*[^/@]*(?=@)|(?<=password=)[^&]*")
+
+
+def shown_url(url: str) -> str:
+    """The URL as it may be printed: no password, wherever it stands in it."""
+    return _SECRET.sub("***", url)
+
+
+def parsed_url(url: str) -> URL:
+    """Read `sqlite:///PATH` or `postgresql+psycopg://…`.
+
+    Raises:
+        InvalidInput: Neither of the two, or SQLite without a plain path: every connection to `:memory:` would
+            see a database of its own.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # from None: their messages show the password
+        raise InvalidInput("database_url", expected=_URLS, found=shown_url(url)) from None
+    if parsed.drivername == "postgresql+psycopg":
+        return parsed
+    path = parsed.database or ""
+    plain = path and not (parsed.host or parsed.username or path.startswith((":memory:", "file:")))
+    if parsed.drivername in {"sqlite", "sqlite+pysqlite"} and plain:
+        return parsed
+    shown = parsed.render_as_string(hide_password=True)
+    raise InvalidInput("database_url", expected=_URLS, found=shown_url(shown))
 
 
 class Database:
@@ -37,7 +66,7 @@ class Database:
 
         Args:
             url: `sqlite:///path` or `postgresql+psycopg://…`.
-            pool_size: Connections at the most; who finds none free waits.
+            pool_size: Connections at the most; a thread that finds none free waits.
             patience_s: How long contention is borne before `CatalogBusy`.
 
         Raises:
@@ -92,12 +121,13 @@ class Database:
         """
         if patience_s is None:
             return self._run(self.engine, work, self._patience_s)
-        return self._run(self.engine, partial(self._impatiently, work, patience_s), patience_s)
 
-    def _impatiently(self, work: Callable[[Connection], T], patience_s: float, connection: Connection) -> T:
-        if not self.is_sqlite:
-            connection.execute(text(f"SET LOCAL lock_timeout = {int(patience_s * 1000)}"))
-        return work(connection)
+        def impatiently(connection: Connection) -> T:
+            if not self.is_sqlite:
+                connection.execute(text(f"SET LOCAL lock_timeout = {int(patience_s * 1000)}"))
+            return work(connection)
+
+        return self._run(self.engine, impatiently, patience_s)
 
     def _run(self, engine: Engine, work: Callable[[Connection], T], patience_s: float) -> T:
         give_up, stale = time.monotonic() + patience_s, True
@@ -144,6 +174,14 @@ class Database:
         return int(connection.execute(_NOW).scalar_one())
 
 
+class OnDatabase:
+    """An adapter of the catalog, over one database."""
+
+    def __init__(self, database: Database) -> None:
+        """Work on `database`."""
+        self._db = database
+
+
 _NOW = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 
 
@@ -181,7 +219,8 @@ def _postgresql(url: URL, pool: dict[str, Any], patience_s: float) -> Engine:
 
 
 def _sqlite(url: URL, pool: dict[str, Any]) -> Engine:
-    engine = create_engine(url, hide_parameters=True, connect_args={"check_same_thread": False}, **pool)
+    path = str(url.database)
+    engine = _of_file(url, lambda: sqlite3.connect(path, check_same_thread=False), **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -190,20 +229,33 @@ def _sqlite(url: URL, pool: dict[str, Any]) -> Engine:
 def _looking(url: URL) -> Engine:
     """An engine on a SQLite file that is opened read-only."""
     place = f"file:{quote(str(url.database))}?mode=ro"
-    engine = create_engine(url, hide_parameters=True, creator=lambda: sqlite3.connect(place, uri=True, timeout=5))
+    engine = _of_file(url, lambda: sqlite3.connect(place, uri=True, timeout=5))
     event.listen(engine, "connect", _take_no_transaction)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
+def _of_file(url: URL, connect: Callable[[], sqlite3.Connection], **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
+    """An engine that lets no bulk read of this process open the file meanwhile; see `files`."""
+    path = str(url.database)
+
+    def creator() -> sqlite3.Connection:
+        files.hold(path, files.PYTHONS)
+        try:
+            return connect()
+        except BaseException:
+            files.free(path, files.PYTHONS)
+            raise
+
+    engine = create_engine(url, hide_parameters=True, creator=creator, **pool)
+    event.listen(engine, "close", lambda *_: files.free(path, files.PYTHONS))
+    return engine
+
+
 def _take_no_transaction(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # the driver is not to begin anything by itself
-    connection.text_factory = _as_far_as_it_can_be_read
-
-
-def _as_far_as_it_can_be_read(stored: bytes) -> str:
-    """A text that a disk has damaged: the driver would fail the whole result for it, and nobody could read the rest."""
-    return stored.decode("utf-8", "replace")
+    # the driver would fail a whole result for one text that a disk has damaged
+    connection.text_factory = lambda stored: stored.decode("utf-8", "replace")
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:

@@ -13,12 +13,12 @@ from sqlalchemy.exc import DBAPIError
 from logstore.errors import CorruptData, InvalidInput, ServiceFailed, StoreUnavailable
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_CORRECT = "correct SEXTON_DATABASE_URL, or its permissions"
-_ANY = f"it does not answer; {_CORRECT}"
+CORRECT = "correct SEXTON_DATABASE_URL, or its permissions"
+_ANY = f"it does not answer; {CORRECT}"
 _SQLITE = {
     sqlite3.SQLITE_FULL: "its disk is full; make room",
     sqlite3.SQLITE_READONLY: "it can be read only; make it writable",
-    sqlite3.SQLITE_PERM: f"it may not be used; {_CORRECT}",
+    sqlite3.SQLITE_PERM: f"it may not be used; {CORRECT}",
     sqlite3.SQLITE_IOERR: "its disk fails, or a file beside it is gone; stop what uses it, then look at its folder",
 }
 _REFUSED = re.compile(r"authentication|password|role .* does not exist|pg_hba|permission denied", re.IGNORECASE)
@@ -45,7 +45,7 @@ def translated(error: DBAPIError, url: URL) -> Exception:
     if _is_psycopgs(error, "errors.ReadOnlySqlTransaction"):
         return StoreUnavailable(f"database: {_server(url)} takes no writes; is it a standby?")
     if error.connection_invalidated or _is_psycopgs(error, "OperationalError", "InterfaceError"):
-        return StoreUnavailable(f"database: {_missed(error, url)}")
+        return StoreUnavailable(f"database: {missed(sentence(error), url, lost=error.connection_invalidated)}")
     return error
 
 
@@ -54,9 +54,9 @@ def _of_sqlite(error: DBAPIError, url: URL) -> Exception:
     if code == sqlite3.SQLITE_CORRUPT:
         return CorruptData(f"database: {url.database} is damaged; restore it from a backup")
     if code == sqlite3.SQLITE_NOTADB:
-        return ServiceFailed("database", f"{url.database} is no SQLite database", advice=_CORRECT)
+        return ServiceFailed("database", f"{url.database} is no SQLite database", advice=CORRECT)
     if code == sqlite3.SQLITE_CANTOPEN or Path(str(url.database)).is_dir():
-        return StoreUnavailable(f"database: {url.database} cannot be opened: {_obstacle(url)}; {_CORRECT}")
+        return StoreUnavailable(unopened(url))
     if isinstance(error.orig, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:  # that one is wrong SQL
         return StoreUnavailable(f"database: {url.database}: {_SQLITE.get(code or 0, _ANY)}")
     return error
@@ -67,23 +67,29 @@ def sentence(error: DBAPIError) -> str:
     return " ".join(str(error.orig).split())
 
 
-def _obstacle(url: URL) -> str:
+def unopened(url: URL, *, reading: bool = False) -> str:
+    """Why a SQLite file cannot be opened, as far as the world tells."""
+    return f"database: {url.database} cannot be opened: {_obstacle(url, reading=reading)}; {CORRECT}"
+
+
+def _obstacle(url: URL, *, reading: bool) -> str:
     path = Path(str(url.database))
     if path.is_dir():
         return "it is a folder"
     if not path.parent.is_dir():
         return "its folder does not exist"
+    if not path.exists() and reading:
+        return "it does not exist"
     return "no permission" if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK) else "it is busy"
 
 
-def _missed(error: DBAPIError, url: URL) -> str:
-    """Why PostgreSQL could not be talked to; libpq tells it in words alone."""
-    said = sentence(error)
+def missed(said: str, url: URL, *, lost: bool) -> str:
+    """Why PostgreSQL could not be talked to, or the connection was lost; libpq tells it in words alone."""
     if _NO_DATABASE.search(said):
         return f"there is no database {url.database} at {_server(url)}; create it, or correct SEXTON_DATABASE_URL"
     if _REFUSED.search(said):
         return f"{_server(url)} refuses the user {url.username}; correct SEXTON_DATABASE_URL"
-    if error.connection_invalidated:
+    if lost:
         return f"the connection to {_server(url)} was lost; see whether PostgreSQL runs"
     return f"no PostgreSQL answers at {_server(url)}; start it, or correct SEXTON_DATABASE_URL"
 

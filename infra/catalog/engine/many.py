@@ -5,14 +5,17 @@ So it is compiled once, and prepared once on a connection. SQLite reads the valu
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     CursorResult,
     FromClause,
+    Row,
     Select,
     Text,
     bindparam,
@@ -23,6 +26,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import TypeEngine
+
+V = TypeVar("V")
 
 BIG = BigInteger()
 TEXT = Text()
@@ -54,6 +59,13 @@ class Statement(NamedTuple):
         return connection.execute(self.sql, self.rows.packed(sorted(rows)))
 
 
+def value_of(kind: type[V], row: Row[Any], **more: Any) -> V:  # noqa: ANN401 - fields of any type
+    """A row as a value of a dataclass: each field is `more`'s or else, if there is one, the column of its name."""
+    found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
+    told = {one.name: found[one.name] for one in fields(kind) if one.name not in more and one.name in found}  # type: ignore[arg-type]
+    return kind(**told, **more)
+
+
 def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Rows:
     """Rows of these columns, `BIG` or `TEXT`, under a name that no other parameter of the statement begins with."""
     source: FromClause
@@ -75,6 +87,11 @@ def any_of(dialect: str, ids: Iterable[int]) -> Select[Any]:
     if dialect == "sqlite":
         return select(func.json_each(json.dumps(wanted)).table_valued("value").c.value)
     return select(func.unnest(literal(wanted, _array(BIG))))
+
+
+def among(connection: Connection, column: ColumnElement[Any], ids: Iterable[int]) -> ColumnElement[bool]:
+    """Whether the column is one of the ids."""
+    return column.in_(any_of(connection.dialect.name, ids))
 
 
 def inserting(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, inspect, text
 
-from infra.catalog.engine.database import Database
-from infra.catalog.engine.urls import shown_url
+from infra.catalog.engine.database import Database, shown_url
 from logstore.errors import CatalogVersionMismatch, ServiceFailed
 from logstore.ownership import check_bundles
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 VERSIONS: Final = ("0001", "0002", "0003", "0004")
 """Every version there was, ascending; the last is this build's. A constant, for to ask Alembic costs 0.4 s of CPU."""
 
-_MIGRATIONS = Path(__file__).parents[1] / "migrations"
 DEFAULT_BUNDLES: Final = 64  # what catalogs from before bundles have
 _LOCK = 0x5E870  # any number of our own: PostgreSQL's advisory lock around a migration
 
@@ -70,7 +68,7 @@ def check_version(database: Database) -> None:
         advice = "run `sexton up` or `sexton catalog upgrade`, or correct SEXTON_DATABASE_URL"
         raise ServiceFailed("database", problem, advice=advice)
     found = version(database)
-    if found != _head():
+    if found != VERSIONS[-1]:
         raise _mismatch(found)
 
 
@@ -86,7 +84,7 @@ def _mismatch(version: str | None) -> CatalogVersionMismatch:
     advice = (
         "run `sexton up`, or `sexton catalog upgrade`" if older else "it was written by a newer build: run that one"
     )
-    return CatalogVersionMismatch(f"catalog version: expected {_head()}, found {found}; {advice}")
+    return CatalogVersionMismatch(f"catalog version: expected {VERSIONS[-1]}, found {found}; {advice}")
 
 
 def _version(connection: Connection) -> str | None:
@@ -107,9 +105,5 @@ def _config() -> "Config":
     from alembic.config import Config  # noqa: PLC0415 - start-up time
 
     config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations"))
     return config
-
-
-def _head() -> str:
-    return VERSIONS[-1]

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
-from infra.catalog.engine.database import Database
+from infra.catalog.engine.database import Database, OnDatabase
 from infra.catalog.engine.many import ignoring_conflict
 from infra.catalog.log.inspection import live_copies, live_row
 from infra.catalog.offload.contexts import Readable
@@ -21,12 +21,12 @@ _KINDS = {Role.PRIMARY: CopyKind.LEDGER, Role.TIERED: CopyKind.OFFLOADED_LEDGER}
 _C, _P = t.ledger_copy.c, t.pending_deletion.c
 
 
-class SqlIdentities:
+class SqlIdentities(OnDatabase):
     """The `Identities` port."""
 
     def __init__(self, database: Database) -> None:
         """Work on `database`."""
-        self._db = database
+        super().__init__(database)
         self._catalog_id = ""
 
     def catalog_id(self) -> str:

@@ -5,18 +5,18 @@ then each write is decided under those locks, and then all are written. So a bat
 all of its conditions hold, or answers why not.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.acknowledgements import acknowledge_all
 from infra.catalog.deletion.intent_rows import reopen_late
-from infra.catalog.engine.database import Database
-from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of, value_of
 from infra.catalog.log.ledger_rows import GROWS, register
 from infra.catalog.log.ledgers import epoch
 from infra.catalog.log.topic_rows import advance_producers, holding
@@ -34,12 +34,8 @@ from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Acknowledge, Registered, RegisterSegment, TopicState, Write, WriteResult
 
 
-class SqlCommits:
+class SqlCommits(OnDatabase):
     """The `Commits` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
         """See `Commits.commit`."""
@@ -84,21 +80,21 @@ def _register_all(connection: Connection, writes: Sequence[RegisterSegment]) -> 
         return []
     locked = _lock(connection, writes)
     results = [_decide(locked, write) for write in writes]
-    _flush(connection, locked)
-    late = {write.ledger_id for write in writes if write.epoch == locked.epoch and not _is_open(locked, write)}
+    if locked.segments:
+        grown = [(one, *(getattr(locked.ledgers[one], name) for name in GROWS)) for one in locked.touched]
+        register(connection, locked.segments, grown)
+    if locked.advanced:
+        advance_producers(connection, [(*key, last) for key, last in locked.advanced.items()])
+    # of one that is OPEN the primary copy stands for certain: nobody can have looked for the last time
+    standing = {ledger_id for ledger_id, ledger in locked.ledgers.items() if ledger.state == LedgerState.OPEN.value}
+    late = {write.ledger_id for write in writes if write.epoch == locked.epoch and write.ledger_id not in standing}
     if late:
         reopen_late(connection, late, epoch=locked.epoch)
     return results
 
 
-def _is_open(locked: _Locked, write: RegisterSegment) -> bool:
-    """Whether the ledger has its primary copy for certain, so that nobody can have looked for the last time."""
-    ledger = locked.ledgers.get(write.ledger_id)
-    return ledger is not None and ledger.state == LedgerState.OPEN.value
-
-
 def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
-    """Lock topics, then ledgers, then sequences, each by key: nobody who does the same can deadlock with us."""
+    """Lock topics, then ledgers, then sequences, each by key: nobody that does the same can deadlock with us."""
     locks = _locks(connection.dialect.name)
     asked = {write.topic_id for write in writes}
     topics = locks.topics.execute(connection, {(topic_id,) for topic_id in asked}).all()
@@ -106,24 +102,16 @@ def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
     ledgers = locks.ledgers.execute(connection, {(write.ledger_id,) for write in writes}).all()
     pairs = {(write.topic_id, part.producer) for write in writes for part in write.producers}
     sequences = locks.sequences.execute(connection, pairs).all() if pairs else []
+    t_, inactive = t.topic.c, asked - states.keys()
+    if inactive:
+        found = connection.execute(select(t_.topic_id, t_.state).where(t_.topic_id.in_(inactive)))
+        states |= {row.topic_id: row.state for row in found}
     return _Locked(
         epoch=topics[0].epoch if topics else epoch(connection),
-        topics=states | _inactive(connection, asked - states.keys()),
-        ledgers={row.ledger_id: _ledger(row) for row in ledgers},
+        topics=states,
+        ledgers={row.ledger_id: value_of(_Ledger, row) for row in ledgers},
         sequences={(row.topic_id, row.producer): row.sequence_id for row in sequences},
     )
-
-
-def _inactive(connection: Connection, topic_ids: Collection[int]) -> dict[int, str]:
-    """States of topics that were not ACTIVE."""
-    if not topic_ids:
-        return {}
-    found = connection.execute(select(t.topic.c.topic_id, t.topic.c.state).where(t.topic.c.topic_id.in_(topic_ids)))
-    return {row.topic_id: row.state for row in found}
-
-
-def _ledger(row: Any) -> _Ledger:  # noqa: ANN401 - SQLAlchemy's row
-    return _Ledger(topic_id=row.topic_id, state=row.state, **{name: getattr(row, name) for name in GROWS})
 
 
 def _decide(locked: _Locked, write: RegisterSegment) -> WriteResult:
@@ -182,19 +170,6 @@ def _producer_refusal(locked: _Locked, write: RegisterSegment) -> SextonError | 
             )
         ahead[part.producer] = part.last
     return None
-
-
-def _flush(connection: Connection, locked: _Locked) -> None:
-    """Write what was decided."""
-    if not locked.segments:
-        return
-    register(connection, locked.segments, [_grown(row, locked.ledgers[row]) for row in locked.touched])
-    if locked.advanced:
-        advance_producers(connection, [(*key, last) for key, last in locked.advanced.items()])
-
-
-def _grown(ledger_id: int, ledger: _Ledger) -> tuple[int, ...]:
-    return (ledger_id, *(getattr(ledger, name) for name in GROWS))
 
 
 class _Locks(NamedTuple):

@@ -9,22 +9,18 @@ from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.deletion.intents import keys_of
-from infra.catalog.engine.database import Database
-from infra.catalog.log.ledger_rows import canonical, make_list, newborn
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.log.ledger_rows import canonical, ledger_of, make_list, newborn
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
-from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Cause, Ledger, Topic
 from logstore.positions import LedgerId, TopicId
 
 
-class SqlComponents:
+class SqlComponents(OnDatabase):
     """The `Components` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def create(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
@@ -76,7 +72,7 @@ def born(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] 
 def retire(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
     """Replace a component's ledger by an intent that nobody works on yet, and say so in the audit log.
 
-    A trim of the topic or a sweep takes the intent up, whatever became of who retired it (apache/pulsar#982).
+    A trim of the topic or a sweep takes the intent up, whatever became of that process (apache/pulsar#982).
     """
     file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us)
     cause = Cause(actor="sexton", reason=reason, workflow_id="")
@@ -102,31 +98,15 @@ def _listed(connection: Connection, topic_id: TopicId) -> list[Ledger]:
     kinds: dict[int, set[CopyKind]] = {}
     for row in connection.execute(select(t.ledger_copy.c.ledger_id, t.ledger_copy.c.kind).where(*live)):
         kinds.setdefault(row.ledger_id, set()).add(CopyKind(row.kind))
-    found = [_ledger(row, topic_id, kinds.get(row.ledger_id, set())) for row in rows]
-    return sorted(found, key=_place)
-
-
-def _place(ledger: Ledger) -> tuple[object, ...]:
-    return (
-        ledger.component is not Component.MANAGED_LEDGER,
-        ledger.component.value,
-        canonical(ledger.keys),
-        ledger.ledger_id,
-    )
-
-
-def _ledger(row: Row[Any], topic_id: TopicId, copies: set[CopyKind]) -> Ledger:
-    return Ledger(
-        ledger_id=LedgerId(row.ledger_id),
-        topic_id=topic_id,
-        component=Component(row.component),
-        state=LedgerState(row.state),
-        entries=row.entries,
-        size_bytes=row.size_bytes,
-        last_segment=row.last_segment,
-        generation=row.generation,
-        created_us=row.created_us,
-        closed_us=row.closed_us,
-        copies=tuple(sorted(copies)),
-        keys=keys_of(row.owner),
-    )
+    found = [
+        ledger_of(
+            row,
+            topic_id,
+            component=Component(row.component),
+            copies=tuple(sorted(kinds.get(row.ledger_id, ()))),
+            keys=keys_of(row.owner),
+        )
+        for row in rows
+    ]
+    data = Component.MANAGED_LEDGER
+    return sorted(found, key=lambda one: (one.component is not data, one.component, canonical(one.keys), one.ledger_id))

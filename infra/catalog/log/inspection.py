@@ -9,7 +9,8 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, true
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, keys_of, to_intent
 from infra.catalog.deletion.runs import SEVERAL_TOPICS, stalled
-from infra.catalog.engine.database import Database
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.many import value_of
 from infra.catalog.log.ledger_rows import last_id
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none
 from logstore.deletion.intents import DeletionIntent
@@ -29,26 +30,28 @@ from logstore.positions import LedgerId, TopicId
 _A = t.audit.c
 
 
-class SqlInspection:
+class SqlInspection(OnDatabase):
     """The `Inspection` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def ledger(self, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
         """See `Inspection.ledger`."""
         return self._db.read(lambda connection: self._ledger(connection, ledger_id, decisions))
 
     def _ledger(self, connection: Connection, ledger_id: LedgerId, decisions: int) -> LedgerHistory:
-        _require_known(connection, ledger_id)
+        ceiling = connection.execute(select(t.catalog.c.next_ledger_id)).scalar_one()
+        if not 0 <= ledger_id < ceiling:
+            expected = f"an id that was given to a ledger, below {ceiling}"
+            raise UnknownObject("ledger", expected=expected, found=ledger_id)
         row = live_row(connection, ledger_id)
         filed = _filed(connection, ledger_id, now_us=self._db.now_us(connection))
         live = list(live_copies(connection, row)) if row else []
-        named = _names(ledger_id, _of_topics(row, filed), filed, live=row is not None)
+        topics = {one.intent.topic_id for one in filed} | ({row.topic_id} if row else set())
+        # of a ledger whose topic is not known any more the whole log is read: nothing else is left to go by
+        of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
+        named = _names(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
             ledger_id=ledger_id,
-            live=_live(row) if row else None,
+            live=value_of(LiveLedger, row, state=LedgerState(row.state), listed=row.place is not None) if row else None,
             references=list(_references(connection, row)) if row else [],
             copies=[*live, *_detached(filed, live)],
             intents=filed,
@@ -69,36 +72,11 @@ class SqlInspection:
         return self._db.read(work)
 
 
-def _require_known(connection: Connection, ledger_id: LedgerId) -> None:
-    ceiling = connection.execute(select(t.catalog.c.next_ledger_id)).scalar_one()
-    if not 0 <= ledger_id < ceiling:
-        raise UnknownObject("ledger", expected=f"an id that was given to a ledger, below {ceiling}", found=ledger_id)
-
-
-def _live(row: Row[Any]) -> LiveLedger:
-    return LiveLedger(
-        state=LedgerState(row.state),
-        listed=row.place is not None,
-        entries=row.entries,
-        size_bytes=row.size_bytes,
-        generation=row.generation,
-        created_us=row.created_us,
-        closed_us=row.closed_us,
-    )
-
-
 def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[FiledIntent]:
     p = t.pending_deletion.c
     query = select(*INTENT).add_columns(stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
     return [
-        FiledIntent(
-            intent=to_intent(row),
-            stalled=bool(row.stalled),
-            objects_deleted=row.objects_deleted,
-            bytes_deleted=row.bytes_deleted,
-            created_us=row.created_us,
-            finished_us=row.finished_us,
-        )
+        value_of(FiledIntent, row, intent=to_intent(row), stalled=bool(row.stalled))
         for row in connection.execute(query.order_by(p.row_id.desc()))
     ]
 
@@ -111,12 +89,6 @@ def _detached(filed: Iterable[FiledIntent], live: Iterable[KnownCopy]) -> Iterat
         if key not in seen:
             seen.add(key)
             yield KnownCopy(state=found.intent.state.value, intent=found.intent)
-
-
-def _of_topics(row: Row[Any] | None, filed: list[FiledIntent]) -> ColumnElement[bool]:
-    """Of a ledger whose topic is not known any more the whole log is read: nothing else is left to go by."""
-    topics = {one.intent.topic_id for one in filed} | ({row.topic_id} if row else set())
-    return _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
 
 
 def _names(
@@ -155,17 +127,7 @@ def _drawn(connection: Connection, where: ColumnElement[bool]) -> Iterator[Decis
     """Newest first, drawn from the database no further than asked."""
     newest = select(t.audit).where(where).order_by(_A.audit_id.desc())
     with connection.execute(newest, execution_options={"yield_per": 100}) as result:
-        for row in result:
-            yield Decision(
-                at_us=row.at_us,
-                act=row.act,
-                actor=row.actor,
-                reason=row.reason,
-                workflow_id=row.workflow_id,
-                topic=row.topic,
-                run_id=row.run_id,
-                detail=row.detail,
-            )
+        yield from (value_of(Decision, row) for row in result)
 
 
 def live_row(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
@@ -216,8 +178,14 @@ def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
     where = {"component": row.component, "keys": keys_of(row.owner), "place": row.place, "last": last}
     yield Reference(kind=ReferenceKind.LIST, facts=where)
     yield from _cursors(connection, row)
-    yield from _versions(connection, row)
-    yield from _offloads(connection, row)
+    v, c = t.schema_version.c, t.ledger_copy.c
+    versions = select(v.version).where(v.topic_id == row.topic_id, v.ledger_id == row.ledger_id).order_by(v.version)
+    for version in connection.execute(versions).scalars():
+        yield Reference(kind=ReferenceKind.SCHEMA, facts={"version": version})
+    writing = (c.kind == CopyKind.OFFLOADED_LEDGER.value, c.state == CopyState.WRITING.value)
+    offloads = select(as_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
+    for context in connection.execute(offloads).scalars():
+        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": context_in(context).get("uuid")})
 
 
 def _cursors(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
@@ -231,18 +199,3 @@ def _cursors(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
     for found in sorted(connection.execute(query).all()):
         facts = {"subscription": found.name, "mark_delete": f"{found.mark_ledger}:{found.mark_entry}"}
         yield Reference(kind=kind, facts=facts)
-
-
-def _versions(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
-    v = t.schema_version.c
-    query = select(v.version).where(v.topic_id == row.topic_id, v.ledger_id == row.ledger_id).order_by(v.version)
-    for version in connection.execute(query).scalars():
-        yield Reference(kind=ReferenceKind.SCHEMA, facts={"version": version})
-
-
-def _offloads(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
-    c = t.ledger_copy.c
-    writing = (c.kind == CopyKind.OFFLOADED_LEDGER.value, c.state == CopyState.WRITING.value)
-    query = select(as_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
-    for context in connection.execute(query).scalars():
-        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": context_in(context).get("uuid")})

@@ -12,9 +12,10 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of
+from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, TopicId
 
 GROWS: Final = ("entries", "size_bytes", "segments", "last_segment")
@@ -54,7 +55,7 @@ def component_list(connection: Connection, topic_id: TopicId, component: Compone
 
 
 def lock_lists(connection: Connection, *which: ColumnElement[bool]) -> list[int]:
-    """Lock the lists that meet the conditions and return their ids, ascending: nobody who does so deadlocks with us."""
+    """Lock the lists that meet the conditions and return their ids, ascending: so no two of us deadlock."""
     locked = select(_LISTS.list_id).where(*which).order_by(_LISTS.list_id).with_for_update()
     return list(connection.execute(locked).scalars())
 
@@ -153,6 +154,19 @@ def _registering(dialect: str) -> tuple[Statement, Statement]:
     return Statement(sql=inserted, rows=added), Statement(sql=grew.values(values), rows=grown)
 
 
+def pass_over(connection: Connection, highest: Mapping[int, int]) -> None:
+    """Raise the number that the next segment of each of these ledgers must be above; the caller holds their locks.
+
+    Args:
+        connection: In a writing transaction.
+        highest: Ledger id → number; one that is not higher than the ledger's own changes nothing.
+    """
+    passed = rows_of(connection.dialect.name, "passed", {"ledger_id": BIG, "number": BIG})
+    above = (t.ledger.c.ledger_id == passed.source.c.ledger_id, t.ledger.c.last_segment < passed.source.c.number)
+    raised = update(t.ledger).where(*above).values(last_segment=passed.source.c.number)
+    Statement(sql=raised, rows=passed).execute(connection, highest.items())
+
+
 def begin_copy(
     connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
 ) -> None:
@@ -236,3 +250,14 @@ def never_attached(before_us: int) -> ColumnElement[bool]:
     """Ledgers, of any component, whose creator gave up or died before listing them, if born before that time."""
     c = t.ledger.c
     return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)
+
+
+def ledger_of(
+    row: Row[Any],
+    topic_id: TopicId,
+    *,
+    component: Component = Component.MANAGED_LEDGER,
+    **more: Any,  # noqa: ANN401
+) -> Ledger:
+    """A row of `ledger` as a value, with what `more` says of its copies and keys."""
+    return value_of(Ledger, row, topic_id=topic_id, component=component, state=LedgerState(row.state), **more)

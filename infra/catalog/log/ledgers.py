@@ -3,29 +3,25 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Select, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
-from infra.catalog.engine.database import Database
-from infra.catalog.engine.many import any_of
-from infra.catalog.log.ledger_rows import attach, data_list, last_id, newborn
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.many import any_of, value_of
+from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
 from infra.catalog.log.sums import backlog_of, totals_of
 from infra.catalog.log.topic_rows import active_topic
 from logstore.cursors.state import CursorState
-from logstore.errors import StaleCatalog
+from logstore.errors import StaleCatalog, UnknownObject
 from logstore.failpoints import effect
-from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
-from logstore.ports.catalog import Ledger, Segment, Topic, Totals
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
+from logstore.ports.catalog import Ledger, Segment, Totals
 from logstore.positions import LedgerId, TopicId
 
 
-class SqlLedgers:
+class SqlLedgers(OnDatabase):
     """The `Ledgers` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def epoch(self) -> int:
         """See `Ledgers.epoch`."""
@@ -52,7 +48,7 @@ class SqlLedgers:
         """See `Ledgers.last`."""
         query = _listed_query(topic_id).order_by(t.ledger.c.ledger_id.desc()).limit(1)
         row = self._db.read(lambda connection: connection.execute(query).first())
-        return _ledger(row, topic_id) if row else None
+        return ledger_of(row, topic_id) if row else None
 
     def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
         """See `Ledgers.lasts`."""
@@ -65,7 +61,7 @@ class SqlLedgers:
             .where(lists.topic_id.in_(any_of(self._db.engine.dialect.name, topic_ids)))
         )
         rows = self._db.read(lambda connection: connection.execute(query).all())
-        return [_ledger(row, TopicId(row.topic_id)) for row in rows]
+        return [ledger_of(row, TopicId(row.topic_id)) for row in rows]
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         """See `Ledgers.create`."""
@@ -74,7 +70,8 @@ class SqlLedgers:
 
     def _create(self, connection: Connection, topic_id: TopicId, application: str) -> LedgerStatement:
         topic = active_topic(connection, topic_id)
-        owner = _data_owner(application, topic)
+        component = Component.MANAGED_LEDGER
+        owner = LedgerOwner(application=application, component=component, topic_id=topic_id, topic=topic.name, keys={})
         return newborn(connection, owner, data_list(connection, topic_id), now_us=self._db.now_us(connection))
 
     def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
@@ -83,13 +80,17 @@ class SqlLedgers:
             return self._db.write(lambda connection: self._attach(connection, ledger_id, after))
 
     def _attach(self, connection: Connection, ledger_id: LedgerId, after: LedgerId | None) -> bool:
-        newborn = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
-        topic_id = _topic_of(connection, newborn.list_id) if newborn else None
-        if newborn is None or topic_id is None:
+        of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+        query = select(t.ledger, t.ledger_list.c.topic_id).select_from(of_list)
+        newborn = connection.execute(query.where(t.ledger.c.ledger_id == ledger_id)).first()
+        try:
+            topic = newborn and active_topic(connection, newborn.topic_id)
+        except UnknownObject:  # it was deleted since
+            topic = None
+        if newborn is None or topic is None:
             reopen_intent(connection, ledger_id)
             return False  # a trim took it for abandoned, or its topic was deleted
-        active_topic(connection, topic_id)
-        data_list(connection, topic_id, lock=True)
+        data_list(connection, newborn.topic_id, lock=True)
         current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
         if current is None:
             reopen_intent(connection, ledger_id)
@@ -117,7 +118,7 @@ class SqlLedgers:
             .order_by(s.first_entry)
         )
         rows = self._db.read(lambda connection: connection.execute(query).all())
-        return [Segment(**row._mapping) for row in rows]  # noqa: SLF001 - public by SQLAlchemy's documentation
+        return [value_of(Segment, row) for row in rows]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, int]:
         """See `Ledgers.producer_sequences`."""
@@ -142,23 +143,6 @@ def require_epoch(connection: Connection, expected: int | None) -> None:
         raise StaleCatalog(f"catalog epoch: expected {found}, found {expected} in the request")
 
 
-def _data_owner(application: str, topic: Topic) -> LedgerOwner:
-    return LedgerOwner(
-        application=application,
-        component=Component.MANAGED_LEDGER,
-        topic_id=topic.topic_id,
-        topic=topic.name,
-        keys={},
-    )
-
-
-def _topic_of(connection: Connection, list_id: int) -> TopicId | None:
-    """Whose list it is; None when it went, with its topic and every ledger in it."""
-    query = select(t.ledger_list.c.topic_id).where(t.ledger_list.c.list_id == list_id)
-    found = connection.execute(query).scalar_one_or_none()
-    return None if found is None else TopicId(found)
-
-
 def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
     return (
         select(t.ledger)
@@ -180,20 +164,4 @@ def _listed(connection: Connection, topic_id: TopicId, page: Select[Any]) -> lis
     )
     for row in connection.execute(copies.order_by(t.ledger_copy.c.kind)):
         kinds.setdefault(row.ledger_id, []).append(CopyKind(row.kind))
-    return [_ledger(row, topic_id, tuple(kinds.get(row.ledger_id, ()))) for row in rows]
-
-
-def _ledger(row: Row[Any], topic_id: TopicId, copies: tuple[CopyKind, ...] = (CopyKind.LEDGER,)) -> Ledger:
-    return Ledger(
-        ledger_id=LedgerId(row.ledger_id),
-        topic_id=topic_id,
-        component=Component.MANAGED_LEDGER,
-        state=LedgerState(row.state),
-        entries=row.entries,
-        size_bytes=row.size_bytes,
-        last_segment=row.last_segment,
-        generation=row.generation,
-        created_us=row.created_us,
-        closed_us=row.closed_us,
-        copies=copies,
-    )
+    return [ledger_of(row, topic_id, copies=tuple(kinds.get(row.ledger_id, ()))) for row in rows]

@@ -1,13 +1,13 @@
 """Schema versions in SQL."""
 
 from dataclasses import asdict
-from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
-from infra.catalog.engine.database import Database
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.many import value_of
 from infra.catalog.log.components import born, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, publish
 from logstore.errors import PreconditionFailed
@@ -19,17 +19,15 @@ from logstore.positions import LedgerId, TopicId
 _V = t.schema_version.c
 
 
-class SqlSchemas:
+class SqlSchemas(OnDatabase):
     """The `Schemas` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
         """See `Schemas.all`."""
         query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version)
-        return [_version(row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+        return [
+            value_of(SchemaVersion, row) for row in self._db.read(lambda connection: connection.execute(query).all())
+        ]
 
     def newest(self, topic_id: TopicId) -> SchemaVersion | None:
         """See `Schemas.newest`."""
@@ -54,7 +52,7 @@ class SqlSchemas:
             list_id = component_list(connection, topic_id, Component.SCHEMA_STORAGE, {"schema": topic.name})
             row = born(connection, ledger_id, list_id)
             if row is None or row.place is not None:
-                return _of_ledger(connection, topic_id, ledger_id)
+                return _newest(connection, topic_id, _V.ledger_id == ledger_id)
             newest, now = _newest(connection, topic_id), self._db.now_us(connection)
             known = newest is not None and newest.digest == digest
             if known or topic.state is not TopicState.ACTIVE:
@@ -84,23 +82,8 @@ def remove_versions(connection: Connection, topic_id: TopicId) -> int:
     return connection.execute(delete(t.schema_version).where(_V.topic_id == topic_id)).rowcount
 
 
-def _newest(connection: Connection, topic_id: TopicId) -> SchemaVersion | None:
-    query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version.desc()).limit(1)
+def _newest(connection: Connection, topic_id: TopicId, *which: ColumnElement[bool]) -> SchemaVersion | None:
+    """The newest version of the topic, or of those that are asked for."""
+    query = select(t.schema_version).where(_V.topic_id == topic_id, *which).order_by(_V.version.desc()).limit(1)
     row = connection.execute(query).first()
-    return None if row is None else _version(row)
-
-
-def _of_ledger(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> SchemaVersion | None:
-    query = select(t.schema_version).where(_V.topic_id == topic_id, _V.ledger_id == ledger_id)
-    row = connection.execute(query).first()
-    return None if row is None else _version(row)
-
-
-def _version(row: Row[Any]) -> SchemaVersion:
-    return SchemaVersion(
-        version=row.version,
-        ledger_id=LedgerId(row.ledger_id),
-        digest=row.digest,
-        size_bytes=row.size_bytes,
-        created_us=row.created_us,
-    )
+    return None if row is None else value_of(SchemaVersion, row)

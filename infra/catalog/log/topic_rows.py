@@ -7,7 +7,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, delete, select, true, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, inserting, rows_of
+from infra.catalog.engine.many import BIG, TEXT, Statement, among, ignoring_conflict, inserting, rows_of, value_of
 from infra.catalog.log.ledger_rows import make_list
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
@@ -46,16 +46,22 @@ def create_topic(connection: Connection, name: str, policy: RetentionPolicy, *, 
 
 
 def holding(topics: Select[Any]) -> Select[Any]:
-    """The share lock of who works on topics: their deletion may begin meanwhile, but takes nothing away before we end.
+    """The share lock of work on topics: their deletion may begin meanwhile, but takes nothing away before we end.
 
-    PostgreSQL lets further share locks pass whoever waits for an exclusive one, so the deletion of a busy topic
+    PostgreSQL lets further share locks pass one that waits for an exclusive lock, so the deletion of a busy topic
     would never begin if it had to wait for them. Source: PostgreSQL's README.tuplock.
     """
     return topics.with_for_update(read=True, key_share=True)
 
 
+def hold_topics(connection: Connection, ids: Iterable[int]) -> None:
+    """Share-lock topics, ascending: a deletion of their rows waits for us, or we for it."""
+    key = t.topic.c.topic_id
+    connection.execute(holding(select(key).where(among(connection, key, ids)).order_by(key)))
+
+
 def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
-    """Read a topic, under a share lock if asked: whoever takes its rows away waits for us or we for it.
+    """Read a topic, under a share lock if asked: a deletion of its rows waits for us or we for it.
 
     Raises:
         UnknownObject: There is none.
@@ -117,16 +123,11 @@ def remove_producers(connection: Connection, topic_id: TopicId) -> int:
 
 
 def remove_topic(connection: Connection, topic_id: TopicId) -> None:
-    """Remove the row of a topic that is DELETING, locked against all who hold it, with nothing attached to it."""
+    """Remove the row of a topic that is DELETING, locked against all holders, with nothing attached to it."""
     connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
 
 
 def topic_of(row: Row[Any]) -> Topic:
     """A row of `topic` as a value."""
-    return Topic(
-        topic_id=TopicId(row.topic_id),
-        name=row.name,
-        state=TopicState(row.state),
-        policy=RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes),
-        created_us=row.created_us,
-    )
+    policy = RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes)
+    return value_of(Topic, row, state=TopicState(row.state), policy=policy)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from operator import attrgetter
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import stored
-from infra.catalog.engine.database import Database
+from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.sums import backlogs_of, totals_of
 from infra.catalog.log.topic_rows import TOPIC, create_topic, topic_of, topic_row
@@ -18,12 +18,8 @@ from logstore.ports.catalog import StoredCursor, SubscriptionSummary, Topic, Top
 from logstore.positions import TopicId
 
 
-class SqlTopics:
+class SqlTopics(OnDatabase):
     """The `Topics` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def create(self, name: str, policy: RetentionPolicy) -> Topic:
         """See `Topics.create`; the name's unique key decides between racing creators."""
@@ -40,11 +36,6 @@ class SqlTopics:
     def by_id(self, topic_id: TopicId) -> Topic:
         """See `Topics.by_id`."""
         return self._db.read(lambda connection: topic_row(connection, topic_id))
-
-    def all(self) -> list[Topic]:
-        """See `Topics.all`."""
-        rows = self._db.read(lambda connection: connection.execute(TOPIC).all())
-        return sorted(map(topic_of, rows), key=attrgetter("name"))  # here, for a database sorts by its own locale
 
     def active(self, *, after: TopicId, limit: int) -> list[Topic]:
         """See `Topics.active`."""
@@ -66,18 +57,14 @@ _PAST_ASCII = "\x7f"  # encoded names are ASCII that can be printed
 
 def _page_of(connection: Connection, *, prefix: str, state: TopicState | None, after: str, limit: int) -> TopicPage:
     """See `Topics.page`."""
-    name = _by_bytes(connection)
+    # as SQLite orders them; PostgreSQL has the order of its locale, unless told
+    name = t.topic.c.name if connection.dialect.name == "sqlite" else t.topic.c.name.collate("C")
     asked = [name > after, name >= prefix, name < prefix + _PAST_ASCII]
     if state is not None:
         asked.append(t.topic.c.state == state.value)
     rows = connection.execute(select(t.topic).where(*asked).order_by(name).limit(limit)).all()
     count = connection.execute(select(func.count()).select_from(t.topic).where(*asked)).scalar_one()
     return TopicPage(topics=_summaries(connection, [topic_of(row) for row in rows]), more=count - len(rows))
-
-
-def _by_bytes(connection: Connection) -> ColumnElement[str]:
-    """Names as SQLite orders them; PostgreSQL has the order of its locale, unless told."""
-    return t.topic.c.name if connection.dialect.name == "sqlite" else t.topic.c.name.collate("C")
 
 
 def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSummary]:

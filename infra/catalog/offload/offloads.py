@@ -1,17 +1,20 @@
 """Tiered copies in SQL: begun, published, given up, and read from."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_rows import file_copy_intents
-from infra.catalog.engine.database import Database
+from infra.catalog.audits import Span, audit
+from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents
+from infra.catalog.deletion.intents import filed_by
+from infra.catalog.deletion.runs import fingerprint, open_run, unless_done
+from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
 from infra.catalog.log.topic_rows import active_topic, topic_row
-from infra.catalog.offload import primary_removal
 from infra.catalog.offload.contexts import as_text, context_in
 from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
@@ -22,6 +25,7 @@ from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, Offl
 from logstore.positions import LedgerId, TopicId
 
 _LIVE = CopyState.LIVE.value
+_primary, _tiered = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
 _GONE = Offload(answer=OffloadAnswer.GONE)
 
 
@@ -31,12 +35,8 @@ class _Attempt(NamedTuple):
     timeout_us: int
 
 
-class SqlOffloads:
+class SqlOffloads(OnDatabase):
     """The `Offloads` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def begin(
         self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float, topic: str | None = None
@@ -49,7 +49,9 @@ class SqlOffloads:
                 return _GONE
             found = active_topic(connection, row.topic_id)
             require_topic_of(ledger_id, found.name, topic)
-            list_id = _locked_list(connection, row)
+            if row.component != Component.MANAGED_LEDGER.value:
+                raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {row.component}")
+            list_id = data_list(connection, row.topic_id, lock=True)
             row = _listed(connection, ledger_id)
             if row is None:
                 return _GONE
@@ -159,9 +161,19 @@ class SqlOffloads:
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[Published]:
         """See `Offloads.removable`."""
-        return self._db.read(
-            lambda connection: primary_removal.removable(connection, topic_id, ledger_ids, after=after, limit=limit)
-        )
+
+        def work(connection: Connection) -> list[Published]:
+            topic = topic_row(connection, topic_id)
+            wanted = _removable(connection.dialect.name, data_list(connection, topic_id), ledger_ids)
+            rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
+            return [
+                Published(
+                    statement=statement_of(topic, row), entries=row.entries, context=context_in(row.tiered_context)
+                )
+                for row in rows
+            ]
+
+        return self._db.read(work)
 
     def remove_primaries(
         self,
@@ -174,11 +186,41 @@ class SqlOffloads:
         cause: Cause,
     ) -> Detached:
         """See `Offloads.remove_primaries`."""
+        request = fingerprint(f"primaries/{topic_id}", ledger_ids)
 
         def work(connection: Connection) -> Detached:
-            return primary_removal.remove_primaries(
-                connection, self._db, topic_id, ledger_ids, proved=proved, batch_id=batch_id, claim=claim, cause=cause
+            def lock() -> tuple[Topic, int]:
+                return topic_row(connection, topic_id, share=True), data_list(connection, topic_id, lock=True)
+
+            found = unless_done(connection, batch_id, request, lock)
+            if isinstance(found, Detached):
+                return found
+            topic, list_id = found
+            now = self._db.now_us(connection)
+            stalled = adopt_stalled(
+                connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER
             )
+            ids = _proved_ids(connection, list_id, ledger_ids, proved)
+            doomed = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
+            filed = file_copy_intents(
+                connection, list_id, CopyKind.LEDGER, doomed, batch_id=batch_id, now_us=now, cause=cause
+            )
+            result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
+            if result.intents:
+                open_run(connection, result, topic_id, claim, now, request=request)
+            if ids:
+                audit(
+                    connection,
+                    "remove-primaries",
+                    cause,
+                    at_us=now,
+                    topic_id=topic_id,
+                    topic=topic.name,
+                    run_id=batch_id,
+                    detail={},
+                    span=Span.of(ids),
+                )
+            return replace(result, filed=filed_by(connection, batch_id, now) if ids else ())
 
         with effect("catalog.remove_primaries"):
             return self._db.write(work)
@@ -194,17 +236,6 @@ def _listed(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
     columns = (t.ledger, t.ledger_list.c.topic_id, t.ledger_list.c.component)
     query = select(*columns).select_from(joined).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.place.is_not(None))
     return connection.execute(query).first()
-
-
-def _locked_list(connection: Connection, row: Row[Any]) -> int:
-    """Lock the list that has the ledger.
-
-    Raises:
-        Unsupported: Not a list of messages.
-    """
-    if row.component != Component.MANAGED_LEDGER.value:
-        raise Unsupported(f"ledger {row.ledger_id}: expected a ledger of messages, found one of {row.component}")
-    return data_list(connection, row.topic_id, lock=True)
 
 
 def _locked(connection: Connection, ledger_id: LedgerId) -> tuple[int | None, TopicState | None]:
@@ -229,3 +260,31 @@ def _check_source(connection: Connection, row: Row[Any]) -> None:
     found = connection.execute(primary).scalar_one_or_none()
     if found != _LIVE:
         raise PreconditionFailed(f"ledger {row.ledger_id}: expected a LIVE primary copy, found {found or 'none'}")
+
+
+def _removable(dialect: str, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:
+    """Ledgers of the list of which both copies are LIVE; for `_query`."""
+    c = _primary.c
+    primary = exists().where(c.ledger_id == t.ledger.c.ledger_id, c.kind == CopyKind.LEDGER.value, c.state == _LIVE)
+    found = (t.ledger.c.list_id == list_id) & t.ledger.c.place.is_not(None) & primary
+    found &= t.ledger.c.state == LedgerState.CLOSED.value
+    return found if ledger_ids is None else found & t.ledger.c.ledger_id.in_(any_of(dialect, ledger_ids))
+
+
+def _query(wanted: ColumnElement[bool]) -> Select[Any]:
+    """Ledgers with the context of their LIVE tiered copy, ascending."""
+    c = _tiered.c
+    live = (c.ledger_id == t.ledger.c.ledger_id) & (c.kind == TIERED.value) & (c.state == _LIVE)
+    source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).join(_tiered, live)
+    columns = (t.ledger, t.ledger_list.c.component, as_text(c.context, "tiered_context"))
+    return select(*columns).select_from(source).where(wanted).order_by(t.ledger.c.ledger_id)
+
+
+def _proved_ids(
+    connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None, proved: Mapping[LedgerId, str]
+) -> list[LedgerId]:
+    """What is proved and removable; the tiered copy is still the one that was proved."""
+    dialect = connection.dialect.name
+    wanted = _removable(dialect, list_id, ledger_ids) & t.ledger.c.ledger_id.in_(any_of(dialect, proved))
+    found = {row.ledger_id: context_in(row.tiered_context).get("uuid") for row in connection.execute(_query(wanted))}
+    return [LedgerId(ledger_id) for ledger_id, uuid in found.items() if uuid == proved[LedgerId(ledger_id)]]

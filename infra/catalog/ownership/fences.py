@@ -1,16 +1,17 @@
-"""Fences of bundles in SQL: raised by who acquires one, locked and compared by who writes under a lease."""
+"""Fences of bundles in SQL: raised by each acquisition, locked and compared by each write under a lease."""
 
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Row, Select, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import Database
-from infra.catalog.engine.many import inserting
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.many import inserting, value_of
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
 from logstore.ownership import BundleId, Lease
@@ -28,12 +29,8 @@ _ONE_HELD_S = 2.0  # for one of them: many times a write under a lease
 _PAGE = 1_000  # rows of a statement, of four parameters each: within the bounds of both dialects
 
 
-class SqlFences:
+class SqlFences(OnDatabase):
     """The `Fences` port."""
-
-    def __init__(self, database: Database) -> None:
-        """Work on `database`."""
-        self._db = database
 
     def bundles(self) -> int:
         """See `Fences.bundles`."""
@@ -42,7 +39,7 @@ class SqlFences:
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         """See `Fences.raise_fences`; a statement inserts rows or counts on, so that two never get one number.
 
-        Rows are locked ascending, so that two who raise the same ones cannot deadlock. Those that somebody holds come
+        Rows are locked ascending, so that two raises of the same ones cannot deadlock. Those that somebody holds come
         later and one by one: an owner that was paused in the middle of a write keeps its successor from one bundle.
         """
         if not bundles:
@@ -61,20 +58,18 @@ class SqlFences:
         return self._raise(connection, [one for one in bundles if one in free or one not in there], worker_id)
 
     def _raise_held(self, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
-        """In the queue of each one's lock, so that those who write on and on cannot keep us out."""
+        """In the queue of each one's lock, so that writers without a pause cannot keep us out."""
         leases: list[Lease] = []
         give_up = time.monotonic() + _HELD_S
         for bundle in bundles:
-            if time.monotonic() < give_up:
-                leases += self._raise_behind(bundle, worker_id)
+            if time.monotonic() >= give_up:
+                break
+            raised = partial(self._raise, bundles=[bundle], worker_id=worker_id)
+            try:
+                leases += self._db.write(raised, patience_s=_ONE_HELD_S)
+            except CatalogBusy as error:
+                _log.warning("bundle %s: a write under an earlier lease does not end: %s", bundle, error)
         return leases
-
-    def _raise_behind(self, bundle: BundleId, worker_id: str) -> list[Lease]:
-        try:
-            return self._db.write(lambda found: self._raise(found, [bundle], worker_id), patience_s=_ONE_HELD_S)
-        except CatalogBusy as error:
-            _log.warning("bundle %s: a write under an earlier lease does not end: %s", bundle, error)
-            return []
 
     def _raise(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
         told = {"worker_id": worker_id, "raised_us": self._db.now_us(connection)}
@@ -90,12 +85,12 @@ class SqlFences:
         """See `Fences.fence`."""
         query = _SELECT.where(_F.bundle == bundle)
         row = self._db.read(lambda connection: connection.execute(query).first())
-        return None if row is None else Fence(**row._mapping)  # noqa: SLF001 - public by SQLAlchemy's documentation
+        return None if row is None else value_of(Fence, row)
 
     def fences(self) -> list[Fence]:
         """See `Fences.fences`."""
         rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(_F.bundle)).all())
-        return [Fence(**row._mapping) for row in rows]  # noqa: SLF001 - public by SQLAlchemy's documentation
+        return [value_of(Fence, row) for row in rows]
 
     def verify(self, lease: Lease) -> None:
         """See `Fences.verify`."""
@@ -103,10 +98,9 @@ class SqlFences:
         _require_last(self._db.read(lambda connection: connection.execute(query).first()), lease)
 
 
-class FencedWrites:
+class FencedWrites(OnDatabase):
     """What a port has of transactions that write, each under the lease that the port is bound to, if it is."""
 
-    _db: Database
     _lease: Lease | None = None
 
     def under(self, lease: Lease | None) -> Self:
@@ -133,10 +127,10 @@ def hold_lease(connection: Connection, lease: Lease | None) -> None:
     """Require the lease to be its bundle's last, and keep it so until this transaction ends; None requires nothing.
 
     To be called after the locks of topic, ledger list and ledger and before those of intents, cursors and runs, and
-    before anything is written. Until the end nobody else writes under the lease and nobody raises the fence: whoever
-    raises it waits for us, or has committed and we are refused.
+    before anything is written. Until the end nobody else writes under the lease and nobody raises the fence: a
+    raise waits for us, or has committed and we are refused.
 
-    A share lock would exclude a raise too. But PostgreSQL lets further share locks pass whoever waits for an exclusive
+    A share lock would exclude a raise too. But PostgreSQL lets further share locks pass a waiter for an exclusive
     one, and a worker that lost the bundle and writes on could keep its successor from ever raising the fence. Of the
     exclusive locks this is the one that an update of the row takes itself. Source: PostgreSQL's README.tuplock.
 

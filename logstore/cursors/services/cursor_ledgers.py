@@ -134,7 +134,7 @@ class CursorLedgers:
     def _settle(self, topic_id: TopicId, row: StoredCursor) -> None:
         held = None if row.snapshot_ledger is None else self.load(row.snapshot_ledger)
         if row.snapshot_ledger is not None and held is None:
-            return  # superseded since, or lost: whoever acknowledges next is told
+            return  # superseded since, or lost: the next acknowledgement is told
         listed = {ledger.ledger_id for ledger in self._ledgers.listed(topic_id)}
         acknowledged = of_ledgers(whole(row.state, held).acknowledged, listed)
         packed = pack_acknowledged(acknowledged)

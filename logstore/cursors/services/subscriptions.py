@@ -1,7 +1,7 @@
 """Subscriptions as a process uses them: their whole state, wherever its parts are.
 
-The catalog's rows hold a cursor's mark-delete position and what was acknowledged since its last snapshot. Whoever
-asks a row alone sees half of the state; whoever asks here sees all of it.
+The catalog's rows hold a cursor's mark-delete position and what was acknowledged since its last snapshot. A
+row alone has half of the state; all of it is had here.
 """
 
 from collections.abc import Collection, Sequence
@@ -92,7 +92,8 @@ class Subscriptions:
             StoreUnavailable, CatalogBusy: Not acknowledged.
             OutcomeUnknown: Perhaps acknowledged.
         """
-        held = self._remembered(topic_id, name)
+        known = self._known.get((topic_id, name))
+        held = None if known is None else self._ledgers.cached(known)
         for _ in range(_TRIES):
             write = Acknowledge(
                 topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, snapshot=held
@@ -189,10 +190,6 @@ class Subscriptions:
             problem = f"topic {topic_id}, subscription {name}: cursor ledger {missed} is listed and no copy holds it"
             raise MissingData(f"{problem}; a seek replaces the state")
         return row
-
-    def _remembered(self, topic_id: TopicId, name: str) -> Snapshot | None:
-        ledger_id = self._known.get((topic_id, name))
-        return None if ledger_id is None else self._ledgers.cached(ledger_id)
 
     def _remember(self, topic_id: TopicId, name: str, ledger_id: LedgerId) -> None:
         if len(self._known) >= _KNOWN:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from logstore.deletion.intents import DeletionIntent, StoredCopy
 from logstore.errors import SextonError
-from logstore.ports.objects import UNANSWERED, DeleteReport, ObjectStore, OwnedStore
+from logstore.ports.objects import DeleteReport, ObjectStore, OwnedStore
 from logstore.ports.storage import Removal
 
 
@@ -38,7 +38,7 @@ def kept(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKeys | None:
     if not failed:
         return None
     reasons = [report.failed.get(key, "unconfirmed") for key in failed]
-    answered = not any(reason.startswith(UNANSWERED) for reason in reasons)
+    answered = report.unanswered.isdisjoint(failed)
     return UnconfirmedKeys(len(failed), f"{failed[0]}: {reasons[0]}", answered)
 
 

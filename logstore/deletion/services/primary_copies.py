@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import chain, islice
+from threading import Event
 
 from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
 from logstore.deletion.services.confirmed_deletes import UnconfirmedKeys, delete, kept, removal, unconfirmed
@@ -23,7 +24,6 @@ from logstore.log.ledgers import (
 )
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore
 from logstore.ports.storage import Removal
-from logstore.positions import LedgerId
 from logstore.units import between_units
 
 _MOST_STATED = 65_536
@@ -57,11 +57,13 @@ class PrimaryCopies:
         found = list({item.key: item for item in self._objects.list(ledger_prefix(intent.ledger_id))}.values())
         if not found:
             return self._prove_absent(intent)
-        direct = [item.key for item in found if _is_direct(item.key, intent.ledger_id)]
+        prefix = ledger_prefix(intent.ledger_id)  # a known name below another prefix is unknown
+        direct = [item.key for item in found if "/" not in item.key.removeprefix(prefix)]
         metas = tuple(key for key in direct if meta_digest(key))
         data = tuple(key for key in direct if segment_number(key) is not None)
         unlisted = self._unlisted(intent, frozenset(data))
-        foreign = self._contradiction(intent, found, metas, data) or _disowned(intent, unlisted)
+        told = (disowned(intent, key, seen[1]) for key, seen in unlisted.items())
+        foreign = self._contradiction(intent, found, metas, data) or next(filter(None, told), None)
         expected = _expected(intent)
         return StoredCopy(
             finding=Finding.FOREIGN if foreign else Finding.OWN,
@@ -122,7 +124,8 @@ class PrimaryCopies:
 
     def _not_own(self, intent: DeletionIntent, key: str) -> str | None:
         """Judge an object by its own metadata."""
-        seen = _head(self._objects, key)
+        between_units()
+        seen = self._objects.head(key)
         if seen is None:
             return None  # it went away since the listing; nothing of it can be harmed
         return disowned(intent, key, seen[1])
@@ -167,32 +170,28 @@ class PrimaryCopies:
 
 
 def _asked(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Seen]:
-    """Those of the keys that HEAD finds; a few are asked for at a time."""
+    """Those of the keys that HEAD finds; a few are asked for at a time, and none after the first that got no answer."""
     found: dict[str, _Seen] = {}
-    first = list(islice(keys, 1))
+    first, failed = list(islice(keys, 1)), Event()
     if not first:
         return found
+
+    def head(key: str) -> _Seen | None:
+        if failed.is_set():
+            return None  # the error of the key that failed is raised for all
+        try:
+            between_units()
+            return objects.head(key)
+        except BaseException:
+            failed.set()
+            raise
+
     with ThreadPoolExecutor(_ASKING, thread_name_prefix="head") as threads:
         rest = chain(first, keys)
         while batch := list(islice(rest, _ASKING * 32)):
-            heads = [threads.submit(copy_context().run, _head, objects, key) for key in batch]
-            found |= {key: seen for key, head in zip(batch, heads, strict=True) if (seen := head.result())}
+            heads = [threads.submit(copy_context().run, head, key) for key in batch]
+            found |= {key: seen for key, asked in zip(batch, heads, strict=True) if (seen := asked.result())}
     return found
-
-
-def _head(objects: ObjectStore, key: str) -> _Seen | None:
-    """One of many, each of them a unit."""
-    between_units()
-    return objects.head(key)
-
-
-def _disowned(intent: DeletionIntent, seen: Mapping[str, _Seen]) -> str | None:
-    return next((reason for key, found in seen.items() if (reason := disowned(intent, key, found[1]))), None)
-
-
-def _is_direct(key: str, ledger_id: LedgerId) -> bool:
-    """Whether the key stands where the ledger's own do; a known name below another prefix is unknown."""
-    return "/" not in key.removeprefix(ledger_prefix(ledger_id))
 
 
 def _expected(intent: DeletionIntent) -> frozenset[str]:

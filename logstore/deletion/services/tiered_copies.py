@@ -15,6 +15,7 @@ from logstore.offload.places import TieredPlace, place_of
 from logstore.offload.tiered import data_key, index_key, upload_ends_us
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore
 from logstore.ports.storage import Removal
+from logstore.units import between_units
 
 _Seen = tuple[ObjectInfo, Mapping[str, str]]
 
@@ -100,7 +101,8 @@ def _uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]
     """Keys with parts of an upload that died; a copy that was published had none."""
     if upload_ends_us(intent.context) is None:
         return ()
-    return tuple(key for key in objects.open_uploads(keys[0]) if key in keys)
+    found = {one.key for one in objects.open_uploads(keys[0])}
+    return tuple(key for key in sorted(keys) if key in found)
 
 
 def _stored(
@@ -125,6 +127,7 @@ def _remove(
     objects: ObjectStore, copies: Mapping[int, StoredCopy], on_progress: Callable[[int], None]
 ) -> dict[int, Removal]:
     for key in (key for copy in copies.values() for key in copy.uploads):
+        between_units()
         with effect("tiered.abort_uploads"):
             objects.abort_uploads(key)
     with effect("tiered.delete_data"):

@@ -13,7 +13,7 @@ from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, judg
 from logstore.log.ledgers import CopyState, meta_key
 from logstore.offload.tiered import data_key, index_key, was_published
 from logstore.ports.catalog import Identities, KnownCopy
-from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, StoredObject
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
 
 _SAMPLE: Final = 16  # copies that are looked for; one that is there, and none that contradicts, is evidence
 _LOOKED_AT: Final = 1_000  # keys of a bucket in which no copy of ours is expected: one page of a listing
@@ -77,21 +77,18 @@ class OwnStores:
             raise refused
 
     def _adopt(self, place: NamedBucket, store: ObjectStore) -> None:
-        """Mark it, if the evidence allows it; what does not may have been written since by one who marked it first."""
+        """Mark it, if the evidence allows it; what does not may have been written since, once it was marked."""
         try:
             self._check_evidence(place, store)
         except CatalogMismatch:
             if self.look(place, store) is MarkerState.UNMARKED:
                 raise
         else:
-            self._mark(place, store)
-
-    def _mark(self, place: NamedBucket, store: ObjectStore) -> None:
-        try:
-            with effect("identity.put_marker"):
-                store.put_if_absent(MARKER_KEY, marker_of(self._identities.catalog_id()), metadata={})
-        except AlreadyExists:  # of another catalog, or with another content: what it says counts
-            self.confirm(place, store)
+            try:
+                with effect("identity.put_marker"):
+                    store.put_if_absent(MARKER_KEY, marker_of(self._identities.catalog_id()), metadata={})
+            except AlreadyExists:  # of another catalog, or with another content: what it says counts
+                self.confirm(place, store)
 
     def _check_evidence(self, place: NamedBucket, store: ObjectStore) -> None:
         """A catalog takes a bucket without a marker if it holds what the catalog wrote; a new one, if it holds nothing.
@@ -154,7 +151,7 @@ class OwnStore:
         """See `ObjectStore`."""
         self._own().put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
 
-    def open_uploads(self, prefix: str) -> list[str]:
+    def open_uploads(self, prefix: str) -> list[OpenUpload]:
         """See `ObjectStore`."""
         return self._own().open_uploads(prefix)
 
@@ -177,6 +174,10 @@ class OwnStore:
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore`."""
         return self._own().list(prefix, start_after=start_after)
+
+    def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
+        """See `ObjectStore`."""
+        return self._own().level(prefix)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """See `ObjectStore`."""

@@ -10,6 +10,7 @@ import io
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from logstore.clock import Clock
@@ -48,7 +49,7 @@ class Draft:
     component: Component
     keys: Mapping[str, str]
     content: bytes
-    properties: Mapping[str, str]  # beside the content, for whoever reads the ledger without the catalog
+    properties: Mapping[str, str]  # beside the content, for a reader without the catalog
 
 
 class ComponentLedgers:
@@ -97,10 +98,13 @@ class ComponentLedgers:
             OutcomeUnknown: Perhaps published.
         """
         deadline_s = self._clock.monotonic_s() + self._patience_s
-        body = self._body(draft)
+        entry = NewEntry(payload=draft.content, properties=draft.properties)
+        body = encode_segment([ProducedEntries(entries=[entry])], publish_ms=self._clock.now_us() // 1000)
         digest = digest_of(body)
+        whose = (draft.topic_id, draft.component, draft.keys)
+        create = partial(self._components.create, *whose, application=self._application)
         for _ in range(_TRIES):
-            statement = self._clock.patiently(lambda: self._create(draft), deadline_s=deadline_s)
+            statement = self._clock.patiently(create, deadline_s=deadline_s)
             with telling(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
                 if self._put(statement, body, digest, deadline_s):
                     newborn = CreatedLedger(ledger_id=statement.ledger_id, size_bytes=len(body), sha256=digest)
@@ -124,13 +128,6 @@ class ComponentLedgers:
         if len(found) != 1:
             raise CorruptData(f"{key}: expected one entry, found {len(found)}")
         return bytes(found[0].as_py())
-
-    def _body(self, draft: Draft) -> bytes:
-        entry = NewEntry(payload=draft.content, properties=draft.properties)
-        return encode_segment([ProducedEntries(entries=[entry])], publish_ms=self._clock.now_us() // 1000)
-
-    def _create(self, draft: Draft) -> LedgerStatement:
-        return self._components.create(draft.topic_id, draft.component, draft.keys, application=self._application)
 
     def _put(self, statement: LedgerStatement, body: bytes, digest: str, deadline_s: float) -> bool:
         """Whether both objects are stored; not when storage holds another ledger of that id."""

@@ -7,12 +7,10 @@ being committed, so waiting costs nothing when nobody waits.
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from contextvars import Context, copy_context
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, overload
+from typing import Any, Final, NamedTuple, overload
 
 from logstore.errors import CatalogBusy, OutcomeUnknown, SextonError, StoreUnavailable
 from logstore.ports.catalog import (
@@ -22,7 +20,6 @@ from logstore.ports.catalog import (
     Registered,
     RegisterSegment,
     Write,
-    WriteResult,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -34,13 +31,13 @@ _DEAD_IN_A_ROW: Final = 2
 class _Item(NamedTuple):
     write: Write
     future: "Future[Any]"
-    context: Context  # of who submitted it: a commit is part of the first one's trace
+    context: Context  # of the submitting thread: a commit is part of the first one's trace
 
 
 class GroupCommitter:
     """Collects small writes of all threads and commits them together.
 
-    Close it, or use it as a context manager; its thread is a daemon, so a process that forgets still ends.
+    Close it; its thread is a daemon, so a process that forgets still ends.
     """
 
     def __init__(self, commits: Commits, *, capacity: int = 4096, patience_s: float = 30.0) -> None:
@@ -73,7 +70,9 @@ class GroupCommitter:
         """
         item = _Item(write, Future(), copy_context())
         with self._changed:
-            room = self._changed.wait_for(self._has_room, timeout=self._patience_s)
+            room = self._changed.wait_for(
+                lambda: self._refusal is not None or len(self._waiting) < self._capacity, timeout=self._patience_s
+            )
             if self._refusal:
                 raise StoreUnavailable(f"group commit: {self._refusal}")
             if not room:
@@ -118,17 +117,6 @@ class GroupCommitter:
             self._changed.notify_all()
         self._thread.join(timeout_s)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _has_room(self) -> bool:
-        return self._refusal is not None or len(self._waiting) < self._capacity
-
     def _work(self) -> None:
         items: list[_Item] = []
         try:
@@ -151,7 +139,9 @@ class GroupCommitter:
 
     def _commit(self, items: list[_Item]) -> None:
         try:
-            results = self._call(items)
+            results = items[0].context.run(self._commits.commit, [item.write for item in items])
+            if len(results) != len(items):
+                raise OutcomeUnknown(f"group commit: {len(results)} answers to {len(items)} writes")  # noqa: TRY301
         except OutcomeUnknown as error:
             for item in items:
                 item.future.set_exception(_unknown(error))
@@ -159,13 +149,10 @@ class GroupCommitter:
             self._commit_alone(items, error)
         else:
             for item, result in zip(items, results, strict=True):
-                _answer(item, result)
-
-    def _call(self, items: list[_Item]) -> Sequence[WriteResult]:
-        results = items[0].context.run(self._commits.commit, [item.write for item in items])
-        if len(results) != len(items):
-            raise OutcomeUnknown(f"group commit: {len(results)} answers to {len(items)} writes")
-        return results
+                if isinstance(result, SextonError):
+                    item.future.set_exception(result)
+                else:
+                    item.future.set_result(result)
 
     def _commit_alone(self, items: list[_Item], error: Exception) -> None:
         if len(items) == 1:
@@ -199,13 +186,6 @@ class GroupCommitter:
         for item in left:
             if item.future.set_running_or_notify_cancel():
                 item.future.set_exception(StoreUnavailable(f"group commit: not tried: {self._refusal}"))
-
-
-def _answer(item: _Item, result: WriteResult) -> None:
-    if isinstance(result, SextonError):
-        item.future.set_exception(result)
-    else:
-        item.future.set_result(result)
 
 
 def _unknown(cause: BaseException) -> OutcomeUnknown:

@@ -4,8 +4,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from logstore.clock import Clock
 from logstore.cursors.state import CursorState
@@ -30,7 +29,7 @@ _LANES: Final = 10_000
 class ManagedLedger:
     """Appends to, rolls and reads the data ledgers of topics. Threads share one; any number of processes may run.
 
-    Close it, or use it as a context manager; the committer stays its owner's.
+    Close it; the committer stays its owner's.
     """
 
     def __init__(
@@ -113,13 +112,9 @@ class ManagedLedger:
             PreconditionFailed: The topic is not ACTIVE.
             StoreUnavailable, CatalogBusy: Bounded retries were not enough.
         """
-        return self._roll(topic)
-
-    def _roll(self, topic: Topic) -> Rolled:
-        """Roll, and let the next append ask where to write rather than upload to the ledger just closed."""
         rolled = self._roller.roll(topic.topic_id)
         known = self._hints.get(topic.topic_id)
-        if known:
+        if known:  # the next append is to ask where to write rather than upload to the ledger just closed
             known[1].ledger = None
         return rolled
 
@@ -137,7 +132,7 @@ class ManagedLedger:
         last = self._ledgers.last(topic.topic_id)
         if last is None or not self._policy.due(last, now_us=self._clock.now_us()):
             return False
-        return self._roll(topic).closed is not None
+        return self.roll(topic).closed is not None
 
     def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         """Those of the topics whose last ledger `roll_if_due` would roll now, found in one read.
@@ -220,14 +215,6 @@ class ManagedLedger:
     def close(self) -> None:
         """End the threads that read ahead; appends under way go on."""
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _lane(self, topic: Topic) -> AppendQueue:
         with self._lanes_lock:

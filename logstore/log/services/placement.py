@@ -180,13 +180,9 @@ class Placer:
         try:
             self._clock.patiently(put, deadline_s=race.deadline_s)
         except AlreadyExists:
-            if not self._is_own(key, body):
-                raise
-
-    def _is_own(self, key: str, body: SegmentBody) -> bool:
-        """Whether an earlier try of this very upload landed although it was reported as failed."""
-        seen = self._objects.head(key)
-        return seen is not None and seen[1].get("upload") == body.upload
+            seen = self._objects.head(key)
+            if seen is None or seen[1].get("upload") != body.upload:
+                raise  # it is not that an earlier try of this very upload landed and was reported as failed
 
     def _statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
         owner = LedgerOwner(

@@ -22,8 +22,7 @@ from logstore.errors import InvalidInput, MissingData
 from logstore.log.entries import Entry
 from logstore.log.ledgers import LedgerState
 from logstore.log.services.segment_file import SegmentGone
-from logstore.log.services.source import SegmentSource
-from logstore.log.services.tiered_segments import TieredSegments
+from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
 from logstore.ports.catalog import Ledger, Ledgers, Segment, Topic
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position
@@ -153,11 +152,15 @@ class Reader:
 
     def _segments(self, topic: Topic, view: _View, at: Position) -> Iterator[tuple[Ledger, Segment]]:
         """Registered segments at or after `at`, in order, looked up ledger by ledger as they are drawn."""
-        for ledger in self._listed(topic, _beginning(view, at)):
+        marked = (
+            at.ledger_id if view.state is None else view.state.mark_delete.ledger_id
+        )  # before it all is acknowledged
+        for ledger in self._listed(topic, max(at.ledger_id, marked)):
             start = max(0, at.entry_id) if ledger.ledger_id == at.ledger_id else 0
             if view.upto and Position(ledger.ledger_id, start) > view.upto:
                 return
-            if _is_covered(ledger, view.state):
+            closed = ledger.state is LedgerState.CLOSED  # an open one may have grown since it was listed
+            if view.state is not None and closed and ledger.span.last <= view.state.mark_delete:
                 continue
             rows = self._ledgers.segments(ledger.ledger_id, from_entry=start)
             if start < ledger.entries and not rows:
@@ -216,16 +219,6 @@ class Reader:
             gone.ledger_id,
             "the end" if beyond is None else Position(beyond, 0),
         )
-
-
-def _beginning(view: _View, at: Position) -> LedgerId:
-    """The first ledger of which anything can be wanted: all before a cursor's mark are acknowledged."""
-    return at.ledger_id if view.state is None else max(at.ledger_id, view.state.mark_delete.ledger_id)
-
-
-def _is_covered(ledger: Ledger, state: CursorState | None) -> bool:
-    """Whether the cursor has passed the ledger; an open one may have grown since it was listed."""
-    return state is not None and ledger.state is LedgerState.CLOSED and ledger.span.last <= state.mark_delete
 
 
 def _check_whole(ledger: Ledger, rows: Sequence[Segment], start: int) -> None:

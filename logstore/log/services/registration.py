@@ -44,16 +44,12 @@ def telling(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) 
     except TerminalError:
         raise
     except Exception:
-        _tell(ledgers, ledger_id, epoch, clock)
+        deadline_s = clock.monotonic_s() + _PATIENCE_S
+        try:  # best effort: where the catalog does not hear it either, reconciliation finds what is left
+            clock.patiently(lambda: ledgers.gave_up(ledger_id, epoch=epoch), deadline_s=deadline_s)
+        except Exception as error:  # noqa: BLE001 - the reason for giving up must not be hidden
+            _LOG.warning("ledger %s: an upload was given up, and the catalog was not told: %s", ledger_id, error)
         raise
-
-
-def _tell(ledgers: Ledgers, ledger_id: LedgerId, epoch: int, clock: Clock) -> None:
-    """At its best: where the catalog does not hear it either, reconciliation finds what is left."""
-    try:
-        clock.patiently(lambda: ledgers.gave_up(ledger_id, epoch=epoch), deadline_s=clock.monotonic_s() + _PATIENCE_S)
-    except Exception as error:  # noqa: BLE001 - the reason for giving up must not be hidden
-        _LOG.warning("ledger %s: an upload was given up, and the catalog was not told: %s", ledger_id, error)
 
 
 class Registrar:

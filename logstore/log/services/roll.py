@@ -46,7 +46,7 @@ class Rolled:
     """What a roll did."""
 
     closed: LedgerId | None  # None: this call closed nothing
-    opened: LedgerId  # the ledger that takes appends now, whoever opened it
+    opened: LedgerId  # the ledger that takes appends now, whichever process opened it
 
 
 class Roller:
@@ -94,7 +94,7 @@ class Roller:
         raise CatalogBusy(f"topic {topic_id}: {_TRIES} new ledgers were taken away before they joined its list")
 
     def next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
-        """Try to open one more ledger than `last` and answer with the list's last one, whoever opened it.
+        """Try to open one more ledger than `last` and answer with the list's last one, whichever process opened it.
 
         Raises:
             UnknownObject, PreconditionFailed, StoreUnavailable, CatalogBusy: As `roll`.

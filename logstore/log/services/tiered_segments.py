@@ -1,6 +1,10 @@
-"""Segments as columns out of tiered copies: each is one row group, read by ranges of the one object."""
+"""Which copy a segment is read from: the primary one, and where that fails the tiered one.
+
+In a tiered copy each segment is one row group, read by ranges of the one object.
+"""
 
 import io
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +12,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 from logstore.errors import CorruptData
 from logstore.log.entries import FooterMark, unreadable
-from logstore.log.services.segment_file import RangeFile, SegmentGone
+from logstore.log.ledgers import CopyKind
+from logstore.log.services.segment_file import RangeFile, SegmentGone, read_columns
 from logstore.offload.places import TieredPlace, place_of
 from logstore.offload.tiered import RowGroup, TieredIndex, data_key, index_key
-from logstore.ports.catalog import Copies, Offloads, Segment
+from logstore.ports.catalog import Copies, Ledger, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
+_LOG: Final = logging.getLogger(__name__)
 _FOOTER: Final = 64 << 10
 """Bytes at the end of the object that are fetched together: the footer of some hundred row groups."""
 _KEPT_OPEN: Final = 4
@@ -92,6 +98,54 @@ class TieredScan:
             while len(self._opened) > _KEPT_OPEN:
                 del self._opened[next(iter(self._opened))]
             return opened
+
+
+class SegmentSource:
+    """Segments for one scan; threads that read ahead share it."""
+
+    def __init__(self, objects: ObjectStore, tiered: TieredSegments | None) -> None:
+        """Read the primary bucket that `objects` is, and `tiered` copies if there are any."""
+        self._objects = objects
+        self._tiered = tiered
+        self._scan = tiered.scan() if tiered else None
+        self._warned: set[LedgerId] = set()
+        self._lock = threading.Lock()
+
+    def read(self, ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
+        """The named columns of a segment, in entry order.
+
+        Args:
+            ledger: As it was listed; its copies may have changed since.
+            segment: Which.
+            columns: Names of columns.
+
+        Raises:
+            SegmentGone: No copy that the catalog names now holds it.
+            CorruptData: No copy of it can be read.
+            StoreUnavailable, CatalogBusy: Nobody answered.
+        """
+        if CopyKind.LEDGER not in ledger.copies and self._tiered:
+            return self._from_tiered(segment, columns, SegmentGone(ledger.ledger_id, f"ledger {ledger.ledger_id}"))
+        try:
+            return read_columns(self._objects, segment, columns)
+        except (SegmentGone, CorruptData) as missed:
+            return self._from_tiered(segment, columns, missed)
+
+    def _from_tiered(self, segment: Segment, columns: Sequence[str], missed: Exception) -> "pa.Table":
+        """Ask the catalog anew: the primary copy may have been removed since the ledger was listed."""
+        copies = self._tiered.copies(segment.ledger_id) if self._tiered else None
+        if self._scan is None or copies is None or copies.tiered is None:
+            raise missed
+        with self._lock:
+            told = segment.ledger_id in self._warned or not copies.primary
+            self._warned.add(segment.ledger_id)
+        if not told:  # that a primary copy was removed is no news
+            what = "ledger %s: its primary copy is damaged, reading the tiered one: %s"
+            _LOG.warning(what, segment.ledger_id, missed)
+        try:
+            return self._scan.read_columns(segment, copies, columns)
+        except SegmentGone as gone:
+            raise missed if isinstance(missed, CorruptData) else gone from missed
 
 
 def _open(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _Opened:

@@ -64,15 +64,10 @@ def prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
     if data[1] != copy.statement.to_metadata():
         raise CorruptData(f"{key}: expected {copy.statement.to_metadata()}, found {dict(data[1])}")
     if not index.etag or data[0].etag != index.etag:
-        _read_back(objects, key, index)
+        digest = stored_digest(objects, key, index.size_bytes)
+        if digest != index.sha256:
+            raise CorruptData(f"{key}: expected SHA-256 {index.sha256}, found {digest} in an object of the same length")
     return index
-
-
-def _read_back(objects: ObjectStore, key: str, index: TieredIndex) -> None:
-    """Where the store's mark of the content is not that of publication, or none was kept, the content decides."""
-    found = stored_digest(objects, key, index.size_bytes)
-    if found != index.sha256:
-        raise CorruptData(f"{key}: expected SHA-256 {index.sha256}, found {found} in an object of the same length")
 
 
 def stored_digest(objects: ObjectStore, key: str, size_bytes: int) -> str:
@@ -186,7 +181,7 @@ class Offloader:
         return proceed
 
     def _give_up(self, ledger_id: LedgerId, uuid: str) -> None:
-        """At its best: an attempt that cannot say so is taken away once its time is over."""
+        """Best effort: an attempt that cannot say so is taken away once its time is over."""
         try:
             self._offloads.abandon(ledger_id, uuid)
         except SextonError as error:
@@ -218,12 +213,14 @@ class Offloader:
         reached = sum(group.entries for group in groups)
         if reached != entries:
             raise CorruptData(f"ledger {statement.ledger_id}: expected {entries} entries, found {reached} in segments")
+        size_bytes = file.seek(0, io.SEEK_END)
+        file.seek(0)
         return TieredIndex(
             statement=statement,
             uuid=uuid,
             entries=entries,
-            size_bytes=file.seek(0, io.SEEK_END),
-            sha256=_digest(file),
+            size_bytes=size_bytes,
+            sha256=hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest(),
             row_groups=groups,
             footer=str(mark_footer(file)),
         )
@@ -240,11 +237,6 @@ class Offloader:
 
 def _evidence(index: TieredIndex) -> Evidence:
     return Evidence(uuid=index.uuid, entries=index.entries, size_bytes=index.size_bytes, sha256=index.sha256)
-
-
-def _digest(file: BinaryIO) -> str:
-    file.seek(0)
-    return hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest()
 
 
 def _prove(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str) -> str:

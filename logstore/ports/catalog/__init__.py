@@ -6,7 +6,6 @@ that harmless. All of them may raise `CatalogBusy` (contention) and `StoreUnavai
 
 from typing import Protocol
 
-from logstore.ports.catalog.audit_log import AuditLog
 from logstore.ports.catalog.batches import Cause, Claim, Detached, Ended, Filed, Inflight, RowRange, Tally
 from logstore.ports.catalog.commits import (
     Acknowledge,
@@ -18,12 +17,12 @@ from logstore.ports.catalog.commits import (
     Write,
     WriteResult,
 )
-from logstore.ports.catalog.components import Components
 from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
 from logstore.ports.catalog.deletions import Deletions
 from logstore.ports.catalog.fences import Fence, Fences
 from logstore.ports.catalog.identities import Identities
 from logstore.ports.catalog.inspection import (
+    AuditLog,
     Decision,
     FiledIntent,
     Inspection,
@@ -33,9 +32,18 @@ from logstore.ports.catalog.inspection import (
     Reference,
     ReferenceKind,
 )
-from logstore.ports.catalog.ledgers import Ledger, Ledgers, Segment, Totals
+from logstore.ports.catalog.ledgers import Components, Ledger, Ledgers, Segment, Totals
 from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.catalog.phase_one import PhaseOne, TopicContents
+from logstore.ports.catalog.reconciliation import (
+    FiledCopy,
+    Filing,
+    OrphanCopy,
+    Reconciliation,
+    ReconciliationRun,
+    RunKind,
+    Standing,
+)
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.topics import SubscriptionSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
 from logstore.ports.catalog.upkeep import Due, Forgotten, Upkeep
@@ -59,7 +67,9 @@ __all__ = [
     "Fence",
     "Fences",
     "Filed",
+    "FiledCopy",
     "FiledIntent",
+    "Filing",
     "Forgotten",
     "Identities",
     "Inflight",
@@ -72,18 +82,23 @@ __all__ = [
     "Offload",
     "OffloadAnswer",
     "Offloads",
+    "OrphanCopy",
     "PhaseOne",
     "ProducerAdvance",
     "Published",
+    "Reconciliation",
+    "ReconciliationRun",
     "Reference",
     "ReferenceKind",
     "RegisterSegment",
     "Registered",
     "RowRange",
+    "RunKind",
     "SchemaVersion",
     "Schemas",
     "Segment",
     "SnapshotChange",
+    "Standing",
     "StoredCursor",
     "Subscription",
     "SubscriptionSummary",
@@ -132,3 +147,5 @@ class Catalog(Protocol):
     def identities(self) -> Identities: ...  # noqa: D102
     @property
     def inspection(self) -> Inspection: ...  # noqa: D102
+    @property
+    def reconciliation(self) -> Reconciliation: ...  # noqa: D102

@@ -12,7 +12,7 @@ from logstore.positions import LedgerId, Position, TopicId
 class StoredCursor:
     """A cursor row.
 
-    Its state is the whole of it only while it has no snapshot; who needs the whole asks `Subscriptions`.
+    Its state is the whole of it only while it has no snapshot; a caller that needs the whole asks `Subscriptions`.
     """
 
     name: str

@@ -27,7 +27,7 @@ class Deletions(Protocol):
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """Up to `limit` ranges of about `rows` unfinished intents of the batch, beyond row id `after`.
 
-        No other intent of the batch lies in them: one that ended, or has a workflow, was counted by who met it then.
+        No other intent of the batch lies in them: one that ended, or has a workflow, was counted when it was met.
         """
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
@@ -36,11 +36,12 @@ class Deletions(Protocol):
     def renew(self, batch_id: str, claim: Claim) -> None:
         """Hold the batch until `ttl_s` from now, or longer: one run of a workflow never shortens its own claim.
 
-        So a chunk that still works while its batch is paused does not take away what the pause has claimed.
+        So a chunk that still works while its batch is paused does not take away what the pause has claimed. A batch
+        that was released stays so: a late renewal by its workflow, which is gone, would hide its rows from the sweep.
 
         Raises:
             UnknownObject: No such batch.
-            ClaimHeld: Another workflow holds it, or it is finished.
+            ClaimHeld: Another workflow holds it, or it is finished or was released.
         """
 
     def pause(self, batch_id: str) -> None:
@@ -77,7 +78,7 @@ class Deletions(Protocol):
         may have put its `meta.json` since, and its row was opened again for that. Who has the row now asks anew, and
         at the worst finds nothing: an outcome as good, of which only the count of objects is lost.
 
-        A row that the workflow of its own ended leaves an audit row `delete-ledger`, with who and why of its batch.
+        A row that the workflow of its own ended leaves an audit row `delete-ledger`, with its batch's actor and reason.
 
         Returns:
             Row ids of those that this very call ended.

@@ -1,4 +1,4 @@
-"""Fences: who acquired each bundle last, and its port."""
+"""Fences: which worker acquired each bundle last, and the port."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import LedgerState
+from logstore.ports.catalog.batches import Cause
 from logstore.positions import LedgerId
 
 
@@ -101,4 +102,19 @@ class Inspection(Protocol):
         """The audit log, newest first: of a topic (encoded), or of what concerned one ledger.
 
         By name, so that a topic that was deleted is found, and every one that was ever called so.
+        """
+
+
+class AuditLog(Protocol):
+    """Who did what, and why. What the catalog itself destroys it writes down in the same transaction, without this."""
+
+    def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
+        """Write down what is about to be done elsewhere, or what came of it: so no act is without a row.
+
+        Idempotency: none, and none is needed. A repeated call leaves another row, which says the same.
+
+        Args:
+            act: What is done, in kebab-case.
+            cause: Who and why.
+            detail: What it is done to, as JSON has it.
         """

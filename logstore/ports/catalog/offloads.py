@@ -11,7 +11,7 @@ from logstore.positions import LedgerId, TopicId
 
 
 class OffloadAnswer(StrEnum):
-    """Whether a ledger is to be offloaded by who asked."""
+    """Whether a ledger is to be offloaded by the caller."""
 
     BEGUN = "BEGUN"  # its copy is this attempt's to write
     ALREADY = "ALREADY"  # a tiered copy is LIVE

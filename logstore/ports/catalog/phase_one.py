@@ -95,7 +95,7 @@ class PhaseOne(Protocol):
         """Set the topic DELETING and write the audit row; when that was, microseconds by the catalog's clock.
 
         Whoever comes after its commit can attach nothing to the topic, for that requires ACTIVE under a lock. It
-        does not wait for those who hold that lock already, or a busy topic would never begin to go: `detach_all` does.
+        does not wait for holders of that lock, or a busy topic would never begin to go: `detach_all` does.
 
         Idempotency: a topic that is DELETING, or that was deleted, answers when it began, and is audited once.
 

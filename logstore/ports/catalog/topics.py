@@ -79,9 +79,6 @@ class Topics(Protocol):
             UnknownObject: There is none.
         """
 
-    def all(self) -> list[Topic]:
-        """Every topic, ascending by name."""
-
     def active(self, *, after: TopicId, limit: int) -> list[Topic]:
         """Up to `limit` topics that are ACTIVE, with ids above `after`, ascending by id.
 

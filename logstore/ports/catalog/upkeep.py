@@ -37,7 +37,7 @@ class Upkeep(Protocol):
 
         With them go copies of uploads that died, of up to `limit` topics: their ledgers stay.
 
-        Stalled: unfinished and without a live claim, whoever had them: a batch, a workflow of their own, a
+        Stalled: unfinished and without a live claim, of any holder: a batch, a workflow of their own, a
         redrive, a topic that is gone. Newborn: never attached to a list and older than the registration timeout;
         each is replaced by an intent. The batch's claim is the caller's for the workflow that does phase two.
 

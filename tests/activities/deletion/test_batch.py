@@ -1,11 +1,10 @@
 """`deletion.next_ranges`, `hand_over_chunk` and `certify`: how a batch is walked and how it ends."""
 
-from collections.abc import Callable
-
 import pytest
 
-from activities.deletion import Certificate, ChunkResult, RangesInput, RangesPage
+from activities.deletion.values import ChunkResult, RangesInput, RangesPage
 from logstore import failpoints
+from logstore.deletion.intents import Certificate
 from logstore.errors import ClaimHeld, StoreUnavailable
 from tests.activities.world import BATCH, World, certify_input, chunk_input, done, run
 
@@ -91,18 +90,6 @@ def test_hand_over_run_twice_counts_one_attempt(world: World) -> None:
     assert [one.attempts for one in world.intents()] == [1, 1]
 
 
-@pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
-def test_hand_over_killed_around_its_commit_is_whole_when_run_again(world: World, point: str) -> None:
-    """Wherever it dies, every row is named in the end (promise 8)."""
-    world.fill(2)
-    world.detach()
-    failpoints.arm(f"catalog.hand_over.{point}", "crash")
-    with pytest.raises(failpoints.SimulatedCrash):
-        hand_over(world)
-    assert len(hand_over(world).alone) == 2
-    assert [one.attempts for one in world.intents()] == [1, 1]
-
-
 def test_hand_over_of_another_epoch_changes_nothing(world: World) -> None:
     """STALE_CATALOG: no claim is moved."""
     world.fill(2)
@@ -129,23 +116,6 @@ def test_certificate_counts_rows_once_and_is_audited_once(world: World) -> None:
     assert certify(world) == first
     audits = world.sql("SELECT actor, reason, workflow_id FROM audit WHERE act='delete-ledgers'")
     assert [tuple(row) for row in audits] == [("tests", "a test", "delete-ledgers/batch-1")]
-
-
-@pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
-def test_certificate_killed_around_its_commit_is_the_same_when_run_again(
-    new_world: Callable[[], World], point: str
-) -> None:
-    """Wherever it dies, the certificate and its one audit row are those of an undisturbed run (promise 8)."""
-    disturbed, calm = new_world(), new_world()
-    for each in (disturbed, calm):
-        each.fill(1)
-        each.detach()
-        done(each.deletion.delete_chunk, chunk_input())
-    failpoints.arm(f"catalog.close.{point}", "crash")
-    with pytest.raises(failpoints.SimulatedCrash):
-        certify(disturbed)
-    assert certify(disturbed).outcomes == certify(calm).outcomes
-    assert len(disturbed.sql("SELECT 1 FROM audit WHERE act='delete-ledgers'")) == 1
 
 
 def test_certificate_names_rows_that_are_still_retried(world: World) -> None:

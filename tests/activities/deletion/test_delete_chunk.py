@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from activities import heartbeats
-from activities.deletion import ChunkResult, IntentKey
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.rate import DeletionPace
+from activities.deletion.values import ChunkResult
 from activities.heartbeats import Heartbeats
-from logstore import failpoints
-from logstore.deletion.intents import DeletionIntent, DeletionState, Finding, StoredCopy
+from logstore.deletion.intents import DeletionIntent, DeletionState, Finding, IntentKey, StoredCopy
 from logstore.errors import (
     AlreadyExists,
     CatalogMismatch,
@@ -56,15 +55,6 @@ def test_chunk_of_own_ledgers_is_deleted_and_confirmed(world: World) -> None:
 def delete_size(world: World) -> int:
     """What the catalog recorded as deleted."""
     return world.catalog.deletions.tally("batch-1").size_bytes
-
-
-def test_chunk_data_goes_first_and_meta_last(world: World) -> None:
-    """What is left of a half-deleted ledger still says whose it is, at any moment."""
-    world.fill(2)
-    world.detach()
-    delete(world)
-    deleted = [key for operation, key in world.objects.calls if operation is Operation.DELETE]
-    assert [key.endswith(".meta.json") for key in deleted] == [False] * 4 + [True] * 2
 
 
 def test_chunk_of_a_ledger_gone_already_counts_as_success(world: World) -> None:
@@ -125,55 +115,6 @@ def test_chunk_concurrent_attempts_lose_nothing(world: World) -> None:
     assert all(sum(result.outcomes.values()) == 4 and not result.alone for result in results)
     assert not any(world.left_of(ledger) for ledger in ledgers)
     assert set(world.outcomes()) <= {"DELETED", "ALREADY_GONE"}
-
-
-EFFECTS = ["catalog.renew", "storage.delete_data", "storage.delete_meta", "catalog.finish", "catalog.hand_over"]
-
-
-def _with_a_refused_key(world: World) -> list[LedgerId]:
-    """Three detached ledgers, of which storage keeps one key of the second for one attempt."""
-    ledgers = world.fill(3)
-    world.detach()
-    world.objects.plan(at(ledgers[1], Operation.DELETE, FaultKind.KEY_ERROR))
-    return ledgers
-
-
-def test_chunk_has_the_effects_that_are_killed_below(world: World) -> None:
-    """No effect of a chunk escapes the kills: the list of them is what a run really hits."""
-    _with_a_refused_key(world)
-    failpoints.arm("none", "crash")
-    delete(world)
-    assert {name.rpartition(".")[0] for name in failpoints.disarm()} == set(EFFECTS)
-
-
-@pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
-@pytest.mark.parametrize("effect", EFFECTS)
-def test_chunk_killed_between_two_effects_then_run_again_is_whole(world: World, effect: str, point: str) -> None:
-    """Killed at any point, the next attempt ends every row or hands it over (promise 8)."""
-    ledgers = _with_a_refused_key(world)
-    failpoints.arm(f"{effect}.{point}", "crash")
-    with pytest.raises(failpoints.SimulatedCrash):
-        delete(world)
-    again = delete(world)
-    finished = [one for one in world.intents() if one.outcome]
-    assert all(not world.left_of(one.ledger_id) for one in finished)
-    assert len(finished) + len(again.alone) == len(ledgers)
-    assert {one.handed_to is not None for one in world.intents() if not one.outcome} <= {True}
-
-
-@pytest.mark.parametrize("effect", EFFECTS)
-def test_chunk_whose_effect_is_reported_failed_is_whole_after_a_retry(world: World, effect: str) -> None:
-    """Done but reported as failed: the retry finds it done (PIP-186)."""
-    ledgers = _with_a_refused_key(world)
-    failpoints.arm(f"{effect}.reported_failed", "fail")
-    try:
-        delete(world)
-    except StoreUnavailable:
-        delete(world)
-    finished = [one.ledger_id for one in world.intents() if one.outcome]
-    assert not any(world.left_of(ledger) for ledger in finished)
-    assert len(finished) >= 2 or all(one.handed_to for one in world.intents() if not one.outcome)
-    assert len(ledgers) == 3
 
 
 def test_chunk_copy_still_listed_is_refused(world: World) -> None:
@@ -372,47 +313,6 @@ def test_chunk_listing_that_breaks_off_keeps_the_ledger(world: World) -> None:
     assert delete(world).outcomes == {"DELETED": 1, "RETRYING": 1}
     assert len(world.left_of(bad)) == 3
     assert not world.left_of(good)
-
-
-def test_chunk_listing_that_is_wrongly_empty_keeps_the_ledger(world: World) -> None:
-    """Absence is proved by two independent reads: a HEAD contradicts the empty LIST (apache/bookkeeper#870)."""
-    (ledger,) = world.fill(1)
-    world.detach()
-    world.objects.blind(lambda _key: True)
-    with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
-        delete(world)
-    assert len(world.left_of(ledger)) == 3
-    assert world.outcomes() == {"RETRYING": 1}
-
-
-@pytest.mark.parametrize("listings", [1, 2])
-def test_chunk_listing_that_lacks_a_segment_never_ends_as_success_with_it_left(world: World, listings: int) -> None:
-    """A segment that the catalog registered is asked for by name where listings do not show it, and goes so."""
-    (ledger,) = world.fill(1)
-    world.detach()
-    world.objects.blind(lambda key: key.endswith("00000001.parquet"), listings=listings)
-    delete(world)
-    assert world.left_of(ledger) == []
-    assert world.outcomes() == {"DELETED": 1}
-
-
-def test_chunk_two_listings_without_any_segment_leave_nothing_behind(world: World) -> None:
-    """Seen: two listings that showed `meta.json` alone gave DELETED, with every segment left and nobody's."""
-    (ledger,) = world.fill(1)
-    world.detach()
-    world.objects.blind(lambda key: key.endswith(".parquet"), listings=2)
-    assert delete(world).objects == 3
-    assert world.left_of(ledger) == []
-    assert world.outcomes() == {"DELETED": 1}
-
-
-def test_chunk_listing_that_lacks_the_meta_never_ends_as_success_with_it_left(world: World) -> None:
-    """A listing cut off before `meta.json`, which sorts last, must not leave it behind (apache/bookkeeper#870)."""
-    (ledger,) = world.fill(1)
-    world.detach()
-    world.objects.blind(lambda key: key.endswith(".meta.json"))
-    delete(world)
-    assert not world.left_of(ledger) or world.outcomes() == {"RETRYING": 1}
 
 
 def test_chunk_of_a_batch_that_another_workflow_holds_is_not_touched(world: World) -> None:

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.deletion import DeadLetterInput, IntentKey, OneResult
+from activities.deletion.values import DeadLetterInput, OneResult
 from logstore import failpoints
-from logstore.deletion.intents import Outcome
+from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, StoreUnavailable, UnknownObject
 from logstore.log.ledgers import ledger_prefix
 from logstore.names import TopicName
@@ -76,22 +76,6 @@ def test_one_concurrent_attempts_agree(world: World) -> None:
         results = list(pool.map(lambda _: delete(world, key), range(4)))
     assert all(result.outcome.success for result in results)
     assert not world.left_of(ledger)
-
-
-EFFECTS = ["catalog.take", "storage.delete_data", "storage.delete_meta", "catalog.finish"]
-
-
-@pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
-@pytest.mark.parametrize("effect", EFFECTS)
-def test_one_killed_between_two_effects_then_run_again_is_gone(world: World, effect: str, point: str) -> None:
-    """Killed at any point, the next attempt finishes the row, and nothing of it is left (promise 8)."""
-    ledger, key = alone(world)
-    failpoints.arm(f"{effect}.{point}", "crash")
-    with pytest.raises(failpoints.SimulatedCrash):
-        delete(world, key)
-    assert delete(world, key).outcome.success
-    assert not world.left_of(ledger)
-    assert world.catalog.deletions.inflight().estimated_inflight == 0
 
 
 @pytest.mark.parametrize("effect", ["catalog.take", "catalog.finish"])
@@ -241,22 +225,6 @@ def test_one_answered_by_a_terminal_error_is_retried_all_the_same(world: World) 
     assert (caught.value.type, caught.value.non_retryable) == ("CorruptData", False)
 
 
-def test_one_that_was_never_filed_is_unknown(world: World) -> None:
-    """UNKNOWN: a row that was never filed, or was removed after its retention, deletes nothing."""
-    ledger, key = alone(world)
-    world.sql("DELETE FROM pending_deletion")
-    assert delete(world, key).outcome is Outcome.UNKNOWN
-    assert len(world.left_of(ledger)) == 3
-
-
-def test_one_of_another_epoch_changes_nothing(world: World) -> None:
-    """STALE_CATALOG: the rebuilt catalog's own rows say what is left to do."""
-    ledger, key = alone(world)
-    assert delete(world, key, epoch=9).outcome is Outcome.STALE_CATALOG
-    assert len(world.left_of(ledger)) == 3
-    assert world.intents()[0].attempts == 1
-
-
 def test_one_that_another_workflow_holds_is_left_to_it(world: World) -> None:
     """Work is taken by claiming: who comes second is told, and nothing is deleted."""
     ledger, key = alone(world)
@@ -307,18 +275,6 @@ def test_dead_letter_of_another_epoch_changes_nothing(world: World) -> None:
     _, key = alone(world)
     assert bury(world, key, epoch=9).outcome is Outcome.STALE_CATALOG
     assert world.outcomes() == {"RETRYING": 1}
-
-
-@pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
-@pytest.mark.parametrize("effect", ["catalog.take", "catalog.finish"])
-def test_dead_letter_killed_between_two_effects_then_run_again_is_listed(world: World, effect: str, point: str) -> None:
-    """Never dropped, wherever the process dies (PIP-186)."""
-    _, key = alone(world)
-    failpoints.arm(f"{effect}.{point}", "crash")
-    with pytest.raises(failpoints.SimulatedCrash):
-        bury(world, key)
-    assert bury(world, key).outcome is Outcome.DEAD_LETTERED
-    assert world.catalog.deletions.inflight().dead_lettered == 1
 
 
 def test_dead_letter_without_catalog_is_retried(world: World) -> None:

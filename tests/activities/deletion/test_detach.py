@@ -32,19 +32,6 @@ def test_detach_concurrent_attempts_file_each_ledger_once(world: World) -> None:
     assert len(world.intents()) == 3
 
 
-@pytest.mark.parametrize("point", ["before", "after", "reported_failed"])
-def test_detach_killed_around_its_commit_ends_the_same(world: World, point: str) -> None:
-    """At every crash point a ledger is listed or has an intent, and never neither (apache/pulsar#13526)."""
-    ledgers = world.fill(3)
-    failpoints.arm(f"catalog.detach.{point}", "crash")
-    with pytest.raises(failpoints.SimulatedCrash):
-        world.detach()
-    with_intent = [one.ledger_id for one in world.intents()]
-    assert sorted(set(listed(world)[:-1]) | set(with_intent)) == ledgers
-    assert world.detach().ledgers == 3
-    assert [one.ledger_id for one in world.intents()] == ledgers
-
-
 def test_detach_of_a_needed_ledger_changes_nothing(world: World) -> None:
     """An explicit detach is all or nothing: one ledger unread keeps the other, too (promise 1)."""
     first, second = world.fill(2, acknowledged=False)

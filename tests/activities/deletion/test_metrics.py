@@ -5,9 +5,10 @@ from typing import TypeVar
 
 import pytest
 
-from activities.deletion import AdoptInput, DeadLetterInput, IntentKey
+from activities.deletion.values import AdoptInput, DeadLetterInput
 from activities.dispatch import Done
 from logstore import failpoints
+from logstore.deletion.intents import IntentKey
 from logstore.errors import CorruptData
 from logstore.log.ledgers import ledger_prefix
 from tests.activities.world import BATCH_WORKFLOW, World, certify_input, chunk_input, environment, one_input

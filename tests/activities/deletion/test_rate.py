@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 
 from activities import heartbeats
-from activities.deletion import ChunkResult, ledger_deletion
+from activities.deletion import ledger_deletion
 from activities.deletion.rate import DeletionPace
+from activities.deletion.values import ChunkResult
 from logstore.deletion.intents import Finding, StoredCopy
 from logstore.errors import ClaimHeld
 from tests.activities.world import World, chunk_input, done

@@ -1,6 +1,7 @@
 """`retention.roll_idle`: an idle last ledger is closed, so that it can become deletable."""
 
 from collections.abc import Collection, Sequence
+from contextlib import closing
 
 import pytest
 
@@ -20,7 +21,6 @@ class CountingRoller:
         self.asked: list[str] = []
 
     def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """See `IdleRoller`."""
         return frozenset(topic_ids)
 
     def roll_if_due(self, topic: Topic) -> bool:
@@ -37,11 +37,9 @@ class CountingSettler:
         self.troubles = troubles
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """See `Settler`."""
         return frozenset()
 
     def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
-        """See `Settler`."""
         self.asked.append(topic_id)
         return self.troubles
 
@@ -49,7 +47,7 @@ class CountingSettler:
 def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> None:
     """An idle topic's last ledger becomes deletable without traffic; twice rolls once (apache/pulsar#9136)."""
     world.fill(0)
-    with GroupCommitter(world.catalog.commits) as committer:
+    with closing(GroupCommitter(world.catalog.commits)) as committer:
         managed = ManagedLedger(
             ledgers=world.catalog.ledgers,
             objects=world.objects,

@@ -5,7 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from activities.deletion.trimming import BatchInput, Pages, PagesInput, Retention, TopicPage, Trimming, TrimPageInput
+from activities.deletion.trimming import (
+    BatchInput,
+    Pages,
+    PagesInput,
+    Retention,
+    TopicPage,
+    Trimming,
+    TrimPageInput,
+)
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, CorruptData, SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
@@ -15,7 +23,7 @@ from tests.activities.world import World, run
 BATCH = "trim-1"
 
 
-class Idle:
+class Idle(Retention):
     """Prepares nothing, and fails as told."""
 
     def __init__(self, *errors: SextonError) -> None:
@@ -24,11 +32,9 @@ class Idle:
         self.nothing: set[int] = set()  # to prepare in these
 
     def due(self, topics: Sequence[Topic]) -> list[Topic]:
-        """See `IdleTopics`."""
         return [topic for topic in topics if topic.topic_id not in self.nothing]
 
     def prepare(self, topic: Topic) -> bool:
-        """See `IdleTopics`."""
         self.asked.append(topic.topic_id)
         if self.errors:
             raise self.errors.pop(0)

@@ -19,19 +19,15 @@ class MemoryWorld(World):
 
     @property
     def catalog(self) -> FakeCatalog:
-        """See `World`."""
         return self._fake
 
     def set_state(self, topic_id: TopicId, state: TopicState) -> None:
-        """See `World`."""
         self._fake.set_state(topic_id, state)
 
     def intents(self) -> list[LedgerId]:
-        """See `World`."""
         return sorted(self._fake.pending_deletion)
 
     def rows(self) -> Rows:
-        """See `World`."""
         fake = self._fake
         return Rows(
             ledgers=sorted(fake.ledger_rows),
@@ -42,7 +38,6 @@ class MemoryWorld(World):
         )
 
     def audited(self, act: str) -> list[Audited]:
-        """See `World`."""
         return [
             Audited(row.act, row.cause.actor, row.cause.reason, row.cause.workflow_id, row.detail)
             for row in self._fake.audited
@@ -50,54 +45,43 @@ class MemoryWorld(World):
         ]
 
     def start_ids_at(self, ledger_id: LedgerId) -> None:
-        """See `World`."""
         self._fake.next_ledger = ledger_id
 
     def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
-        """See `World`."""
         row, us = self._fake.ledger_rows[ledger_id], seconds * 1_000_000
         closed_us = None if row.closed_us is None else row.closed_us - us
         self._fake.ledger_rows[ledger_id] = replace(row, created_us=row.created_us - us, closed_us=closed_us)
 
     def close_ledger(self, ledger_id: LedgerId) -> None:
-        """See `World`."""
         row = self._fake.ledger_rows[ledger_id]
         self._fake.ledger_rows[ledger_id] = replace(row, state=LedgerState.CLOSED, closed_us=self._fake.now_us)
 
     def add_copy(self, ledger_id: LedgerId, state: CopyState, **context: str) -> None:
-        """See `World`."""
         self._fake.copies[ledger_id][CopyKind.OFFLOADED_LEDGER] = Copy(state=state, context=context)
 
     def remove_copy(self, ledger_id: LedgerId, kind: CopyKind) -> None:
-        """See `World`."""
         del self._fake.copies[ledger_id][kind]
 
     def let_upload_end(self, ledger_id: LedgerId) -> None:
-        """See `World`."""
         self._fake.advance(seconds=86_400)
 
     def say_upload_ends(self, ledger_id: LedgerId, until: str) -> None:
-        """See `World`."""
         copies, kind = self._fake.copies[ledger_id], CopyKind.OFFLOADED_LEDGER
         copies[kind] = replace(copies[kind], context={**copies[kind].context, "until_us": until})
 
     def swell(self, row_id: int, *, segments: int) -> None:
-        """See `World`."""
         rows = self._fake.intent_rows
         rows[row_id] = replace(rows[row_id], segments=segments)
 
     def forge(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, *, generation: int = 1, **context: str) -> None:
-        """See `World`."""
         rows = self._fake.intent_rows
         named = replace(rows[row_id], ledger_id=ledger_id, copy=copy)
         rows[row_id] = replace(named, generation=generation, context=context)
 
     def forget_intents(self) -> None:
-        """See `World`."""
         self._fake.intent_rows.clear()
 
     def left_of(self, topic_id: TopicId) -> dict[str, int]:
-        """See `World`."""
         fake = self._fake
         found = {
             "topic": int(topic_id in fake.topic_rows),
@@ -110,26 +94,24 @@ class MemoryWorld(World):
         return {name: count for name, count in found.items() if count}
 
     def everything(self) -> object:
-        """See `World`."""
         fake = self._fake
         rows = (fake.ledger_rows, fake.lists, fake.versions, fake.intent_rows, fake.claims_us, fake.audited)
         return repr((rows, fake.runs, fake.fence_rows))
 
     def lapse(self, batch_id: str) -> None:
-        """See `World`."""
         self._fake.runs[batch_id].until_us = 1
 
     def end_earlier(self, *, days: int) -> None:
-        """See `World`."""
         us = days * 86_400_000_000
         self._fake.ended_us = {row_id: ended_us - us for row_id, ended_us in self._fake.ended_us.items()}
         for run in self._fake.runs.values():
             run.finished_us = None if run.finished_us is None else run.finished_us - us
 
     def exhaust(self, row_id: int) -> None:
-        """See `World`."""
         self._fake.intent_rows[row_id] = replace(self._fake.intent_rows[row_id], attempts=10)
 
+    def unlist(self, ledger_id: LedgerId) -> None:
+        self._fake.lists[self._fake.ledger_rows[ledger_id].topic_id].remove(ledger_id)
+
     def remove_topic(self, topic_id: TopicId) -> None:
-        """See `World`."""
         del self._fake.topic_rows[topic_id]

@@ -1,12 +1,14 @@
 """A catalog in SQL, and what fate does to it: statements behind the port's back."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from sqlalchemy import event, text
 
 from infra.catalog import Database, SqlCatalog, tables
+from logstore.failpoints import SimulatedCrash
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, TopicId
@@ -27,7 +29,6 @@ class SqlWorld(World):
 
     @property
     def catalog(self) -> SqlCatalog:
-        """See `World`."""
         return self._sql
 
     def sql(self, statement: str, **values: Any) -> list[Any]:
@@ -39,16 +40,39 @@ class SqlWorld(World):
 
         return self.database.write(work)
 
+    def deaths_in(self, step: Callable[[], object]) -> Iterator[int]:
+        """Take the step again and again, dead before its first statement, its second, and so on, or its commit.
+
+        Yields the number of each death, until the step is done.
+        """
+        left = 0
+
+        def die(*_: object) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise SimulatedCrash("statement")
+
+        for moment in ("before_cursor_execute", "commit"):
+            event.listen(self.database.engine, moment, die)
+        for number in count(1):
+            left = number
+            try:
+                step()
+            except SimulatedCrash:
+                left = 0
+                yield number
+            else:
+                left = 0
+                return
+
     def set_state(self, topic_id: TopicId, state: TopicState) -> None:
-        """See `World`."""
         self.sql("UPDATE topic SET state = :state WHERE topic_id = :topic", state=state.value, topic=topic_id)
 
     def intents(self) -> list[LedgerId]:
-        """See `World`."""
         return [LedgerId(row[0]) for row in self.sql("SELECT ledger_id FROM pending_deletion ORDER BY ledger_id")]
 
     def rows(self) -> Rows:
-        """See `World`."""
         return Rows(
             ledgers=self._column("SELECT ledger_id FROM ledger ORDER BY ledger_id"),
             copies=self._column("SELECT ledger_id FROM ledger_copy ORDER BY ledger_id"),
@@ -61,27 +85,22 @@ class SqlWorld(World):
         return [row[0] for row in self.sql(query)]
 
     def audited(self, act: str) -> list[Audited]:
-        """See `World`."""
         query = "SELECT act, actor, reason, workflow_id, detail FROM audit WHERE act = :act ORDER BY audit_id"
         rows = self.sql(query, act=act)
         told = [row._mapping for row in rows]
         return [Audited(**row | {"detail": _read(row["detail"])}) for row in map(dict, told)]
 
     def start_ids_at(self, ledger_id: LedgerId) -> None:
-        """See `World`."""
         self.sql("UPDATE catalog SET next_ledger_id = :id", id=ledger_id)
 
     def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
-        """See `World`."""
         earlier = "UPDATE ledger SET created_us = created_us - :us, closed_us = closed_us - :us WHERE ledger_id = :id"
         self.sql(earlier, us=seconds * 1_000_000, id=ledger_id)
 
     def close_ledger(self, ledger_id: LedgerId) -> None:
-        """See `World`."""
         self.sql("UPDATE ledger SET state = 'CLOSED', closed_us = 1 WHERE ledger_id = :id", id=ledger_id)
 
     def add_copy(self, ledger_id: LedgerId, state: CopyState, **context: str) -> None:
-        """See `World`."""
         self.sql(
             "INSERT INTO ledger_copy (ledger_id, kind, state, context)"
             " VALUES (:id, 'OFFLOADED_LEDGER', :state, :context)",
@@ -91,7 +110,6 @@ class SqlWorld(World):
         )
 
     def remove_copy(self, ledger_id: LedgerId, kind: CopyKind) -> None:
-        """See `World`."""
         self.sql("DELETE FROM ledger_copy WHERE ledger_id = :id AND kind = :kind", id=ledger_id, kind=kind.value)
 
     def let_upload_end(self, ledger_id: LedgerId) -> None:
@@ -107,7 +125,6 @@ class SqlWorld(World):
                     self.sql(this, context=json.dumps(held), id=ledger_id, key=found)
 
     def say_upload_ends(self, ledger_id: LedgerId, until: str) -> None:
-        """See `World`."""
         this = "UPDATE ledger_copy SET context = :context WHERE ledger_id = :id AND kind = 'OFFLOADED_LEDGER'"
         for (context,) in self.sql(
             "SELECT context FROM ledger_copy WHERE ledger_id = :id AND kind = 'OFFLOADED_LEDGER'", id=ledger_id
@@ -115,11 +132,9 @@ class SqlWorld(World):
             self.sql(this, context=json.dumps(dict(_read(context)) | {"until_us": until}), id=ledger_id)
 
     def swell(self, row_id: int, *, segments: int) -> None:
-        """See `World`."""
         self.sql("UPDATE pending_deletion SET segments = :count WHERE row_id = :row", count=segments, row=row_id)
 
     def forge(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, *, generation: int = 1, **context: str) -> None:
-        """See `World`."""
         self.sql(
             "UPDATE pending_deletion SET ledger_id = :id, copy = :copy, context = :context, generation = :generation"
             " WHERE row_id = :row",
@@ -131,7 +146,6 @@ class SqlWorld(World):
         )
 
     def forget_intents(self) -> None:
-        """See `World`."""
         self.sql("DELETE FROM pending_deletion")
 
     def left_of(self, topic_id: TopicId) -> dict[str, int]:
@@ -145,25 +159,23 @@ class SqlWorld(World):
         return {name: count for name, count in found.items() if count}
 
     def everything(self) -> object:
-        """See `World`."""
         tables = ("ledger", "ledger_list", "pending_deletion", "run", "audit", "bundle_fence")
         return [self.sql(f"SELECT * FROM {table}") for table in tables]
 
     def lapse(self, batch_id: str) -> None:
-        """See `World`."""
         self.sql("UPDATE run SET claim_until_us = 1 WHERE run_id = :batch", batch=batch_id)
 
     def end_earlier(self, *, days: int) -> None:
-        """See `World`."""
         for table in ("pending_deletion", "run"):
             self.sql(f"UPDATE {table} SET finished_us = finished_us - :us", us=days * 86_400_000_000)
 
     def exhaust(self, row_id: int) -> None:
-        """See `World`."""
         self.sql("UPDATE pending_deletion SET attempts = 10, keys_left = 3 WHERE row_id = :row", row=row_id)
 
+    def unlist(self, ledger_id: LedgerId) -> None:
+        self.sql("UPDATE ledger SET place = NULL WHERE ledger_id = :id", id=ledger_id)
+
     def remove_topic(self, topic_id: TopicId) -> None:
-        """See `World`."""
         self.sql("DELETE FROM topic WHERE topic_id = :id", id=topic_id)
 
 

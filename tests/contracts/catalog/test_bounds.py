@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,24 +109,24 @@ class _Settles:
         self._world = world
 
     def outgrown(self, topic_ids: Any) -> frozenset[TopicId]:
-        """See `Settler`."""
         return frozenset(self._world.catalog.cursors.outgrown(topic_ids))
 
     def settle(self, topic_id: TopicId) -> list[Any]:
-        """See `Settler`."""
         raise AssertionError(f"there is nothing to settle in topic {topic_id}")
 
 
 @contextmanager
 def _managed(world: World, objects: FakeObjectStore, **policy: float) -> Iterator[ManagedLedger]:
     with (
-        GroupCommitter(world.catalog.commits) as committer,
-        ManagedLedger(
-            ledgers=world.catalog.ledgers,
-            objects=objects,
-            committer=committer,
-            application="sexton",
-            policy=RollPolicy(**policy),  # type: ignore[arg-type]  # whole numbers where they are entries
+        closing(GroupCommitter(world.catalog.commits)) as committer,
+        closing(
+            ManagedLedger(
+                ledgers=world.catalog.ledgers,
+                objects=objects,
+                committer=committer,
+                application="sexton",
+                policy=RollPolicy(**policy),  # type: ignore[arg-type]  # whole numbers where they are entries
+            )
         ) as managed,
     ):
         yield managed

@@ -20,6 +20,7 @@ from logstore.ports.catalog import (
     Ledgers,
     Offloads,
     PhaseOne,
+    Reconciliation,
     Schemas,
     Topics,
     TopicState,
@@ -39,31 +40,33 @@ class Parts(Protocol):
     """The parts of a catalog that every implementation has."""
 
     @property
-    def topics(self) -> Topics: ...  # noqa: D102
+    def topics(self) -> Topics: ...
     @property
-    def ledgers(self) -> Ledgers: ...  # noqa: D102
+    def ledgers(self) -> Ledgers: ...
     @property
-    def components(self) -> Components: ...  # noqa: D102
+    def components(self) -> Components: ...
     @property
-    def cursors(self) -> Cursors: ...  # noqa: D102
+    def cursors(self) -> Cursors: ...
     @property
-    def schemas(self) -> Schemas: ...  # noqa: D102
+    def schemas(self) -> Schemas: ...
     @property
-    def commits(self) -> Commits: ...  # noqa: D102
+    def commits(self) -> Commits: ...
     @property
-    def phase_one(self) -> PhaseOne: ...  # noqa: D102
+    def phase_one(self) -> PhaseOne: ...
     @property
-    def upkeep(self) -> Upkeep: ...  # noqa: D102
+    def upkeep(self) -> Upkeep: ...
     @property
-    def deletions(self) -> Deletions: ...  # noqa: D102
+    def deletions(self) -> Deletions: ...
     @property
-    def offloads(self) -> Offloads: ...  # noqa: D102
+    def offloads(self) -> Offloads: ...
     @property
-    def fences(self) -> Fences: ...  # noqa: D102
+    def fences(self) -> Fences: ...
     @property
-    def identities(self) -> Identities: ...  # noqa: D102
+    def identities(self) -> Identities: ...
     @property
-    def audit_log(self) -> AuditLog: ...  # noqa: D102
+    def audit_log(self) -> AuditLog: ...
+    @property
+    def reconciliation(self) -> Reconciliation: ...
 
 
 class Rows(NamedTuple):
@@ -173,6 +176,10 @@ class World(ABC):
     @abstractmethod
     def exhaust(self, row_id: int) -> None:
         """Let ten attempts of the intent have failed."""
+
+    @abstractmethod
+    def unlist(self, ledger_id: LedgerId) -> None:
+        """Take the ledger out of its list, and leave its row, as no build of ours does."""
 
     @abstractmethod
     def remove_topic(self, topic_id: TopicId) -> None:

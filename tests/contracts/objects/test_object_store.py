@@ -165,11 +165,22 @@ def test_abort_uploads_of_a_key_frees_its_parts_and_no_others(store: ObjectStore
     for key in ("u-ledger-1", "u-ledger-1-index", "u-ledger-12", "v"):
         _die_in_upload(store, key)
     _put_file(store, "u-ledger-1", b"beside it")
-    assert store.open_uploads("u-ledger-1") == ["u-ledger-1", "u-ledger-1-index", "u-ledger-12"]
+    found = [one.key for one in store.open_uploads("u-ledger-1")]
+    assert found == ["u-ledger-1", "u-ledger-1-index", "u-ledger-12"]
     store.abort_uploads("u-ledger-1")
     store.abort_uploads("u-ledger-1")
-    assert store.open_uploads("") == ["u-ledger-1-index", "u-ledger-12", "v"]
+    assert [one.key for one in store.open_uploads("")] == ["u-ledger-1-index", "u-ledger-12", "v"]
     assert store.head("u-ledger-1") is not None
+
+
+def test_open_uploads_say_since_when_by_the_stores_clock(store: ObjectStore) -> None:
+    """Field case 88: parts are abandoned by an age that means something on this store."""
+    put(store, "now")
+    _die_in_upload(store, "u")
+    (found,), (now,) = store.open_uploads(""), store.list("now")
+    assert found.started_us is not None
+    assert now.modified_us is not None
+    assert abs(found.started_us - now.modified_us) < 60_000_000
 
 
 def _die_in_upload(store: ObjectStore, key: str) -> None:
@@ -226,6 +237,44 @@ def test_list_returns_the_prefix_alone_in_key_order(store: ObjectStore) -> None:
     assert keys_of(found) == ["b/1", "b/10", "b/2", "b/é", "b/\uffee", "b/😀"]
     assert [each.size_bytes for each in found] == [len(each.key.encode()) for each in found]
     assert list(store.list("nothing/")) == []
+
+
+def _level(store: ObjectStore, prefix: str) -> list[str]:
+    """Names at the prefix, ascending; each once."""
+    found = [one if isinstance(one, str) else one.key for one in store.level(prefix)]
+    assert len(found) == len(set(found))
+    return sorted(found)
+
+
+def test_level_shows_what_stands_directly_at_a_prefix(store: ObjectStore) -> None:
+    """Objects with their facts, a folder for whatever lies below it, and nothing of another prefix."""
+    put(store, "top", "ledgers/00/a/1", "ledgers/00/a/2", "ledgers/ff/b/1", "ledgers/readme", "ledgerz/1", "é/ü/1")
+    assert _level(store, "") == ["ledgers/", "ledgerz/", "top", "é/"]
+    assert _level(store, "ledgers/") == ["ledgers/00/", "ledgers/ff/", "ledgers/readme"]
+    assert _level(store, "ledgers/00/a/") == ["ledgers/00/a/1", "ledgers/00/a/2"]
+    assert _level(store, "ledger") == ["ledgers/", "ledgerz/"]
+    assert _level(store, "nothing/") == []
+    (stray,) = (one for one in store.level("ledgers/") if not isinstance(one, str))
+    (same,) = store.list("ledgers/readme")
+    assert stray == same
+
+
+def test_level_tells_objects_from_folders_of_nearly_their_name(store: ObjectStore) -> None:
+    """Whatever a store's own order is: `x` is no folder, and `x.tmp/` is none of `x/`."""
+    names = ["x", "x ", "x-1", "x.tmp/1", "x/1", "x/2/3", "x0", *(f"{key}/1" for key in ODD_KEYS if "/" not in key)]
+    put(store, *names)
+    top = {f"{name.split('/')[0]}/" if "/" in name else name for name in names}
+    assert _level(store, "") == sorted(top)
+    assert _level(store, "x") == ["x", "x ", "x-1", "x../", "x.tmp/", "x/", "x0"]
+    assert _level(store, "x/") == ["x/1", "x/2/"]
+
+
+def test_level_over_several_pages_is_complete(store: ObjectStore) -> None:
+    """More folders and objects than fit in any page, each once, with most of the keys below."""
+    folders, strays = [f"p/{number:04d}/" for number in range(600)], [f"p/{number:04d}.tmp" for number in range(600)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda key: put(store, key), [*(f"{folder}one" for folder in folders), *strays]))
+    assert _level(store, "p/") == sorted([*folders, *strays])
 
 
 def test_get_range_of_an_object_that_states_something_else_is_corrupt(store: ObjectStore) -> None:

@@ -17,6 +17,5 @@ class FakeAuditLog:
         self._catalog = catalog
 
     def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
-        """See the port."""
         with effect("catalog.record_act"), self._catalog.lock:
             self._catalog.audit(act, cause, detail)

@@ -1,10 +1,10 @@
 """What the fakes of deletion share: batches, who holds them, and the lease that a write is under."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed
@@ -30,6 +30,10 @@ class Run:
     holder_run: str = ""
     finished_us: int | None = None
     paused: bool = False
+    kind: str = "delete-ledgers"
+    created_us: int = 0
+    summary: Mapping[str, Any] = field(default_factory=dict)  # of a plan or an apply
+    kept: Mapping[int, str] = field(default_factory=dict)  # of a page of findings: number -> why nothing was done
 
     def is_held(self, now_us: int) -> bool:
         """Claimed, or paused, and not finished."""
@@ -44,7 +48,6 @@ class Batches:
         self._lease: Lease | None = None
 
     def under(self, lease: Lease | None) -> Self:
-        """See the port."""
         bound = self if lease is None else copy(self)
         bound._lease = lease
         return bound
@@ -56,7 +59,7 @@ class Batches:
             self._catalog.fences.hold(self._lease)
             yield
 
-    def open_run(self, done: Detached, claim: Claim, request: object, topic_id: TopicId = SEVERAL_TOPICS) -> Detached:
+    def open_batch(self, done: Detached, claim: Claim, request: object, topic_id: TopicId = SEVERAL_TOPICS) -> Detached:
         """Hold the batch for whoever asked."""
         self._catalog.runs[done.batch_id] = Run(
             topic_id=topic_id,

@@ -56,7 +56,6 @@ class FakeCommits:
         self._catalog = catalog
 
     def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
-        """See the port."""
         self._suffer(Moment.BEFORE)
         with effect("catalog.group_commit"), self._catalog.lock:
             self._catalog.batches.append(len(writes))

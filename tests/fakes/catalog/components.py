@@ -22,7 +22,6 @@ class FakeComponents:
     def create(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
     ) -> LedgerStatement:
-        """See the port."""
         with effect("catalog.create_component_ledger"), self._catalog.lock:
             topic = self._catalog.topic(topic_id, active=True)
             owner = LedgerOwner(
@@ -31,7 +30,6 @@ class FakeComponents:
             return self._catalog.bear(owner)
 
     def listed(self, topic_id: TopicId) -> list[Ledger]:
-        """See the port."""
         with self._catalog.lock:
             rows = [row for row in self._catalog.ledger_rows.values() if row.topic_id == topic_id]
             data = [row for row in rows if row.ledger_id in self._catalog.lists.get(topic_id, [])]

@@ -26,7 +26,6 @@ class FakeCursors:
         self._catalog = catalog
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
-        """See the port."""
         with effect("catalog.subscribe"), self._catalog.lock:
             self._catalog.topic(topic_id, active=True)
             existing = self._catalog.cursor_rows.get((topic_id, name))
@@ -40,7 +39,6 @@ class FakeCursors:
             return self._store(topic_id, name, cursors.advance(CursorState(start), spans))
 
     def get(self, topic_id: TopicId, name: str) -> StoredCursor:
-        """See the port."""
         with self._catalog.lock:
             found = self._catalog.cursor_rows.get((topic_id, name))
         if found is None:
@@ -48,12 +46,10 @@ class FakeCursors:
         return found
 
     def all(self, topic_id: TopicId) -> list[StoredCursor]:
-        """See the port."""
         with self._catalog.lock:
             return [row for key, row in sorted(self._catalog.cursor_rows.items()) if key[0] == topic_id]
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
-        """See the port."""
         found: dict[TopicId, list[str]] = {}
         with self._catalog.lock:
             for (topic_id, name), row in sorted(self._catalog.cursor_rows.items()):
@@ -62,7 +58,6 @@ class FakeCursors:
         return found
 
     def seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
-        """See the port."""
         with effect("catalog.seek"), self._catalog.lock:
             self._catalog.topic(topic_id, active=True)
             row = self.get(topic_id, name)
@@ -75,7 +70,6 @@ class FakeCursors:
     def publish_snapshot(
         self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
-        """See the port."""
         with effect("catalog.publish_snapshot"), self._catalog.lock:
             newborn = self._catalog.components._born(snapshot.ledger_id)
             if newborn is None or newborn.state is LedgerState.CLOSED:
@@ -92,7 +86,6 @@ class FakeCursors:
             return True
 
     def fold_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, limit_bytes: int) -> bool:
-        """See the port."""
         with effect("catalog.fold_snapshot"), self._catalog.lock:
             row = self._unchanged(change)
             if row is None or row.snapshot_ledger != snapshot.ledger_id:

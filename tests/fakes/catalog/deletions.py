@@ -19,7 +19,6 @@ class FakeDeletions(Batches):
     """The `Deletions` port."""
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
-        """See the port."""
         parts: list[list[DeletionIntent]] = [[]]
         for row in self._rows(batch_id):
             left = row.row_id > after and row.state is DeletionState.PENDING and row.handed_to is None
@@ -32,19 +31,19 @@ class FakeDeletions(Batches):
         return [RowRange(first=part[0].row_id, last=part[-1].row_id, rows=len(part)) for part in found]
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
-        """See the port."""
         with self._catalog.lock:
             found = [row for row in self._rows(batch_id) if chunk.first <= row.row_id <= chunk.last]
             return [self._with_reference(row) for row in found]
 
     def renew(self, batch_id: str, claim: Claim) -> None:
-        """See the port."""
         with effect("catalog.renew"), self._fenced():
             run = self._catalog.runs.get(batch_id)
             if run is None:
                 raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
             if run.finished_us is not None:
                 raise ClaimHeld(f"batch {batch_id}: expected it unfinished, found that it is finished")
+            if not run.holder:
+                raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found that it was released")
             if run.holder != claim.workflow_id and run.is_held(self._catalog.now_us):
                 raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found {run.holder}")
             until_us = self._catalog.until_us(claim.ttl_s)
@@ -52,7 +51,6 @@ class FakeDeletions(Batches):
             run.holder, run.holder_run = claim.workflow_id, claim.run_id
 
     def pause(self, batch_id: str) -> None:
-        """See the port."""
         with effect("catalog.pause"), self._fenced():
             run = self._unfinished(batch_id)
             if not run.holder:
@@ -60,12 +58,10 @@ class FakeDeletions(Batches):
             run.paused = True
 
     def resume(self, batch_id: str) -> None:
-        """See the port."""
         with effect("catalog.resume"), self._fenced():
             self._unfinished(batch_id).paused = False
 
     def release(self, batch_id: str) -> bool:
-        """See the port."""
         with effect("catalog.release"), self._fenced():
             run = self._catalog.runs.get(batch_id)
             if run is None or run.finished_us is not None or not run.paused:
@@ -82,7 +78,6 @@ class FakeDeletions(Batches):
         return run
 
     def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
-        """See the port."""
         if not ended:
             return frozenset()
         done = set()
@@ -112,7 +107,6 @@ class FakeDeletions(Batches):
     def hand_over(
         self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
     ) -> frozenset[int]:
-        """See the port."""
         if not row_ids:
             return frozenset()
         moved = set()
@@ -136,7 +130,6 @@ class FakeDeletions(Batches):
         attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
-        """See the port."""
         with effect("catalog.take"), self._fenced():
             current = self._catalog.current_epoch
             if epoch not in {None, current}:
@@ -153,7 +146,6 @@ class FakeDeletions(Batches):
             return self._with_reference(self._store(row, claim, attempts=row.attempts + attempt))
 
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
-        """See the port."""
         with effect("catalog.hold"), self._fenced():
             row = self._catalog.intent_rows.get(row_id)
             if row is None or row.state is not DeletionState.PENDING:
@@ -170,7 +162,6 @@ class FakeDeletions(Batches):
             return attempts
 
     def tally(self, batch_id: str) -> Tally:
-        """See the port."""
         rows = self._rows(batch_id)
         counts = [self._catalog.confirmed.get(row.row_id, (0, 0)) for row in rows]
         return Tally(
@@ -180,7 +171,6 @@ class FakeDeletions(Batches):
         )
 
     def close(self, batch_id: str, cause: Cause) -> Tally:
-        """See the port."""
         with effect("catalog.close"), self._fenced():
             run = self._catalog.runs.get(batch_id)
             first = run is not None and run.finished_us is None
@@ -191,7 +181,6 @@ class FakeDeletions(Batches):
             return replace(self.tally(batch_id), closed=first)
 
     def inflight(self) -> Inflight:
-        """See the port."""
         return Inflight(
             estimated_inflight=len(self.list(DeletionState.PENDING, limit=10**9)),
             dead_lettered=len(self.list(DeletionState.DEAD_LETTERED, limit=10**9)),
@@ -205,7 +194,6 @@ class FakeDeletions(Batches):
         ledger_id: LedgerId | None = None,
         limit: int,
     ) -> list[DeletionIntent]:
-        """See the port."""
         with self._catalog.lock:
             rows = sorted(self._catalog.intent_rows.items(), reverse=True)
             wanted = [row for _, row in rows if state in {None, row.state} and topic in {None, row.topic}]
@@ -220,7 +208,6 @@ class FakeDeletions(Batches):
         ledger_ids: Sequence[LedgerId] | None = None,
         limit: int,
     ) -> Sequence[DeletionIntent]:
-        """See the port."""
         with self._catalog.lock:
             rows = [row for _, row in sorted(self._catalog.intent_rows.items(), reverse=True)]
         alone = [row for row in rows if row.state is DeletionState.PENDING and row.handed_to is not None]

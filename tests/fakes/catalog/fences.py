@@ -19,11 +19,9 @@ class FakeFences:
         self._catalog = catalog
 
     def bundles(self) -> int:
-        """See the port."""
         return self._catalog.bundles
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
-        """See the port."""
         if not bundles:
             return []
         with effect("catalog.raise_fence"), self._catalog.lock:
@@ -42,17 +40,14 @@ class FakeFences:
         return Lease(bundle=bundle, fence=counter, worker_id=worker_id)
 
     def fence(self, bundle: BundleId) -> Fence | None:
-        """See the port."""
         with self._catalog.lock:
             return self._catalog.fence_rows.get(bundle)
 
     def fences(self) -> list[Fence]:
-        """See the port."""
         with self._catalog.lock:
             return [fence for _, fence in sorted(self._catalog.fence_rows.items())]
 
     def verify(self, lease: Lease) -> None:
-        """See the port."""
         with self._catalog.lock:
             self.hold(lease)
 

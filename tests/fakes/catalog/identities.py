@@ -23,21 +23,17 @@ class FakeIdentities:
         self._catalog = catalog
 
     def catalog_id(self) -> str:
-        """See the port."""
         return self._catalog.catalog_id
 
     def marked(self) -> frozenset[tuple[Role, str]]:
-        """See the port."""
         with self._catalog.lock:
             return frozenset(self._catalog.markers)
 
     def record(self, role: Role, bucket: str) -> None:
-        """See the port."""
         with self._catalog.lock:
             self._catalog.markers.setdefault((role, bucket), self._catalog.now_us)
 
     def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
-        """See the port."""
         kind = _KINDS.get(role)
         with self._catalog.lock:
             known = [*self._live(kind), *self._on_their_way_out(kind)] if kind else []

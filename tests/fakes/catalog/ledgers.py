@@ -29,13 +29,11 @@ class FakeLedgers:
         self._catalog = catalog
 
     def epoch(self) -> int:
-        """See the port."""
         return self._catalog.current_epoch
 
     def listed(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
-        """See the port."""
         with self._catalog.lock:
             ids = [one for one in self._catalog.lists.get(topic_id, []) if from_ledger is None or one >= from_ledger][
                 :limit
@@ -44,7 +42,6 @@ class FakeLedgers:
             return [replace(row, copies=self._live(row.ledger_id)) for row in rows]
 
     def totals(self, topic_id: TopicId) -> Totals:
-        """See the port."""
         rows = self.listed(topic_id)
         filled = [row for row in rows if row.entries]
         return Totals(
@@ -56,7 +53,6 @@ class FakeLedgers:
         )
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
-        """See the port."""
         spans = [row.span for row in self.listed(topic_id)]
         return [sum(not state.covers(Position(*at)) for span in spans for at in _entries(span)) for state in states]
 
@@ -65,15 +61,12 @@ class FakeLedgers:
         return tuple(kind for kind, copy in sorted(copies.items()) if copy.state is CopyState.LIVE)
 
     def last(self, topic_id: TopicId) -> Ledger | None:
-        """See the port."""
         return next(reversed(self.listed(topic_id)), None)
 
     def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
-        """See the port."""
         return [last for topic_id in sorted(topic_ids) if (last := self.last(topic_id)) is not None]
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
-        """See the port."""
         with effect("catalog.create_ledger"), self._catalog.lock:
             topic = self._catalog.topic(topic_id, active=True)
             owner = LedgerOwner(
@@ -86,7 +79,6 @@ class FakeLedgers:
             return self._catalog.bear(owner)
 
     def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
-        """See the port."""
         with effect("catalog.attach"), self._catalog.lock:
             rows = self._catalog.ledger_rows
             newborn = rows.get(ledger_id)
@@ -110,19 +102,16 @@ class FakeLedgers:
             return True
 
     def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
-        """See the port."""
         with effect("catalog.give_up"), self._catalog.lock:
             if epoch == self._catalog.current_epoch:
                 self._catalog.reopen_intent(ledger_id, late=True)
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
-        """See the port."""
         with self._catalog.lock:
             rows = self._catalog.segment_rows.get(ledger_id, [])
             return [row for row in rows if row.first_entry + row.entries > from_entry]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, int]:
-        """See the port."""
         with self._catalog.lock:
             found = {name: self._catalog.sequences.get((topic_id, name)) for name in producers}
         return {name: last for name, last in found.items() if last is not None}

@@ -27,7 +27,6 @@ class FakeOffloads:
     def begin(
         self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float, topic: str | None = None
     ) -> Offload:
-        """See the port."""
         with effect("catalog.begin_offload"), self._catalog.lock:
             if not self._is_listed(ledger_id):
                 return Offload(answer=OffloadAnswer.GONE)
@@ -57,7 +56,6 @@ class FakeOffloads:
         return self._catalog.until_us(seconds)
 
     def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
-        """See the port."""
         with effect("catalog.publish_offload"), self._catalog.lock:
             copy = self._copy(ledger_id, uuid)
             if copy and copy.state is CopyState.LIVE:
@@ -72,12 +70,10 @@ class FakeOffloads:
             return True
 
     def abandon(self, ledger_id: LedgerId, uuid: str) -> None:
-        """See the port."""
         with effect("catalog.abandon_offload"), self._catalog.lock:
             self._end(ledger_id, uuid, self._catalog.now_us)
 
     def copies(self, ledger_id: LedgerId) -> Copies | None:
-        """See the port."""
         with self._catalog.lock:
             if not self._is_listed(ledger_id):
                 return None
@@ -86,12 +82,10 @@ class FakeOffloads:
             return Copies(primary=CopyKind.LEDGER in live, tiered=live.get(_TIERED))
 
     def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
-        """See the port."""
         for ledger_id in self.missing(topic_id, ledger_ids):
             raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
 
     def missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
-        """See the port."""
         with self._catalog.lock:
             listed = set(self._catalog.lists[topic_id])
             for ledger_id in sorted(listed.intersection(ledger_ids)):
@@ -102,7 +96,6 @@ class FakeOffloads:
     def candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
-        """See the port."""
         with self._catalog.lock:
             listed = [one for one in self._asked(topic_id, ledger_ids) if one > after]
             return [one for one in listed if self._catalog.ledger_rows[one].entries and not self._live(one)[1]][:limit]
@@ -110,7 +103,6 @@ class FakeOffloads:
     def removable(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[Published]:
-        """See the port."""
         with self._catalog.lock:
             asked = [one for one in self._asked(topic_id, ledger_ids) if one > after and all(self._live(one))]
             return [
@@ -132,7 +124,6 @@ class FakeOffloads:
         claim: Claim,
         cause: Cause,
     ) -> Detached:
-        """See the port."""
         request = ("primaries", topic_id, None if ledger_ids is None else frozenset(ledger_ids))
         with effect("catalog.remove_primaries"), self._catalog.lock:
             earlier = self._catalog.deletions.earlier(batch_id, request)
@@ -155,11 +146,10 @@ class FakeOffloads:
                 detail = {"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:20]}
                 self._catalog.audit("remove-primaries", cause, detail)
             if done.intents:
-                self._catalog.phase_one.open_run(done, claim, request, topic_id)
+                self._catalog.phase_one.open_batch(done, claim, request, topic_id)
             return replace(done, filed=self._catalog.phase_one.filed_since(before))
 
     def now_us(self) -> int:
-        """See the port."""
         return self._catalog.now_us
 
     def is_abandoned(self, copy: "Copy") -> bool:

@@ -22,7 +22,6 @@ class FakePhaseOne(Batches):
     """The `PhaseOne` port."""
 
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
-        """See the port."""
         with self._catalog.lock:
             return self._doomed(topic_id, ledger_ids, force=force)[0]
 
@@ -36,7 +35,6 @@ class FakePhaseOne(Batches):
         claim: Claim,
         cause: Cause,
     ) -> Detached:
-        """See the port."""
         request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force)
         with effect("catalog.detach"), self._fenced():
             earlier = self.earlier(batch_id, request)
@@ -44,7 +42,7 @@ class FakePhaseOne(Batches):
                 return earlier.detached
             done, before = self._replace(topic_id, ledger_ids, batch_id, cause, force=force)
             if done.intents or ledger_ids is not None:
-                self.open_run(done, claim, request, topic_id)
+                self.open_batch(done, claim, request, topic_id)
             return replace(done, filed=self.filed_since(before))
 
     def _replace(
@@ -69,7 +67,6 @@ class FakePhaseOne(Batches):
         return done, before
 
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
-        """See the port."""
         with self._catalog.lock:
             return frozenset(one for one in topic_ids if one in self._catalog.topic_rows and self._is_promising(one))
 
@@ -79,23 +76,21 @@ class FakePhaseOne(Batches):
         return bool(closed or self._abandoned(topic_id) or any(map(self.is_stalled, rows)))
 
     def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
-        """See the port."""
         with effect("catalog.detach_into"), self._catalog.lock:
-            self._catalog.topic(topic_id)
             found = self._counted(batch_id, topic_id)
             if found.intents:
                 return found
+            self._catalog.topic(topic_id)
             run = self._catalog.runs.get(batch_id)
             if run and (run.finished_us is not None or run.holder != claim.workflow_id):
                 raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {run.holder}")
             done, before = self._replace(topic_id, None, batch_id, cause, force=False)
             if done.intents:
                 self._catalog.filed_for.setdefault(batch_id, set()).update(set(self._catalog.intent_rows) - before)
-                self.open_run(done, claim, "trim-topics")
+                self.open_batch(done, claim, "trim-topics")
             return replace(self._counted(batch_id, topic_id), filed=self.filed_since(before))
 
     def detached_into(self, batch_id: str) -> Detached:
-        """See the port."""
         with self._catalog.lock:
             return self._counted(batch_id)
 
@@ -206,7 +201,6 @@ class FakePhaseOne(Batches):
             self._catalog.cursors._store(topic_id, row.name, cursors.advance(row.state, spans))
 
     def contents(self, topic_id: TopicId) -> TopicContents:
-        """See the port."""
         with self._catalog.lock:
             self._catalog.topic(topic_id)
             rows = [self._catalog.ledger_rows[one] for one in self._ledgers(topic_id)]
@@ -221,7 +215,6 @@ class FakePhaseOne(Batches):
             )
 
     def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
-        """See the port."""
         with effect("catalog.begin_topic_deletion"), self._catalog.lock:
             topic, begun_us = self._catalog.topic_rows.get(topic_id), self._catalog.begun_us.get(topic_id)
             if topic is None and begun_us is None:
@@ -235,7 +228,6 @@ class FakePhaseOne(Batches):
             return begun_us
 
     def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
-        """See the port."""
         request = f"all of topic {topic_id}"
         with effect("catalog.detach_topic"), self._catalog.lock:
             earlier, topic = self.earlier(batch_id, request), self._catalog.topic_rows.get(topic_id)
@@ -256,11 +248,10 @@ class FakePhaseOne(Batches):
                 detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": gone[:20]}
                 self._catalog.audit("detach", cause, detail, run_id=batch_id)
             if intents:
-                self.open_run(done, claim, request, topic_id)
+                self.open_batch(done, claim, request, topic_id)
             return done
 
     def remove_topic(self, topic_id: TopicId, cause: Cause) -> bool:
-        """See the port."""
         with effect("catalog.remove_topic"), self._catalog.lock:
             topic = self._catalog.topic_rows.get(topic_id)
             if topic is None:
@@ -276,7 +267,6 @@ class FakePhaseOne(Batches):
             return True
 
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
-        """See the port."""
         with self._catalog.lock:
             rows = [row for row in self._catalog.intent_rows.values() if row.topic_id == topic_id]
             counted = [row for row in rows if self._counts(row, since_us)]

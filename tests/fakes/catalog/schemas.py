@@ -19,12 +19,10 @@ class FakeSchemas:
         self._catalog = catalog
 
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
-        """See the port."""
         with self._catalog.lock:
             return list(self._catalog.schema_rows.get(topic_id, []))
 
     def newest(self, topic_id: TopicId) -> SchemaVersion | None:
-        """See the port."""
         return next(reversed(self.all(topic_id)), None)
 
     def publish(
@@ -37,7 +35,6 @@ class FakeSchemas:
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """See the port."""
         with effect("catalog.publish_schema"), self._catalog.lock:
             row = self._catalog.components._born(ledger_id)
             if row is None or row.state is LedgerState.CLOSED:

@@ -37,6 +37,7 @@ from tests.fakes.catalog.identities import FakeIdentities
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.fakes.catalog.offloads import FakeOffloads
 from tests.fakes.catalog.phase_one import FakePhaseOne
+from tests.fakes.catalog.reconciliation import FakeReconciliation
 from tests.fakes.catalog.schemas import FakeSchemas
 from tests.fakes.catalog.topics import FakeTopics
 from tests.fakes.catalog.upkeep import FakeUpkeep
@@ -118,6 +119,7 @@ class FakeCatalog:
         self.deletions = FakeDeletions(self)
         self.offloads = FakeOffloads(self)
         self.upkeep = FakeUpkeep(self)
+        self.reconciliation = FakeReconciliation(self)
 
     def advance(self, *, seconds: float) -> None:
         """Move the catalog's clock."""

@@ -28,7 +28,6 @@ class FakeTopics:
         self._catalog = catalog
 
     def create(self, name: str, policy: RetentionPolicy) -> Topic:
-        """See the port."""
         with effect("catalog.create_topic"), self._catalog.lock:
             rows = self._catalog.topic_rows
             found = next((topic.state for topic in rows.values() if topic.name == name), None)
@@ -48,7 +47,6 @@ class FakeTopics:
             return topic
 
     def get(self, name: str) -> Topic:
-        """See the port."""
         with self._catalog.lock:
             found = next((topic for topic in self._catalog.topic_rows.values() if topic.name == name), None)
         if found is None:
@@ -56,30 +54,23 @@ class FakeTopics:
         return found
 
     def by_id(self, topic_id: TopicId) -> Topic:
-        """See the port."""
         with self._catalog.lock:
             return self._catalog.topic(topic_id)
 
-    def all(self) -> list[Topic]:
-        """See the port."""
-        with self._catalog.lock:
-            return sorted(self._catalog.topic_rows.values(), key=lambda topic: topic.name)
-
     def active(self, *, after: TopicId, limit: int) -> list[Topic]:
-        """See the port."""
         with self._catalog.lock:
             rows = sorted(self._catalog.topic_rows.items())
         return [row for topic_id, row in rows if topic_id > after and row.state is TopicState.ACTIVE][:limit]
 
     def page(self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int) -> TopicPage:
-        """See the port."""
         found = [
-            one for one in self.all() if one.name.startswith(prefix) and one.name > after and state in {None, one.state}
+            one
+            for one in sorted(self._catalog.topic_rows.values(), key=lambda topic: topic.name)
+            if one.name.startswith(prefix) and one.name > after and state in {None, one.state}
         ]
         return TopicPage(topics=[self.summary(one) for one in found[:limit]], more=len(found[limit:]))
 
     def summary(self, topic: Topic) -> TopicSummary:
-        """See the port."""
         ledgers, cursors = self._catalog.ledgers, self._catalog.cursors.all(topic.topic_id)
         behind = ledgers.backlogs(topic.topic_id, [one.state for one in cursors])
         return TopicSummary(

@@ -19,7 +19,6 @@ class FakeUpkeep(Batches):
     """The `Upkeep` port."""
 
     def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
-        """See the port."""
         with self._catalog.lock:
             earlier = self.earlier(batch_id, "sweep")
             if earlier:
@@ -36,7 +35,7 @@ class FakeUpkeep(Batches):
             filed += sum(self._catalog.offloads.take_away_abandoned(one, batch_id) for one in self._dead()[:limit])
             done = Detached(batch_id=batch_id, ledgers=len(born), intents=len(taken) + filed)
             if done.intents:
-                self.open_run(done, claim, "sweep")
+                self.open_batch(done, claim, "sweep")
             return replace(done, filed=self._catalog.phase_one.filed_since(before))
 
     def _stalled(self) -> list[DeletionIntent]:
@@ -58,7 +57,6 @@ class FakeUpkeep(Batches):
         return sorted(row.ledger_id for row in young)
 
     def due(self, *, older_than_s: float) -> Due:
-        """See the port."""
         with self._catalog.lock:
             before_us = self._catalog.until_us(-older_than_s)
             return Due(
@@ -70,7 +68,6 @@ class FakeUpkeep(Batches):
             )
 
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
-        """See the port."""
         with self._catalog.lock:
             before_us = self._catalog.until_us(-older_than_s)
             if not self._ended(before_us) and not self._empty(before_us):
@@ -99,15 +96,13 @@ class FakeUpkeep(Batches):
             for name, run in self._catalog.runs.items()
             if (run.until_us if run.finished_us is None else run.finished_us) < before_us
         ]
-        return [name for name in over if name not in used]
+        return [name for name in over if name not in used and self._catalog.runs[name].kind == "delete-ledgers"]
 
     def redrivable(self, row_ids: Sequence[int] | None) -> int:
-        """See the port."""
         with self._catalog.lock:
             return len(self._wanted(row_ids))
 
     def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
-        """See the port."""
         request = ("redrive", None if row_ids is None else frozenset(row_ids))
         with effect("catalog.redrive"), self._catalog.lock:
             earlier = self.earlier(batch_id, request)
@@ -123,7 +118,7 @@ class FakeUpkeep(Batches):
                 span = {"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:20]}
                 self._catalog.audit("redrive", cause, {"rows": len(rows), **span}, run_id=batch_id)
             done = Detached(batch_id=batch_id, ledgers=0, intents=len(rows))
-            return self.open_run(done, claim, request) if rows else done
+            return self.open_batch(done, claim, request) if rows else done
 
     def _wanted(self, row_ids: Sequence[int] | None) -> list[DeletionIntent]:
         rows = self._catalog.intent_rows

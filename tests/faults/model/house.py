@@ -14,13 +14,14 @@ from logstore.offload.places import TieredPlace
 from logstore.ports.catalog import Catalog
 from logstore.positions import LedgerId
 from tests.driver.worker import Worker
+from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import Fault, Operation, _Held
 from tests.fakes.owners import NobodyOwns
 from tests.faults.model.watch import WatchedDeletions, WatchedLedgers, WatchedPhaseOne
 from tests.faults.world import LyingStore
-from workers.assembly import LogStore, Policies, assemble
 from workers.assembly.activities import activities_over
+from workers.assembly.log import LogStore, Policies, assemble
 
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
 _INLINE_BYTES: Final = 60  # acknowledgements in two ledgers outgrow a cursor's row
@@ -62,7 +63,6 @@ class Store(LyingStore):
         return super()._meet(operation, name)
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        """See the port."""
         held = self._held.get(key)
         try:
             super().put_if_absent(key, body, metadata=metadata)
@@ -167,6 +167,8 @@ class House:
                 finished_retention_s=FORGOTTEN_S,
                 new_uuid=lambda: next(self._uuids),
             ),
+            bulk=FakeBulkJobs(Path(self._folder.name) / "bulk"),
+            store_now_us=lambda: self.store.now_us,
             clock=self._clock,
         )
         return Process(ended, ended.enter_context(log))

@@ -216,6 +216,11 @@ class Model(Judge, RuleBasedStateMachine):
         """Ask for a trim, and let it get so far."""
         self.go_on(self.workflows.trim(self.id(topic), self.topics[topic].name), steps)
 
+    @rule(steps=st.integers(0, 8))
+    def trim_all(self, steps: int) -> None:
+        """Let the schedule trim all topics in one batch, and let it get so far."""
+        self.go_on(self.workflows.trim_all(), steps)
+
     @rule(topic=topics, wanted=st.lists(places, min_size=1, max_size=3), force=st.booleans(), steps=st.integers(0, 8))
     def delete(self, topic: str, wanted: list[int], force: bool, steps: int) -> None:
         """Ask for the deletion of given ledgers, some of which may be gone, and let it get so far."""

@@ -4,12 +4,15 @@ Sources: PIP-186, first phase; apache/pulsar#20898 (a prefix), apache/pulsar#913
 apache/pulsar#13219 (nothing that is being offloaded).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Detached, Ended, Ledger, StoredCursor, Topic
+from logstore.ports.catalog import Claim, Detached, Ended, Ledger, StoredCursor, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
@@ -103,7 +106,6 @@ class WatchedLedgers(FakeLedgers):
         self.given_up: set[int] = set()
 
     def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
-        """See the port."""
         self.given_up.add(int(ledger_id))
         super().gave_up(ledger_id, epoch=epoch)
 
@@ -118,7 +120,6 @@ class WatchedDeletions(FakeDeletions):
         self.before_finish: Callable[[], None] | None = None  # called once, when outcomes are about to be recorded
 
     def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
-        """See the port."""
         hook, self.before_finish = self.before_finish, None
         if hook:
             hook()
@@ -135,7 +136,6 @@ class WatchedDeletions(FakeDeletions):
         attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
-        """See the port."""
         with self._catalog.lock:
             rows = list(self._catalog.intent_rows.values())
             taken = super().take(ledger_id, copy, generation, claim, epoch=epoch, attempt=attempt, topic=topic)
@@ -156,52 +156,48 @@ class WatchedPhaseOne(FakePhaseOne):
         super().__init__(catalog)
         self._watched = watched
 
-    def detach(
-        self,
-        topic_id: TopicId,
-        ledger_ids: Sequence[LedgerId] | None,
-        *,
-        force: bool,
-        batch_id: str,
-        claim: Claim,
-        cause: Cause,
-    ) -> Detached:
-        """See the port."""
+    @contextmanager
+    def _judged(self, topic_id: TopicId, what: str, judge: Callable[..., Iterable[str]]) -> Iterator[None]:
         with self._catalog.lock:
-            before, repeated = view(self._catalog, topic_id), batch_id in self._catalog.runs
-            ended = False
+            before, ended = view(self._catalog, topic_id), False
             try:
-                done = super().detach(topic_id, ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause)
+                yield
                 ended = True
-                return done
-            finally:
-                after = view(self._catalog, topic_id)
-                if before and after:
-                    asked = None if ledger_ids is None else [int(one) for one in ledger_ids]
-                    self._watched.detached += [one for one in before.ids if one not in after.ids]
-                    sentences = _judge(before, after, asked, force=force, ended=ended, repeated=repeated)
-                    self._watched.wrong += [f"detach {batch_id}: {one}" for one in sentences]
-
-    def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
-        """See the port."""
-        with self._catalog.lock:
-            before = view(self._catalog, topic_id)
-            try:
-                return super().detach_all(topic_id, batch_id=batch_id, claim=claim, cause=cause)
             finally:
                 after = view(self._catalog, topic_id)
                 if before and after:
                     gone = [one for one in before.ids if one not in after.ids]
                     self._watched.detached += gone
-                    wrong = list(_unfiled(before, after, gone))
-                    wrong += ["it took ledgers of an ACTIVE topic"] if gone and before.is_active else []
-                    self._watched.wrong += [f"detach of all {batch_id}: {one}" for one in wrong]
+                    self._watched.wrong += [f"{what}: {one}" for one in judge(before, after, gone, ended=ended)]
+
+    def detach(
+        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool, batch_id: str, **more: Any
+    ) -> Detached:
+        judge = partial(_judge, asked=ledger_ids, force=force, repeated=batch_id in self._catalog.runs)
+        with self._judged(topic_id, f"detach {batch_id}", judge):
+            return super().detach(topic_id, ledger_ids, force=force, batch_id=batch_id, **more)
+
+    def detach_into(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> Detached:
+        repeated = self._counted(batch_id, topic_id).intents > 0
+        judge = partial(_judge, asked=None, force=False, repeated=repeated)
+        with self._judged(topic_id, f"detach into {batch_id}", judge):
+            return super().detach_into(topic_id, batch_id=batch_id, **more)
+
+    def detach_all(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> Detached:
+        with self._judged(topic_id, f"detach of all {batch_id}", _judge_all):
+            return super().detach_all(topic_id, batch_id=batch_id, **more)
 
 
 def _judge(
-    before: View, after: View, asked: list[int] | None, *, force: bool, ended: bool, repeated: bool
+    before: View,
+    after: View,
+    gone: list[int],
+    *,
+    ended: bool,
+    asked: Sequence[LedgerId] | None,
+    force: bool,
+    repeated: bool,
 ) -> Iterator[str]:
-    gone = [one for one in before.ids if one not in after.ids]
     may = prefix(before) if asked is None else [one for one in before.ids if one in asked]
     if after.ids != [one for one in before.ids if one not in gone]:
         yield f"the list was {before.ids} and is {after.ids}"
@@ -217,6 +213,13 @@ def _judge(
         ]
         if needed:
             yield f"{needed} are needed"
+    yield from _unfiled(before, after, gone)
+
+
+def _judge_all(before: View, after: View, gone: list[int], *, ended: bool) -> Iterator[str]:
+    del ended
+    if gone and before.is_active:
+        yield "it took ledgers of an ACTIVE topic"
     yield from _unfiled(before, after, gone)
 
 

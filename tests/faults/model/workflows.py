@@ -3,19 +3,25 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from activities.deletion import IntentKey, delete_ledger_id
+from activities.deletion.phase_two import delete_ledger_id
+from logstore.deletion.intents import IntentKey
 from tests.driver.driver import Driver, Ending, Script
 from tests.driver.executions import Attempt, Execution, Task
 from tests.driver.server import Server
 from tests.driver.worker import Worker
 from tests.fakes.catalog import FakeCatalog
-from workflows.deletion import delete_ledgers, delete_topic, sweep_deletions, trim_topic
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.trim_topics import TrimTopics
 from workflows.deletion.values import (
+    DELETE_LEDGERS,
+    DELETE_TOPIC,
+    SWEEP_DELETIONS,
+    TRIM_TOPIC,
+    TRIM_TOPICS,
     DeleteLedgerInput,
     DeleteLedgersInput,
     DeleteLedgersProgress,
@@ -24,11 +30,18 @@ from workflows.deletion.values import (
     ExplicitDetach,
     SweepDeletionsInput,
     TrimTopicInput,
+    TrimTopicsInput,
 )
-from workflows.offload import offload_ledger, offload_topic
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
-from workflows.offload.values import OffloadAsk, OffloadLedgerInput, OffloadPolicy, OffloadTopicInput
+from workflows.offload.values import (
+    OFFLOAD_LEDGER,
+    OFFLOAD_TOPIC,
+    OffloadAsk,
+    OffloadLedgerInput,
+    OffloadPolicy,
+    OffloadTopicInput,
+)
 
 _CAUSE: Final[dict[str, Any]] = {"actor": "tests", "reason": "the model"}
 _INTERVAL_S: Final = 60
@@ -45,11 +58,9 @@ class CatalogTime:
         self._catalog = catalog
 
     def now_ns(self) -> int:
-        """See `Time`."""
         return self._catalog.now_us * 1_000
 
     def skip_to(self, moment_ns: int) -> None:
-        """See `Time`."""
         self._catalog.now_us = max(self._catalog.now_us, -(-moment_ns // 1_000))
 
 
@@ -62,12 +73,10 @@ class Chosen(Script):
         self.next = Ending.ANSWERED
 
     def choose(self, ready: list[Task]) -> Task:  # type: ignore[override]  # ready to be chosen from
-        """See `Script`."""
         which, self.which = self.which, 0
         return ready[which % len(ready)]
 
     def ending(self, attempt: Attempt) -> Ending:
-        """See `Script`."""
         del attempt
         ending, self.next = self.next, Ending.ANSWERED
         return ending
@@ -98,7 +107,11 @@ class Workflows:
     def trim(self, topic_id: int, topic: str, *, id: str = "") -> str:  # noqa: A002 - its name
         """Start `trim-topic`, or join it."""
         request = TrimTopicInput(topic_id=topic_id, topic=topic, policy=_DELETION, **_CAUSE)
-        return self._start(TrimTopic, request, id or trim_topic.workflow_id(topic_id))
+        return self._start(TrimTopic, request, id or TRIM_TOPIC.id(topic_id))
+
+    def trim_all(self) -> str:
+        """Start `trim-topics`, or join it: a page for each topic."""
+        return self._start(TrimTopics, TrimTopicsInput(page=1, policy=_DELETION, **_CAUSE), TRIM_TOPICS.id())
 
     def delete(self, topic_id: int, topic: str, ledger_ids: list[int], *, force: bool) -> str:
         """Start `delete-ledgers` for given ledgers."""
@@ -115,23 +128,23 @@ class Workflows:
     def offload(self, ledger_id: int, topic: str) -> str:
         """Start `offload-ledger`, or join it."""
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=topic, policy=_OFFLOAD)
-        return self._start(OffloadLedger, request, offload_ledger.workflow_id(ledger_id))
+        return self._start(OffloadLedger, request, OFFLOAD_LEDGER.id(ledger_id))
 
     def remove_primaries(self, topic_id: int, topic: str) -> str:
         """Start `offload-topic`, or join it: every closed ledger gets a tiered copy, and loses its primary one."""
         ask = OffloadAsk(delete_primary=True, **_CAUSE)
         request = OffloadTopicInput(topic_id=topic_id, topic=topic, asks=[ask], policy=_OFFLOAD, deletion=_DELETION)
-        return self._start(OffloadTopic, request, offload_topic.workflow_id(topic_id))
+        return self._start(OffloadTopic, request, OFFLOAD_TOPIC.id(topic_id))
 
     def delete_topic(self, topic_id: int, topic: str) -> str:
         """Start `delete-topic`, or join it."""
         request = DeleteTopicInput(topic_id=topic_id, topic=topic, policy=_DELETION, **_CAUSE)
-        return self._start(DeleteTopic, request, delete_topic.workflow_id(topic_id))
+        return self._start(DeleteTopic, request, DELETE_TOPIC.id(topic_id))
 
     def sweep(self, *, id: str = "") -> str:  # noqa: A002 - its name
         """Start `sweep-deletions`, or join it."""
         request = SweepDeletionsInput(policy=_DELETION, **_CAUSE)
-        return self._start(SweepDeletions, request, id or sweep_deletions.workflow_id())
+        return self._start(SweepDeletions, request, id or SWEEP_DELETIONS.id())
 
     def delete_one(self, key: IntentKey, topic: str) -> str:
         """Start `delete-ledger`, or join it."""
@@ -167,7 +180,7 @@ class Workflows:
         return made
 
     def _start_batch(self, request: DeleteLedgersInput) -> str:
-        return self._start(DeleteLedgers, request, delete_ledgers.workflow_id(request.batch_id))
+        return self._start(DeleteLedgers, request, DELETE_LEDGERS.id(request.batch_id))
 
     def _start(self, workflow: type, request: object, workflow_id: str) -> str:
         self.server.start(workflow, request, id=workflow_id)

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, event, text
 from infra.catalog import Database, SqlCatalog, upgrade
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed, SextonError, StoreUnavailable
+from tests.every_topic import every_topic
 from tests.migrated import migrate
 from tests.postgres import Postgres
 
@@ -111,9 +112,9 @@ def test_sqlite_that_cannot_write_is_store_unavailable_and_recovers(
     with pytest.raises(StoreUnavailable, match=problem) as caught:
         poor.write(grow)
     _sentence(caught.value)
-    assert SqlCatalog(poor).topics.all() == []
+    assert every_topic(SqlCatalog(poor).topics) == []
     healthy.write(grow)
-    assert len(SqlCatalog(poor).topics.all()) == 1
+    assert len(every_topic(SqlCatalog(poor).topics)) == 1
 
 
 def test_write_that_dies_while_committing_is_rolled_back(url: str, connect: Connect) -> None:
@@ -166,27 +167,27 @@ def _kill(postgres: Postgres, connection: Connection) -> None:
     postgres.execute(f"SELECT pg_terminate_backend({backend}, 10000)")
 
 
+@pytest.fixture
+def served(postgres_url: str, connect: Connect) -> Database:
+    """A catalog on PostgreSQL."""
+    database = connect(postgres_url)
+    migrate(database)
+    return database
+
+
 @pytest.mark.external_service
-def test_postgres_connection_lost_while_idle_goes_unnoticed(
-    postgres: Postgres, postgres_url: str, connect: Connect
-) -> None:
+def test_postgres_connection_lost_while_idle_goes_unnoticed(postgres: Postgres, served: Database) -> None:
     """A connection that died in the pool is replaced: nothing was under way, so nobody needs to know."""
-    database = connect(postgres_url)
-    migrate(database)
     for _ in range(3):
-        with database.engine.connect() as connection:
+        with served.engine.connect() as connection:
             _kill(postgres, connection)
-        database.write(_bump)
-    assert _count(database) == 3
+        served.write(_bump)
+    assert _count(served) == 3
 
 
 @pytest.mark.external_service
-def test_postgres_connection_lost_in_the_middle_is_retried_once(
-    postgres: Postgres, postgres_url: str, connect: Connect
-) -> None:
+def test_postgres_connection_lost_in_the_middle_is_retried_once(postgres: Postgres, served: Database) -> None:
     """Before its commit a transaction has done nothing: it is run again, and its effect is there once."""
-    database = connect(postgres_url)
-    migrate(database)
     runs: list[int] = []
 
     def work(connection: Connection) -> None:
@@ -196,17 +197,13 @@ def test_postgres_connection_lost_in_the_middle_is_retried_once(
             _kill(postgres, connection)
             _bump(connection)
 
-    database.write(work)
-    assert (len(runs), _count(database)) == (2, 1)
+    served.write(work)
+    assert (len(runs), _count(served)) == (2, 1)
 
 
 @pytest.mark.external_service
-def test_postgres_connection_lost_every_time_is_store_unavailable(
-    postgres: Postgres, postgres_url: str, connect: Connect
-) -> None:
+def test_postgres_connection_lost_every_time_is_store_unavailable(postgres: Postgres, served: Database) -> None:
     """The second loss is told, and nothing happened."""
-    database = connect(postgres_url)
-    migrate(database)
 
     def work(connection: Connection) -> None:
         _bump(connection)
@@ -214,32 +211,28 @@ def test_postgres_connection_lost_every_time_is_store_unavailable(
         _bump(connection)
 
     with pytest.raises(StoreUnavailable) as caught:
-        database.write(work)
+        served.write(work)
     _sentence(caught.value)
-    assert _count(database) == 0
+    assert _count(served) == 0
 
 
 @pytest.mark.external_service
-def test_postgres_connection_lost_while_committing_is_outcome_unknown(
-    postgres: Postgres, postgres_url: str, connect: Connect
-) -> None:
+def test_postgres_connection_lost_while_committing_is_outcome_unknown(postgres: Postgres, served: Database) -> None:
     """Nobody can tell whether it landed: the caller re-reads, and the next call works."""
-    database = connect(postgres_url)
-    migrate(database)
     armed = [True]
 
-    @event.listens_for(database.engine, "commit")
+    @event.listens_for(served.engine, "commit")
     def lose(connection: Connection) -> None:
         if armed:
             armed.clear()
             _kill(postgres, connection)
 
     with pytest.raises(OutcomeUnknown, match="while committing") as caught:
-        database.write(_bump)
+        served.write(_bump)
     _sentence(caught.value)
-    assert _count(database) == 0
-    database.write(_bump)
-    assert _count(database) == 1
+    assert _count(served) == 0
+    served.write(_bump)
+    assert _count(served) == 1
 
 
 @pytest.mark.external_service
@@ -251,13 +244,16 @@ def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: Postgr
     topic = catalog.topics.create("persistent://a/b/c", RetentionPolicy())
     own_postgres.crash()
     try:
-        for ask in (catalog.topics.all, lambda: catalog.ledgers.create(topic.topic_id, application="sexton")):
+        for ask in (
+            lambda: every_topic(catalog.topics),
+            lambda: catalog.ledgers.create(topic.topic_id, application="sexton"),
+        ):
             with pytest.raises(StoreUnavailable) as caught:
                 ask()
             _sentence(caught.value)
     finally:
         own_postgres.start()
-    assert catalog.topics.all() == [topic]
+    assert every_topic(catalog.topics) == [topic]
     assert catalog.ledgers.create(topic.topic_id, application="sexton").ledger_id == 0
 
 
@@ -278,11 +274,9 @@ def test_number_that_no_database_holds_is_invalid_input(url: str, connect: Conne
 
 
 @pytest.mark.external_service
-def test_text_that_postgres_cannot_hold_is_invalid_input(postgres_url: str, connect: Connect) -> None:
+def test_text_that_postgres_cannot_hold_is_invalid_input(served: Database) -> None:
     """A character 0 in a name is bad input, not a database that is away: asking again would not help."""
-    database = connect(postgres_url)
-    migrate(database)
     with pytest.raises(InvalidInput, match="one that the catalog can hold") as caught:
-        SqlCatalog(database).topics.create("persistent://a/b/\x00", RetentionPolicy())
+        SqlCatalog(served).topics.create("persistent://a/b/\x00", RetentionPolicy())
     _sentence(caught.value)
-    assert SqlCatalog(database).topics.all() == []
+    assert every_topic(SqlCatalog(served).topics) == []

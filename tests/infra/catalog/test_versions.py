@@ -25,6 +25,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cause, Claim, Ended, Inflight, Registered, RegisterSegment
 from logstore.positions import LedgerId, Position
+from tests.every_topic import every_topic
 from tests.infra.catalog.first_release import (
     ACKNOWLEDGED,
     DEAD,
@@ -85,7 +86,7 @@ def test_upgrade_repeated_keeps_everything(url: str, connect: Connect) -> None:
     upgrade(database)
     rows = database.read(lambda connection: connection.execute(text("SELECT epoch, next_ledger_id FROM catalog")).all())
     assert rows == [(1, 1)]
-    assert SqlCatalog(database).topics.all() == [topic]
+    assert every_topic(SqlCatalog(database).topics) == [topic]
 
 
 def test_upgrade_three_processes_at_once_all_succeed(url: str, connect: Connect) -> None:
@@ -171,7 +172,7 @@ def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monk
     """A catalog of an earlier release is upgraded by choice, not by the way."""
     database = connect(url)
     upgrade(database)
-    monkeypatch.setattr("infra.catalog.engine.versions._head", lambda: "0005")
+    monkeypatch.setattr("infra.catalog.engine.versions.VERSIONS", (*VERSIONS, "0005"))
     with pytest.raises(CatalogVersionMismatch, match="expected 0005, found 0004; run"):
         check_version(database)
 
@@ -318,7 +319,7 @@ def test_topic_of_the_first_release_is_deleted_whole(url: str, connect: Connect)
     assert (done.ledgers, done.intents) == (4, 6)
     assert deletions.remove_topic(topic.topic_id, cause)
     assert deletions.topic_tally(topic.topic_id, since_us=since_us).outcomes == {"METADATA_MISMATCH": 1, "RETRYING": 6}
-    assert catalog.topics.all() == []
+    assert every_topic(catalog.topics) == []
     assert catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=10)[0].topic == NAME
     again = catalog.topics.create(NAME, RetentionPolicy())
     assert again.topic_id > topic.topic_id

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -56,12 +56,13 @@ def deleted(*keys: str, errors: Mapping[str, str] | None = None) -> Answer:
     return Answer(200, f"<DeleteResult>{confirmed}{refused}</DeleteResult>".encode())
 
 
-def listing(*keys: str, truncated: bool = False, token: str | None = None) -> Answer:
+def listing(*keys: str, truncated: bool = False, token: str | None = None, folders: Sequence[str] = ()) -> Answer:
     """A ListBucketResult."""
+    prefixes = "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders)
     contents = "".join(f"<Contents><Key>{escape(key)}</Key><Size>1</Size></Contents>" for key in keys)
     then = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
     flag = f"<IsTruncated>{str(truncated).lower()}</IsTruncated>"
-    return Answer(200, f"<ListBucketResult>{flag}{then}{contents}</ListBucketResult>".encode())
+    return Answer(200, f"<ListBucketResult>{flag}{then}{contents}{prefixes}</ListBucketResult>".encode())
 
 
 Script = Callable[[Request], Answer]

@@ -75,10 +75,10 @@ def test_pace_of_requests_under_way_at_a_throttle_counts_one_cut() -> None:
     clock.now += 0.2
     for start in starts:
         pace.throttled(start)
-    assert (pace.page, pace.keys_per_s) == (500, 5000)
+    assert (pace.page, pace._rate) == (500, 5000)
     clock.now += 1
     pace.throttled(pace.admit(500))
-    assert (pace.page, pace.keys_per_s) == (250, 3500)
+    assert (pace.page, pace._rate) == (250, 3500)
 
 
 def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
@@ -88,7 +88,7 @@ def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
     for _ in range(20):
         pace.throttled(pace.admit(pace.page))
         clock.now += 10
-    assert (pace.page, pace.keys_per_s) == (25, 25)
+    assert (pace.page, pace._rate) == (25, 25)
     starts = [pace.admit(25) for _ in range(3)]
     assert [two - one for one, two in pairwise(starts)] == [1.0, 1.0]
     pages = []
@@ -96,7 +96,7 @@ def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
         pages.append(pace.page)
         pace.accepted(pace.page)
     assert all(0 <= two - one <= 25 for one, two in pairwise(pages))
-    assert (pace.page, pace.keys_per_s) == (1000, math.inf)
+    assert (pace.page, pace._rate) == (1000, math.inf)
 
 
 def test_patience_asks_no_second_time_for_what_was_ended() -> None:

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from infra.objects import Places, S3ObjectStore, connect
+from infra.objects import Places, S3ObjectStore, make_client
 from logstore.deletion.intents import DeletionIntent, Finding
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import StoreUnavailable
@@ -22,7 +22,7 @@ UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 
 
 def store(endpoint: str, region: str) -> S3ObjectStore:
-    return connect(endpoint, region, "access", "secret", "any", patience=NO_WAITS)
+    return S3ObjectStore(make_client(endpoint, region, "access", "secret"), "any", patience=NO_WAITS)
 
 
 def copies(found: Places) -> TieredCopies:

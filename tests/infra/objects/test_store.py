@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.objects.client import connect
+from infra.objects.client import make_client
 from infra.objects.patience import Patience
 from infra.objects.store import S3ObjectStore
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
@@ -28,7 +28,7 @@ FOREIGN = [Answer(200, b"<html>sign in</html>", {"Content-Type": "text/html"}), 
 
 
 def store_at(peer: Peer, patience: Patience = NO_WAITS) -> S3ObjectStore:
-    return connect(peer.endpoint, "us-east-1", "access", "secret", "bucket", patience=patience)
+    return S3ObjectStore(make_client(peer.endpoint, "us-east-1", "access", "secret"), "bucket", patience=patience)
 
 
 def parting(store: S3ObjectStore) -> S3ObjectStore:
@@ -75,6 +75,7 @@ def test_every_operation_on_a_store_that_stays_down_raises_store_unavailable_aft
             lambda: store.get_range("key", 0, 1),
             lambda: store.head("key"),
             lambda: list(store.list("")),
+            lambda: list(store.level("")),
             lambda: store.delete(["a", "b"]),
         ):
             before = len(peer.requests)
@@ -96,7 +97,8 @@ def test_a_store_that_keeps_silent_raises_store_unavailable_by_the_read_timeout(
     """No answer is bounded by the read timeout."""
     quiet = Answer(200, b"", {"ETag": '"e"', "Content-Length": "10"})
     with scripted(in_turn(quiet)) as peer:
-        store = connect(peer.endpoint, "us-east-1", "a", "s", "bucket", read_timeout_s=0.1, patience=NO_WAITS)
+        client = make_client(peer.endpoint, "us-east-1", "a", "s", read_timeout_s=0.1)
+        store = S3ObjectStore(client, "bucket", patience=NO_WAITS)
         with pytest.raises(StoreUnavailable, match="get bucket/key"):
             store.get("key")
 
@@ -112,6 +114,7 @@ def every_call(store: S3ObjectStore) -> list[Callable[[], object]]:
         lambda: store.get_range("key", 0, 1),
         lambda: store.head("key"),
         lambda: list(store.list("")),
+        lambda: list(store.level("")),
         lambda: store.delete(["a", "b"]),
     ]
 
@@ -255,7 +258,8 @@ def test_get_of_a_body_cut_short_is_asked_again() -> None:
     """Fewer bytes than announced are never handed on as the object."""
     cut = Answer(200, b"half", {"ETag": '"e"', "Content-Length": "8", "Connection": "close"})
     with scripted(in_turn(cut, found(b"complete"))) as peer:
-        store = connect(peer.endpoint, "us-east-1", "a", "s", "bucket", read_timeout_s=0.2, patience=NO_WAITS)
+        client = make_client(peer.endpoint, "us-east-1", "a", "s", read_timeout_s=0.2)
+        store = S3ObjectStore(client, "bucket", patience=NO_WAITS)
         stored = store.get("key")
     assert stored is not None
     assert stored.body == b"complete"
@@ -286,6 +290,34 @@ def test_list_that_cannot_be_completed_raises(rest: Answer) -> None:
         assert next(objects).key == "0"
         with pytest.raises(StoreUnavailable):
             list(objects)
+
+
+def test_level_asks_for_no_key_below_and_takes_each_folder_once() -> None:
+    """A store may open a page with the folder that ended the one before."""
+    pages = (
+        listing("p/x", folders=["p/a/", "p/b/"], truncated=True, token="t"),
+        listing("p/y", folders=["p/b/", "p/c/"]),
+    )
+    with scripted(in_turn(*pages)) as peer:
+        found = [one if isinstance(one, str) else one.key for one in store_at(peer).level("p/")]
+        assert {r.query.get("delimiter") for r in peer.requests} == {"/"}
+    assert sorted(found) == ["p/a/", "p/b/", "p/c/", "p/x", "p/y"]
+
+
+@pytest.mark.parametrize("rest", [listing("p/y", truncated=True), Answer(200, b"<ListBucketResult/>"),
+                                  fault(500, "InternalError"), Answer(0)])  # fmt: skip
+def test_level_that_cannot_be_completed_raises(rest: Answer) -> None:
+    """As a listing: never a shorter one."""
+    with scripted(in_turn(listing("p/x", truncated=True, token="t"), rest)) as peer, pytest.raises(StoreUnavailable):
+        list(store_at(peer).level("p/"))
+
+
+@pytest.mark.parametrize("odd", [listing("p/a/1"), listing("q"), listing(folders=["q/"]), listing(folders=["p/a/b/"]),
+                                 listing(folders=["p/a"])])  # fmt: skip
+def test_level_with_what_is_not_directly_there_raises(odd: Answer) -> None:
+    """A store that knows no delimiter shows keys below: what it calls a level is none."""
+    with scripted(in_turn(odd)) as peer, pytest.raises(StoreUnavailable, match="not directly there"):
+        list(store_at(peer).level("p/"))
 
 
 def test_list_whose_token_leads_back_to_itself_raises() -> None:

@@ -51,9 +51,13 @@ def test_choice_of_free_ports_avoids_the_ephemeral_range() -> None:
     assert all(10_000 <= port < floor for port in asdict(_choose()).values())
 
 
-def test_choice_without_room_below_the_ephemeral_range_still_finds_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_without_room_below_the_ephemeral_range_still_finds_ports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """On a system whose ephemeral range starts low, the system picks."""
-    monkeypatch.setattr("infra.stack.ports._ephemeral_floor", lambda: 10_000)
+    low = tmp_path / "range"
+    low.write_text("10000 60999", encoding="ascii")
+    monkeypatch.setattr("infra.stack.ports._EPHEMERAL_RANGE", low)
     ports = list(asdict(_choose()).values())
     assert all(ports)
     assert len(set(ports)) == 13

@@ -78,6 +78,16 @@ def test_process_deaf_to_sigterm_is_killed_with_its_children(process: ServicePro
     _until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
+def test_process_is_killed_with_children_in_groups_of_their_own(process: ServiceProcess) -> None:
+    """As the Python workers of Spark are."""
+    apart = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
+    running = _start(process, sys.executable, "-c", apart)
+    _until(lambda: len(running.children()) == 1)
+    (child,) = running.children()
+    process.kill()
+    _until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
 def test_process_killed_from_outside_counts_as_not_running(process: ServiceProcess) -> None:
     """A dead server is seen as dead at once, a zombie too."""
     running = _start(process)

@@ -187,8 +187,8 @@ import sys
 from pathlib import Path
 from opentelemetry import trace
 from sqlalchemy import create_engine, text
-from infra.objects import connect
-store = connect({peer.endpoint!r}, "us-east-1", "access", "very-secret", "bucket")
+from infra.objects import S3ObjectStore, make_client
+store = S3ObjectStore(make_client({peer.endpoint!r}, "us-east-1", "access", "very-secret"), "bucket")
 assert "temporalio" not in sys.modules and "opentelemetry.sdk.trace" not in sys.modules
 from infra.telemetry.tracing import start_tracing
 tracing = start_tracing("sexton-cli", traces_dir=Path({str(tmp_path)!r}))

@@ -35,12 +35,6 @@ class _Blind(FakeObjectStore):
         return (item for item in super().list(prefix, start_after=start_after) if item.key not in hidden)
 
 
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    yield
-    disarm()
-
-
 def _store(
     *, segments: int = 3, owner: LedgerOwner = OWNER, meta: bool = True, into: FakeObjectStore | None = None
 ) -> FakeObjectStore:
@@ -153,6 +147,17 @@ def test_primary_copy_of_a_late_segment_alone_is_not_absent_for_one_empty_listin
     with pytest.raises(StoreUnavailable, match="second LIST finds it"):
         _inspect(objects)
     assert _inspect(objects).data_keys == (key,)
+
+
+def test_silent_store_is_asked_for_no_segment_after_the_first_silence() -> None:
+    """Only the requests in hand are made; a store that is down would else be asked for hundreds of keys in vain."""
+    objects = _store(segments=0)
+    silent = Fault(operation=Operation.HEAD, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: "parquet" in key)
+    objects.plan(silent)
+    with pytest.raises(StoreUnavailable):
+        _inspect(objects, segments=200)
+    asked = [key for operation, key in objects.calls if operation is Operation.HEAD and "parquet" in key]
+    assert 1 <= len(asked) <= 8
 
 
 def test_primary_copy_listed_empty_but_seen_by_head_is_no_answer() -> None:

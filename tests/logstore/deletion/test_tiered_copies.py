@@ -14,6 +14,7 @@ from logstore.offload.tiered import UPLOAD_GRACE_S, data_key, index_key
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
+from logstore.units import ended_by
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
@@ -47,7 +48,6 @@ class Blind(FakeObjectStore):
         self.hidden: set[str] = set()
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See the port."""
         yield from (one for one in super().list(prefix, start_after=start_after) if one.key not in self.hidden)
 
 
@@ -180,6 +180,20 @@ def test_parts_of_a_dead_upload_are_freed_with_its_copy(objects: Blind) -> None:
     assert remove(objects, found)[0] == Removal()
     assert objects.unfinished == {f"{DATA}9", "other"}
     assert inspect(objects, with_end(-UPLOAD_GRACE_S)).finding is Finding.ABSENT
+
+
+def test_freeing_the_parts_of_dead_uploads_ends_between_two_of_them(objects: Blind) -> None:
+    """A cancelled activity must not go through all of its page's uploads first."""
+    objects.unfinished = {DATA, INDEX}
+    found = inspect(objects, with_end(-UPLOAD_GRACE_S))
+
+    def end() -> None:
+        if any(operation is Operation.ABORT for operation, _ in objects.calls):
+            raise InterruptedError
+
+    with ended_by(end), pytest.raises(InterruptedError):
+        remove(objects, found)
+    assert len(objects.unfinished) == 1
 
 
 def test_published_copy_is_not_asked_for_parts(objects: Blind) -> None:

@@ -16,6 +16,7 @@ from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.log.ledgers import CopyKind, CopyState, meta_key
 from logstore.offload.tiered import index_key
 from logstore.positions import LedgerId, TopicId
+from tests.every_topic import every_topic
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
@@ -44,7 +45,7 @@ def own(catalog: FakeCatalog, bucket: FakeObjectStore, place: NamedBucket = PLAC
 
 def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | None = None) -> LedgerId:
     """A live ledger of a topic, with its statement in these buckets."""
-    topics = catalog.topics.all()
+    topics = every_topic(catalog.topics)
     topic = topics[0] if topics else catalog.topics.create("persistent://a/b/topic", RetentionPolicy())
     made = catalog.ledgers.create(topic.topic_id, application="sexton")
     last = catalog.ledgers.last(topic.topic_id)
@@ -93,6 +94,7 @@ def test_new_catalog_marks_its_empty_bucket_once_and_records_it(catalog: FakeCat
         lambda store: store.get_range("k", 0, 1),
         lambda store: store.head("k"),
         lambda store: list(store.list("k")),
+        lambda store: list(store.level("k")),
         lambda store: store.delete(["k"]),
         lambda store: store.require(),
         lambda store: store.confirm(),

@@ -1,7 +1,6 @@
 """Death between any two effects: what was acknowledged is there, once; what was not is there whole or not at all."""
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,12 +18,6 @@ from tests.logstore.log.world import World, numbered, plain
 _EFFECTS = ["roll.create_row", "roll.put_meta", "roll.attach", "append.put_segment", "append.register"]
 _DEATHS = [f"{effect}.{moment}" for effect in _EFFECTS for moment in ("before", "after")]
 _ONE_EACH = RollPolicy(max_entries=1)
-
-
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    yield
-    disarm()
 
 
 def test_crash_points_are_all_there_are(world: World) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from contextvars import ContextVar
 
 import pytest
@@ -66,7 +67,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def test_group_commit_idle_writer_commits_at_once() -> None:
     """A lone write waits for no company and no timer."""
     commits = _Commits()
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         assert [committer.write(_write(number)).first_entry for number in range(3)] == [0, 1, 2]
     assert commits.batches == [[0], [1], [2]]
 
@@ -74,7 +75,7 @@ def test_group_commit_idle_writer_commits_at_once() -> None:
 def test_group_commit_what_waits_goes_together_and_in_order() -> None:
     """Everything queued while one commit runs is the next one."""
     commits = _Commits()
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         futures = _held_up(commits, committer, range(1, 100))
         assert [future.result(10).first_entry for future in futures] == list(range(100))
     assert commits.batches == [[0], list(range(1, 100))]
@@ -83,7 +84,7 @@ def test_group_commit_what_waits_goes_together_and_in_order() -> None:
 def test_group_commit_many_threads_each_get_their_own_answer(threads: ThreadPoolExecutor) -> None:
     """Whoever was merged with whom, nobody reads another's result."""
     commits = _Commits()
-    with GroupCommitter(commits, capacity=16) as committer:
+    with closing(GroupCommitter(commits, capacity=16)) as committer:
         found = list(threads.map(lambda number: committer.write(_write(number)).first_entry, range(2000)))
     assert found == list(range(2000))
     assert sum(map(len, commits.batches)) == 2000
@@ -94,7 +95,7 @@ def test_group_commit_refused_item_fails_alone() -> None:
     """An error that answers one write disturbs no other."""
     refused = LedgerFenced("planned")
     commits = _Commits(lambda numbers: [refused if number == 2 else _registered(number) for number in numbers])
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         assert futures[2].exception(10) is refused
         assert [futures[at].result(10).first_entry for at in (0, 1, 3)] == [0, 1, 3]
@@ -110,7 +111,7 @@ def test_group_commit_item_that_breaks_the_whole_is_taken_out_and_tried_alone(er
             raise error
 
     commits = _Commits(rule)
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         assert futures[2].exception(10) is error
         assert [futures[at].result(10).first_entry for at in (0, 1, 3)] == [0, 1, 3]
@@ -125,7 +126,7 @@ def test_group_commit_contended_catalog_is_not_asked_once_for_every_item() -> No
             raise CatalogBusy("planned")
 
     commits = _Commits(rule)
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         assert all(isinstance(future.exception(10), CatalogBusy) for future in futures[1:])
     assert commits.batches == [[0], [1, 2, 3]]
@@ -136,7 +137,7 @@ def test_group_commit_runs_in_the_context_of_who_submitted() -> None:
     speaker: ContextVar[str] = ContextVar("speaker", default="nobody")
     heard: list[str] = []
     commits = _Commits(lambda _: heard.append(speaker.get()))
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         speaker.set("append")
         committer.write(_write(0))
     assert heard == ["append"]
@@ -150,7 +151,7 @@ def test_group_commit_absent_catalog_is_not_asked_once_for_every_item() -> None:
             raise StoreUnavailable("planned")
 
     commits = _Commits(rule)
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         futures = _held_up(commits, committer, range(1, 1000))
         assert all(isinstance(future.exception(10), StoreUnavailable) for future in futures[1:])
     assert commits.batches[2:] == [[1], [2]]
@@ -164,7 +165,7 @@ def test_group_commit_unknown_outcome_is_answered_to_every_item_and_not_tried_ag
             raise OutcomeUnknown("planned")
 
     commits = _Commits(rule)
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         errors = [future.exception(10) for future in futures[1:]]
         assert [type(error) for error in errors] == [OutcomeUnknown] * 3
@@ -182,7 +183,7 @@ def test_group_commit_unknown_outcome_of_an_item_tried_alone_is_its_own() -> Non
             raise OutcomeUnknown("planned")
 
     commits = _Commits(rule)
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         assert isinstance(futures[2].exception(10), OutcomeUnknown)
         assert futures[3].result(10).first_entry == 3
@@ -191,7 +192,7 @@ def test_group_commit_unknown_outcome_of_an_item_tried_alone_is_its_own() -> Non
 def test_group_commit_answers_of_another_number_are_an_unknown_outcome() -> None:
     """An adapter that loses count never lets one write take another's answer."""
     commits = _Commits(lambda numbers: [_registered(0)] if len(numbers) > 1 else None)
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         futures = _held_up(commits, committer, [1, 2])
         assert all(isinstance(future.exception(10), OutcomeUnknown) for future in futures[1:])
 
@@ -250,7 +251,7 @@ def test_group_commit_dying_writer_answers_what_was_not_tried() -> None:
 def test_group_commit_full_queue_makes_submitters_wait_and_then_tells_them() -> None:
     """Memory is bounded: without room within the patience nothing is queued."""
     commits = _Commits()
-    with GroupCommitter(commits, capacity=2, patience_s=0.05) as committer:
+    with closing(GroupCommitter(commits, capacity=2, patience_s=0.05)) as committer:
         commits.may_go.clear()
         futures = [committer.submit(_write(0))]
         assert_eventually(lambda: commits.batches == [[0]])
@@ -264,7 +265,7 @@ def test_group_commit_full_queue_makes_submitters_wait_and_then_tells_them() -> 
 def test_group_commit_full_queue_lets_a_submitter_in_when_there_is_room(threads: ThreadPoolExecutor) -> None:
     """Backpressure, not refusal, as long as the writer moves."""
     commits = _Commits()
-    with GroupCommitter(commits, capacity=1) as committer:
+    with closing(GroupCommitter(commits, capacity=1)) as committer:
         found = list(threads.map(lambda number: committer.write(_write(number)).first_entry, range(200)))
     assert found == list(range(200))
 
@@ -290,7 +291,7 @@ def test_group_commit_close_frees_submitters_that_wait_for_room(threads: ThreadP
 def test_group_commit_write_out_of_time_before_its_turn_is_taken_back() -> None:
     """Busy means that nothing happened: the write can never land later."""
     commits = _Commits()
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         commits.may_go.clear()
         first = committer.submit(_write(0))
         assert_eventually(lambda: commits.batches == [[0]])
@@ -304,7 +305,7 @@ def test_group_commit_write_out_of_time_before_its_turn_is_taken_back() -> None:
 def test_group_commit_write_out_of_time_while_it_is_committed_has_an_unknown_outcome() -> None:
     """It may land after its caller has left."""
     commits = _Commits()
-    with GroupCommitter(commits) as committer:
+    with closing(GroupCommitter(commits)) as committer:
         commits.may_go.clear()
         with pytest.raises(OutcomeUnknown, match="no answer within"):
             committer.write(_write(0), timeout_s=0.2)
@@ -321,7 +322,7 @@ def test_group_commit_different_writes_travel_together() -> None:
             seen.extend(writes)
             return [ProducerFenced("planned") for _ in writes]
 
-    with GroupCommitter(Mixed()) as committer:
+    with closing(GroupCommitter(Mixed())) as committer:
         ack = Acknowledge(topic_id=TopicId(1), subscription="s")
         for future in (committer.submit(ack), committer.submit(_write(0))):
             error = future.exception(10)

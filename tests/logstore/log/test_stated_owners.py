@@ -1,5 +1,7 @@
 """Whatever wrote an object wrote with it what its deletion, and any reconciliation, asks for."""
 
+from contextlib import closing
+
 from logstore.deletion.intents import Finding
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -14,13 +16,15 @@ def _written() -> World:
     world = World()
     topic = world.topic
     with (
-        GroupCommitter(world.catalog.commits) as committer,
-        ManagedLedger(
-            ledgers=world.catalog.ledgers,
-            objects=world.objects,
-            committer=committer,
-            application="sexton",
-            clock=world.clock(),
+        closing(GroupCommitter(world.catalog.commits)) as committer,
+        closing(
+            ManagedLedger(
+                ledgers=world.catalog.ledgers,
+                objects=world.objects,
+                committer=committer,
+                application="sexton",
+                clock=world.clock(),
+            )
         ) as managed,
     ):
         for _ in range(3):

@@ -1,7 +1,7 @@
 """A small world: one catalog, one bucket, and as many processes as a test wants."""
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -37,17 +37,19 @@ class World:
         self, policy: RollPolicy = NEVER, *, objects: ObjectStore | None = None, **options: Any
     ) -> ManagedLedger:
         """Another process, with a writer and hints of its own."""
-        committer = self._processes.enter_context(GroupCommitter(self.catalog.commits))
+        committer = self._processes.enter_context(closing(GroupCommitter(self.catalog.commits)))
         clock = Clock(now_us=lambda: self.catalog.now_us, monotonic_s=self._monotonic_s, sleep=self._sleep)
         return self._processes.enter_context(
-            ManagedLedger(
-                ledgers=self.catalog.ledgers,
-                objects=objects or self.objects,
-                committer=committer,
-                application="sexton",
-                policy=policy,
-                clock=clock,
-                **options,
+            closing(
+                ManagedLedger(
+                    ledgers=self.catalog.ledgers,
+                    objects=objects or self.objects,
+                    committer=committer,
+                    application="sexton",
+                    policy=policy,
+                    clock=clock,
+                    **options,
+                )
             )
         )
 

@@ -30,7 +30,6 @@ class Offloading:
     now_s: float = 0.0
 
     def bucket(self, place: TieredPlace) -> FakeObjectStore:
-        """See `Buckets`."""
         assert place == TieredPlace("cold")
         return self.tiered
 

@@ -15,7 +15,8 @@ from logstore.offload.places import TieredPlace
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
-from workers.assembly import LogStore, open_log
+from workers.assembly.adapters import open_log
+from workers.assembly.log import LogStore
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

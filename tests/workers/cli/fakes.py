@@ -33,8 +33,10 @@ from logstore.ports.catalog import (
     Totals,
 )
 from logstore.positions import LedgerId, Position, TopicId
+from tests.fakes.reconciliation import FakeRuns
 from workers.cli.context import Say, Services
 from workers.client.schedules import AppliedSchedule, ScheduleRow
+from workers.client.visibility import WorkflowRow
 from workers.settings import LoadedSettings, load_settings
 from workflows.deletion.values import DeleteLedgersProgress
 
@@ -79,6 +81,7 @@ class FakeLog:
             phase_one=SimpleNamespace(contents=self._contents, preview=self._preview),
             upkeep=SimpleNamespace(due=self._due, redrivable=self._preview_redrive),
             fences=SimpleNamespace(bundles=lambda: 64),
+            reconciliation=FakeRuns(),
             deletions=SimpleNamespace(
                 inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1),
                 list=self._list,
@@ -277,19 +280,15 @@ class FakeBatches:
         return self.known
 
     async def progress(self, workflow_id: str) -> DeleteLedgersProgress:
-        """See `Batches`."""
         return self._told(workflow_id)
 
     async def pause(self, workflow_id: str) -> DeleteLedgersProgress:
-        """See `Batches`."""
         return self._told(workflow_id, paused=True)
 
     async def resume(self, workflow_id: str) -> DeleteLedgersProgress:
-        """See `Batches`."""
         return self._told(workflow_id, paused=False)
 
     async def set_rate(self, workflow_id: str, objects_per_s: int) -> DeleteLedgersProgress:
-        """See `Batches`."""
         return self._told(workflow_id, rate=objects_per_s)
 
 
@@ -312,19 +311,16 @@ class FakeClient:
         return f"http://ui/{workflow_id}/{run_id}"
 
     async def trim_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
-        """Remember the call."""
         self.asked.append((topic.name, reason))
         return FakeHandle(self.result)
 
     async def delete_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
-        """Remember the call."""
         self.asked.append(("delete", topic.name, reason))
         return FakeHandle(self.result, id="delete-topic/7")
 
     async def delete_ledgers(
         self, topic: Topic, ledger_ids: Sequence[LedgerId], force: bool, reason: str, actor: str
     ) -> FakeHandle:
-        """Remember the call."""
         self.asked.append((topic.name, list(ledger_ids), force, reason))
         return FakeHandle(self.result, id="delete-ledgers/1")
 
@@ -335,9 +331,18 @@ class FakeClient:
         return SimpleNamespace(started=self.dead, handle=handle)
 
     async def sweep_deletions(self, reason: str, actor: str) -> FakeHandle:
-        """Remember the call."""
         self.asked.append((reason,))
         return FakeHandle(self.result, id="sweep-deletions")
+
+    async def plan_orphans(self, **asked: object) -> FakeHandle:
+        """Remember the call."""
+        self.asked.append(tuple(asked.items()))
+        return FakeHandle(self.result, id="reconcile-orphans/plan-1")
+
+    async def apply_orphans(self, run_id: str, **asked: object) -> FakeHandle:
+        """Remember the call."""
+        self.asked.append((run_id, *asked.items()))
+        return FakeHandle(self.result, id=f"apply-orphans/{run_id}")
 
     async def apply_schedules(self) -> list[AppliedSchedule]:
         """One of each kind."""
@@ -362,10 +367,20 @@ class FakeClient:
 
     async def list_workflows(
         self, type_: str | None, status: str | None, topic: str | None, limit: int
-    ) -> list[dict[str, object]]:
-        """Remember the call."""
+    ) -> list[WorkflowRow]:
         self.asked.append((type_, status, topic, limit))
-        return [{"workflow_id": "trim-topic/7", "topic": "persistent://public/default/a%20b"}]
+        return [
+            WorkflowRow(
+                workflow_id="trim-topic/7",
+                run_id="run-1",
+                type="trim-topic",
+                status="Running",
+                started=datetime(2026, 11, 20, 17, 5, tzinfo=UTC),
+                closed=None,
+                topic="persistent://public/default/a%20b",
+                outcome=[],
+            )
+        ]
 
 
 @dataclass
@@ -405,7 +420,7 @@ class FakeServices(Services):
         self.log.closed += 1
 
     @contextmanager
-    def open_log(self, settings: Any, catalog: Any) -> Iterator[Any]:
+    def open_log(self, catalog: Any, settings: Any) -> Iterator[Any]:
         """The fake log."""
         assert catalog is self.log.catalog
         yield self.log
@@ -424,10 +439,10 @@ class FakeServices(Services):
         """The fake client."""
         return self.client
 
-    def up(self, settings: Any, *, no_worker: bool, free_ports: bool, say: Say) -> dict[str, object]:
+    def up(self, settings: Any, *, no_worker: bool, free_ports: bool, on_progress: Say) -> dict[str, object]:
         """Remember the call, and print as careless libraries do."""
         print("noise of a library")  # noqa: T201
-        say("half way")
+        on_progress("half way")
         self.calls.append(("up", no_worker, free_ports, settings.home))
         return {"temporal": "127.0.0.1:1", "worker_pids": [5]}
 
@@ -443,11 +458,10 @@ class FakeServices(Services):
 
     doctor = status
 
-    def demo(self, settings: Any, *, topics: int, ledgers: int, keep: bool, say: Say) -> Any:
+    def demo(self, settings: Any, *, topics: int, ledgers: int, keep: bool, on_progress: Say) -> Any:
         """A demo whose promises hold if there are topics enough."""
         rows = [{"promise": 1, "ok": topics > 1}]
         return SimpleNamespace(ok=topics > 1, rows=rows, to_json=lambda: {"ok": topics > 1, "topics": topics})
 
     async def run_worker(self, settings: Any, queues: Sequence[str], worker_id: str | None) -> None:
-        """Remember the call."""
         self.calls.append(("worker", list(queues), worker_id))

@@ -24,6 +24,7 @@ _VALID: Final = {
     "ID...": "4",
     "WORKFLOW_ID": "delete-ledgers/b",
     "BUNDLE": "0",
+    "RUN_ID": "plan-1",
     "--file": __file__,
     "--subscription": "billing",
     "--to": "4:0",

@@ -25,6 +25,7 @@ from tests.workers.cli.fakes import ORDERS, FakeServices
 from workers import VERSION
 from workers.cli import registry
 from workers.cli.errors import ExitCode, code_of, error_named, failure_of
+from workers.hosting.interceptors import to_application_error
 
 ROOT = Path(__file__).resolve().parents[3]
 _FORMS = [("--json", "topic", "list"), ("topic", "--json", "list"), ("topic", "list", "--json")]
@@ -178,9 +179,9 @@ def test_failure_of_workflow_error_is_known_by_its_type(kind: str, code: int) ->
 
 
 def test_failure_of_bad_input_that_crossed_temporal_keeps_its_field() -> None:
-    """The field is in the message, which is all that Temporal carries."""
+    """As a detail of the failure, which the worker's edge adds: a message is for people."""
     refused = errors.UnknownObject("ledger", expected="a ledger of the topic", found=99)
-    failure = failure_of(WorkflowFailureError(cause=ApplicationError(str(refused), type="UnknownObject")))
+    failure = failure_of(WorkflowFailureError(cause=to_application_error(refused)))
     assert (failure.code, failure.field) == (ExitCode.USAGE, "ledger")
 
 
@@ -270,11 +271,11 @@ def test_registry_names_every_command_and_says_of_each_what_its_module_says() ->
         found = registry.loaded(name)
         assert found.name == name
         first = " ".join((found.help or "").split())
-        assert entry.alone or first == entry.about
+        assert entry.single or first == entry.about
         assert first.startswith(entry.about.rstrip(".")), name
-    alone = {name for name, entry in registry.COMMANDS.items() if entry.alone}
-    groups = {(entry.module, entry.group) for entry in registry.COMMANDS.values() if entry.alone}
-    assert alone == {name for each in groups for name in registry.group_of(*each).list_commands(None)}
+    single = {name for name, entry in registry.COMMANDS.items() if entry.single}
+    groups = {(entry.module, entry.group) for entry in registry.COMMANDS.values() if entry.single}
+    assert single == {name for each in groups for name in registry.group_of(*each).list_commands(None)}
 
 
 def test_root_help_shows_the_table(run: Run) -> None:

@@ -43,7 +43,6 @@ class Asked:
         return [SimpleNamespace(statement=SimpleNamespace(ledger_id=LedgerId(2)))][:limit]
 
     async def offload_topic(self, topic: Topic, *asked: object) -> Any:
-        """Remember the call."""
         self.started.append((topic.name, *asked[:3]))
         return FakeHandle(self.result, id="offload-topic/7")  # type: ignore[arg-type]
 

@@ -2,16 +2,19 @@
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
+import uuid
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
+from temporalio.service import RPCError
 
+from tests.e2e.shell import Inside
 from tests.infra.objects.peer import Answer, fault, scripted
+from tests.workflows.house import assert_eventually
 from workers.client import search_attributes
 from workers.client.connections import connect_client
 from workers.settings import Settings
@@ -29,44 +32,54 @@ _FOREIGN = re.compile(
 )
 
 
-def _sexton(settings: Settings, *args: str, **changes: str) -> tuple[int, str, str]:
-    """Exit code, what stdout says, and stderr."""
-    told = {f"SEXTON_{name.upper()}": value for name, value in changes.items()}
-    ended = subprocess.run(
-        [str(Path(sys.executable).with_name("sexton")), *args, "--json"],
-        env={**os.environ, **settings.environment(), "SEXTON_METRICS_ADDRESS": "off", **told},
-        cwd=settings.home,
-        input='{"payload": "v"}\n',
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return ended.returncode, ended.stdout, ended.stderr
+class _Sexton:
+    """A command line with the settings of a test, and what it says when a service is away."""
+
+    def __init__(self, settings: Settings, said: pytest.CaptureFixture[str]) -> None:
+        self.settings = settings
+        self._shell = Inside(settings.home, **{**settings.environment(), "SEXTON_METRICS_ADDRESS": "off"})
+        self._said = said
+
+    def run(self, *args: str, **changes: str) -> tuple[int, str, str]:
+        """Exit code, what stdout says, and stderr."""
+        shell = self._shell.but(**{f"SEXTON_{name.upper()}": value for name, value in changes.items()})
+        self._said.readouterr()
+        ended = shell.run(*args, "--json", stdin='{"payload": "v"}\n')
+        return ended.returncode, ended.stdout, ended.stderr + "".join(self._said.readouterr())
+
+    def refusal(self, args: tuple[str, ...], changes: Mapping[str, str]) -> str:
+        """What it said when it could not reach a service, in no word of a library's."""
+        code, told, said = self.run(*args, **changes)
+        assert code == 4, (args, changes, told, said)
+        assert not _FOREIGN.search(told + said), (args, changes, told, said)
+        return told
+
+    def rows(self, changes: Mapping[str, str]) -> Mapping[str, str]:
+        """What `doctor`, which says all that `status` does, tells of services that are not well."""
+        found = json.loads(self.refusal(("doctor",), changes))["services"]
+        return {row["name"]: row["detail"] for row in found if not row["ok"]}
+
+    def message(self, args: tuple[str, ...], changes: Mapping[str, str]) -> str:
+        """The one sentence of a refusal."""
+        return str(json.loads(self.refusal(args, changes))["error"]["message"])
 
 
 @pytest.fixture
-def filled(settings: Settings) -> Settings:
+def filled(settings: Settings, capfd: pytest.CaptureFixture[str]) -> _Sexton:
     """A topic with an entry, in a namespace that has our search attributes."""
 
     async def register() -> None:
         await search_attributes.register(await connect_client(settings))
 
     asyncio.run(register())
-    assert _sexton(settings, "topic", "create", _TOPIC)[0] == 0
-    code, _, said = _sexton(settings, *_APPEND)
+    found = _Sexton(settings, capfd)
+    assert found.run("topic", "create", _TOPIC)[0] == 0
+    code, _, said = found.run(*_APPEND)
     assert code == 0, said
-    return settings
+    return found
 
 
-def _message(settings: Settings, args: tuple[str, ...], changes: Mapping[str, str]) -> str:
-    code, told, said = _sexton(settings, *args, **changes)
-    assert code == 4, (args, changes, told, said)
-    assert not _FOREIGN.search(told + said), (args, changes, told, said)
-    return str(json.loads(told)["error"]["message"])
-
-
-def test_object_store_that_refuses_us_or_is_away_is_named_with_what_to_try(filled: Settings) -> None:
+def test_object_store_that_refuses_us_or_is_away_is_named_with_what_to_try(filled: _Sexton) -> None:
     """Wrong keys, no such bucket, a store that refuses everything, a page in its place, and nobody at all."""
     denied, page = fault(403, "AccessDenied"), Answer(200, b"<html>log in</html>")
     with scripted(lambda _: denied) as refusing, scripted(lambda _: page) as portal:
@@ -76,37 +89,54 @@ def test_object_store_that_refuses_us_or_is_away_is_named_with_what_to_try(fille
             "create the bucket": {"primary_bucket": "no-such-bucket"},
             "check what the credentials may do": {"s3_endpoint": refusing.endpoint},
             "not the store's own": {"s3_endpoint": portal.endpoint},
-            "nobody answers at http://127.0.0.1:1; see `sexton status`": {"s3_endpoint": "http://127.0.0.1:1"},
+            "nobody answers at http://127.0.0.1:1; run `sexton up`": {"s3_endpoint": "http://127.0.0.1:1"},
         }
         for number, (advice, changes) in enumerate(table.items()):
-            said = _message(filled, _READ if number % 2 else _APPEND, changes)
+            said = filled.message(_READ if number % 2 else _APPEND, changes)
             assert said.startswith("S3: "), said
             assert advice in said, said
-            rows = _rows(filled, changes)
+            rows = filled.rows(changes)
             assert advice in rows["object store"], rows
             assert rows["identity"].count("cannot be told") == 1, rows
 
 
-def _rows(settings: Settings, changes: Mapping[str, str]) -> Mapping[str, str]:
-    """What `doctor`, which says all that `status` does, tells of services that are not well."""
-    code, told, said = _sexton(settings, "doctor", **changes)
-    assert code == 4, said
-    assert not _FOREIGN.search(told + said), (changes, told, said)
-    return {row["name"]: row["detail"] for row in json.loads(told)["services"] if not row["ok"]}
-
-
 @pytest.mark.parametrize("changes", [{"s3_secret_key": "wrong"}, {"primary_bucket": "no-such-bucket"}])
-def test_worker_that_the_object_store_refuses_ends_at_once(filled: Settings, changes: dict[str, str]) -> None:
+def test_worker_that_the_object_store_refuses_ends_at_once(filled: _Sexton, changes: dict[str, str]) -> None:
     """It could do nothing; one that starts while the store is away waits for it."""
-    assert _message(filled, _WORKER, changes).startswith("S3: ")
+    assert filled.message(_WORKER, changes).startswith("S3: ")
 
 
-def test_other_services_that_are_away_are_named_with_what_to_try(filled: Settings) -> None:
+def test_namespace_without_our_search_attributes_is_named_with_what_creates_them(filled: _Sexton) -> None:
+    """Its server refuses a start, and a query, in sentences of its own; what our sentence advises mends both."""
+    bare = {"temporal_namespace": f"bare-{uuid.uuid4().hex[:8]}"}
+    asyncio.run(_create_namespace(filled.settings, bare["temporal_namespace"]))
+    for args in (_TRIM, ("workflow", "list", "--topic", _TOPIC)):
+        said = filled.message(args, bare)
+        assert said.startswith("temporal: the namespace lacks our search attributes; run `temporal operator "), said
+        assert "--name SextonTopic --type Keyword --name SextonLedgerId --type Int" in said, said
+
+
+async def _create_namespace(settings: Settings, name: str) -> None:
+    """A namespace that the server serves, with none of our search attributes."""
+    kept = Duration(seconds=86_400)
+    request = RegisterNamespaceRequest(namespace=name, workflow_execution_retention_period=kept)
+    await (await connect_client(settings)).workflow_service.register_namespace(request)
+    client = await connect_client(settings.model_copy(update={"temporal_namespace": name}))
+
+    async def served() -> bool:
+        with suppress(RPCError):
+            return [one async for one in client.list_workflows()] == []
+        return False
+
+    await assert_eventually(served)
+
+
+def test_other_services_that_are_away_are_named_with_what_to_try(filled: _Sexton) -> None:
     """Temporal, ZooKeeper and the database, and other servers at their addresses."""
-    other = filled.s3_endpoint.removeprefix("http://")
-    folder = f"sqlite:///{filled.home}"
+    other = filled.settings.s3_endpoint.removeprefix("http://")
+    folder = f"sqlite:///{filled.settings.home}"
     nobody = "postgresql+psycopg://me@127.0.0.1:1/sexton"
-    (filled.home / "text.db").write_text("no database at all, and long enough to be read as one" * 40)
+    (filled.settings.home / "text.db").write_text("no database at all, and long enough to be read as one" * 40)
     away = {"ownership": "zookeeper", "zookeeper": "127.0.0.1:1"}
     table: list[tuple[str, str, tuple[str, ...], dict[str, str]]] = [
         ("temporal", "sexton up", _TRIM, {"temporal_address": "127.0.0.1:1"}),
@@ -115,7 +145,7 @@ def test_other_services_that_are_away_are_named_with_what_to_try(filled: Setting
         ("temporal", "namespace create nowhere", _TRIM, {"temporal_namespace": "nowhere"}),
         ("temporal", "namespace create nowhere", _WORKER, {"temporal_namespace": "nowhere"}),
         ("zookeeper", "sexton up", ("owners", "list"), away),
-        ("zookeeper", "sexton up", _WORKER, away),
+        ("zookeeper", "cannot be reached at 127.0.0.1:1", _WORKER, away),
         ("zookeeper", "sexton up", ("owners", "list"), away | {"zookeeper": other}),
         *(("database", "SEXTON_DATABASE_URL", args, {"database_url": folder}) for args in (_APPEND, _WORKER)),
         *(("database", "SEXTON_DATABASE_URL", args, {"database_url": nobody}) for args in (_READ, _TRIM)),
@@ -123,8 +153,8 @@ def test_other_services_that_are_away_are_named_with_what_to_try(filled: Setting
         ("database", "SEXTON_DATABASE_URL", _READ, {"database_url": f"{folder}/text.db"}),
     ]
     for service, advice, args, changes in table:
-        said = _message(filled, args, changes)
+        said = filled.message(args, changes)
         assert said.startswith(f"{service}: "), said
         assert advice in said, said
     down = {"temporal_address": other, "database_url": nobody} | away
-    assert set(_rows(filled, down)) >= {"temporal", "database", "zookeeper", "identity", "worker"}
+    assert set(filled.rows(down)) >= {"temporal", "database", "zookeeper", "identity", "worker"}

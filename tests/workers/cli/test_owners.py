@@ -318,9 +318,10 @@ def test_wrong_address_is_one_line_on_stderr_beside_its_trace(catalog: SqlCatalo
     argv = [sys.executable, "-m", "workers", "owners", "list"]
     result = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (4, "")
-    line, trace = result.stderr.splitlines()
+    line, trace, hint = result.stderr.splitlines()
     assert line.startswith("error: zookeeper: cannot be reached at 127.0.0.1:1; ")
     assert trace.startswith("see it: sexton trace ")
+    assert hint == "Try 'sexton status': it asks every service."
 
 
 def test_unload_that_nobody_takes_up_is_done_in_part(
@@ -328,6 +329,6 @@ def test_unload_that_nobody_takes_up_is_done_in_part(
 ) -> None:
     """It was unloaded, and that it has no owner is said with exit code 5."""
     join("a", 0)
-    monkeypatch.setattr("workers.cli.owners.unload._TAKEN_WITHIN_S", 0.5)
+    monkeypatch.setattr("workers.cli.owners._TAKEN_WITHIN_S", 0.5)
     told = document(run("owners", "unload", "0", "--json"), code=5)
     assert (told["owner"], told["taken_by"], told["taken_fence"]) == ("a", None, None)

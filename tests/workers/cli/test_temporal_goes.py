@@ -57,7 +57,7 @@ def test_temporal_that_goes_away_mid_wait_ends_the_command_with_4_and_one_docume
     assert sweep.returncode == 4, said
     error = json.loads(told)["error"]
     assert error["message"].startswith("temporal: ")
-    assert "sexton status" in error["message"]
+    assert "sexton up" in error["message"]
 
 
 def test_job_that_is_stopped_ends_the_command_with_1_and_one_sentence(

@@ -1,5 +1,6 @@
 """`sexton trace`: the tree that an operator reads, and what is said where there is none."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_trace_into_a_pipe_cuts_no_line_and_says_each_thing_once(run: Run, servi
 @pytest.mark.usefixtures("traces")
 def test_trace_as_json_is_one_document_with_every_span(run: Run) -> None:
     """Nested, and nothing folded."""
-    found = document(run("trace", "trim-topic/7", "--json"))
+    found = json.loads(run("trace", "trim-topic/7", "--json").stdout)
     assert (found["trace_id"], found["workflow_id"], found["spans"], found["errors"]) == (TRACE, "trim-topic/7", 44, 1)
     assert found["services"] == ["sexton", "sexton-worker"]
     assert [one["trace_id"] for one in found["related"]] == [OTHER]

@@ -20,10 +20,11 @@ from workers.client import Sexton
 from workers.client.schedules import AppliedSchedule
 from workers.settings import Settings
 from workflows.deletion.values import SweepDeletionsInput, TrimTopicsInput
+from workflows.reconciliation.values import ReconcileOrphansInput
 
 pytestmark = pytest.mark.external_service
 
-OURS = ("sexton-sweep", "sexton-trim")
+OURS = ("sexton-sweep", "sexton-trim", "sexton-plan")
 
 
 def with_temporal(settings: Settings, work: Callable[[Sexton], Awaitable[Any]], **changes: object) -> Any:
@@ -67,7 +68,9 @@ def handle(settings: Settings, schedule_id: str, act: str, **arguments: object) 
 @pytest.fixture
 def quiet(settings: Settings) -> Iterator[Settings]:
     """Settings of a namespace without schedules; no run of them comes due while a test runs."""
-    slow = settings.model_copy(update={"sweep_interval": 86_400, "trim_interval": 2 * 86_400})
+    slow = settings.model_copy(
+        update={"sweep_interval": 86_400, "trim_interval": 2 * 86_400, "plan_interval": 3 * 86_400}
+    )
     yield slow
 
     async def forget(sexton: Sexton) -> None:
@@ -86,13 +89,14 @@ def test_schedules_applied_twice_are_created_and_then_unchanged(quiet: Settings)
     assert listed(quiet) == {
         "sexton-sweep": ("sweep-deletions", 86_400, False, True),
         "sexton-trim": ("trim-topics", 172_800, False, True),
+        "sexton-plan": ("reconcile-orphans", 259_200, False, True),
     }
 
 
 def test_schedules_of_a_build_with_other_details_are_updated(quiet: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator reads in the Web UI what this build will do."""
     with monkeypatch.context() as earlier:
-        for one in (SweepDeletionsInput, TrimTopicsInput):
+        for one in (SweepDeletionsInput, TrimTopicsInput, ReconcileOrphansInput):
             earlier.setattr(one, "details", lambda _: "as it was")
         apply(quiet)
     assert apply(quiet) == dict.fromkeys(OURS, "updated")
@@ -118,7 +122,7 @@ def test_schedules_skip_overlaps_and_catch_up_within_a_bound(quiet: Settings) ->
     ("changes", "changed"),
     [
         ({"trim_interval": 3 * 86_400}, {"sexton-trim"}),
-        ({"deletion_chunk": 7}, set(OURS)),
+        ({"deletion_chunk": 7}, {"sexton-sweep", "sexton-trim"}),
         ({"task_queue": "another"}, set(OURS)),
     ],
 )
@@ -132,8 +136,9 @@ def test_schedules_that_differ_are_updated(quiet: Settings, changes: dict[str, o
 
 def test_schedule_with_no_interval_is_left_out_or_paused(quiet: Settings) -> None:
     """0s turns it off, an interval turns it on again."""
-    assert apply(quiet, trim_interval=0) == {"sexton-sweep": "created"}
-    assert apply(quiet) == {"sexton-sweep": "unchanged", "sexton-trim": "created"}
+    assert apply(quiet, trim_interval=0) == {"sexton-sweep": "created", "sexton-plan": "created"}
+    rest = {"sexton-sweep": "unchanged", "sexton-plan": "unchanged"}
+    assert apply(quiet) == {**rest, "sexton-trim": "created"}
     assert apply(quiet, trim_interval=0)["sexton-trim"] == "updated"
     assert apply(quiet, trim_interval=0)["sexton-trim"] == "unchanged"
     assert listed(quiet)["sexton-trim"] == ("trim-topics", 172_800, True, False)
@@ -162,7 +167,7 @@ def test_schedules_of_others_are_left_alone(quiet: Settings) -> None:
     with_temporal(quiet, create)
     before = handle(quiet, "foreign", "describe").schedule
     apply(quiet)
-    apply(quiet, trim_interval=0, sweep_interval=0)
+    apply(quiet, trim_interval=0, sweep_interval=0, plan_interval=0)
     assert set(listed(quiet)) == set(OURS)
     assert handle(quiet, "foreign", "describe").schedule == before
 
@@ -174,7 +179,7 @@ def test_schedules_applied_by_several_at_once_are_there_once(quiet: Settings) ->
         return list(await asyncio.gather(*(sexton.apply_schedules() for _ in range(8))))
 
     answers = with_temporal(quiet, work)
-    assert all(len(answer) == 2 for answer in answers)
+    assert all(len(answer) == len(OURS) for answer in answers)
     created = [one.schedule_id for answer in answers for one in answer if one.change == "created"]
     assert sorted(created) == sorted(OURS)
     assert {one.change for answer in answers for one in answer} <= {"created", "unchanged"}

@@ -2,13 +2,16 @@
 
 import logging
 import time
+from dataclasses import asdict
 
 import pytest
 
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Inflight
+from logstore.ports.catalog import Claim, Inflight, RunKind
+from logstore.reconciliation.results import PlanResult
 from tests.fakes.meter import FakeMeter, series
-from workers.hosting.gauges import DeletionGauges
+from tests.fakes.reconciliation import FakeRuns
+from workers.hosting.gauges import CatalogGauges, DeletionGauges, PlanGauges
 
 _NAMES = ("sexton_deletion_estimated_inflight", "sexton_deletion_dead_lettered")
 
@@ -19,7 +22,6 @@ class _Catalog:
         self.away = False
 
     def inflight(self) -> Inflight:
-        """See `Deletions`."""
         if self.away:
             raise StoreUnavailable("the database is away")
         return self.found
@@ -32,7 +34,7 @@ def _shown(meter: FakeMeter) -> list[int]:
 def test_gauges_show_what_the_catalog_says() -> None:
     """Both numbers, and when they were read."""
     meter, catalog = FakeMeter(), _Catalog()
-    gauges = DeletionGauges(meter, catalog)
+    gauges = DeletionGauges(meter, catalog.inflight)
     assert not meter.values, "a zero before the first answer would say that all is deleted"
     earliest = int(time.time())
     gauges.read()
@@ -46,7 +48,7 @@ def test_gauges_show_what_the_catalog_says() -> None:
 def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
     """No scrape reads a zero that nobody counted, and a long outage does not fill the log."""
     meter, catalog = FakeMeter(), _Catalog()
-    gauges = DeletionGauges(meter, catalog)
+    gauges = CatalogGauges(DeletionGauges(meter, catalog.inflight).read)
     gauges.read()
     read_at = meter.values[series("sexton_deletion_read_timestamp_seconds")] = 1
     catalog.away = True
@@ -61,3 +63,19 @@ def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(capl
         catalog.away = True
         gauges.read()
     assert len(caplog.records) == 2, "a second outage is told again"
+
+
+def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
+    """A plan at work, or one that failed, says nothing; nor does silence say that nothing is missing."""
+    meter, runs = FakeMeter(), FakeRuns()
+    gauges, claim = PlanGauges(meter, runs.runs), Claim(workflow_id="tests", run_id="", ttl_s=60)
+    gauges.read()
+    assert not meter.values
+    for number, missing in enumerate((3, 1)):
+        runs.open_run(f"plan-{number}", RunKind.PLAN, claim=claim, summary={})
+        found = PlanResult(findings={"missing_data": missing}, size_bytes={}, ledgers=1, before_us=1, report="")
+        runs.close_run(f"plan-{number}", {"result": asdict(found)})
+    runs.open_run("plan-2", RunKind.PLAN, claim=claim, summary={})
+    gauges.read()
+    assert meter.values[series("sexton_reconciliation_missing_data")] == 1
+    assert meter.values[series("sexton_reconciliation_plan_timestamp_seconds")] == runs.now_us // 1_000_000

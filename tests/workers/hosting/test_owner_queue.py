@@ -9,8 +9,8 @@ from activities.dispatch import TopicWork
 from infra.catalog import Database
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
-from workers.assembly import open_log
 from workers.assembly.activities import activities_over
+from workers.assembly.adapters import open_log
 from workers.settings import Settings
 
 

@@ -78,13 +78,6 @@ def _owned(looker: KazooClient) -> int:  # noqa: F811
     return len(looker.get_children("/owners")) if looker.exists("/owners") else 0
 
 
-def test_worker_at_a_wrong_address_says_so_and_exits_4(start: Start) -> None:
-    """One sentence, with what to try; nothing is served."""
-    code, said = _ended(start("w1", zookeeper="127.0.0.1:1"))
-    assert code == 4
-    assert "cannot be reached at 127.0.0.1:1" in said
-
-
 def test_worker_without_zookeeper_is_never_alone_by_accident(start: Start) -> None:
     """Only the setting `ownership` makes a worker the single one."""
     code, said = _ended(start("w1", zookeeper=""))

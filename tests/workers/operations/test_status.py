@@ -25,8 +25,7 @@ from infra.stack.ports import ChosenPorts, record_ports
 from infra.stack.workers import WorkerRecord, recorded
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
 from tests.migrated import migrate
-from workers.operations.doctor import _ownership, doctor
-from workers.operations.status import checked, status
+from workers.operations.status import _ownership, checked, doctor, status
 from workers.settings import Settings
 
 
@@ -82,7 +81,7 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
     async def connect(_: Settings) -> object:
         return _remembering(*pollers)
 
-    monkeypatch.setattr("workers.operations.status.connect_client", connect)
+    monkeypatch.setattr("workers.client.connections.connect_client", connect)
     _record_killed(StackHome.at(tmp_path), "killed")
     assert _worker(settings)["ok"] is False
     assert "none polls" in str(_worker(settings)["detail"])
@@ -104,8 +103,7 @@ def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, m
         services = SimpleNamespace(**dict.fromkeys(names, refuse))
         return SimpleNamespace(namespace="nope", workflow_service=services, operator_service=services)
 
-    for module in ("status", "doctor"):
-        monkeypatch.setattr(f"workers.operations.{module}.connect_client", connect)
+    monkeypatch.setattr("workers.client.connections.connect_client", connect)
     assert _worker(settings)["detail"] == "cannot be told: temporal: Namespace nope is not found."
     rows = {str(row["name"]): row for row in doctor(settings)}
     assert not rows["search attributes"]["ok"]
@@ -134,7 +132,7 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     live = {"w": LiveWorker(session=7, load=WorkerLoad())}
     nodes = {BundleId(1): OwnerNode(worker_id="w", session=7, version=0)}
     found = SimpleNamespace(owners=lambda: nodes, live_workers=lambda: live, sessions=lambda: {7})
-    monkeypatch.setattr("workers.operations.doctor.open_directory", lambda *_: nullcontext(found))
+    monkeypatch.setattr("workers.operations.status.open_directory", lambda *_: nullcontext(found))
     assert checked("ownership", _ownership, settings) == {
         "name": "ownership",
         "ok": True,
@@ -154,7 +152,7 @@ def test_status_says_of_a_stack_that_is_down_in_one_short_sentence_whose_it_cann
     rows = {str(row["name"]): str(row["detail"]) for row in status(settings)}
     assert "cannot be told of primary bucket sexton-primary, tiered bucket" in rows["identity"]
     assert rows["identity"].count("no answer") == 1
-    assert "nobody answers at http://127.0.0.1:1; see" in rows["object store"]
+    assert "nobody answers at http://127.0.0.1:1; run `sexton up`" in rows["object store"]
     assert not re.search(r"[A-Z][a-z]+Error|Could not connect", " ".join(rows.values())), rows
     assert rows["database"].startswith("this build's version")
 

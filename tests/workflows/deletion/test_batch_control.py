@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -12,15 +14,16 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.deletion import Certificate, ChunkInput, ChunkResult, HoldBatchInput
 from activities.deletion import rate as pace
+from activities.deletion.values import ChunkInput, ChunkResult, HoldBatchInput
 from activities.dispatch import Answer
+from logstore.deletion.intents import Certificate
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.log.ledgers import ledger_prefix
 from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.house import Gate, House, assert_eventually, details_of
+from tests.workflows.house import Activity, Gate, House, assert_eventually, details_of
 from workers.client.batches import Batches, released
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeleteLedgersProgress, DeletionPolicy, SetRate
@@ -51,14 +54,23 @@ async def paused_at(house: House, ledger_id: LedgerId, handle: Batch, gate: Gate
     await assert_eventually(lambda: not house.world.left_of(ledger_id) and held(house) > 0)
 
 
+@asynccontextmanager
+async def paused(
+    house: House, count: int, *, while_at: int = 0, instead: Sequence[Activity] = ()
+) -> AsyncIterator[tuple[Batch, list[LedgerId]]]:
+    """A batch of so many ledgers, one after another, paused while one of them was in hand; and its ledgers."""
+    ledgers = house.world.fill(count)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[while_at])
+    async with house.worker(instead=instead):
+        handle = await house.delete(ledgers)
+        await paused_at(house, ledgers[while_at], handle, gate)
+        yield handle, ledgers
+
+
 async def test_pause_lets_chunks_in_hand_end_and_starts_no_other(house: House) -> None:
     """Nothing of the rest is touched until it is resumed, and then all of it goes."""
-    ledgers = house.world.fill(4)
-    house.policy = DeletionPolicy(chunk=1, parallelism=1)
-    gate = gate_at(house, ledgers[1])
-    async with house.worker():
-        handle = await house.delete(ledgers)
-        await paused_at(house, ledgers[1], handle, gate)
+    async with paused(house, 4, while_at=1) as (handle, ledgers):
         assert len(house.attempts("deletion.delete_chunk")) == 2
         progress = await handle.query(DeleteLedgers.progress)
         assert (progress.paused, progress.done, progress.left, progress.outcomes) == (True, 2, 2, {"DELETED": 2})
@@ -115,45 +127,22 @@ async def test_pause_outlasts_the_claim_of_a_batch_whose_workers_are_away(house:
 
 async def test_paused_batch_whose_workflow_was_terminated_goes_on_when_it_is_resumed(house: House) -> None:
     """Nothing takes it up by itself; told to resume, the next sweep does, whatever is left of its claim."""
-    ledgers = house.world.fill(2)
-    house.policy = DeletionPolicy(chunk=1, parallelism=1)
-    gate = gate_at(house, ledgers[0])
     batches = Batches(house.client, partial(released, house.world.catalog.deletions))
-    async with house.worker():
-        handle = await house.delete(ledgers)
-        await paused_at(house, ledgers[0], handle, gate)
+    async with paused(house, 2) as (handle, ledgers):
         await handle.terminate()
         with pytest.raises(PreconditionFailed, match="TERMINATED"):
             await batches.pause(handle.id)
-        resumed = await batches.resume(handle.id)
-        assert (resumed.paused, resumed.done, resumed.left) == (False, 1, 1)
-        assert (await (await house.sweep()).result()).outcomes == {"DELETED": 1}
-        with pytest.raises(PreconditionFailed, match="TERMINATED"):
-            await batches.resume(handle.id)
+    resumed = await batches.resume(handle.id)
+    assert (resumed.paused, resumed.done, resumed.left) == (False, 1, 1)
+    assert (await house.done(house.sweep())).outcomes == {"DELETED": 1}
+    with pytest.raises(PreconditionFailed, match="TERMINATED"):
+        await batches.resume(handle.id)
     assert not any(house.world.left_of(one) for one in ledgers)
-
-
-async def test_pause_before_the_first_chunk_starts_none(house: House) -> None:
-    """An update that came before any worker is obeyed before anything is deleted."""
-    ledgers = house.world.fill(2)
-    handle = await house.delete(ledgers)
-    asked = asyncio.ensure_future(handle.execute_update(DeleteLedgers.pause))
-    async with house.worker():
-        assert (await asked).paused
-        await assert_eventually(lambda: held(house) > 0)
-        assert not house.attempts("deletion.delete_chunk")
-        await handle.execute_update(DeleteLedgers.resume)
-        assert (await handle.result()).outcomes == {"DELETED": 2}
 
 
 async def test_pause_and_resume_twice_say_the_same(house: House) -> None:
     """An operator who is not sure asks again."""
-    ledgers = house.world.fill(3)
-    house.policy = DeletionPolicy(chunk=1, parallelism=1)
-    gate = gate_at(house, ledgers[0])
-    async with house.worker():
-        handle = await house.delete(ledgers)
-        await paused_at(house, ledgers[0], handle, gate)
+    async with paused(house, 3) as (handle, _):
         first = await handle.execute_update(DeleteLedgers.pause)
         assert await handle.execute_update(DeleteLedgers.pause) == first
         again = await handle.execute_update(DeleteLedgers.resume)
@@ -188,29 +177,9 @@ async def _is_another_run(handle: Batch, first: str | None) -> bool:
     return (await handle.describe()).run_id != first
 
 
-async def test_pause_whose_worker_is_lost_is_still_paused_for_another(house: House) -> None:
-    """Nothing of it is in a worker's memory (promise 8)."""
-    ledgers = house.world.fill(3)
-    house.policy = DeletionPolicy(chunk=1, parallelism=1)
-    gate = gate_at(house, ledgers[0])
-    async with house.worker(cache=0):
-        handle = await house.delete(ledgers)
-        await paused_at(house, ledgers[0], handle, gate)
-    async with house.worker(cache=0):
-        assert (await handle.query(DeleteLedgers.progress)).paused
-        assert len(house.attempts("deletion.delete_chunk")) == 1
-        await handle.execute_update(DeleteLedgers.resume)
-        assert (await handle.result()).deleted == 3
-
-
 async def test_pause_cancelled_ends_cancelled_and_keeps_its_rows(house: House) -> None:
     """Cancellation gets through a pause; rows are taken up later (promise 2)."""
-    ledgers = house.world.fill(2)
-    house.policy = DeletionPolicy(chunk=1, parallelism=1)
-    gate = gate_at(house, ledgers[0])
-    async with house.worker():
-        handle = await house.delete(ledgers)
-        await paused_at(house, ledgers[0], handle, gate)
+    async with paused(house, 2) as (handle, ledgers):
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -220,10 +189,7 @@ async def test_pause_cancelled_ends_cancelled_and_keeps_its_rows(house: House) -
 
 async def test_pause_outlasts_the_catalog_being_away(house: House) -> None:
     """The claim cannot be renewed for a while: asked again until it can, and nothing is started meanwhile."""
-    ledgers = house.world.fill(2)
-    house.policy = DeletionPolicy(chunk=1, parallelism=1)
     failures, real = [1, 2, 3], house.world.upkeep.hold_batch
-    gate = gate_at(house, ledgers[0])
 
     @activity.defn(name="deletion.hold_batch")
     def hold_batch(request: HoldBatchInput) -> None:
@@ -232,9 +198,7 @@ async def test_pause_outlasts_the_catalog_being_away(house: House) -> None:
             raise ApplicationError("catalog is away", type="StoreUnavailable")
         real(request)
 
-    async with house.worker(instead=[hold_batch]):
-        handle = await house.delete(ledgers)
-        await paused_at(house, ledgers[0], handle, gate)
+    async with paused(house, 2, instead=[hold_batch]) as (handle, _):
         await assert_eventually(lambda: held(house) >= 4)
         assert len(house.attempts("deletion.delete_chunk")) == 1
         await handle.execute_update(DeleteLedgers.resume)
@@ -353,6 +317,7 @@ async def test_rate_of_a_long_batch_of_several_chunks_counts_each_row_once(
     assert len(alone) == 1
 
 
+@pytest.mark.external_service
 @pytest.mark.parametrize("rate", [-1, 1_000_001, 2**40])
 async def test_rate_beyond_its_bounds_is_refused_and_changes_nothing(house: House, rate: int) -> None:
     """The message says what is expected, and the history knows nothing of it."""
@@ -409,6 +374,7 @@ async def test_control_of_a_workflow_that_is_no_running_batch_is_refused(house: 
                 await ask(done.id)
 
 
+@pytest.mark.external_service
 async def test_control_by_the_client_reaches_the_batch(house: House) -> None:
     """As the command line asks."""
     ledgers = house.world.fill(2)
@@ -427,6 +393,7 @@ async def test_control_by_the_client_reaches_the_batch(house: House) -> None:
         assert (await handle.result()).deleted == 2
 
 
+@pytest.mark.external_service
 async def test_control_without_a_worker_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person who waits is told what to try."""
     monkeypatch.setattr("workers.client.batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
@@ -438,6 +405,7 @@ async def test_control_without_a_worker_says_so(house: House, monkeypatch: pytes
     await handle.terminate()
 
 
+@pytest.mark.external_service
 async def test_control_that_the_sdk_asks_for_again_and_again_ends(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +423,7 @@ async def test_control_that_the_sdk_asks_for_again_and_again_ends(
     await handle.terminate()
 
 
+@pytest.mark.external_service
 async def test_control_that_its_caller_cancels_is_cancelled(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller's own time limit, or Ctrl-C, is not told as a worker's silence; the SDK has one error for both."""
     sent, real = asyncio.Event(), WorkflowHandle.execute_update
@@ -478,6 +447,7 @@ async def test_control_that_its_caller_cancels_is_cancelled(house: House, monkey
     await handle.terminate()
 
 
+@pytest.mark.external_service
 async def test_progress_of_a_batch_whose_worker_is_gone_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """After 29 s the server answers a query that it has seen no poller, as a precondition that failed."""
 

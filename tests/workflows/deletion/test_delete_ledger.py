@@ -6,15 +6,14 @@ from datetime import timedelta
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
-from temporalio.exceptions import CancelledError, WorkflowAlreadyStartedError
+from temporalio.exceptions import CancelledError
 
-from activities.deletion import IntentKey
-from logstore.deletion.intents import DeletionState, Outcome
+from logstore.deletion.intents import DeletionState, IntentKey, Outcome
 from logstore.errors import CorruptData
 from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from tests.workflows.house import House, assert_eventually, details_of, failure
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.values import DeletionPolicy
 
@@ -39,18 +38,6 @@ async def test_delete_ledger_of_own_objects_succeeds(house: House) -> None:
         progress = await handle.query(DeleteLedger.progress)
     assert (result.outcome, result.objects) == (Outcome.DELETED, 3)
     assert (progress.step, progress.outcome) == ("ended", Outcome.DELETED)
-    assert not house.world.left_of(ledger)
-
-
-async def test_delete_ledger_after_a_transient_fault_succeeds_ten_minutes_later(house: House) -> None:
-    """A failed delete has an owner that retries, 600 s apart (apache/pulsar#982)."""
-    ledger, key = handed_over(house)
-    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE))
-    async with house.worker():
-        result = await (await house.delete_one(key)).result()
-    first, second = house.attempts("deletion.delete_one")
-    assert result.outcome is Outcome.DELETED
-    assert second.scheduled - first.scheduled >= timedelta(seconds=600)
     assert not house.world.left_of(ledger)
 
 
@@ -98,17 +85,6 @@ async def test_delete_ledger_without_progress_is_a_dead_letter_before_the_end(ho
     assert row.last_error == message
 
 
-async def test_delete_ledger_can_be_driven_again_after_its_dead_letter(house: House) -> None:
-    """The id of a failed one is free again; a dead letter answers with what it is (PIP-186)."""
-    _, key = handed_over(house)
-    house.world.sql("UPDATE pending_deletion SET state='DEAD_LETTERED', outcome='DEAD_LETTERED', last_error='503'")
-    async with house.worker():
-        for _ in range(2):
-            with pytest.raises(WorkflowFailureError) as caught:
-                await (await house.delete_one(key)).result()
-            assert failure(caught.value) == ("DEAD_LETTERED", "503")
-
-
 @pytest.mark.parametrize(
     ("spoil", "outcome"),
     [
@@ -151,8 +127,7 @@ async def test_delete_ledger_that_another_workflow_holds_completes_as_taken_over
 async def test_delete_ledger_that_a_sweep_takes_over_in_mid_delete_can_be_handed_over_again(house: House) -> None:
     """It ends nothing that is not its own any more, completes, and its id is free for the batch that has the row."""
     ledger, key = handed_over(house)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         first = await house.delete_one(key)
         await assert_eventually(gate.reached.is_set)
@@ -211,8 +186,7 @@ async def test_delete_ledger_of_a_row_opened_again_is_another_workflow(house: Ho
 async def test_delete_ledger_cancelled_midway_ends_cancelled_and_keeps_its_row(house: House) -> None:
     """Cancellation passes through: no dead letter, no success, and the row is taken up again later (promise 2)."""
     ledger, key = handed_over(house)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.LIST)
     async with house.worker():
         handle = await house.delete_one(key)
         await assert_eventually(gate.reached.is_set)
@@ -225,36 +199,7 @@ async def test_delete_ledger_cancelled_midway_ends_cancelled_and_keeps_its_row(h
     assert len(house.world.left_of(ledger)) == 3
 
 
-async def test_delete_ledger_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
-    """Nothing is kept in a worker's memory: with no cache, and the worker gone in mid-delete, it ends (promise 8)."""
-    ledger, key = handed_over(house)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
-    async with house.worker(cache=0):
-        handle = await house.delete_one(key)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    async with house.worker(cache=0):
-        result = await handle.result()
-    assert result.outcome.success
-    assert not house.world.left_of(ledger)
-
-
-async def test_delete_ledger_started_twice_runs_once(house: House) -> None:
-    """One workflow a row: a second start is told that it runs, and no attempt is added (PostHog#97438)."""
-    _, key = handed_over(house)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=gate.wait))
-    async with house.worker():
-        handle = await house.delete_one(key)
-        await assert_eventually(gate.reached.is_set)
-        with pytest.raises(WorkflowAlreadyStartedError):
-            await house.delete_one(key)
-        gate.open()
-        await handle.result()
-    assert len(house.attempts("deletion.delete_one")) == 1
-
-
+@pytest.mark.external_service
 async def test_delete_ledger_shows_its_outcome_to_operators(house: House) -> None:
     """The outcome is a search attribute and stands in the current details."""
     _, key = handed_over(house)

@@ -12,10 +12,9 @@ from temporalio.client import (
     WorkflowUpdateStage,
 )
 from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
+from temporalio.exceptions import ActivityError, CancelledError
 
-from activities.deletion import (
-    Certificate,
+from activities.deletion.values import (
     ChunkInput,
     ChunkResult,
     DetachInput,
@@ -26,8 +25,7 @@ from activities.deletion import (
     RangesPage,
 )
 from activities.dispatch import Answer
-from logstore.deletion.intents import DeletionState
-from logstore.errors import LedgerFenced
+from logstore.deletion.intents import Certificate, DeletionState
 from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -47,29 +45,9 @@ def at(ledger_id: LedgerId, operation: Operation, kind: FaultKind, **more: objec
 async def test_delete_ledgers_of_given_ledgers_certifies_them(house: House) -> None:
     """Detached, deleted, confirmed by storage and counted from rows; what stays listed is untouched (promises 1, 2)."""
     ledgers = house.world.fill(5)
-    async with house.worker():
-        certificate = await (await house.delete(ledgers[:4])).result()
+    certificate = await house.done(house.delete(ledgers[:4]))
     assert (certificate.outcomes, certificate.objects, certificate.deleted) == ({"DELETED": 4}, 12, 4)
     assert [len(house.world.left_of(one)) for one in ledgers] == [0, 0, 0, 0, 3]
-
-
-async def test_delete_ledgers_whose_catalog_fails_at_first_still_ends(house: House) -> None:
-    """Transient, then success: phase one is tried until the catalog is back."""
-    ledgers = house.world.fill(2)
-    failures = [LedgerFenced("none"), LedgerFenced("none")]
-    real = house.world.deletion.detach
-
-    @activity.defn(name="deletion.detach")
-    def detach(request: DetachInput) -> Answer[DetachResult]:
-        if failures:
-            failures.pop()
-            raise ApplicationError("catalog is away", type="StoreUnavailable")
-        return real(request)
-
-    async with house.worker(instead=[detach]):
-        certificate = await (await house.delete(ledgers)).result()
-    assert certificate.outcomes == {"DELETED": 2}
-    assert len(house.attempts("deletion.detach")) == 3
 
 
 async def test_delete_ledgers_refused_completes_with_the_reason_and_changes_nothing(house: House) -> None:
@@ -95,6 +73,7 @@ async def test_delete_ledgers_refused_completes_with_the_reason_and_changes_noth
     assert not house.world.catalog.deletions.list(None, limit=9)
 
 
+@pytest.mark.external_service
 async def test_delete_ledgers_of_an_unknown_id_completes_refused(house: House) -> None:
     """As bad input to who asked, with its field."""
     (ledger,) = house.world.fill(1)
@@ -110,6 +89,7 @@ async def test_delete_ledgers_of_an_unknown_id_completes_refused(house: House) -
     assert len(house.world.left_of(ledger)) == 3
 
 
+@pytest.mark.external_service
 async def test_delete_ledgers_refused_while_it_is_being_paused_ends(house: House) -> None:
     """Nothing waits for a batch that the catalog will never know: the operator is told that there is none."""
     ledgers = house.world.fill(1, acknowledged=False)
@@ -142,29 +122,18 @@ def test_certificate_of_an_older_build_is_of_no_refusal() -> None:
     assert found == Certificate(batch_id="b", outcomes={"DELETED": 1}, objects=3, size_bytes=9)
 
 
-async def test_delete_ledgers_of_a_stale_epoch_fails_and_changes_nothing(house: House) -> None:
-    """An explicit request from before a rebuild is refused."""
-    ledgers = house.world.fill(1)
-    async with house.worker():
-        handle = await house.delete(ledgers, catalog_epoch=7)
-        with pytest.raises(WorkflowFailureError) as caught:
-            await handle.result()
-    assert failure(caught.value)[0] == "StaleCatalog"
-    assert len(house.world.left_of(ledgers[0])) == 3
-
-
 async def test_delete_ledgers_whose_catalog_was_rebuilt_says_how_much_is_left(house: House) -> None:
     """STALE_CATALOG: what is left is counted as such, and no row is changed."""
     house.world.fill(3)
     house.world.detach(batch_id=house.queue)
     house.world.sql("UPDATE catalog SET epoch=2")
     carried = DeleteLedgersProgress(intents=3)
-    async with house.worker():
-        certificate = await (await house.delete(batch_id=house.queue, carried=carried)).result()
+    certificate = await house.done(house.delete(batch_id=house.queue, carried=carried))
     assert certificate.outcomes == {"STALE_CATALOG": 3}
     assert all(one.state is DeletionState.PENDING for one in house.world.intents(house.queue))
 
 
+@pytest.mark.external_service
 async def test_delete_ledgers_hands_a_failing_row_to_a_workflow_that_outlives_it(house: House) -> None:
     """RETRYING is counted, and the abandoned child ends the row ten minutes after its parent (apache/pulsar#982)."""
     ledgers = house.world.fill(3)
@@ -273,21 +242,6 @@ async def test_delete_ledgers_cancelled_midway_leaves_rows_to_be_taken_up(house:
     assert not house.attempts("deletion.certify")
 
 
-async def test_delete_ledgers_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
-    """With no cache, and the worker gone in the middle of a chunk, the batch ends whole (promise 8)."""
-    ledgers = house.world.fill(4)
-    gate = Gate()
-    house.world.objects.plan(at(ledgers[1], Operation.DELETE, FaultKind.CALL, action=gate.wait))
-    async with house.worker(cache=0):
-        handle = await house.delete(ledgers)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    async with house.worker(cache=0):
-        certificate = await handle.result()
-    assert certificate.deleted == 4
-    assert not any(house.world.left_of(one) for one in ledgers)
-
-
 async def test_delete_ledgers_started_twice_with_one_batch_id_ends_the_same(house: House) -> None:
     """Driven once more after its end, it detaches nothing, deletes nothing and certifies the same (PIP-186)."""
     ledgers = house.world.fill(3)
@@ -298,6 +252,7 @@ async def test_delete_ledgers_started_twice_with_one_batch_id_ends_the_same(hous
     assert len(house.world.sql("SELECT 1 FROM audit WHERE act='delete-ledgers'")) == 1
 
 
+@pytest.mark.external_service
 async def test_delete_ledgers_started_before_any_worker_runs_when_one_comes(house: House) -> None:
     """A start, and a query asked before the first task, wait for a worker and are answered."""
     ledgers = house.world.fill(1)
@@ -308,6 +263,7 @@ async def test_delete_ledgers_started_before_any_worker_runs_when_one_comes(hous
         assert (await asked).intents in {0, 1}
 
 
+@pytest.mark.external_service
 async def test_delete_ledgers_shows_progress_while_it_works(house: House) -> None:
     """The query, the current details and the search attributes tell an operator how far it is."""
     ledgers = house.world.fill(4)
@@ -372,24 +328,6 @@ async def test_delete_ledgers_shares_a_small_batch_out_among_all_chunks(
     async with house.worker():
         assert (await (await house.delete(house.world.fill(ledgers))).result()).deleted == ledgers
     assert len(house.attempts("deletion.delete_chunk")) == chunks
-
-
-@pytest.mark.parametrize(
-    "changes", [{"parallelism": 0}, {"parallelism": -1}, {"chunk": 0}, {"max_attempts": 0}, {"owner_patience_s": 0}]
-)
-async def test_delete_ledgers_with_a_policy_that_could_only_hang_is_refused(
-    house: House, changes: dict[str, int]
-) -> None:
-    """Any SDK may have written the input: it names the field, and nothing is detached."""
-    ledgers = house.world.fill(1)
-    house.policy = DeletionPolicy(**changes)
-    async with house.worker():
-        with pytest.raises(WorkflowFailureError) as caught:
-            await (await house.delete(ledgers)).result()
-    cause = caught.value.cause
-    assert isinstance(cause, ApplicationError)
-    assert (cause.type, next(iter(changes)) in cause.message) == ("InvalidInput", True)
-    assert house.world.intents() == []
 
 
 async def test_delete_ledgers_with_many_rows_alone_goes_on_in_new_runs(house: House) -> None:

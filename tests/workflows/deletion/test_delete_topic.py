@@ -10,6 +10,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from activities.deletion.topic_deletion import Removed, RemoveInput
 from logstore.errors import UnknownObject
 from logstore.ports.catalog import TopicState
+from tests.every_topic import every_topic
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from workflows.deletion.delete_topic import DeleteTopic
@@ -45,20 +46,10 @@ async def test_delete_topic_leaves_nothing_of_it(house: House) -> None:
 
 async def test_delete_topic_without_ledgers_ends_at_once(house: House) -> None:
     """No batch for nothing."""
-    async with house.worker():
-        result = await (await house.delete_topic()).result()
+    result = await house.done(house.delete_topic())
     assert (result.outcomes, result.passes) == ({}, 1)
     assert topic_rows(house) == []
     assert house.world.sql("SELECT run_id FROM run") == []
-
-
-async def test_delete_topic_whose_storage_fails_at_first_still_ends(house: House) -> None:
-    """Transient, then success."""
-    house.world.fill(2)
-    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=2))
-    async with house.worker():
-        result = await (await house.delete_topic()).result()
-    assert result.outcomes == {"DELETED": 3}
 
 
 async def test_delete_topic_does_not_wait_for_a_copy_that_retries(house: House) -> None:
@@ -83,8 +74,7 @@ async def test_delete_topic_tells_of_dead_letters_it_met(house: House) -> None:
     ledgers = house.world.fill(2)
     house.world.detach([ledgers[0]])
     house.world.sql("UPDATE pending_deletion SET state='DEAD_LETTERED', outcome='METADATA_MISMATCH'")
-    async with house.worker():
-        result = await (await house.delete_topic()).result()
+    result = await house.done(house.delete_topic())
     assert result.outcomes == {"DELETED": 2, "METADATA_MISMATCH": 1}
     assert result.deleted == 2
 
@@ -99,10 +89,7 @@ async def test_delete_topic_tells_of_dead_letters_it_met(house: House) -> None:
 async def test_delete_topic_of_another_one_is_refused(house: House, more: dict[str, Any], type_: str) -> None:
     """Terminal: an id that bears another name, or of another catalog, changes nothing (promise 3)."""
     ledgers = house.world.fill(1)
-    async with house.worker():
-        with pytest.raises(WorkflowFailureError) as caught:
-            await (await house.delete_topic(**more)).result()
-    assert failure(caught.value)[0] == type_
+    assert (await house.failed(house.delete_topic(**more)))[0] == type_
     assert house.world.catalog.topics.by_id(house.world.topic.topic_id).state is TopicState.ACTIVE
     assert all(house.world.left_of(one) for one in ledgers)
 
@@ -110,10 +97,7 @@ async def test_delete_topic_of_another_one_is_refused(house: House, more: dict[s
 async def test_delete_topic_that_never_was_fails(house: House) -> None:
     """Terminal, and it says so (apache/bookkeeper#3316)."""
     house.world.sql("DELETE FROM topic")
-    async with house.worker():
-        with pytest.raises(WorkflowFailureError) as caught:
-            await (await house.delete_topic()).result()
-    assert failure(caught.value)[0] == "UnknownObject"
+    assert (await house.failed(house.delete_topic()))[0] == "UnknownObject"
 
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
@@ -156,31 +140,6 @@ async def test_delete_topic_whose_batch_is_stopped_removes_the_topic(house: Hous
     assert topic_rows(house) == []
 
 
-async def test_delete_topic_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
-    """With no cache, and the worker gone in the middle of phase two, it ends whole (promise 8)."""
-    house.world.fill(3)
-    gate = Gate()
-    house.world.objects.plan(deletes(kind=FaultKind.CALL, action=gate.wait))
-    async with house.worker(cache=0):
-        handle = await house.delete_topic()
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    async with house.worker(cache=0):
-        result = await handle.result()
-    assert result.deleted == 4
-    assert topic_rows(house) == []
-
-
-async def test_delete_topic_started_twice_is_one(house: House) -> None:
-    """Before any worker, and while it runs: the second start joins (PostHog/posthog#97438)."""
-    house.world.fill(1)
-    handle = await house.delete_topic()
-    joined = await house.delete_topic()
-    async with house.worker():
-        assert await joined.result() == await handle.result()
-    assert len(house.attempts("topic.set_deleting")) == 1
-
-
 async def test_delete_topic_started_again_after_its_end_answers_the_same(house: House) -> None:
     """Running it twice equals running it once (promise 8), whoever created the name again meanwhile."""
     house.world.fill(2)
@@ -189,7 +148,7 @@ async def test_delete_topic_started_again_after_its_end_answers_the_same(house: 
         again = house.world.catalog.topics.create(house.world.topic.name, house.world.topic.policy)
         second = await (await house.delete_topic()).result()
     assert (second.outcomes, second.objects, second.detached) == (first.outcomes, first.objects, 0)
-    assert house.world.catalog.topics.all() == [again]
+    assert every_topic(house.world.catalog.topics) == [again]
 
 
 async def test_delete_topic_goes_back_while_something_is_attached(

@@ -54,6 +54,7 @@ async def test_redrive_after_storage_was_mended_deletes_and_leaves_no_dead_lette
     assert house.world.sql("SELECT actor, reason FROM audit WHERE act = 'redrive'") == [("tests", "mended")]
 
 
+@pytest.mark.external_service
 async def test_redrive_of_what_is_not_mended_fails_alone_once_more(house: House, tmp_path: Path) -> None:
     """The id of a failed `delete-ledger` is free again: the dead letter is seen as failed, and listed."""
     async with house.worker():

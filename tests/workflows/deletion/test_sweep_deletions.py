@@ -1,20 +1,14 @@
 """`sweep-deletions`: what nobody works on is taken up, what ended long ago forgotten, and a quiet run does nothing."""
 
-import asyncio
-
 import pytest
-from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
-from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
-from activities.deletion import AdoptInput, DetachResult
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.deletion.sweep_deletions import SweepDeletions
-from workflows.deletion.values import DeletionPolicy, SweepDeletionsResult
+from tests.workflows.house import House, assert_eventually, details_of, failure
+from workflows.deletion.values import SweepDeletionsResult
 
 _LAPSED = "UPDATE run SET claim_until_us = 1 WHERE finished_us IS NULL"
 
@@ -48,7 +42,7 @@ async def test_sweep_with_nothing_to_do_leaves_no_trace(house: House) -> None:
     async with house.worker():
         assert await (await house.sweep()).result() == SweepDeletionsResult()
     assert [house.world.sql(f"SELECT * FROM {name}") for name in ("run", "pending_deletion", "audit")] == before
-    assert [one.type for one in house.notebook.attempts] == ["deletion.adopt", "deletion.forget"]
+    assert [one.type for one in house.attempts()] == ["deletion.adopt", "deletion.forget"]
 
 
 async def test_sweep_finds_the_row_of_a_workflow_that_was_terminated(house: House) -> None:
@@ -63,6 +57,7 @@ async def test_sweep_finds_the_row_of_a_workflow_that_was_terminated(house: Hous
     assert not house.world.left_of(ledger)
 
 
+@pytest.mark.external_service
 async def test_sweep_batch_has_no_topic_and_its_failing_rows_have_theirs(house: House) -> None:
     """A batch is of any topics, so that no filter by topic finds it; a dead letter is found by its own."""
     good, bad = stalled(house, 2)
@@ -88,8 +83,7 @@ async def test_sweep_detaches_a_newborn_ledger_of_an_idle_topic(house: House) ->
     made = house.world.catalog.ledgers.create(house.world.topic.topic_id, application="sexton")
     house.world.store(made, 0)
     house.world.catalog.upkeep._newborn_us = -1_000_000
-    async with house.worker():
-        result = await (await house.sweep()).result()
+    result = await house.done(house.sweep())
     assert (result.newborn, result.intents, result.outcomes) == (1, 1, {"DELETED": 1})
     assert house.world.sql("SELECT * FROM ledger") == []
     assert not house.world.left_of(made.ledger_id)
@@ -109,45 +103,10 @@ async def test_sweep_forgets_finished_rows_after_a_month(house: House) -> None:
     assert house.world.sql("SELECT actor, reason FROM audit WHERE act = 'forget'") == [("tests", "a test")]
 
 
-async def test_sweep_whose_catalog_fails_at_first_still_ends(house: House) -> None:
-    """Transient, then success: asked again with the same batch id until the catalog is back."""
-    stalled(house, 1)
-    asked: list[str] = []
-    real = house.world.upkeep.adopt
-
-    @activity.defn(name="deletion.adopt")
-    def adopt(request: AdoptInput) -> DetachResult:
-        asked.append(request.batch_id)
-        if len(asked) == 2:
-            real(request)
-            raise ApplicationError("it landed, and nobody heard", type="OutcomeUnknown")
-        if len(asked) < 3:
-            raise ApplicationError("catalog is away", type="StoreUnavailable")
-        return real(request)
-
-    async with house.worker(instead=[adopt]):
-        result = await (await house.sweep()).result()
-    assert (result.batches, result.outcomes) == (1, {"DELETED": 1})
-    assert len(set(asked[:3])) == 1
-
-
-async def test_sweep_with_a_policy_that_could_only_hang_is_refused(house: House) -> None:
-    """Terminal: it names the field, and takes nothing up."""
-    stalled(house, 1)
-    house.policy = DeletionPolicy(chunk=0)
-    async with house.worker():
-        with pytest.raises(WorkflowFailureError) as caught:
-            await (await house.sweep()).result()
-    assert isinstance(caught.value.cause, ApplicationError)
-    assert (caught.value.cause.type, "policy.chunk" in caught.value.cause.message) == ("InvalidInput", True)
-    assert not house.attempts("deletion.adopt")
-
-
 async def test_sweep_whose_batch_fails_goes_on_and_says_so(house: House) -> None:
     """A batch that was terminated leaves rows that the next sweep finds; this one ends."""
     ledgers = stalled(house, 2)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.LIST)
     async with house.worker():
         handle = await house.sweep()
         await assert_eventually(gate.reached.is_set)
@@ -168,8 +127,7 @@ async def test_sweep_whose_batch_fails_goes_on_and_says_so(house: House) -> None
 async def test_sweep_cancelled_midway_leaves_its_batch_at_work(house: House) -> None:
     """Rows that were taken up are their batch's, whatever becomes of the sweep (promise 2)."""
     ledgers = stalled(house, 2)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.sweep()
         await assert_eventually(gate.reached.is_set)
@@ -181,45 +139,6 @@ async def test_sweep_cancelled_midway_leaves_its_batch_at_work(house: House) -> 
         gate.open()
         await house.client.get_workflow_handle(f"delete-ledgers/{batch}").result()
     assert not any(house.world.left_of(one) for one in ledgers)
-
-
-async def test_sweep_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
-    """With no cache, and the worker gone while its batch works, it ends whole (promise 8)."""
-    ledgers = stalled(house, 2)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
-    async with house.worker(cache=0):
-        handle = await house.sweep()
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    async with house.worker(cache=0):
-        result = await handle.result()
-    assert (result.batches, result.deleted) == (1, 2)
-    assert not any(house.world.left_of(one) for one in ledgers)
-
-
-async def test_sweep_started_twice_runs_once(house: House) -> None:
-    """One at a time: a second start is told that it runs, and takes up nothing (PostHog#97438)."""
-    stalled(house, 1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=gate.wait))
-    async with house.worker():
-        handle = await house.sweep()
-        await assert_eventually(gate.reached.is_set)
-        with pytest.raises(WorkflowAlreadyStartedError):
-            await house.sweep()
-        gate.open()
-        assert (await handle.result()).batches == 1
-
-
-async def test_sweep_started_before_any_worker_runs_when_one_comes(house: House) -> None:
-    """A start, and a query asked before the first task, wait for a worker and are answered."""
-    stalled(house, 1)
-    handle = await house.sweep()
-    asked = asyncio.ensure_future(handle.query(SweepDeletions.progress))
-    async with house.worker():
-        assert (await handle.result()).intents == 1
-        assert (await asked).batches in {0, 1}
 
 
 async def test_sweep_continued_as_new_carries_totals(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

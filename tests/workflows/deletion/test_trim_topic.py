@@ -4,7 +4,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.deletion import DetachInput, DetachResult
+from activities.deletion.values import DetachInput, DetachResult
 from activities.dispatch import Answer
 from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
@@ -27,8 +27,7 @@ def deletes_of(ledger_id: LedgerId, **more: object) -> Fault:
 async def test_trim_of_consumed_ledgers_deletes_them(house: House) -> None:
     """What retention lets go is out of the list and gone from storage; the last ledger stays (promises 1, 2)."""
     ledgers = house.world.fill(3)
-    async with house.worker():
-        result = await (await house.trim()).result()
+    result = await house.done(house.trim())
     assert (result.detached, result.deleted, result.objects, result.outcomes) == (3, 3, 9, {"DELETED": 3})
     assert result.passes == 2
     assert not set(ledgers) & set(listed(house))
@@ -40,28 +39,16 @@ async def test_trim_of_a_topic_that_needs_all_changes_nothing(house: House) -> N
     ledgers = house.world.fill(3, acknowledged=False)
     house.world.acknowledge(ledgers[0], "fast")
     house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
-    async with house.worker():
-        result = await (await house.trim()).result()
+    result = await house.done(house.trim())
     assert result == TrimTopicResult(passes=1)
     assert len(listed(house)) == 4
-
-
-async def test_trim_whose_storage_fails_at_first_still_ends(house: House) -> None:
-    """Transient, then success: the chunk is retried and nothing is handed over."""
-    house.world.fill(2)
-    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=2))
-    async with house.worker():
-        result = await (await house.trim()).result()
-    assert result.outcomes == {"DELETED": 2}
-    assert len(house.attempts("deletion.delete_chunk")) == 2
 
 
 async def test_trim_that_cannot_roll_deletes_all_the_same(house: House) -> None:
     """A best-effort step does not veto the main one (apache/pulsar#26431)."""
     house.world.fill(2)
     house.roller.failures = 100
-    async with house.worker():
-        result = await (await house.trim()).result()
+    result = await house.done(house.trim())
     assert result.deleted == 2
     assert house.roller.calls == 3 * result.passes
 
@@ -95,32 +82,6 @@ async def test_trim_stopped_midway_lets_its_deletion_go_on(house: House, how: st
         await child.result()
     assert (await child.describe()).status is WorkflowExecutionStatus.COMPLETED
     assert not any(house.world.left_of(one) for one in ledgers)
-
-
-async def test_trim_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
-    """With no cache, and the worker gone in the middle of phase two, it ends whole (promise 8)."""
-    ledgers = house.world.fill(3)
-    gate = Gate()
-    house.world.objects.plan(deletes_of(ledgers[1], kind=FaultKind.CALL, action=gate.wait))
-    async with house.worker(cache=0):
-        handle = await house.trim()
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    async with house.worker(cache=0):
-        result = await handle.result()
-    assert result.deleted == 3
-    assert not any(house.world.left_of(one) for one in ledgers)
-
-
-async def test_trim_asked_for_before_any_worker_passes_after_the_signal(house: House) -> None:
-    """A signal before the first task is no pass too many and no pass too few."""
-    house.world.fill(1)
-    handle = await house.trim()
-    for _ in range(3):
-        await house.trim()
-    async with house.worker():
-        result = await handle.result()
-    assert (result.deleted, result.passes) == (1, 2)
 
 
 async def test_trim_asked_for_while_it_runs_joins_and_swallows_no_work(house: House) -> None:
@@ -189,6 +150,7 @@ async def test_trim_continued_as_new_carries_totals(house: House, monkeypatch: p
     assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
 
 
+@pytest.mark.external_service
 async def test_trim_shows_itself_and_its_batch_to_operators(house: House) -> None:
     """Summary, details and search attributes say which topic, which batch and how far."""
     house.world.fill(2)
@@ -210,7 +172,6 @@ async def test_trim_takes_up_rows_that_nobody_works_on(house: House) -> None:
     ledgers = house.world.fill(2)
     house.world.detach()
     house.world.sql("UPDATE run SET claim_until_us=0")
-    async with house.worker():
-        result = await (await house.trim()).result()
+    result = await house.done(house.trim())
     assert (result.detached, result.deleted) == (0, 2)
     assert not any(house.world.left_of(one) for one in ledgers)

@@ -13,8 +13,9 @@ from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
 from logstore.ports.catalog import Cause, Claim, Detached, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
-from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from tests.every_topic import every_topic
+from tests.fakes.objects import Operation
+from tests.workflows.house import Gate, House, assert_eventually, details_of
 from workflows.deletion.trim_topics import TrimTopics
 from workflows.deletion.values import TrimTopicsResult
 
@@ -34,7 +35,7 @@ def fill(house: House, topics: int, ledgers: int = 2) -> list[list[LedgerId]]:
 def listed(house: House) -> dict[str, int]:
     """Ledgers of each list."""
     catalog = house.world.catalog
-    return {topic.name: len(catalog.ledgers.listed(topic.topic_id)) for topic in catalog.topics.all()}
+    return {topic.name: len(catalog.ledgers.listed(topic.topic_id)) for topic in every_topic(catalog.topics)}
 
 
 def batch(house: House) -> str:
@@ -59,7 +60,7 @@ def failing(house: House, monkeypatch: pytest.MonkeyPatch, errors: dict[TopicId,
 async def test_trim_topics_deletes_what_every_topic_lets_go_in_one_batch(house: House) -> None:
     """One batch, one certificate; a topic that is being deleted is left to its deletion (promises 1, 2)."""
     ledgers = fill(house, 4)
-    left = house.world.catalog.topics.all()[-1]
+    left = every_topic(house.world.catalog.topics)[-1]
     house.world.sql("UPDATE topic SET state=:state WHERE topic_id=:id", state=TopicState.DELETING, id=left.topic_id)
     async with house.worker():
         handle = await house.trim_all()
@@ -80,8 +81,7 @@ async def test_trim_topics_with_nothing_to_do_leaves_no_trace(house: House) -> N
     for world in worlds(house, 3):
         world.fill(2, acknowledged=False)
         world.catalog.cursors.subscribe(world.topic.topic_id, "slow", latest=False)
-    async with house.worker():
-        result = await (await house.trim_all()).result()
+    result = await house.done(house.trim_all())
     assert result == TrimTopicsResult(topics=3)
     assert house.world.sql("SELECT run_id FROM run") == house.world.sql("SELECT act FROM audit") == []
 
@@ -115,26 +115,11 @@ async def test_trim_topics_skips_a_topic_that_fails(house: House, monkeypatch: p
     damaged, contended = made[1].topic, made[2].topic
     house.world.sql("UPDATE cursor SET acknowledged=:bytes WHERE topic_id=:id", bytes=b"x", id=damaged.topic_id)
     failing(house, monkeypatch, {contended.topic_id: [CatalogBusy("planned")]})
-    async with house.worker():
-        result = await (await house.trim_all()).result()
+    result = await house.done(house.trim_all())
     assert (result.topics, result.failed, result.deleted) == (4, 2, 2)
     told = "\n".join(result.troubles)
     assert f"{damaged.name}: not trimmed: CorruptData" in told
     assert f"{contended.name}: not trimmed: CatalogBusy: planned" in told
-
-
-async def test_trim_topics_whose_catalog_fails_at_first_still_trims_all(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Transient, then success: the page is tried again, and topics that were done are counted once."""
-    made = worlds(house, 3)
-    for world in made:
-        world.fill(1)
-    failing(house, monkeypatch, {made[1].topic.topic_id: [StoreUnavailable("planned")] * 2})
-    async with house.worker():
-        result = await (await house.trim_all()).result()
-    assert (result.failed, result.detached, result.deleted) == (0, 3, 3)
-    assert len(house.attempts("trimming.trim_page")) == 3
 
 
 async def test_trim_topics_passes_over_a_page_that_fails_for_good(
@@ -145,8 +130,7 @@ async def test_trim_topics_passes_over_a_page_that_fails_for_good(
     for world in made:
         world.fill(1)
     failing(house, monkeypatch, {made[0].topic.topic_id: [StoreUnavailable("planned")] * 99})
-    async with house.worker():
-        result = await (await house.trim_all(page=1)).result()
+    result = await house.done(house.trim_all(page=1))
     assert (result.topics, result.failed, result.deleted) == (3, 1, 2)
     assert "planned" in result.troubles[0]
 
@@ -155,29 +139,16 @@ async def test_trim_topics_that_cannot_roll_deletes_all_the_same(house: House) -
     """A best-effort step does not veto the main one, nor hold up topic after topic (apache/pulsar#26431)."""
     fill(house, 3)
     house.roller.failures = 100
-    async with house.worker():
-        result = await (await house.trim_all()).result()
+    result = await house.done(house.trim_all())
     assert (result.deleted, result.failed, house.roller.calls) == (6, 0, 1)
     assert "not rolled" in result.troubles[0]
-
-
-async def test_trim_topics_with_a_policy_that_could_only_hang_fails(house: House) -> None:
-    """Terminal: refused before anything changes."""
-    fill(house, 1)
-    house.policy = replace(house.policy, parallelism=0)
-    async with house.worker():
-        with pytest.raises(WorkflowFailureError) as caught:
-            await (await house.trim_all()).result()
-    assert failure(caught.value)[0] == "InvalidInput"
-    assert set(listed(house).values()) == {3}
 
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
 async def test_trim_topics_stopped_midway_lets_its_deletion_go_on(house: House, how: str) -> None:
     """The abandoned `delete-ledgers` finishes without its parent (apache/pulsar#13526)."""
     fill(house, 2)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.trim_all()
         await assert_eventually(gate.reached.is_set)
@@ -208,40 +179,14 @@ async def test_trim_topics_stopped_between_pages_leaves_rows_for_the_next(house:
         await handle.terminate()
         gate.open()
     house.world.sql("UPDATE run SET claim_until_us=0")
-    async with house.worker():
-        result = await (await house.trim_all()).result()
+    result = await house.done(house.trim_all())
     assert (result.detached, result.deleted) == (0, 4)
-
-
-async def test_trim_topics_whose_worker_is_lost_is_finished_by_another(house: House) -> None:
-    """With no cache, and the worker gone in the middle of phase two, it ends whole (promise 8)."""
-    fill(house, 3, ledgers=1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
-    async with house.worker(cache=0):
-        handle = await house.trim_all()
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    async with house.worker(cache=0):
-        result = await handle.result()
-    assert result.deleted == 3
-
-
-async def test_trim_topics_started_twice_is_one(house: House) -> None:
-    """Before any worker, and while it runs: the second start joins (PostHog/posthog#97438)."""
-    fill(house, 1)
-    handle = await house.trim_all()
-    joined = await house.trim_all()
-    async with house.worker():
-        assert await joined.result() == await handle.result()
-    assert len(house.attempts("trimming.trim_page")) == 1
 
 
 async def test_trim_topics_does_not_wait_for_a_batch_that_takes_long(house: House) -> None:
     """One that is paused, or meets a store that is away, does not keep all topics from being trimmed."""
     fill(house, 1)
-    gate = Gate()
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=gate.wait))
+    gate = house.gate(Operation.DELETE)
     async with house.worker():
         handle = await house.trim_all(patience_s=1)
         result = await handle.result()
@@ -255,19 +200,20 @@ async def test_trim_topics_continued_as_new_keeps_batch_and_totals(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Page after page in runs of their own, and still one batch."""
-    fill(house, 50, ledgers=1)
+    fill(house, 5, ledgers=1)
     monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
     async with house.worker():
         handle = await house.trim_all(page=1)
         result = await handle.result()
         progress = await handle.query(TrimTopics.progress)
-    assert (result.topics, result.detached, result.deleted) == (50, 50, 50)
+    assert (result.topics, result.detached, result.deleted) == (5, 5, 5)
     assert progress == result
     assert batch(house)
     first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
     assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
 
 
+@pytest.mark.external_service
 async def test_trim_topics_is_shown_to_operators_without_a_topic(house: House) -> None:
     """It has outcomes and its batch a run id; neither has a topic to be filtered by."""
     fill(house, 2)

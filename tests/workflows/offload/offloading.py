@@ -11,10 +11,11 @@ from activities.offload import PublishInput, RemovePrimariesInput, RemovePrimari
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
 from tests.workflows.house import House
-from workflows.offload import offload_ledger, offload_topic
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
 from workflows.offload.values import (
+    OFFLOAD_LEDGER,
+    OFFLOAD_TOPIC,
     OffloadAsk,
     OffloadLedgerInput,
     OffloadLedgerResult,
@@ -32,7 +33,7 @@ async def offload(house: House, ledger_id: LedgerId, **policy: Any) -> LedgerHan
     return await house.client.start_workflow(
         OffloadLedger.run,
         OffloadLedgerInput(ledger_id=ledger_id, topic=house.world.topic.name, policy=OffloadPolicy(**policy)),
-        id=offload_ledger.workflow_id(ledger_id),
+        id=OFFLOAD_LEDGER.id(ledger_id),
         task_queue=house.queue,
     )
 
@@ -44,7 +45,7 @@ async def offload_all(house: House, *asks: OffloadAsk, **more: Any) -> TopicHand
     return await house.client.start_workflow(
         OffloadTopic.run,
         OffloadTopicInput(topic_id=topic.topic_id, topic=topic.name, asks=list(asks[:-1]), **(fixed | more)),
-        id=f"{offload_topic.workflow_id(topic.topic_id)}/{house.queue}",  # worlds number their topics alike
+        id=f"{OFFLOAD_TOPIC.id(topic.topic_id)}/{house.queue}",  # worlds number their topics alike
         task_queue=house.queue,
         start_signal="ask",
         start_signal_args=[asks[-1]],

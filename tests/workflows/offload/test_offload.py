@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
-from temporalio.exceptions import ApplicationError, ChildWorkflowError
+from temporalio.exceptions import ChildWorkflowError
 
-from activities.offload import PublishInput, UploadInput, UploadResult
+from activities.offload import PublishInput
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Copies, OffloadAnswer
@@ -25,11 +25,10 @@ from tests.workflows.offload.offloading import (
     removing_in_pages,
     take_away,
 )
-from workflows.deletion.values import DeletionPolicy
-from workflows.offload import offload_ledger, offload_topic
+from workflows.offload import offload_topic
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
-from workflows.offload.values import OffloadAsk, OffloadLedgerResult, OffloadOutcome, OffloadPolicy
+from workflows.offload.values import OFFLOAD_LEDGER, OffloadAsk, OffloadLedgerResult, OffloadOutcome, OffloadPolicy
 
 ASK = OffloadAsk(actor="tests", reason="a test")
 
@@ -38,6 +37,13 @@ def put(ledger_id: LedgerId, kind: FaultKind, **more: Any) -> Fault:
     """A fault of one ledger's uploads."""
     end = f"-ledger-{ledger_id}"
     return Fault(operation=Operation.PUT, kind=kind, matches=lambda key: key.endswith(end), **more)
+
+
+def held(house: House, ledger_id: LedgerId) -> Gate:
+    """Holds the ledger's next upload."""
+    gate = Gate()
+    house.world.tiered.plan(put(ledger_id, FaultKind.CALL, action=gate.wait))
+    return gate
 
 
 def copies(house: House, ledger_id: LedgerId) -> tuple[bool, bool]:
@@ -75,22 +81,11 @@ async def test_offload_ledger_answers_with_evidence(house: House) -> None:
     assert intents(house) == []
 
 
-async def test_offload_ledger_again_uploads_nothing(house: House) -> None:
-    """Running it twice equals running it once; the evidence is looked at anew."""
-    (ledger,) = house.world.fill_readable(1)
-    async with house.worker():
-        first = await (await offload(house, ledger)).result()
-        again = await (await offload(house, ledger)).result()
-    assert (again.outcome, again.uuid, again.sha256) == (OffloadOutcome.ALREADY, first.uuid, first.sha256)
-    assert len(house.world.tiered.keys) == 2
-
-
 async def test_offload_ledger_whose_store_fails_at_first_takes_a_new_uuid(house: House) -> None:
     """Transient, then success: each failed attempt has an intent, and nothing it sent is without a name."""
     (ledger,) = house.world.fill_readable(1)
     house.world.tiered.plan(put(ledger, FaultKind.AFTER, times=2))
-    async with house.worker():
-        result = await (await offload(house, ledger)).result()
+    result = await house.done(offload(house, ledger))
     assert result.outcome is OffloadOutcome.OFFLOADED
     assert len(house.attempts("offload.upload")) == 3
     failed = {one.context["uuid"] for one in intents(house)}
@@ -117,27 +112,15 @@ async def test_offload_ledger_that_cannot_be_is_refused_at_once(house: House) ->
     house.world.fill_readable(1)
     last = house.world.catalog.ledgers.last(house.world.topic.topic_id)
     assert last
-    async with house.worker():
-        with pytest.raises(WorkflowFailureError) as failed:
-            await (await offload(house, last.ledger_id)).result()
-    assert failure(failed.value)[0] == "PreconditionFailed"
+    assert (await house.failed(offload(house, last.ledger_id)))[0] == "PreconditionFailed"
     assert len(house.attempts("offload.upload")) == 1
-
-
-async def test_offload_ledger_with_a_policy_that_could_only_hang_is_refused(house: House) -> None:
-    """Any SDK may have written it."""
-    async with house.worker():
-        with pytest.raises(WorkflowFailureError) as failed:
-            await (await offload(house, LedgerId(1), timeout_s=0)).result()
-    assert failure(failed.value)[0] == "InvalidInput"
 
 
 async def test_offload_ledger_that_was_deleted_ends_as_gone(house: House) -> None:
     """Retention came first: no half object is left, and that is no failure (apache/pulsar#13219)."""
     (ledger,) = house.world.fill_readable(1)
     house.world.detach([ledger])
-    async with house.worker():
-        result = await (await offload(house, ledger)).result()
+    result = await house.done(offload(house, ledger))
     assert result == OffloadLedgerResult(outcome=OffloadOutcome.GONE)
     assert house.world.tiered.keys == []
 
@@ -191,8 +174,7 @@ async def test_offload_ledger_that_loses_again_and_again_gives_up(house: House) 
 async def test_offload_ledger_cancelled_in_its_upload_gives_the_ledger_back(house: House) -> None:
     """Its copy is an intent at once, not after the whole time of an upload."""
     (ledger,) = house.world.fill_readable(1)
-    gate = Gate()
-    house.world.tiered.plan(put(ledger, FaultKind.CALL, action=gate.wait))
+    gate = held(house, ledger)
     async with house.worker():
         handle = await offload(house, ledger)
         await assert_eventually(gate.reached.is_set)
@@ -204,27 +186,6 @@ async def test_offload_ledger_cancelled_in_its_upload_gives_the_ledger_back(hous
     assert (await handle.describe()).status is WorkflowExecutionStatus.CANCELED
     assert copies(house, ledger) == (True, False)
     assert unnamed(house) == []
-
-
-async def test_offload_ledger_whose_worker_is_lost_is_taken_up_by_the_next(house: House) -> None:
-    """With no cache, on another worker: the first attempt's objects are named, whatever it still does."""
-    (ledger,) = house.world.fill_readable(1)
-    real = house.world.offload.upload
-    calls: list[UploadInput] = []
-
-    @activity.defn(name="offload.upload")
-    def upload(request: UploadInput) -> UploadResult:
-        calls.append(request)
-        done = real(request)
-        if len(calls) == 1:
-            raise ApplicationError("the worker died after it had done all", type="StoreUnavailable")
-        return done
-
-    async with house.worker(cache=0, instead=[upload]):
-        result = await (await offload(house, ledger)).result()
-    assert result.outcome is OffloadOutcome.OFFLOADED
-    assert [one.context["uuid"] for one in intents(house)] != [result.uuid]
-    assert (len(intents(house)), unnamed(house)) == (1, [])
 
 
 async def test_offload_topic_copies_every_closed_ledger(house: House) -> None:
@@ -247,8 +208,7 @@ async def test_offload_topic_with_delete_primary_leaves_one_copy_of_each(house: 
     """Phase one and two for primary copies alone; the ledgers stay listed, and both acts are audited."""
     ledgers = house.world.fill_readable(3)
     ask = OffloadAsk(actor="tests", reason="cold", delete_primary=True)
-    async with house.worker():
-        result = await (await offload_all(house, ask)).result()
+    result = await house.done(offload_all(house, ask))
     assert (result.offloaded, result.removed, result.outcomes) == (3, 3, {"DELETED": 3})
     assert [copies(house, one) for one in ledgers] == [(False, True)] * 3
     assert [house.world.left_of(one) for one in ledgers] == [[]] * 3
@@ -263,8 +223,7 @@ async def test_offload_topic_keeps_the_primary_of_what_failed(house: House) -> N
     ledgers = house.world.fill_readable(3)
     house.world.tiered.plan(put(ledgers[1], FaultKind.BEFORE, times=100))
     ask = OffloadAsk(actor="tests", reason="cold", delete_primary=True)
-    async with house.worker():
-        result = await (await offload_all(house, ask, policy=OffloadPolicy(attempts=2))).result()
+    result = await house.done(offload_all(house, ask, policy=OffloadPolicy(attempts=2)))
     assert (result.offloaded, result.failed, result.removed) == (2, 1, 2)
     assert list(result.errors) == [ledgers[1]]
     assert "StoreUnavailable" in result.errors[ledgers[1]]
@@ -309,8 +268,7 @@ async def test_offload_topic_of_given_ledgers_leaves_the_others(house: House) ->
     """Copies and primaries alike."""
     ledgers = house.world.fill_readable(3)
     ask = OffloadAsk(actor="tests", reason="cold", ledger_ids=[ledgers[1]], delete_primary=True)
-    async with house.worker():
-        result = await (await offload_all(house, ask)).result()
+    result = await house.done(offload_all(house, ask))
     assert (result.offloaded, result.removed) == (1, 1)
     assert [copies(house, one) for one in ledgers] == [(True, False), (False, True), (True, False)]
 
@@ -319,8 +277,7 @@ async def test_offload_topic_counts_ledgers_that_are_gone_and_does_the_rest(hous
     """Detached between the ask and its turn, on whichever page: nobody else's ask suffers from it."""
     ledgers = house.world.fill_readable(2)
     asked = OffloadAsk(actor="tests", reason="", ledger_ids=[1, ledgers[0], *range(10**9, 10**9 + 60)])
-    async with house.worker():
-        result = await (await offload_all(house, asked, ASK)).result()
+    result = await house.done(offload_all(house, asked, ASK))
     assert (result.offloaded, result.gone, result.refused) == (2, 61, 0)
     assert len(house.attempts("offload.candidates")) == 4  # two pages of the first ask, and the last one finds nothing
 
@@ -331,8 +288,7 @@ async def test_offload_topic_whose_one_ask_is_refused_does_the_others(house: Hou
     last = house.world.catalog.ledgers.last(house.world.topic.topic_id)
     assert last
     bad = OffloadAsk(actor="tests", reason="", ledger_ids=[last.ledger_id], delete_primary=True)
-    async with house.worker():
-        result = await (await offload_all(house, bad, ASK)).result()
+    result = await house.done(offload_all(house, bad, ASK))
     assert (result.offloaded, result.removed, result.refused) == (2, 0, 1)
     assert result.refusals[0].startswith("PreconditionFailed: ")
     assert [copies(house, one) for one in ledgers] == [(True, True)] * 2
@@ -354,19 +310,14 @@ async def test_offload_topic_refuses_asks_that_it_could_not_carry(house: House) 
     assert "somebody" in progress.refusals[0]
 
 
-def _of(house: House, intent: DeletionIntent) -> DeletionIntent:
-    return next(one for one in intents(house) if one.row_id == intent.row_id)
-
-
 async def test_offload_topic_counts_a_child_that_was_cancelled_as_failed(house: House) -> None:
     """Somebody cancels the offload of one ledger: the topic's goes on."""
     ledgers = house.world.fill_readable(2)
-    gate = Gate()
-    house.world.tiered.plan(put(ledgers[0], FaultKind.CALL, action=gate.wait))
+    gate = held(house, ledgers[0])
     async with house.worker():
         handle = await offload_all(house, ASK)
         await assert_eventually(gate.reached.is_set)
-        await house.client.get_workflow_handle(offload_ledger.workflow_id(ledgers[0])).cancel()
+        await house.client.get_workflow_handle(OFFLOAD_LEDGER.id(ledgers[0])).cancel()
         result = await handle.result()
         gate.open()
     assert (result.offloaded, result.failed, list(result.errors)) == (1, 1, [ledgers[0]])
@@ -376,8 +327,7 @@ async def test_offload_topic_counts_a_child_that_was_cancelled_as_failed(house: 
 async def test_offload_topic_asked_twice_does_both(house: House) -> None:
     """A duplicate start joins, and what it asks for is not swallowed: first without, then with the removal."""
     ledgers = house.world.fill_readable(2)
-    gate = Gate()
-    house.world.tiered.plan(put(ledgers[0], FaultKind.CALL, action=gate.wait))
+    gate = held(house, ledgers[0])
     async with house.worker():
         first = await offload_all(house, ASK)
         await assert_eventually(gate.reached.is_set)
@@ -386,15 +336,6 @@ async def test_offload_topic_asked_twice_does_both(house: House) -> None:
         gate.open()
         result = await first.result()
     assert (result.offloaded, result.removed) == (2, 2)
-
-
-async def test_offload_topic_asked_before_its_first_task_hears_it(house: House) -> None:
-    """A signal that came while no worker ran."""
-    ledgers = house.world.fill_readable(2)
-    handle = await offload_all(house, OffloadAsk(actor="tests", reason="", ledger_ids=[ledgers[0]]))
-    await handle.signal(OffloadTopic.ask, OffloadAsk(actor="tests", reason="", ledger_ids=[ledgers[1]]))
-    async with house.worker():
-        assert (await handle.result()).offloaded == 2
 
 
 async def test_offload_topic_of_many_ledgers_continues_as_new(house: House) -> None:
@@ -412,8 +353,7 @@ async def test_offload_topic_of_many_ledgers_continues_as_new(house: House) -> N
 async def test_offload_topic_leaves_a_ledger_that_another_works_on(house: House) -> None:
     """Counted as running, and the rest goes on."""
     ledgers = house.world.fill_readable(2)
-    gate = Gate()
-    house.world.tiered.plan(put(ledgers[0], FaultKind.CALL, action=gate.wait))
+    gate = held(house, ledgers[0])
     async with house.worker():
         alone = await offload(house, ledgers[0])
         await assert_eventually(gate.reached.is_set)
@@ -426,8 +366,7 @@ async def test_offload_topic_leaves_a_ledger_that_another_works_on(house: House)
 async def test_offload_topic_cancelled_gives_up_what_is_under_way(house: House) -> None:
     """Ledgers that are done stay done; the upload under way is an intent."""
     ledgers = house.world.fill_readable(2)
-    gate = Gate()
-    house.world.tiered.plan(put(ledgers[1], FaultKind.CALL, action=gate.wait))
+    gate = held(house, ledgers[1])
     async with house.worker():
         handle = await offload_all(house, ASK)
         await assert_eventually(lambda: gate.reached.is_set() and copies(house, ledgers[0]) == (True, True))
@@ -438,37 +377,6 @@ async def test_offload_topic_cancelled_gives_up_what_is_under_way(house: House) 
         gate.open()
     assert copies(house, ledgers[1]) == (True, False)
     assert unnamed(house) == []
-
-
-async def test_delete_of_a_copy_that_is_being_uploaded_waits_for_its_end(house: House) -> None:
-    """An upload still open is retried with backoff, no sooner than its end, and is no dead letter."""
-    (ledger,) = house.world.fill_readable(1)
-    place = {"bucket": "cold"}
-    begun = house.world.catalog.offloads.begin(ledger, uuid="u-1", place=place, timeout_s=2_700)
-    house.world.catalog.offloads.begin(ledger, uuid="u-2", place=place, timeout_s=2_700)
-    assert house.world.catalog.offloads.publish(ledger, "u-2")
-    statement = begun.statement
-    assert statement
-    house.world.tiered.put_if_absent(f"u-1-ledger-{ledger}", b"half", metadata=statement.to_metadata())
-    for key in (f"u-2-ledger-{ledger}", f"u-2-ledger-{ledger}-index"):
-        house.world.tiered.put_if_absent(key, b"whole", metadata=statement.to_metadata())
-    policy = DeletionPolicy(max_attempts=4, retry_interval_s=1)
-    house.policy = policy
-    (waiting,) = [one for one in intents(house) if one.context["uuid"] == "u-1"]
-    async with house.worker():
-        result = await (await house.trim()).result()
-        assert result.outcomes == {"DELETED": 2, "RETRYING": 1}
-        await assert_eventually(lambda: _error_of(house, waiting).startswith("UploadOpen"))
-        assert house.world.tiered.keys == [f"u-1-ledger-{ledger}"]
-        let_uploads_end(house)
-        await assert_eventually(lambda: house.world.tiered.keys == [], within_s=60)
-    done = next(one for one in intents(house) if one.row_id == waiting.row_id)
-    assert (done.state, done.copy) == (DeletionState.DELETED, CopyKind.OFFLOADED_LEDGER)
-
-
-def _error_of(house: House, row: DeletionIntent) -> str:
-    found = next(one for one in intents(house) if one.row_id == row.row_id)
-    return found.last_error or ""
 
 
 async def test_trims_deletes_and_offloads_of_one_topic_at_once_forget_nothing(house: House) -> None:

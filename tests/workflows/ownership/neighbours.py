@@ -1,16 +1,13 @@
 """Workers that own topics, beside the one that serves the shared queue."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-
-from temporalio.worker import Worker
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from activities.dispatch import owner_queue
 from logstore.ports.owners import Owners
 from tests.fakes.owners import FakeOwners, FakeOwnership
 from tests.workflows.house import Activity, House
-from workers.hosting.interceptors import ActivityEdge
 
 
 class Neighbours:
@@ -20,11 +17,6 @@ class Neighbours:
         """Begin with a topic that nobody owns."""
         self.house = house
         self.ownership = FakeOwnership(house.world.catalog.fences)
-        self._threads = ThreadPoolExecutor(8)
-
-    def close(self) -> None:
-        """Wait for what still runs."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def name(self, letter: str) -> str:
         """The worker id of neighbour `letter`; queues are on one server for all tests."""
@@ -42,24 +34,16 @@ class Neighbours:
         """Ownership as a neighbour sees it."""
         return FakeOwners(self.ownership, self.name(letter))
 
-    def shared(self, letter: str = "s", *, instead: Sequence[Activity] = ()) -> Worker:
+    def shared(self, letter: str = "s", *, instead: Sequence[Activity] = ()) -> AbstractAsyncContextManager[Any]:
         """A neighbour on the shared queue, with all workflows."""
         return self.house.worker(instead=self.at(self.sees(letter), instead))
 
     def owner(
         self, letter: str, *, owners: Owners | None = None, instead: Sequence[Activity] = (), without: str = ""
-    ) -> Worker:
+    ) -> AbstractAsyncContextManager[Any]:
         """A neighbour on its owner queue, with activities alone."""
         activities = [one for one in self.at(owners or self.sees(letter), instead) if one.__name__ != without]
-        return Worker(
-            self.house.client,
-            task_queue=self.queue(letter),
-            activities=activities,
-            activity_executor=self._threads,
-            max_heartbeat_throttle_interval=timedelta(milliseconds=50),
-            graceful_shutdown_timeout=timedelta(0),
-            interceptors=[self.house.notebook, ActivityEdge()],
-        )
+        return self.house.serve(self.queue(letter), activities)
 
     def at(self, owners: Owners, instead: Sequence[Activity] = ()) -> list[Activity]:
         """What a topic's owner serves, at a worker that sees ownership so."""

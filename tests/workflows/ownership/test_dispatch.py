@@ -10,7 +10,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
-from activities.deletion import ChunkInput, ChunkResult, DetachInput, DetachResult, OneInput, OneResult
+from activities.deletion.values import ChunkInput, ChunkResult, DetachInput, DetachResult, OneInput, OneResult
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CorruptData, NotOwner, ServiceFailed, StoreUnavailable
 from logstore.log.ledgers import ledger_prefix
@@ -33,9 +33,10 @@ def unreadable(ledger: LedgerId) -> Fault:
     return replace(corrupt, matches=lambda key: key.startswith(prefix))
 
 
-async def test_trim_where_another_worker_owns_the_topic_asks_once_and_is_done_at_the_owner(street: Neighbours) -> None:
+async def test_trim_where_another_worker_owns_the_topic_asks_once_and_is_done_at_the_owner(
+    house: House, street: Neighbours
+) -> None:
     """The batch believes what phase one learnt: its chunks and its end go straight to the owner's queue."""
-    house = street.house
     house.world.fill(5)
     street.moves_in("a")
     async with street.shared(), street.owner("a"):
@@ -47,9 +48,8 @@ async def test_trim_where_another_worker_owns_the_topic_asks_once_and_is_done_at
     assert street.ownership.asked == 1
 
 
-async def test_trim_at_a_worker_that_owns_the_topic_costs_no_activity_more(street: Neighbours) -> None:
+async def test_trim_at_a_worker_that_owns_the_topic_costs_no_activity_more(house: House, street: Neighbours) -> None:
     """Who gets phase one and is the owner does it; what follows comes by its own queue."""
-    house = street.house
     house.world.fill(2)
     street.moves_in("s")
     async with street.shared("s"), street.owner("s"):
@@ -58,9 +58,8 @@ async def test_trim_at_a_worker_that_owns_the_topic_costs_no_activity_more(stree
     assert street.visits("deletion.delete_chunk") == ["s"]
 
 
-async def test_trim_where_nobody_owns_the_topic_runs_on_the_shared_queue(street: Neighbours) -> None:
+async def test_trim_where_nobody_owns_the_topic_runs_on_the_shared_queue(house: House, street: Neighbours) -> None:
     """As before there were owners, activity by activity."""
-    house = street.house
     house.world.fill(2)
     async with street.shared():
         result = await (await house.trim()).result()
@@ -69,9 +68,8 @@ async def test_trim_where_nobody_owns_the_topic_runs_on_the_shared_queue(street:
     assert street.visits("deletion.delete_chunk") == [_SHARED]
 
 
-async def test_batch_that_believes_an_owner_asks_nobody(street: Neighbours) -> None:
+async def test_batch_that_believes_an_owner_asks_nobody(house: House, street: Neighbours) -> None:
     """Detached by this owner under this lease: the owner look-up is skipped, and nothing else."""
-    house = street.house
     house.world.fill(4)
     detached = house.world.detach(batch_id=house.queue)
     street.moves_in("a")
@@ -82,9 +80,8 @@ async def test_batch_that_believes_an_owner_asks_nobody(street: Neighbours) -> N
     assert street.ownership.asked == 0
 
 
-async def test_batch_that_believes_a_wrong_owner_is_done_by_the_right_one(street: Neighbours) -> None:
+async def test_batch_that_believes_a_wrong_owner_is_done_by_the_right_one(house: House, street: Neighbours) -> None:
     """What is believed is checked by whoever is believed in."""
-    house = street.house
     house.world.fill(2)
     house.world.detach(batch_id=house.queue)
     street.moves_in("b")
@@ -95,9 +92,8 @@ async def test_batch_that_believes_a_wrong_owner_is_done_by_the_right_one(street
     assert not house.attempts("deletion.hand_over_chunk")
 
 
-async def test_batch_that_continues_as_new_still_knows_the_owner(street: Neighbours) -> None:
+async def test_batch_that_continues_as_new_still_knows_the_owner(house: House, street: Neighbours) -> None:
     """One look-up for the whole of it, however many runs it takes."""
-    house = street.house
     ledgers = house.world.fill(54)  # more chunks than a page has
     street.moves_in("a")
     async with street.shared(), street.owner("a"):
@@ -110,9 +106,8 @@ async def test_batch_that_continues_as_new_still_knows_the_owner(street: Neighbo
     assert street.ownership.asked == 1
 
 
-async def test_batch_of_several_topics_never_asks(street: Neighbours) -> None:
+async def test_batch_of_several_topics_never_asks(house: House, street: Neighbours) -> None:
     """It belongs to no owner, whatever it believes; a row that fails has a topic, and its own workflow is routed."""
-    house = street.house
     ledgers = house.world.fill(3)
     house.world.detach(batch_id=house.queue)
     street.moves_in("a")
@@ -127,9 +122,8 @@ async def test_batch_of_several_topics_never_asks(street: Neighbours) -> None:
     assert street.ownership.asked == 1  # for the row
 
 
-async def test_one_of_a_topic_without_name_is_deleted_by_anybody(street: Neighbours) -> None:
+async def test_one_of_a_topic_without_name_is_deleted_by_anybody(house: House, street: Neighbours) -> None:
     """A request of an older program may name none: as before there were owners."""
-    house = street.house
     _, key = handed_over(house)
     street.moves_in("a")
     async with street.shared():
@@ -139,9 +133,8 @@ async def test_one_of_a_topic_without_name_is_deleted_by_anybody(street: Neighbo
     assert street.ownership.asked == 0
 
 
-async def test_one_whose_owner_never_picks_up_is_deleted_by_anybody(street: Neighbours) -> None:
+async def test_one_whose_owner_never_picks_up_is_deleted_by_anybody(house: House, street: Neighbours) -> None:
     """Let lie for as long as the request says, looked up again, and done without a lease if the same one is named."""
-    house = street.house
     _, key = handed_over(house)
     street.moves_in("a")
     async with street.shared():
@@ -154,9 +147,8 @@ async def test_one_whose_owner_never_picks_up_is_deleted_by_anybody(street: Neig
     assert house.world.intents()[0].attempts == 2  # the batch's, and this one
 
 
-async def test_row_handed_over_waits_for_an_owner_as_long_as_its_batch_does(street: Neighbours) -> None:
+async def test_row_handed_over_waits_for_an_owner_as_long_as_its_batch_does(house: House, street: Neighbours) -> None:
     """The batch's policy goes with it."""
-    house = street.house
     ledgers = house.world.fill(1)
     house.world.detach(batch_id=house.queue)
     street.moves_in("a")
@@ -169,9 +161,8 @@ async def test_row_handed_over_waits_for_an_owner_as_long_as_its_batch_does(stre
     assert timedelta(seconds=1) <= second.scheduled - first.scheduled < timedelta(seconds=10)
 
 
-async def test_batch_whose_owner_never_picks_up_waits_for_it_once(street: Neighbours) -> None:
+async def test_batch_whose_owner_never_picks_up_waits_for_it_once(house: House, street: Neighbours) -> None:
     """Who let one chunk lie is not waited for again: the batch asks on, and goes to whoever owns the topic next."""
-    house = street.house
     ledgers = house.world.fill(8)
     street.moves_in("a")
 
@@ -190,9 +181,10 @@ async def test_batch_whose_owner_never_picks_up_waits_for_it_once(street: Neighb
     assert chunks[-1] - chunks[0] < timedelta(seconds=8)
 
 
-async def test_one_whose_owner_says_not_owner_is_deleted_by_anybody_at_the_end(street: Neighbours) -> None:
+async def test_one_whose_owner_says_not_owner_is_deleted_by_anybody_at_the_end(
+    house: House, street: Neighbours
+) -> None:
     """Named again and again and never with a lease: asked for twice, and then nobody waits (apache/pulsar#14736)."""
-    house = street.house
     _, key = handed_over(house)
     street.moves_in("a")
     async with street.shared(), street.owner("a", owners=FakeOwners(street.ownership, "nobody")):
@@ -203,9 +195,8 @@ async def test_one_whose_owner_says_not_owner_is_deleted_by_anybody_at_the_end(s
     assert not house.attempts("deletion.dead_letter")
 
 
-async def test_jobs_of_one_topic_are_done_by_anybody_while_zookeeper_is_away(street: Neighbours) -> None:
+async def test_jobs_of_one_topic_are_done_by_anybody_while_zookeeper_is_away(house: House, street: Neighbours) -> None:
     """An outage stops no job: with nobody to be looked up each activity is sent once, and no attempt is burnt."""
-    house = street.house
     house.world.fill(5)
     street.moves_in("a")
     street.ownership.trouble = StoreUnavailable("planned: zookeeper does not answer")
@@ -218,9 +209,10 @@ async def test_jobs_of_one_topic_are_done_by_anybody_while_zookeeper_is_away(str
     assert set(street.ownership.patience_s) == {house.policy.owner_patience_s}
 
 
-async def test_batch_whose_owner_loses_zookeeper_in_its_midst_is_done_by_anybody(street: Neighbours) -> None:
+async def test_batch_whose_owner_loses_zookeeper_in_its_midst_is_done_by_anybody(
+    house: House, street: Neighbours
+) -> None:
     """The owner has no lease without its session, nobody can look up the next, and the job goes on."""
-    house = street.house
     ledgers = house.world.fill(6)
     street.moves_in("a")
 
@@ -255,10 +247,9 @@ async def _one(house: House) -> WorkflowHandle[Any, Any]:
 
 @pytest.mark.parametrize("start", [_trim, _batch, _one])
 async def test_job_whose_lookup_zookeeper_refuses_fails_at_once_and_says_so(
-    street: Neighbours, start: Callable[[House], Awaitable[WorkflowHandle[Any, Any]]]
+    house: House, street: Neighbours, start: Callable[[House], Awaitable[WorkflowHandle[Any, Any]]]
 ) -> None:
     """No row is judged for it, and none is lost: a sweep, which looks up no owner, takes up what is left."""
-    house = street.house
     street.ownership.trouble = ServiceFailed("zookeeper", "zk/log refuses us", advice="grant all rights on that path")
     async with street.shared():
         handle = await start(house)
@@ -270,9 +261,8 @@ async def test_job_whose_lookup_zookeeper_refuses_fails_at_once_and_says_so(
     assert [one.state for one in house.world.catalog.deletions.list(None, limit=9)] == [DeletionState.PENDING]
 
 
-async def test_batch_whose_owner_changes_in_its_midst_is_ended_by_the_next(street: Neighbours) -> None:
+async def test_batch_whose_owner_changes_in_its_midst_is_ended_by_the_next(house: House, street: Neighbours) -> None:
     """What the first one did under its lease counts, what it does later is refused, nothing is handed over."""
-    house = street.house
     ledgers = house.world.fill(8)
     street.moves_in("a")
     gate = Gate()
@@ -300,9 +290,8 @@ async def test_batch_whose_owner_changes_in_its_midst_is_ended_by_the_next(stree
     assert set(visits) == {"a", _SHARED, "b"}
 
 
-async def test_trim_whose_batch_changed_owner_goes_on_at_the_next(street: Neighbours) -> None:
+async def test_trim_whose_batch_changed_owner_goes_on_at_the_next(house: House, street: Neighbours) -> None:
     """The first one may be dead by then, and work that is sent to it would lie for all of `owner_patience_s`."""
-    house = street.house
     house.world.fill(4)
     street.moves_in("a")
 
@@ -316,9 +305,9 @@ async def test_trim_whose_batch_changed_owner_goes_on_at_the_next(street: Neighb
     assert street.visits("deletion.detach") == [_SHARED, "a", "b"]
 
 
-async def test_batch_whose_owner_is_of_an_older_build_is_done_by_anybody(street: Neighbours) -> None:
+@pytest.mark.external_service
+async def test_batch_whose_owner_is_of_an_older_build_is_done_by_anybody(house: House, street: Neighbours) -> None:
     """A roll-out leaves owners for a while that lack an activity: they are not asked again and again."""
-    house = street.house
     ledgers = house.world.fill(2)
     street.moves_in("a")
     async with street.shared(), street.owner("a", without="certify"):
@@ -327,9 +316,8 @@ async def test_batch_whose_owner_is_of_an_older_build_is_done_by_anybody(street:
     assert street.visits("deletion.certify")[-1] == _SHARED
 
 
-async def test_batch_of_an_overtaken_lease_is_not_handed_over(street: Neighbours) -> None:
+async def test_batch_of_an_overtaken_lease_is_not_handed_over(house: House, street: Neighbours) -> None:
     """Not even where the last resort is told NotOwner: the rows stay the batch's, and are found again (promise 2)."""
-    house = street.house
     ledgers = house.world.fill(2)
 
     @activity.defn(name="deletion.delete_chunk")
@@ -345,9 +333,8 @@ async def test_batch_of_an_overtaken_lease_is_not_handed_over(street: Neighbours
     assert not house.attempts("deletion.hand_over_chunk")
 
 
-async def test_one_of_an_overtaken_lease_is_not_buried(street: Neighbours) -> None:
+async def test_one_of_an_overtaken_lease_is_not_buried(house: House, street: Neighbours) -> None:
     """As little as one that another workflow holds: nothing of the row has failed."""
-    house = street.house
     _, key = handed_over(house)
 
     @activity.defn(name="deletion.delete_one")
@@ -363,9 +350,8 @@ async def test_one_of_an_overtaken_lease_is_not_buried(street: Neighbours) -> No
     assert house.world.intents()[0].state is DeletionState.PENDING
 
 
-async def test_one_exhausted_at_its_owner_is_buried_there(street: Neighbours) -> None:
+async def test_one_exhausted_at_its_owner_is_buried_there(house: House, street: Neighbours) -> None:
     """Ten attempts, the batch's own among them, however it got there; the dead letter is written under the lease."""
-    house = street.house
     _, key = handed_over(house)
     street.moves_in("a")
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
@@ -377,9 +363,8 @@ async def test_one_exhausted_at_its_owner_is_buried_there(street: Neighbours) ->
     assert street.visits("deletion.dead_letter") == ["a"]
 
 
-async def test_trim_whose_owner_alone_has_lost_the_catalog_is_done_by_anybody(street: Neighbours) -> None:
+async def test_trim_whose_owner_alone_has_lost_the_catalog_is_done_by_anybody(house: House, street: Neighbours) -> None:
     """It lives in ZooKeeper and polls its queue, so its bundles stay its own; phase one is retried without end."""
-    house = street.house
 
     @activity.defn(name="deletion.detach")
     def detach(request: DetachInput) -> DetachResult:

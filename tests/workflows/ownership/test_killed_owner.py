@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import pytest
 from temporalio.api.enums.v1 import EventType, TimeoutType
 
 from tests.workflows.house import House
@@ -35,6 +36,7 @@ async def _said(process: asyncio.subprocess.Process, word: str) -> None:
     assert (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip() == word
 
 
+@pytest.mark.external_service
 async def test_chunk_of_a_killed_owner_is_done_by_the_next(house: House, street: Neighbours) -> None:
     """Its heartbeat ends, and the owner is looked up: a retry would wait on a queue that nobody polls.
 

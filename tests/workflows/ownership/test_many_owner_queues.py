@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
+import pytest
 from temporalio import activity, workflow
 from temporalio.worker import Worker
 
@@ -38,6 +39,7 @@ class Everywhere:
         )
 
 
+@pytest.mark.external_service
 async def test_more_than_a_hundred_owner_queues_are_all_served(house: House) -> None:
     """Activity-only and unversioned, as every worker of ours polls its own."""
     names = [f"many-{number}-{house.queue}" for number in range(_OWNERS)]

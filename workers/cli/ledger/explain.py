@@ -1,4 +1,4 @@
-"""`ledger explain`: everything known of one ledger."""
+"""`ledger explain`: everything known of one ledger; `audit list`: destructive acts with their reasons."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,18 +11,18 @@ from logstore.names import TopicName
 from logstore.ownership import bundle_name, bundle_of
 from logstore.ports.catalog import Decision, Fences, FiledIntent, KnownCopy, LedgerHistory
 from logstore.positions import LedgerId
-from workers.cli.command import command
+from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.ledger.ledgers import ledger
 from workers.cli.ledger.sections import in_sections
 from workers.cli.ledger.verdicts import ExaminedCopy, verdict
-from workers.cli.options import known_number
+from workers.cli.options import OfLedger, OfTopic, encoded_topic, known_number, say_why_nothing
 from workers.cli.output import Answer
-from workers.cli.texts import shown_us, topic_shown
+from workers.cli.texts import fields, shown_us, topic_shown
 
 if TYPE_CHECKING:
-    from logstore.deletion.intents import DeletionIntent
     from logstore.ports.storage import Storages
+
 
 _DECISIONS = 20
 
@@ -33,7 +33,7 @@ Id = Annotated[
 
 @command(ledger, "explain", examples=["sexton ledger explain 12", "sexton ledger explain 12 --json"])
 def explain(context: CommandContext, ledger_id: Id) -> Answer:
-    """Tell everything known of one ledger: what needs it, where its copies are, who decided what.
+    """Tell everything known of one ledger: what needs it, where its copies are, and decisions on it.
 
     It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said.
     """
@@ -44,28 +44,24 @@ def explain(context: CommandContext, ledger_id: Id) -> Answer:
 
 
 def look(storages: "Storages", copy: KnownCopy) -> ExaminedCopy:
-    """Ask storage what it holds of a copy; whatever keeps it from answering is told instead."""
+    """Ask storage what it holds of a copy; an error in its place is told."""
     intent = copy.intent
     storage, missing = storages.get(intent.copy.value), intent.damage or missing_property(intent)
     if missing or storage is None:
         why = f"its row lacks {missing}" if missing else f"this build has no storage for {intent.copy.value}"
         return ExaminedCopy(copy=copy, finding=None, detail=f"not asked: {why}")
     try:
-        stored = storage.inspect(intent)
+        stored, stated = storage.inspect(intent), storage.statement(intent)
         return ExaminedCopy(
             copy=copy,
             finding=stored.finding,
             objects=stored.objects,
             size_bytes=stored.size_bytes,
-            statement=_fields(storage.statement(intent)),
+            statement=None if stated is None else dict(stated),
             detail=stored.detail,
         )
     except SextonError as error:
         return ExaminedCopy(copy=copy, finding=None, detail=f"storage did not answer: {error}")
-
-
-def _fields(statement: Mapping[str, str] | None) -> dict[str, str] | None:
-    return None if statement is None else dict(statement)
 
 
 def _bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
@@ -92,12 +88,19 @@ def document(
 ) -> dict[str, Any]:
     """All of it, as `--json` prints it."""
     live, newest = history.live, history.copies[0].intent if history.copies else None
+    owner = None
+    if newest:
+        of_topic = {"topic": topic_shown(newest.topic), "topic_id": newest.topic_id, "keys": dict(newest.keys)}
+        owner = fields(newest, "application component") | of_topic
+    states = {one.intent.state.value for one in history.intents}
+    # without a row: the state of the intent that a person must look at first, or what is left of it
+    left = next((one for one in ("DEAD_LETTERED", "PENDING", "DELETED") if one in states), "FORGOTTEN")
     return {
         "ledger_id": history.ledger_id,
         "verdict": verdict(history, seen),
-        "owner": _owner(newest) if newest else None,
+        "owner": owner,
         "bundle": bundle,
-        "state": live.state.value if live else _state(history),
+        "state": live.state.value if live else left,
         "entries": live.entries if live else None,
         "size_bytes": live.size_bytes if live else (newest.size_bytes if newest else None),
         "generation": live.generation if live else (newest.generation if newest else None),
@@ -109,34 +112,12 @@ def document(
     }
 
 
-def _owner(intent: "DeletionIntent") -> dict[str, object]:
-    return {
-        "application": intent.application,
-        "component": intent.component,
-        "topic": topic_shown(intent.topic),
-        "topic_id": intent.topic_id,
-        "keys": dict(intent.keys),
-    }
-
-
-def _state(history: LedgerHistory) -> str:
-    """Of a ledger without a row: that of the intent that a person must look at first, or what is left of it."""
-    states = {one.intent.state.value for one in history.intents}
-    return next((one for one in ("DEAD_LETTERED", "PENDING", "DELETED") if one in states), "FORGOTTEN")
-
-
 def _copy(one: ExaminedCopy) -> dict[str, object]:
     return {
         "kind": one.kind,
         "state": one.copy.state,
         "context": dict(one.copy.intent.context),
-        "storage": {
-            "finding": one.finding.value if one.finding else None,
-            "objects": one.objects,
-            "size_bytes": one.size_bytes,
-            "statement": one.statement,
-            "detail": one.detail,
-        },
+        "storage": fields(one, "finding objects size_bytes statement detail"),
     }
 
 
@@ -144,18 +125,10 @@ def _intent(one: FiledIntent) -> dict[str, object]:
     intent = one.intent
     return {
         "id": intent.row_id,
-        "copy": intent.copy.value,
-        "generation": intent.generation,
-        "state": intent.state.value,
-        "outcome": intent.outcome.value if intent.outcome else None,
-        "attempts": intent.attempts,
-        "last_error": intent.last_error,
-        "batch_id": intent.batch_id,
+        **fields(intent, "copy generation state outcome attempts last_error batch_id"),
         "workflow_id": intent.handed_to,
         "trace_id": intent.trace_id,
-        "stalled": one.stalled,
-        "objects_deleted": one.objects_deleted,
-        "bytes_deleted": one.bytes_deleted,
+        **fields(one, "stalled objects_deleted bytes_deleted"),
         "filed": shown_us(one.created_us),
         "finished": shown_us(one.finished_us) if one.finished_us is not None else None,
     }
@@ -175,3 +148,24 @@ def decision_document(one: Decision) -> dict[str, object]:
         "topic": topic_shown(one.topic) if one.topic else None,
         "detail": detail,
     }
+
+
+audit = group("audit", "Destructive acts, with actor and reason.")
+
+Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, newest first.")]
+
+
+@command(
+    audit,
+    "list",
+    examples=["sexton audit list --topic persistent://public/default/orders", "sexton audit list --ledger 12 --json"],
+)
+def list_(context: CommandContext, *, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100) -> Answer:
+    """List destructive acts with actor, reason, workflow and outcome, newest first."""
+    encoded, wanted = encoded_topic(topic), None if ledger is None else LedgerId(ledger)
+    found = context.catalog.inspection.decisions(topic=encoded, ledger_id=wanted, limit=limit)
+    if not found:
+        say_why_nothing(context, "destructive act", topic=topic, ledger=ledger)
+    rows = [decision_document(one) for one in found]
+    shown = [{name: row[name] for name in ("at", "act", "actor", "topic", "reason")} for row in rows]
+    return Answer(document=rows, shown=shown, beneath=("reason",), empty="nothing was destroyed")

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.errors import Unsupported
 from logstore.log.ledgers import Component
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import counted, ended, finished, started
+from workers.cli.jobs import ended, run_job
 from workers.cli.options import (
     DryRun,
     DurableDelete,
@@ -18,13 +17,14 @@ from workers.cli.options import (
     TopicArgument,
     Wait,
     known_number,
-    refuse_durable,
+    refuse_later,
 )
 from workers.cli.output import Answer, note
+from workers.cli.texts import fields
 
 if TYPE_CHECKING:
+    from logstore.deletion.intents import Certificate
     from logstore.ports.catalog import Ledger, Topic
-    from workers.client import Sexton
 
 ledger = group("ledger", "Ledgers of a topic.")
 
@@ -41,8 +41,7 @@ def list_(
     context: CommandContext, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
 ) -> Answer:
     """List a topic's ledgers: those of messages in order, then those of cursors and schemas."""
-    if tombstones:
-        raise Unsupported("--tombstones: tombstones come with a later release; leave the option out")
+    refuse_later("--tombstones", "tombstones", given=tombstones)
     topic = context.topic(name)
     found = context.catalog.components.listed(topic.topic_id)
     rows = [_row(one) for one in found if component is None or one.component is component]
@@ -59,11 +58,7 @@ def _shown(row: Mapping[str, object]) -> dict[str, object]:
 
 def _row(found: "Ledger") -> dict[str, object]:
     return {
-        "ledger_id": found.ledger_id,
-        "component": found.component.value,
-        "state": found.state.value,
-        "entries": found.entries,
-        "size_bytes": found.size_bytes,
+        **fields(found, "ledger_id component state entries size_bytes"),
         "copies": [copy.value for copy in found.copies],
         "generation": found.generation,
         "tombstone": False,
@@ -94,27 +89,24 @@ def delete(
 
     A ledger that something still needs is refused without --force, one that is open always.
     """
-    refuse_durable(durable_delete)
-    topic, wanted = context.topic(name), _distinct(ids)
+    refuse_later("--durable-delete", "durable deletes", given=bool(durable_delete))
+    topic, wanted = context.topic(name), [LedgerId(one) for one in dict.fromkeys(ids)]
     if dry_run:
         return preview(context, topic, wanted, force=force)
 
-    async def work(client: "Sexton") -> Answer:
-        handle = await client.delete_ledgers(topic, wanted, force, reason, context.actor)
-        if not wait:
-            return Answer(document=started(client, handle))
-        result = await finished(client, handle, "deleting ledgers")
-        outcomes = counted(result.outcomes)
-        return ended(context, {"workflow_id": handle.id}, outcomes, topic=topic, ledger_ids=wanted)
+    def answer(workflow_id: str, result: "Certificate") -> Answer:
+        return ended(context, {"workflow_id": workflow_id}, result.outcomes, topic=topic, ledger_ids=wanted)
 
-    return context.with_client(work)
+    return run_job(
+        context,
+        lambda client: client.delete_ledgers(topic, wanted, force, reason, context.actor),
+        "deleting ledgers",
+        answer,
+        wait=wait,
+    )
 
 
 def preview(context: CommandContext, topic: "Topic", ledger_ids: list[LedgerId] | None, *, force: bool) -> Answer:
-    """What would go, and nothing changed; None asks for what retention lets go."""
+    """The ledgers that would go, with nothing changed; None asks for those that retention lets go."""
     going = context.catalog.phase_one.preview(topic.topic_id, ledger_ids, force=force)
     return Answer(document={"dry_run": True, "detached": len(going), "ledger_ids": [int(one) for one in going]})
-
-
-def _distinct(ids: list[int]) -> list[LedgerId]:
-    return [LedgerId(one) for one in dict.fromkeys(ids)]

@@ -55,16 +55,8 @@ def _intent(row: Mapping[str, Any]) -> Iterator[str]:
     outcome = f", {row['outcome']}" if row["outcome"] and row["outcome"] != row["state"] else ""
     stalled = ", stalled" if row["stalled"] else ""
     yield f"  {row['id']}: {row['copy']}, generation {row['generation']}, {row['state']}{outcome}{stalled}"
-    for name in (
-        "filed",
-        "finished",
-        "attempts",
-        "last_error",
-        "batch_id",
-        "workflow_id",
-        "trace_id",
-        "objects_deleted",
-    ):
+    names = ("filed", "finished", "attempts", "last_error", "batch_id", "workflow_id", "trace_id", "objects_deleted")
+    for name in names:
         yield from _fact(name, row[name], deeper="  ")
 
 

@@ -1,4 +1,4 @@
-"""Where a ledger stands, in one sentence for whoever was woken by it."""
+"""Where a ledger stands, in one sentence for an operator."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def verdict(history: LedgerHistory, seen: Sequence[ExaminedCopy]) -> str:
 
 
 def _lost(seen: Sequence[ExaminedCopy]) -> str | None:
-    """What contradicts a LIVE copy's row comes before everything else."""
+    """A contradiction of a LIVE copy's row comes before everything else."""
     live = [one for one in seen if one.copy.state == CopyState.LIVE]
     whole = any(one.finding is not Finding.ABSENT for one in live)
     for one in live:
@@ -90,7 +90,9 @@ def _gone(history: LedgerHistory, seen: Sequence[ExaminedCopy]) -> str:
         worst = min(left, key=lambda one: one.intent.state is DeletionState.PENDING)  # a dead letter needs a person
         return _unfinished(worst) + (f"; and {len(left) - 1} more of its copies" if len(left) > 1 else "")
     if not history.intents:
-        return _forgotten(history)
+        if history.decisions:
+            return "gone: its deletion ended and was forgotten, and the audit log is all that is left"
+        return "given out once, and nothing is known of it any more"
     ended = _moment(max(one.finished_us or one.created_us for one in history.intents))
     back = next((one for one in seen if one.finding is Finding.OWN), None)
     if back:
@@ -101,7 +103,9 @@ def _gone(history: LedgerHistory, seen: Sequence[ExaminedCopy]) -> str:
 
 
 def _unfinished(one: FiledIntent) -> str:
-    intent, error = one.intent, _short(one.intent.last_error)
+    intent, error = one.intent, one.intent.last_error or ""
+    if error:
+        error = f": {error if len(error) <= _MOST_ERROR else error[: _MOST_ERROR - 1] + '…'}"
     if intent.state is DeletionState.DEAD_LETTERED:
         outcome = intent.outcome.value if intent.outcome else "no outcome"
         return f"dead letter: {outcome}{error}; `sexton deletion redrive {intent.row_id}` tries again"
@@ -116,14 +120,3 @@ def _unfinished(one: FiledIntent) -> str:
 def _moment(at_us: int) -> str:
     """To the second: the intents below have the rest."""
     return shown_us(at_us - at_us % 1_000_000)
-
-
-def _short(error: str | None) -> str:
-    text = error or ""
-    return f": {text if len(text) <= _MOST_ERROR else text[: _MOST_ERROR - 1] + '…'}" if text else ""
-
-
-def _forgotten(history: LedgerHistory) -> str:
-    if history.decisions:
-        return "gone: its deletion ended and was forgotten, and the audit log is all that is left"
-    return "given out once, and nothing is known of it any more"

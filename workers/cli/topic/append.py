@@ -12,8 +12,8 @@ from logstore.names import check_name
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, Interrupted, failure_of
-from workers.cli.options import TopicArgument, Transaction, refuse_transaction
-from workers.cli.output import Answer, error_line
+from workers.cli.options import TopicArgument, Transaction, refuse_later
+from workers.cli.output import Answer, note
 from workers.cli.progress import ProgressBar, watching
 from workers.cli.topic.topics import topic
 
@@ -66,7 +66,7 @@ def append(
     """
     from workers.cli.topic.json_lines import parse_lines, rereadable  # noqa: PLC0415 - start-up time
 
-    refuse_transaction(txn)
+    refuse_later("--txn", "transactions", given=txn is not None)
     if producer is not None:
         check_name("producer", producer)
     done = _Progress()
@@ -115,7 +115,7 @@ def _append_all(context: CommandContext, target: "Topic", lines: _Lines, done: _
             done.duplicates += result.duplicates
             done.first, done.last = done.first or result.first, result.last or done.last
             done.lines = number
-            bar.advance(done.count, lines.total)
+            bar.say("appending", done.count, lines.total)
     except SextonError as error:
         if not done.lines:
             raise
@@ -125,6 +125,6 @@ def _append_all(context: CommandContext, target: "Topic", lines: _Lines, done: _
 
 def _stopped(done: _Progress, error: SextonError, code: ExitCode) -> Answer:
     """Say which lines are written, and what stopped the next batch: interrupted, that one may be written too."""
-    error_line(f"stopped after line {done.lines}: {error}")
+    note(f"stopped after line {done.lines}: {error}", heading="error: ")
     told = {**done.document(), "written_to_line": done.lines, **failure_of(error).document()}
     return Answer(document=told, code=code)

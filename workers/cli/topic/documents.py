@@ -4,14 +4,14 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workers.cli.texts import plain, shown_us, topic_shown
+from workers.cli.texts import fields, plain, shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription
     from logstore.log.entries import Entry
     from logstore.ports.catalog import TopicSummary
     from logstore.positions import Position, TopicId
-    from workers.assembly import LogStore
+    from workers.assembly.log import LogStore
     from workers.cli.context import CommandContext
 
 
@@ -25,9 +25,7 @@ def topic_document(context: "CommandContext", known: "TopicSummary") -> dict[str
         "retention_s": topic.policy.retention_s,
         "retention_bytes": topic.policy.retention_bytes,
         "created": shown_us(topic.created_us),
-        "ledgers": totals.ledgers,
-        "entries": totals.entries,
-        "size_bytes": totals.size_bytes,
+        **fields(totals, "ledgers entries size_bytes"),
         "subscriptions": _subscriptions(context, known),
         "max_read_position": None if totals.last is None else str(totals.last),
     }
@@ -44,18 +42,14 @@ def _subscriptions(context: "CommandContext", known: "TopicSummary") -> list[dic
 def topic_shown_in_list(row: Mapping[str, Any]) -> dict[str, object]:
     """A topic's document as a line of a table."""
     return {
-        "name": row["name"],
-        "state": row["state"],
-        "ledgers": row["ledgers"],
-        "entries": row["entries"],
+        **{name: row[name] for name in ("name", "state", "ledgers", "entries")},
         "bytes": row["size_bytes"],
         "last": row["max_read_position"],
-        "subscriptions": ", ".join(_subscription_shown(one) for one in row["subscriptions"]),
+        "subscriptions": ", ".join(
+            f"{one['name']} is {'an unknown number' if one['backlog'] is None else plain(one['backlog'])} behind"
+            for one in row["subscriptions"]
+        ),
     }
-
-
-def _subscription_shown(one: Mapping[str, object]) -> str:
-    return f"{one['name']} is {'an unknown number' if one['backlog'] is None else plain(one['backlog'])} behind"
 
 
 def subscription_documents(
@@ -78,13 +72,8 @@ def subscription_documents(
 def _subscription(
     name: str, mark_delete: "Position", created_us: int, backlog: int | None, **more: object
 ) -> dict[str, object]:
-    return {
-        "name": name,
-        "mark_delete": str(mark_delete),
-        "backlog": backlog,
-        "created": shown_us(created_us),
-        **more,
-    }
+    told = {"name": name, "mark_delete": str(mark_delete), "backlog": backlog, "created": shown_us(created_us)}
+    return {**told, **more}
 
 
 def entry_document(entry: "Entry") -> dict[str, object]:

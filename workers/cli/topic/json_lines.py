@@ -1,6 +1,6 @@
 """JSON lines as entries: one object a line, every line checked before anything is written.
 
-A file is read twice, so that its size does not matter: once to check all of it, once to append. What cannot be
+A file is read twice, so that its size does not matter: once to check all of it, once to append. A source that cannot be
 read twice (a pipe) is kept in a temporary file meanwhile.
 """
 
@@ -78,16 +78,12 @@ def parse_lines(source: IO[bytes], *, with_producer: bool) -> Iterator[tuple[int
             continue
         entry = parse_line(raw, number)
         if entry.sequence_id is not None:
-            _check_sequence(entry.sequence_id, before, number, with_producer=with_producer)
+            if not with_producer:
+                _refuse(number, "sequence_id", "--producer beside sequence ids", entry.sequence_id)
+            if entry.sequence_id <= before:
+                _refuse(number, "sequence_id", f"more than {before}, the one before", entry.sequence_id)
             before = entry.sequence_id
         yield number, entry
-
-
-def _check_sequence(sequence_id: int, before: int, number: int, *, with_producer: bool) -> None:
-    if not with_producer:
-        _refuse(number, "sequence_id", "--producer beside sequence ids", sequence_id)
-    if sequence_id <= before:
-        _refuse(number, "sequence_id", f"more than {before}, the one before", sequence_id)
 
 
 def parse_line(raw: bytes, number: int) -> NewEntry:

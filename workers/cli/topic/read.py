@@ -9,7 +9,7 @@ from logstore.names import check_subscription
 from logstore.positions import LedgerId, Position
 from workers.cli.command import command
 from workers.cli.context import CommandContext
-from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction, refuse_transaction
+from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction, refuse_later
 from workers.cli.output import Answer
 from workers.cli.topic.documents import entry_document, entry_shown
 from workers.cli.topic.topics import topic
@@ -86,7 +86,7 @@ def ack(
     txn: Transaction = None,
 ) -> Answer:
     """Acknowledge single entries, or everything up to one."""
-    refuse_transaction(txn)
+    refuse_later("--txn", "transactions", given=txn is not None)
     if bool(position) == (to is not None):
         raise InvalidInput("position", expected="either --position or --to", found="both" if position else "neither")
     check_subscription(subscription)

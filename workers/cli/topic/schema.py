@@ -12,7 +12,7 @@ from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.options import TopicArgument, known_number
 from workers.cli.output import Answer, note
-from workers.cli.texts import shown_us
+from workers.cli.texts import fields, shown_us
 from workers.cli.topic.topics import topic
 
 if TYPE_CHECKING:
@@ -82,13 +82,7 @@ def _content(file: str) -> bytes:
 
 
 def _row(found: "SchemaVersion") -> dict[str, object]:
-    return {
-        "version": found.version,
-        "ledger_id": found.ledger_id,
-        "size_bytes": found.size_bytes,
-        "digest": found.digest,
-        "created": shown_us(found.created_us),
-    }
+    return {**fields(found, "version ledger_id size_bytes digest"), "created": shown_us(found.created_us)}
 
 
 def _text(content: bytes) -> str:

@@ -16,7 +16,7 @@ from workers.cli.options import (
     TopicArgument,
     encoded_topic,
     known_number,
-    refuse_durable,
+    refuse_later,
 )
 from workers.cli.output import Answer, note
 from workers.cli.texts import topic_shown
@@ -69,7 +69,7 @@ def create(
     from logstore.deletion.retention import RetentionPolicy  # noqa: PLC0415 - start-up time
     from workers.settings import parse_duration  # noqa: PLC0415
 
-    refuse_durable(durable_delete)
+    refuse_later("--durable-delete", "durable deletes", given=bool(durable_delete))
     encoded = TopicName.parse(name).encoded
     policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
     topics = context.catalog.topics

@@ -1,17 +1,18 @@
 """A trace as lines of a tree, for a terminal: errors in red, what is only there to be found again in grey."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from infra.telemetry.span_tree import Node, folded
-from workers.cli.texts import harmless, plain
+from infra.telemetry.span_tree import Node, errors, folded
+from workers.cli.texts import harmless, plain, shown_us
 
 if TYPE_CHECKING:
-    from workers.cli.trace.found import FoundTrace
+    from infra.telemetry.span_reader import WorkflowTrace
 
 _MOST_ERROR = 300
 FACTS: Mapping[str, str] = {  # attribute -> how a line calls it, in the order of the line
@@ -33,7 +34,48 @@ FACTS: Mapping[str, str] = {  # attribute -> how a line calls it, in the order o
 }
 
 
-def drawn(found: "FoundTrace", every: bool) -> Group:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundTrace:
+    """A trace, and how it was come by."""
+
+    trace_id: str
+    workflow_id: str | None
+    roots: list[Node]
+    left_out: int
+    unreadable: int
+    related: "list[WorkflowTrace]"
+
+    @property
+    def start_ns(self) -> int:
+        """When its first span began."""
+        return min(root.span.start_ns for root in self.roots)
+
+    @property
+    def end_ns(self) -> int:
+        """When its last span ended."""
+        return max(node.span.end_ns for root in self.roots for node in root.walk())
+
+    def facts(self) -> dict[str, object]:
+        """Facts about it as a whole."""
+        nodes = [node.span for root in self.roots for node in root.walk()]
+        return {
+            "trace_id": self.trace_id,
+            "workflow_id": self.workflow_id,
+            "started": shown_us(self.start_ns // 1_000),
+            "duration_ms": round((self.end_ns - self.start_ns) / 1e6, 3),
+            "spans": sum(span.count for span in nodes) + self.left_out,
+            "errors": errors(self.roots),
+            "left_out": self.left_out,
+            "unreadable": self.unreadable,
+            "services": sorted({span.service for span in nodes}),
+            "related": [
+                {"trace_id": at.trace_id, "run_id": at.run_id, "span": at.name, "at": shown_us(at.start_ns // 1_000)}
+                for at in self.related
+            ],
+        }
+
+
+def drawn(found: FoundTrace, every: bool) -> Group:
     """The whole answer: a line about the trace, its trees, and where else the workflow was spoken of."""
     facts = found.facts()
     failed = Text(f"{facts['errors']:,} errors", style="bold red" if facts["errors"] else "")
@@ -44,7 +86,7 @@ def drawn(found: "FoundTrace", every: bool) -> Group:
     return Group(*parts, *trees, *_rest(found))
 
 
-def _rest(found: "FoundTrace") -> Iterator[Text]:
+def _rest(found: FoundTrace) -> Iterator[Text]:
     if found.left_out:
         yield Text(f"{found.left_out:,} more spans are not shown: the trace has too many")
     if found.unreadable:
@@ -66,7 +108,7 @@ def _tree(root: Node, origin_ns: int) -> Tree:
 
 
 def said(node: Node, above: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reader knows below this span: what all spans above have said, and this one."""
+    """The attributes that a reader knows below this span: those of all spans above it, and its own."""
     return {**above, **node.span.attributes, "service": node.span.service}
 
 
@@ -91,7 +133,7 @@ def line(node: Node, origin_ns: int, known: Mapping[str, Any]) -> Text:
 
 
 def facts(node: Node, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is worth a place in the line; what a span above has said is not said again."""
+    """The attributes for the line; one that a span above has shown is not shown again."""
     for attribute, name in FACTS.items():
         value = node.span.attributes.get(attribute)
         if value not in (None, "") and known.get(attribute) != value:

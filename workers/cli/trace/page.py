@@ -2,14 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infra.telemetry.span_tree import Node, folded
 from workers.cli.texts import plain
-from workers.cli.trace.lines import facts, length, said
-
-if TYPE_CHECKING:
-    from workers.cli.trace.found import FoundTrace
+from workers.cli.trace.lines import FoundTrace, facts, length, said
 
 _OPEN_DEPTH = 6  # deeper spans are folded until they are clicked, except those on the way to an error
 _STYLE = """
@@ -31,7 +28,7 @@ summary .name::before { content: "▸ "; color: var(--dim); } details[open] > su
 """
 
 
-def page(found: "FoundTrace") -> str:
+def page(found: FoundTrace) -> str:
     """The page; everything that stands in a span is escaped."""
     about = found.facts()
     title = escape(found.workflow_id or found.trace_id)
@@ -50,7 +47,7 @@ def page(found: "FoundTrace") -> str:
     )
 
 
-def _rows(node: Node, above: Mapping[str, Any], found: "FoundTrace") -> Iterator[str]:
+def _rows(node: Node, above: Mapping[str, Any], found: FoundTrace) -> Iterator[str]:
     row = _row(node, above, found)
     if not node.children:
         yield f'<div class="leaf">{row}</div>'
@@ -62,7 +59,7 @@ def _rows(node: Node, above: Mapping[str, Any], found: "FoundTrace") -> Iterator
     yield "</details>"
 
 
-def _row(node: Node, known: Mapping[str, Any], found: "FoundTrace") -> str:
+def _row(node: Node, known: Mapping[str, Any], found: FoundTrace) -> str:
     span, whole = node.span, max(1, found.end_ns - found.start_ns)
     left, wide = 100 * (span.start_ns - found.start_ns) / whole, 100 * node.length_ns / whole
     times = f" x {span.count:,}, {length(span.total_ns)} in all" if span.count > 1 else ""

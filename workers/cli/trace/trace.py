@@ -11,12 +11,13 @@ from logstore.errors import InvalidInput, UnknownObject
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.output import Answer, note
-from workers.cli.trace.found import FoundTrace
 
 if TYPE_CHECKING:
     from infra.telemetry.span_reader import SpanReader
+    from workers.cli.trace.lines import FoundTrace
 
-alone = group("traces", "Traces.")
+
+traces = group("traces", "Traces.")
 
 _TRACE_ID = re.compile(r"[0-9a-fA-F]{32}")
 _MOST_RELATED = 10
@@ -28,7 +29,7 @@ Html = Annotated[
 
 
 @command(
-    alone,
+    traces,
     "trace",
     examples=["sexton trace trim-topic/7", "sexton trace 4bf92f3577b34da6a3ce929d0e0e4736 --html trace.html"],
 )
@@ -52,8 +53,9 @@ def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
     return Answer(document=told, draw=partial(drawn, found))
 
 
-def _found(context: CommandContext, reader: "SpanReader", name: str) -> FoundTrace:
+def _found(context: CommandContext, reader: "SpanReader", name: str) -> "FoundTrace":
     from infra.telemetry.span_tree import grown  # noqa: PLC0415 - start-up time
+    from workers.cli.trace.lines import FoundTrace  # noqa: PLC0415
 
     is_trace = _TRACE_ID.fullmatch(name) is not None
     sightings = [] if is_trace else reader.sightings(name)
@@ -84,7 +86,7 @@ def _unknown(context: CommandContext, what: str, name: str) -> UnknownObject:
     return UnknownObject("id", expected=f"{where}, where files are kept for a time{also}", found=name)
 
 
-def _write_page(path: Path, found: FoundTrace) -> None:
+def _write_page(path: Path, found: "FoundTrace") -> None:
     from workers.cli.trace.page import page  # noqa: PLC0415 - start-up time
 
     try:

@@ -6,7 +6,7 @@ between, storage fails, or the process dies. After each step a process that know
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class _Play:
         snapshots = CursorLedgers(
             cursors=catalog.cursors, ledgers=catalog.ledgers, contents=contents, inline_bytes=limit, clock=clock
         )
-        committer = self._open.enter_context(GroupCommitter(catalog.commits))
+        committer = self._open.enter_context(closing(GroupCommitter(catalog.commits)))
         return Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
 
     def _tick(self) -> float:

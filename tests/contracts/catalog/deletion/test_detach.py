@@ -1,7 +1,6 @@
 """Phase one: what may go, all or nothing, once."""
 
 import pytest
-from sqlalchemy import event
 
 from logstore.cursors.state import CursorState
 from logstore.deletion.intents import DeletionState, Outcome
@@ -390,30 +389,14 @@ def test_detach_dying_at_any_statement_changes_nothing(sql_world: SqlWorld) -> N
         sql_world.catalog.cursors.all(topic.topic_id),
         sql_world.rows().versions,
     )
-    left = [0]
-
-    def die(*_: object) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise SimulatedCrash("statement")
-
-    for moment in ("before_cursor_execute", "commit"):
-        event.listen(sql_world.database.engine, moment, die)
-    statements = 0
-    while True:
-        statements += 1
-        left[0] = statements
-        try:
-            sql_world.phase_one(topic.topic_id, ledgers[:2], force=True, batch_id="b")
-            left[0] = 0
-            break
-        except SimulatedCrash:
-            left[0] = 0
-            _assert_nothing_forgotten(sql_world, topic.topic_id, ledgers)
-            cursors = sql_world.catalog.cursors.all(topic.topic_id)
-            assert (listed(sql_world, topic.topic_id), cursors, sql_world.rows().versions) == before
-            assert sql_world.intents() == []
-    assert statements > 10
+    deaths = 0
+    for _ in sql_world.deaths_in(lambda: sql_world.phase_one(topic.topic_id, ledgers[:2], force=True, batch_id="b")):
+        _assert_nothing_forgotten(sql_world, topic.topic_id, ledgers)
+        cursors = sql_world.catalog.cursors.all(topic.topic_id)
+        assert (listed(sql_world, topic.topic_id), cursors, sql_world.rows().versions) == before
+        assert sql_world.intents() == []
+        deaths += 1
+    assert deaths >= 10
     assert sql_world.intents() == ledgers[:2]
 
 

@@ -126,6 +126,19 @@ def test_pause_that_comes_after_the_release_pauses_nothing(world: World) -> None
 
 
 @pytest.mark.postgres
+def test_renewal_that_comes_after_the_release_claims_nothing(world: World) -> None:
+    """What held a paused batch may outlive its workflow: its renewal would hide the rows from the sweep."""
+    _batch(world, 1, name="b")
+    deletions = world.catalog.deletions
+    deletions.pause("b")
+    assert deletions.release("b")
+    for late in (claim("w", ttl_s=900), claim("another")):
+        with pytest.raises(ClaimHeld, match="released"):
+            deletions.renew("b", late)
+    assert _adopt(world).intents == 1
+
+
+@pytest.mark.postgres
 def test_pause_of_what_is_no_batch_or_over_is_refused(world: World) -> None:
     """And changes nothing."""
     _batch(world, 1, name="b")

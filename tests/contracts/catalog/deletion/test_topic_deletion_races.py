@@ -105,7 +105,7 @@ def test_attach_whose_topic_goes_between_two_reads_is_false(postgres_url: str) -
 
     @event.listens_for(world.database.engine, "before_cursor_execute")
     def between(_: object, __: object, statement: str, *___: object) -> None:
-        if statement.startswith("SELECT ledger_list.topic_id") and not seen:
+        if statement.startswith("SELECT topic.") and not seen:
             seen.append(statement)
             thread = threading.Thread(target=delete, args=(world, topic))
             thread.start()

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import event
 
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import AlreadyExists, PreconditionFailed, SextonError, UnknownObject
@@ -297,15 +296,6 @@ def test_delete_topic_dying_at_any_statement_changes_nothing_or_all(sql_world: S
     """Each step is one transaction, whichever statement is its last."""
     topic = new_topic(sql_world)
     copies = rich(sql_world, topic)
-    left = [0]
-
-    def die(*_: object) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise SimulatedCrash("statement")
-
-    for moment in ("before_cursor_execute", "commit"):
-        event.listen(sql_world.database.engine, moment, die)
     steps: tuple[Callable[[], object], ...] = (
         lambda: begin(sql_world, topic),
         lambda: detach_all(sql_world, topic),
@@ -313,19 +303,10 @@ def test_delete_topic_dying_at_any_statement_changes_nothing_or_all(sql_world: S
     )
     tried = 0
     for step in steps:
-        before, at_statement = (left_of(sql_world, topic.topic_id), intents(sql_world)), 0
-        while True:
-            at_statement += 1
-            left[0] = at_statement
-            try:
-                step()
-            except SimulatedCrash:
-                left[0] = 0
-                assert (left_of(sql_world, topic.topic_id), intents(sql_world)) == before
-                tried += 1
-            else:
-                left[0] = 0
-                break
+        before = (left_of(sql_world, topic.topic_id), intents(sql_world))
+        for _ in sql_world.deaths_in(step):
+            assert (left_of(sql_world, topic.topic_id), intents(sql_world)) == before
+            tried += 1
     assert tried > 20
     assert intents(sql_world) == copies
     assert left_of(sql_world, topic.topic_id) == {}

@@ -8,13 +8,13 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ports.catalog import Detached, Ended, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import acknowledge, filled, listed, new_topic, newborn, race, roll
-from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
+from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
 
 BATCH = "trim-1"
 NAMES = [f"persistent://a/b/{name}" for name in "cab"]
 
 
-def trim(world: SqlWorld, topic: Topic, batch_id: str = BATCH, *, by: str = "w", ttl_s: float = 60) -> Detached:
+def trim(world: World, topic: Topic, batch_id: str = BATCH, *, by: str = "w", ttl_s: float = 60) -> Detached:
     """One topic's part."""
     return world.catalog.phase_one.detach_into(
         topic.topic_id, batch_id=batch_id, claim=claim(by, ttl_s=ttl_s), cause=CAUSE
@@ -111,6 +111,18 @@ def test_trim_of_an_unknown_topic_is_refused(sql_world: SqlWorld) -> None:
     with pytest.raises(UnknownObject):
         sql_world.catalog.phase_one.detach_into(TopicId(99), batch_id=BATCH, claim=claim(), cause=CAUSE)
     assert sql_world.catalog.phase_one.detached_into(BATCH).intents == 2
+
+
+def test_trim_repeated_after_its_topic_has_gone_is_answered_by_its_batch(world: World) -> None:
+    """The answer of the first call was lost, and the topic was deleted before the second one."""
+    topic = new_topic(world)
+    filled(world, topic.topic_id, 3)
+    first = trim(world, topic)
+    assert first.intents == 2
+    world.remove_topic(topic.topic_id)
+    assert trim(world, topic) == first
+    with pytest.raises(UnknownObject):
+        trim(world, topic, "trim-2")
 
 
 @pytest.mark.postgres

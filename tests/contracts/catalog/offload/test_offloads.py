@@ -1,5 +1,8 @@
 """Tiered copies: begun, published, given up; what deletion and offload of one ledger do to each other."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
@@ -448,6 +451,20 @@ def test_remove_primaries_repeated_with_its_batch_id_answers_the_same(world: Wor
     assert len(world.audited("remove-primaries")) == 1
     with pytest.raises(PreconditionFailed, match="never used"):
         remove(world, topic, ledgers[1])
+
+
+def test_remove_primaries_repeated_after_its_topic_has_gone_is_answered_by_its_batch(world: World) -> None:
+    """The answer of the first call was lost, and the topic was deleted before the second one."""
+    topic = new_topic(world)
+    offloaded(world, filled(world, topic.topic_id, 2)[0])
+    first = remove(world, topic)
+    assert first.intents == 1
+    world.remove_topic(topic.topic_id)
+    repeated: dict[str, Any] = {"proved": {}, "claim": claim(), "cause": CAUSE}
+    remove_primaries = partial(world.catalog.offloads.remove_primaries, topic.topic_id, None, **repeated)
+    assert remove_primaries(batch_id="primaries") == first
+    with pytest.raises(UnknownObject):
+        remove_primaries(batch_id="another")
 
 
 def test_ledger_without_its_primary_is_detached_with_what_it_has(world: World) -> None:

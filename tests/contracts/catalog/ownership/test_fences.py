@@ -12,6 +12,7 @@ from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Ended, Fence, RowRange
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
+from tests.every_topic import every_topic
 
 _ALL: Final = RowRange(first=0, last=2**62, rows=0)
 ONE: Final = BundleId(7)
@@ -35,7 +36,7 @@ def _rows(world: World) -> list[int]:
 
 
 def detach(world: World, lease: Lease | None) -> object:
-    (topic,) = world.catalog.topics.all()
+    (topic,) = every_topic(world.catalog.topics)
     return world.phase_one(topic.topic_id, batch_id="next", lease=lease)
 
 

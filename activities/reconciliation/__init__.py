@@ -1,0 +1,1 @@
+"""Reconciliation: a plan that changes nothing, and an apply that looks at each finding again."""

@@ -1,0 +1,278 @@
+"""An apply of a finished plan, page by page: each finding is looked at again, and only then acted upon.
+
+Copies and rows go to phase two by an intent, whose batch a workflow runs; single objects are deleted here. Any step may
+run twice, at any distance: what it decided is written down before the first effect that would change the answer, and
+counts are those of storage's confirmations. What became of a page is one file, of an apply the sum of these files.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from activities.deletion import metrics as deletion_metrics
+from activities.deletion.claims import batch_claim, own_cause, own_claim
+from activities.heartbeats import beating, defined
+from activities.reconciliation import fates
+from activities.reconciliation.looked import keep, looked_at
+from activities.reconciliation.objects import ObjectDeletion
+from activities.reconciliation.planning import RUN_CLAIM_S
+from activities.reconciliation.values import (
+    ApplyBegun,
+    BeginApplyInput,
+    ConcludeApplyInput,
+    DeleteObjectsInput,
+    FiledPage,
+    FilePageInput,
+    RecordPageInput,
+)
+from logstore.errors import PreconditionFailed, StaleCatalog
+from logstore.failpoints import effect
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import Cause, Detached, FiledCopy, Identities, OrphanCopy, Reconciliation, RunKind
+from logstore.reconciliation import rules
+from logstore.reconciliation.files import Ended, FindingFiles
+from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.reconciliation.jobs import VerifyFindings
+from logstore.reconciliation.results import (
+    RESULT,
+    ApplyCounts,
+    PlanResult,
+    apply_counts,
+    apply_run_id,
+    plan_result,
+    together,
+)
+from logstore.reconciliation.services.orphans import StoredOrphans, is_copy, is_object
+from logstore.units import between_units
+
+_ASKING: Final = 8
+"""Copies that storage is asked about at a time."""
+_ROWS_OF_THE_CATALOG: Final = frozenset({FindingKind.UNREFERENCED_LEDGER, FindingKind.STALLED_DELETION})
+_ROWS: Final = 1_000
+"""Rows of a batch that are read at a time."""
+R = TypeVar("R")
+
+
+class Applying:
+    """The activities of an apply, over ports."""
+
+    def __init__(
+        self,
+        *,
+        reconciliation: Reconciliation,
+        identities: Identities,
+        stored: StoredOrphans,
+        objects: ObjectDeletion,
+        bulk: BulkJobs,
+    ) -> None:
+        """Take the ports, and what deletes single objects."""
+        self._runs, self._identities, self._stored = reconciliation, identities, stored
+        self._objects, self._bulk = objects, bulk
+
+    @defined(name="reconciliation.begin_apply")
+    @beating()
+    def begin_apply(self, request: BeginApplyInput) -> ApplyBegun:
+        """Refuse what must not be applied, and open the run of the apply.
+
+        Idempotency: keyed by the plan's `run_id`; of an apply that is finished, what it came to.
+        Raises: InvalidInput, UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch (terminal);
+            StoreUnavailable, CatalogBusy (retry).
+        """
+        plan, begun = self._finished_plan(request.run_id)
+        rules.check_share(plan.findings, plan.ledgers, request.max_orphan_share)
+        self._stored.confirm()
+        pages = self._findings(request.run_id, plan).pages
+        facts = {
+            "actor": request.actor,
+            "reason": request.reason,
+            "plan": request.run_id,
+            "pages": pages,
+            "folder": str(self._folder(request.run_id)),
+        }
+        claim = own_claim(RUN_CLAIM_S)
+        run = self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=facts)
+        return ApplyBegun(
+            pages=pages,
+            findings=sum(plan.findings[kind.value] for kind in FindingKind if kind.applied),
+            before_us=plan.before_us,
+            epoch=int(begun["epoch"]),
+            done=apply_counts(run.summary) if run.finished_us is not None else None,
+        )
+
+    def _finished_plan(self, run_id: str) -> tuple[PlanResult, Mapping[str, Any]]:
+        run = self._runs.run(run_id)
+        if run.kind is not RunKind.PLAN:
+            raise PreconditionFailed(f"run {run_id}: expected a plan, found the run of an {run.kind.value}")
+        if run.finished_us is None:
+            raise PreconditionFailed(f"plan {run_id}: expected one that finished, found no summary; plan again")
+        catalog_id = self._identities.catalog_id()
+        if run.summary["catalog_id"] != catalog_id:
+            found = run.summary["catalog_id"]
+            raise PreconditionFailed(f"plan {run_id}: expected one of catalog {catalog_id}, found one of {found}")
+        self._require_epoch(int(run.summary["epoch"]), run_id)
+        return plan_result(run.summary), run.summary
+
+    def _require_epoch(self, planned: int, run_id: str) -> None:
+        epoch = self._runs.standing().epoch
+        if planned != epoch:
+            raise StaleCatalog(f"plan {run_id}: expected catalog epoch {epoch}, found {planned}; plan again")
+
+    def _findings(self, run_id: str, plan: PlanResult) -> FindingFiles:
+        """The plan's findings, if they are those that its summary counts."""
+        files = self._files(run_id)
+        counted = {kind.value: rows for kind, (rows, _) in files.totals().items()}
+        if counted != plan.findings:
+            raise PreconditionFailed(f"plan {run_id}: expected its findings, {plan.findings}, found {counted}")
+        return files
+
+    def _files(self, run_id: str) -> FindingFiles:
+        published = self._bulk.published(run_id, VerifyFindings.name)
+        if published is None:
+            where = "every worker must see the folder of bulk output"
+            raise PreconditionFailed(f"plan {run_id}: expected its findings, found none here; {where}, or plan again")
+        return FindingFiles(Path(published.folder))
+
+    @defined(name="reconciliation.file_page")
+    @beating()
+    def file_page(self, request: FilePageInput) -> FiledPage:
+        """Look at a page again, in storage first, and file what is still so for phase two.
+
+        Idempotency: keyed by `batch_id`: what storage said is written down before it is filed, so that the same is
+            filed and answered again, whatever has become of it in storage since.
+        Raises: PreconditionFailed, StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        page = request.findings
+        self._require_epoch(page.epoch, page.run_id)
+        self._stored.confirm()
+        found = self._files(page.run_id).page(page.page)
+        if not any(is_copy(one) or one.kind in _ROWS_OF_THE_CATALOG for one in found.values()):
+            return self._filed_page(found, None)
+        folder = self._folder(page.run_id)
+        looked = looked_at(folder, page.page)
+        if looked is None:
+            seen = self._look(found, page.before_us)
+            with effect("reconciliation.keep_looked"):
+                looked = keep(folder, page.page, seen)
+        filing = self._runs.file(
+            request.batch_id,
+            orphans=[one for one in looked.values() if isinstance(one, OrphanCopy)],
+            unreferenced=_numbers(found, FindingKind.UNREFERENCED_LEDGER, lambda one: one.ledger_id),
+            stalled=_numbers(found, FindingKind.STALLED_DELETION, lambda one: one.row_id),
+            claim=batch_claim(request.batch_workflow_id),
+            cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
+        )
+        deletion_metrics.sent(filing.detached.filed)
+        kept = {at: why for at, why in looked.items() if isinstance(why, str)} | dict(filing.kept)
+        with effect("reconciliation.keep_copies"):
+            fates.kept_files(folder).put(
+                page.page, [Ended(number=at, fate=Fate.KEPT, reason=why) for at, why in sorted(kept.items())]
+            )
+        return self._filed_page(found, filing.detached)
+
+    def _filed_page(self, found: Mapping[int, Finding], filed: Detached | None) -> FiledPage:
+        return FiledPage(
+            intents=filed.intents if filed else 0,
+            detached=filed.ledgers if filed else 0,
+            objects=sum(map(is_object, found.values())),
+        )
+
+    def _look(self, found: Mapping[int, Finding], before_us: int) -> dict[int, OrphanCopy | str]:
+        copies = {at: one for at, one in found.items() if is_copy(one)}
+
+        def look(at: int, one: Finding) -> OrphanCopy | str:
+            between_units()
+            return self._stored.copy(at, one, before_us=before_us)
+
+        return dict(zip(copies, _spread([partial(look, at, one) for at, one in copies.items()]), strict=True))
+
+    @defined(name="reconciliation.delete_objects")
+    def delete_objects(self, request: DeleteObjectsInput) -> int:
+        """Delete the page's single objects and abandoned uploads that are still what the plan found; how many.
+
+        Idempotency: what is to be deleted is written down before the first of it is, so that a second attempt deletes
+            the same, and an absent object counts as deleted. That decision does not age: no writer registers a number
+            that was passed over, and no upload goes on under a uuid that no row has.
+        Heartbeat: (findings looked at, objects confirmed), after each; and while storage makes us wait.
+        Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        page = request.findings
+        self._require_epoch(page.epoch, page.run_id)  # a restored catalog may give a number out again
+        found = {at: one for at, one in self._files(page.run_id).page(page.page).items() if is_object(one)}
+        return self._objects.delete(
+            found,
+            folder=self._folder(page.run_id),
+            page=page.page,
+            before_us=page.before_us,
+            cause=own_cause(request.actor, request.reason),
+            objects_per_s=request.objects_per_s,
+        )
+
+    @defined(name="reconciliation.record_page")
+    @beating()
+    def record_page(self, request: RecordPageInput) -> ApplyCounts:
+        """Write down what became of each finding of the page, and count it.
+
+        Idempotency: a page that is written again replaces itself by what its rows say then.
+        Raises: StoreUnavailable, CatalogBusy (retry).
+        """
+        page = request.findings
+        folder, found = self._folder(page.run_id), self._files(page.run_id).page(page.page)
+        ended = fates.joined(
+            found, self._filed(request.batch_id), intents=request.intents, folder=folder, page=page.page
+        )
+        with effect("reconciliation.put_fates"):
+            fates.fate_files(folder).put(page.page, list(ended.values()))
+        return fates.counted(found, ended)
+
+    def _filed(self, batch_id: str) -> list[FiledCopy]:
+        rows: list[FiledCopy] = []
+        while more := self._runs.filed(batch_id, after=rows[-1].row_id if rows else 0, limit=_ROWS):
+            between_units()
+            rows += more
+        return rows
+
+    @defined(name="reconciliation.conclude_apply")
+    @beating()
+    def conclude_apply(self, request: ConcludeApplyInput) -> ApplyCounts:
+        """Finish the run with the sum of its pages.
+
+        Idempotency: the first summary stays; it is counted from files, so that repeated work counts once.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        run = self._runs.run(apply_run_id(request.run_id))
+        if run.finished_us is None:
+            files, kept = self._files(request.run_id), fates.fate_files(self._folder(request.run_id))
+            whole = ApplyCounts()
+            for page in range(files.pages):
+                between_units()
+                ended = kept.page(page)
+                if ended is None:
+                    raise PreconditionFailed(
+                        f"apply of {request.run_id}: expected page {page} to be applied, found none"
+                    )
+                whole = together(whole, fates.counted(files.page(page), ended))
+            self._runs.close_run(run.run_id, {**run.summary, RESULT: asdict(whole)})
+            run = self._runs.run(run.run_id)
+        return apply_counts(run.summary)
+
+    def _folder(self, run_id: str) -> Path:
+        return self._bulk.folder(run_id)
+
+
+def _numbers(found: Mapping[int, Finding], kind: FindingKind, of: Callable[[Finding], R | None]) -> dict[int, R]:
+    return {at: value for at, one in found.items() if one.kind is kind and (value := of(one)) is not None}
+
+
+def _spread(calls: Sequence[Callable[[], R]]) -> list[R]:
+    """What the calls answer, a few at a time; the first error is raised, and no further call begins."""
+    with ThreadPoolExecutor(_ASKING, thread_name_prefix="look") as threads:
+        asked = [threads.submit(copy_context().run, call) for call in calls]
+        try:
+            return [one.result() for one in asked]
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,159 @@
+"""What became of the findings of a page: three files of one folder, each written as a whole, joined into the last.
+
+`kept`: copies that were not filed. `objects`: what became of single objects. `fates`: of everything.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from logstore.deletion.intents import Outcome
+from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import FiledCopy
+from logstore.reconciliation.files import Ended, FateFiles
+from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.reconciliation.results import ApplyCounts, capped
+from logstore.reconciliation.services.orphans import is_object
+
+_NAMED: Final = re.compile(r"(segment \d+ of )?(ledger|deletion) \d+: ")
+_NUMBER: Final = re.compile(r"\d+")
+_TOLD: Final = 200  # characters of each
+_NOT_FILED: Final = "nothing was filed for it"
+_TAKEN_OVER: Final = "another batch took its deletion over: look there for how it ends"
+
+
+def kept_files(folder: Path) -> FateFiles:
+    """Copies of each page that were not filed, and why."""
+    return FateFiles(folder / "kept")
+
+
+def decided_files(folder: Path) -> FateFiles:
+    """Single objects of each page that must be kept, and why; what is not named is to be deleted."""
+    return FateFiles(folder / "decided")
+
+
+def object_files(folder: Path) -> FateFiles:
+    """What became of the single objects of each page."""
+    return FateFiles(folder / "objects")
+
+
+def fate_files(folder: Path) -> FateFiles:
+    """What became of all findings of each page that apply acts upon."""
+    return FateFiles(folder / "fates")
+
+
+def joined(
+    found: Mapping[int, Finding], filed: Sequence[FiledCopy], *, intents: int, folder: Path, page: int
+) -> dict[int, Ended]:
+    """What became of each finding of a page that apply acts upon, ascending.
+
+    What was filed counts before what was kept: an attempt that came late may have found nothing in storage any more.
+    A finding that was neither kept nor has a row was filed, and a sweep took its row over, because the page's own batch
+    began late or ended early.
+
+    Args:
+        found: Findings of the page by number.
+        filed: Rows of the page's batch, as they stand now.
+        intents: Rows that were filed for it.
+        folder: Of the plan's run.
+        page: Its number.
+    """
+    copies, objects = kept_files(folder).page(page), object_files(folder).page(page) or {}
+    kept, rows = copies or {}, _Rows(filed, whole=len(filed) >= intents)
+    ended: dict[int, Ended] = {}
+    for at, one in sorted(found.items()):
+        if not one.kind.applied:
+            continue
+        unfiled = Ended(number=at, fate=Fate.KEPT, reason=_NOT_FILED)
+        taken = Ended(number=at, fate=Fate.STARTED, reason=_TAKEN_OVER)
+        if is_object(one):
+            ended[at] = objects.get(at, unfiled)
+        else:
+            ended[at] = rows.ended(at, one) or kept.get(at, unfiled if copies is None else taken)
+    return ended
+
+
+class _Rows:
+    """Rows of a batch, by what a finding knows of them."""
+
+    def __init__(self, filed: Iterable[FiledCopy], *, whole: bool) -> None:
+        self._whole = whole  # no row has left the batch
+        self._by_row: dict[int, FiledCopy] = {}
+        self._by_ledger: dict[int, list[FiledCopy]] = defaultdict(list)
+        for one in filed:
+            self._by_row[one.row_id] = one
+            self._by_ledger[one.ledger_id].append(one)
+
+    def ended(self, number: int, finding: Finding) -> Ended | None:
+        """What became of the rows of a finding; None if there are none."""
+        rows = self._of(finding)
+        if not rows:
+            return None
+        fate, reason = _fate(rows, stalled=finding.kind is FindingKind.STALLED_DELETION)
+        if fate is Fate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not self._whole:
+            fate, reason = Fate.STARTED, _TAKEN_OVER  # the row of its other copy may be one of those that left
+        return Ended(
+            number=number,
+            fate=fate,
+            reason=reason,
+            objects=sum(one.objects for one in rows),
+            size_bytes=sum(one.size_bytes for one in rows),
+        )
+
+    def _of(self, finding: Finding) -> list[FiledCopy]:
+        if finding.kind is FindingKind.STALLED_DELETION:
+            row = self._by_row.get(finding.row_id or 0)
+            return [row] if row else []
+        if finding.ledger_id is None:
+            return []
+        rows = self._by_ledger[finding.ledger_id]
+        if finding.kind is FindingKind.UNREFERENCED_LEDGER:
+            return rows
+        tiered = finding.copy == CopyKind.OFFLOADED_LEDGER
+        return [one for one in rows if one.copy == finding.copy and (not tiered or one.uuid == finding.uuid)]
+
+
+def _fate(rows: Sequence[FiledCopy], *, stalled: bool) -> tuple[Fate, str]:
+    """Of several rows the worst; what is tried again by a workflow of its own has failed so far, but was started."""
+    failed = [one for one in rows if one.outcome is None or not one.outcome.success]
+    if not failed:
+        return Fate.DELETED, ""
+    dead = [one for one in failed if one.outcome not in {None, Outcome.RETRYING}]
+    if dead:
+        outcome = dead[0].outcome or Outcome.DEAD_LETTERED
+        return Fate.FAILED, f"{outcome.value}: {dead[0].error}" if dead[0].error else outcome.value
+    if stalled:
+        return Fate.STARTED, ""
+    error = failed[0].error
+    return Fate.FAILED, f"{Outcome.RETRYING.value}: {error}" if error else Outcome.RETRYING.value
+
+
+def _kind_of(reason: str) -> str:
+    """A reason without the ledger, segment or deletion that it names, so that equal ones count together."""
+    return _NUMBER.sub("…", _NAMED.sub("", reason))
+
+
+def counted(found: Mapping[int, Finding], ended: Mapping[int, Ended]) -> ApplyCounts:
+    """A page by kind and reason."""
+    applied: dict[str, int] = defaultdict(int)
+    skipped: dict[str, int] = defaultdict(int)
+    failures: dict[str, str] = {}
+    for at, one in sorted(ended.items()):
+        if one.fate is Fate.KEPT:
+            skipped[_kind_of(one.reason)] += 1
+        elif one.fate is Fate.FAILED:
+            failures[str(at)] = one.reason[:_TOLD]
+        else:
+            applied[found[at].kind.value] += 1
+    return capped(
+        ApplyCounts(
+            applied=dict(applied),
+            skipped=dict(skipped),
+            failed=len(failures),
+            objects=sum(one.objects for one in ended.values()),
+            size_bytes=sum(one.size_bytes for one in ended.values()),
+            failures=failures,
+        )
+    )

@@ -1,0 +1,115 @@
+"""Single objects that nobody refers to: decided upon, deleted in pages, confirmed per key."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from activities.deletion.rate import DeletionPace
+from activities.heartbeats import Heartbeats
+from activities.reconciliation import fates
+from logstore.deletion.intents import Finding as Found
+from logstore.deletion.intents import StoredCopy
+from logstore.errors import StoreUnavailable
+from logstore.failpoints import effect
+from logstore.ports.catalog import Cause, Reconciliation
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId
+from logstore.reconciliation.files import Ended
+from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.reconciliation.services.orphans import StoredOrphans
+
+_PARTS_LEFT = "parts of the upload are left"
+
+
+class ObjectDeletion:
+    """Deletes orphaned segments and abandoned uploads of a page."""
+
+    def __init__(self, *, reconciliation: Reconciliation, stored: StoredOrphans, objects: ObjectStore) -> None:
+        """Take the catalog, which makes sure that no segment is registered any more, and the buckets."""
+        self._catalog, self._stored, self._objects = reconciliation, stored, objects
+
+    def delete(
+        self,
+        found: Mapping[int, Finding],
+        *,
+        folder: Path,
+        page: int,
+        before_us: int,
+        cause: Cause,
+        objects_per_s: float,
+    ) -> int:
+        """Delete what is still an orphan, keep a file of what became of each, and count the confirmed ones.
+
+        Raises:
+            StoreUnavailable: Storage did not answer for all; what was deleted is deleted again.
+        """
+        with Heartbeats(lambda: None) as heartbeats:
+            self._stored.confirm()
+            decided = fates.decided_files(folder)
+            kept = decided.page(page)
+            if kept is None:
+                kept = self._decided(found, before_us, cause, heartbeats)
+                with effect("reconciliation.decide_objects"):
+                    decided.put(page, list(kept.values()))
+            doomed = {at: one for at, one in found.items() if at not in kept}
+            done = self._segments(doomed, objects_per_s, heartbeats) | self._uploads(doomed, before_us, heartbeats)
+            with effect("reconciliation.keep_objects"):
+                fates.object_files(folder).put(page, [*kept.values(), *done.values()])
+        return sum(one.fate is Fate.DELETED for one in done.values())
+
+    def _decided(
+        self, found: Mapping[int, Finding], before_us: int, cause: Cause, heartbeats: Heartbeats
+    ) -> dict[int, Ended]:
+        """Those that must be kept, and why; what is not named may be deleted, now and later."""
+        kept: dict[int, str] = {}
+        segments: dict[int, tuple[LedgerId, int]] = {}
+        for at, one in found.items():
+            heartbeats.examined()
+            if one.kind is FindingKind.ORPHAN_SEGMENT:
+                answer = self._stored.segment(one, before_us=before_us)
+                if isinstance(answer, str):
+                    kept[at] = answer
+                else:
+                    segments[at] = answer
+            elif isinstance(why := self._stored.upload(one, before_us=before_us), str):
+                kept[at] = why
+        if segments:
+            kept |= self._catalog.pass_over(segments, cause=cause)
+        return {at: Ended(number=at, fate=Fate.KEPT, reason=why) for at, why in sorted(kept.items())}
+
+    def _segments(
+        self, doomed: Mapping[int, Finding], objects_per_s: float, heartbeats: Heartbeats
+    ) -> dict[int, Ended]:
+        found = {at: one for at, one in doomed.items() if one.kind is FindingKind.ORPHAN_SEGMENT}
+        pace = DeletionPace(objects_per_s)
+        done: dict[int, Ended] = {}
+        copies = {at: StoredCopy(finding=Found.OWN, data_keys=(one.key,)) for at, one in found.items()}
+        for part in pace.parts(copies) if copies else ():
+            pace.wait(part, heartbeats)
+            with effect("reconciliation.delete_objects"):
+                report = self._objects.delete([found[at].key for at in part])
+            heartbeats.deleted(len(report.deleted))
+            for key in report.unanswered:
+                raise StoreUnavailable(report.failed[key])
+            done |= {at: _ended(at, found[at], report.failed.get(found[at].key)) for at in part}
+        return done
+
+    def _uploads(self, doomed: Mapping[int, Finding], before_us: int, heartbeats: Heartbeats) -> dict[int, Ended]:
+        done: dict[int, Ended] = {}
+        for at, one in doomed.items():
+            if one.kind is FindingKind.ORPHAN_SEGMENT:
+                continue
+            heartbeats.examined()
+            store = self._stored.upload(one, before_us=before_us)
+            if not isinstance(store, str):
+                with effect("reconciliation.abort_uploads"):
+                    store.abort_uploads(one.key)
+            left = not isinstance(self._stored.upload(one, before_us=before_us), str)
+            done[at] = _ended(at, one, _PARTS_LEFT if left else None)
+        return done
+
+
+def _ended(at: int, finding: Finding, error: str | None) -> Ended:
+    if error is not None:
+        return Ended(number=at, fate=Fate.FAILED, reason=error)
+    objects = 1 if finding.kind is FindingKind.ORPHAN_SEGMENT else 0
+    return Ended(number=at, fate=Fate.DELETED, objects=objects, size_bytes=finding.size_bytes)

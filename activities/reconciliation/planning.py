@@ -1,0 +1,268 @@
+"""A plan, one step an activity: it lists, reads, compares and verifies, and writes nothing but its own run.
+
+Any step may run twice, and two attempts may overlap: what a bulk job publishes is published once, and a run's row
+keeps what it began with and what it came to first. A run without a summary is not finished, and apply refuses it.
+"""
+
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from temporalio.exceptions import CancelledError
+
+from activities.deletion.claims import own_claim
+from activities.heartbeats import beating, defined, raise_if_cancelled
+from activities.reconciliation import metrics
+from activities.reconciliation.owners import mark, owner_of
+from activities.reconciliation.values import (
+    BeginPlanInput,
+    BulkInput,
+    BulkResult,
+    ConcludePlanInput,
+    PlanBegun,
+    SidesInput,
+)
+from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import Identities, Reconciliation, RunKind
+from logstore.reconciliation import rules
+from logstore.reconciliation.files import FindingFiles
+from logstore.reconciliation.jobs import (
+    LEFT_OUT,
+    BulkJob,
+    BulkProgress,
+    BulkSummary,
+    CompareSides,
+    ListStorage,
+    ReadReferences,
+    VerifyFindings,
+)
+from logstore.reconciliation.results import RESULT, PlanResult, plan_result
+from logstore.reconciliation.services.orphans import StoredOrphans
+from logstore.units import between_units
+
+RUN_CLAIM_S: Final = 86_400.0
+"""Of a run, renewed by each step: it only keeps the run from being forgotten, which comes to what died a day later."""
+
+_MOST_FORGOTTEN: Final = 100
+_STEPS: Final = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
+
+
+class Planning:
+    """The activities of a plan, over ports."""
+
+    def __init__(
+        self,
+        *,
+        reconciliation: Reconciliation,
+        identities: Identities,
+        stored: StoredOrphans,
+        bulk: BulkJobs,
+        store_now_us: Callable[[], int],
+        finished_retention_s: float,
+    ) -> None:
+        """Take the ports.
+
+        Args:
+            reconciliation: Of the catalog.
+            identities: Of the catalog.
+            stored: The buckets of the catalog.
+            bulk: Bulk jobs.
+            store_now_us: The object store's own clock, in microseconds since 1970: what ages are judged by.
+            finished_retention_s: After which runs and their output are forgotten.
+        """
+        self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
+        self._store_now_us, self._retention_s = store_now_us, finished_retention_s
+
+    @defined(name="reconciliation.begin_plan")
+    @beating()
+    def begin_plan(self, request: BeginPlanInput) -> PlanBegun:
+        """Open the run with the cut-off that every later step agrees on, in a store that is the catalog's.
+
+        Old runs and output of this catalog that is of no run go at this occasion.
+
+        Idempotency: keyed by `run_id`; a second call answers with what the first one wrote into the run's row.
+        Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        rules.check_age(request.older_than_s, unsafe=request.unsafe_age)
+        self._stored.confirm()
+        self._require_own(request.run_id, owner_of(self._bulk.folder(request.run_id)))
+        run = self._runs.open_run(
+            request.run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=self._beginning(request)
+        )
+        with effect("reconciliation.mark_output"):  # a folder that is marked and of no run is forgotten: the run first
+            owner = mark(self._bulk.folder(request.run_id), self._identities.catalog_id())
+        self._require_own(request.run_id, owner)
+        self._forget_old_runs()
+        begun = run.summary
+        return PlanBegun(
+            before_us=int(begun["before_us"]),
+            rows_before_us=int(begun["rows_before_us"]),
+            next_ledger_id=int(begun["next_ledger_id"]),
+            ledgers=int(begun["ledgers"]),
+            epoch=int(begun["epoch"]),
+            done=plan_result(run.summary) if run.finished_us is not None else None,
+        )
+
+    def _beginning(self, request: BeginPlanInput) -> Mapping[str, Any]:
+        """What a run begins with; ages are by the clock of the side that they are of."""
+        standing, older_us = self._runs.standing(), round(request.older_than_s * 1_000_000)
+        return {
+            "actor": request.actor,
+            "reason": request.reason,
+            "before_us": self._store_now_us() - older_us,
+            "rows_before_us": standing.now_us - older_us,
+            "next_ledger_id": standing.next_ledger_id,
+            "ledgers": standing.ledgers,
+            "epoch": standing.epoch,
+            "catalog_id": self._identities.catalog_id(),
+            "inventories": list(request.inventories),
+        }
+
+    def _require_own(self, run_id: str, owner: str | None) -> None:
+        if owner not in {None, self._identities.catalog_id()}:
+            raise PreconditionFailed(
+                f"run {run_id}: expected an id that no other catalog uses in this folder of bulk output,"
+                f" found one of catalog {owner}; give another id, or each catalog a bulk_dir of its own"
+            )
+
+    def _forget_old_runs(self) -> None:
+        while self._runs.forget(older_than_s=self._retention_s, limit=_MOST_FORGOTTEN):
+            between_units()
+        own = self._identities.catalog_id()
+        for run_id in self._bulk.runs():
+            between_units()
+            try:
+                self._runs.run(run_id)
+            except UnknownObject:
+                if owner_of(self._bulk.folder(run_id)) == own:
+                    with effect("reconciliation.forget_output"):
+                        self._bulk.forget(run_id)
+
+    @defined(name="reconciliation.run_bulk")
+    def run_bulk(self, request: BulkInput) -> BulkResult:
+        """Run one bulk job until its output is published.
+
+        Idempotency: keyed by (run_id, job); what was published is answered, and of attempts that overlap the first
+            complete one is published.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job with all that it
+            submits later.
+        Raises: InvalidInput, PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+        seen = BulkProgress(stage=request.job, done=0, tasks=0)
+
+        def progress(found: BulkProgress) -> None:
+            nonlocal seen
+            seen = found
+            stop()
+
+        stop = _in_this_context(raise_if_cancelled)
+        with beating(lambda: (seen.stage, seen.done, seen.tasks)):
+            self._hold(request.run_id)
+            try:
+                with effect("reconciliation.run_bulk"):
+                    summary = self._bulk.run(_job(request), progress, master=request.master)
+            except CancelledError:
+                self._bulk.cancel(request.run_id)
+                raise
+        return BulkResult(counts=dict(summary.counts))
+
+    @defined(name="reconciliation.check_sides")
+    @beating()
+    def check_sides(self, request: SidesInput) -> None:
+        """Refuse a comparison whose sides cannot both be right, before anything is made of what it found.
+
+        Idempotency: reads only.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        listed, read, compared = (
+            self._published(request.run_id, name).counts
+            for name in (ListStorage.name, ReadReferences.name, CompareSides.name)
+        )
+        rules.check_sides(
+            rules.Sides(
+                objects=listed["objects"],
+                ledgers=read["ledgers"],
+                ledgers_counted=self._runs.count_ledgers(below=request.next_ledger_id),
+                primary=_overlap(compared, ""),
+                tiered=_overlap(compared, "tiered_"),
+            )
+        )
+
+    @defined(name="reconciliation.conclude_plan")
+    @beating()
+    def conclude_plan(self, request: ConcludePlanInput) -> PlanResult:
+        """Finish the run with what was found, as the very last: nobody applies a run without a summary.
+
+        That the buckets are the catalog's is asked once more, for all absence was read out of them since.
+
+        Idempotency: the first summary stays; what it says is counted from published files, which do not change.
+        Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        self._stored.confirm()
+        run = self._runs.run(request.run_id)
+        if run.finished_us is None:
+            result = self._counted(request)
+            self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
+            metrics.found(result.findings)
+            run = self._runs.run(request.run_id)
+        return plan_result(run.summary)
+
+    def _counted(self, request: ConcludePlanInput) -> PlanResult:
+        published = {name: self._published(request.run_id, name) for name in _STEPS}
+        folder = published[VerifyFindings.name].folder
+        totals = FindingFiles(Path(folder)).totals()
+        facts = [fact for one in published.values() for fact in one.facts.items()]
+        return PlanResult(
+            findings={kind.value: rows for kind, (rows, _) in totals.items()},
+            size_bytes={kind.value: size for kind, (_, size) in totals.items()},
+            ledgers=published[ReadReferences.name].counts["ledgers"],
+            before_us=request.begun.before_us,
+            report=folder,
+            left_out=[
+                f"{name.removeprefix(LEFT_OUT)}: {why}" for name, why in sorted(set(facts)) if name.startswith(LEFT_OUT)
+            ],
+        )
+
+    def _published(self, run_id: str, name: str) -> BulkSummary:
+        found = self._bulk.published(run_id, name)
+        if found is None:
+            raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
+        return found
+
+    def _hold(self, run_id: str) -> None:
+        begun = self._runs.run(run_id).summary
+        self._runs.open_run(run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=begun)
+
+
+def _job(request: BulkInput) -> BulkJob:
+    match request.job:
+        case ListStorage.name:
+            return ListStorage(run_id=request.run_id, inventories=tuple(request.inventories))
+        case ReadReferences.name:
+            return ReadReferences(run_id=request.run_id)
+        case CompareSides.name:
+            return CompareSides(
+                run_id=request.run_id,
+                before_us=request.before_us,
+                rows_before_us=request.rows_before_us,
+                next_ledger_id=request.next_ledger_id,
+            )
+        case VerifyFindings.name:
+            return VerifyFindings(run_id=request.run_id, before_us=request.before_us)
+    raise InvalidInput("job", expected=f"one of {', '.join(_STEPS)}", found=request.job)
+
+
+def _overlap(compared: Mapping[str, int], kind: str) -> rules.Overlap:
+    return rules.Overlap(
+        stored=compared[f"{kind}stored"], named=compared[f"{kind}named"], matched=compared[f"{kind}matched"]
+    )
+
+
+def _in_this_context(call: Callable[[], None]) -> Callable[[], None]:
+    """The call as of the activity that runs here, for a thread that knows of none."""
+    context = copy_context()
+    return lambda: context.run(call)

@@ -1,0 +1,252 @@
+"""What bulk jobs read of the catalog: SELECTs, most of them over ranges of a key, run by `adbc_connect`.
+
+A range is half-open: `first` is in it, `end` is not. Rows ascend by the key. Each column is a 64-bit integer or a
+text, and where a row has no such text it is empty: see `ArrowReader.batches`.
+"""
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, literal_column, select, union
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.runs import stalled
+from infra.catalog.offload.contexts import as_text
+from logstore.deletion.intents import DeletionState
+from logstore.errors import InvalidInput
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
+
+MOST_LEDGERS: Final = 5_000
+"""That one statement names by their ids."""
+
+_L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
+CREATING: Final = 1
+LISTED: Final = 2
+OTHER_APPLICATION: Final = 4
+"""Bits of `flags`: two texts for each of millions of rows would cost as much as all the rest of them."""
+
+
+def ledgers(first: int, end: int, application: str) -> Select[Any]:
+    """Each ledger of these ids; `flags` says what its texts mean, beside an application's name."""
+    flags = (
+        _flag(_L.state == LedgerState.CREATING.value)
+        + _flag(_L.place.is_not(None)) * literal_column(str(LISTED), t.Big)
+        + _flag(_L.application != application) * literal_column(str(OTHER_APPLICATION), t.Big)
+    )
+    columns = (_L.ledger_id, _L.list_id, _L.segments, _L.last_segment, _L.size_bytes, _L.created_us)
+    within = _within(_L.ledger_id, first, end)
+    return select(*columns, flags.label("flags")).where(*within).order_by(_L.ledger_id)
+
+
+def applications(first: int, end: int, application: str) -> Select[Any]:
+    """Ledgers of these ids that are of another application, with its name."""
+    within = _within(_L.ledger_id, first, end)
+    return select(_L.ledger_id, _L.application).where(*within, _L.application != application).order_by(_L.ledger_id)
+
+
+LIVE: Final = 1
+TIERED: Final = 2
+"""Bits of a copy's `flags`."""
+
+
+def copies(first: int, end: int) -> Select[Any]:
+    """Each copy of ledgers of these ids, without its context."""
+    flags = _flag(_C.state == CopyState.LIVE.value) + _flag(
+        _C.kind == CopyKind.OFFLOADED_LEDGER.value
+    ) * literal_column(str(TIERED), t.Big)
+    within = _within(_C.ledger_id, first, end)
+    return select(_C.ledger_id, flags.label("flags")).where(*within).order_by(_C.ledger_id)
+
+
+def named_ledgers(first: int, end: int) -> Select[Any]:
+    """Ledgers of these ids that a cursor or a schema's version names, with the component that each names.
+
+    These components' ledgers are in use where such a row names them, a place in the list or not.
+    """
+    each = (
+        select(key.label("ledger_id"), literal_column(f"'{name}'", Text).label("component")).where(
+            *_within(key, first, end)
+        )
+        for name, key in BY_ROW.items()
+    )
+    named = union(*each).subquery()
+    return select(named.c.ledger_id, named.c.component)
+
+
+BY_ROW: Final[dict[str, ColumnElement[Any]]] = {
+    Component.MANAGED_CURSOR.value: t.cursor.c.snapshot_ledger,
+    Component.SCHEMA_STORAGE.value: t.schema_version.c.ledger_id,
+}
+
+
+def lists() -> Select[Any]:
+    """Each list of ledgers, with its topic's encoded name; `owner` is one JSON object. By `list_id`."""
+    c = t.ledger_list.c
+    source = t.ledger_list.outerjoin(t.topic, t.topic.c.topic_id == c.topic_id)
+    columns = (c.list_id, c.topic_id, c.component, c.owner, _text(t.topic.c.name, "topic"))
+    return select(*columns).select_from(source).order_by(c.list_id)
+
+
+def tiered_copies(first: int, end: int) -> Select[Any]:
+    """Each tiered copy of ledgers of these ids, with its context, kept as found, and what its ledger's row says.
+
+    One whose ledger has lost its row names its objects still: it is among them, without an application.
+    """
+    source = t.ledger_copy.outerjoin(t.ledger, _L.ledger_id == _C.ledger_id)
+    columns = (
+        _C.ledger_id,
+        _L.list_id,
+        _text(_L.application, "application"),
+        _L.created_us,
+        _C.state,
+        as_text(_C.context),
+        _L.size_bytes,
+        _L.segments,
+    )
+    mine = (_C.kind == CopyKind.OFFLOADED_LEDGER.value, *_within(_C.ledger_id, first, end))
+    return select(*columns).select_from(source).where(*mine).order_by(_C.ledger_id)
+
+
+def intents(first: int, end: int) -> Select[Any]:
+    """Each intent of these row ids, unless nothing of it is left in storage; `stalled` is 1 if nobody works on it.
+
+    Whether a claim has ended, the database's clock says at the moment of the read.
+    """
+    now = select(_Clock()).scalar_subquery()
+    return (
+        select(
+            _P.row_id,
+            _P.ledger_id,
+            _P.copy,
+            _P.generation,
+            _P.state,
+            _text(_P.outcome, "outcome"),
+            as_text(_P.context),
+            _P.topic,
+            _P.size_bytes,
+            _flag(stalled(now)).label("stalled"),
+            _P.created_us,
+        )
+        .where(_P.state != DeletionState.DELETED.value, *_within(_P.row_id, first, end))
+        .order_by(_P.row_id)
+    )
+
+
+def copies_of(ledger_ids: Collection[int]) -> Select[Any]:
+    """Each copy of these ledgers, with its context, kept as found.
+
+    Raises:
+        InvalidInput: More than `MOST_LEDGERS`.
+    """
+    return select(_C.ledger_id, _C.kind, as_text(_C.context)).where(_among(_C.ledger_id, ledger_ids))
+
+
+def segments(ledger_ids: Collection[int]) -> Select[Any]:
+    """Each segment of these ledgers, by ledger and number.
+
+    Raises:
+        InvalidInput: More than `MOST_LEDGERS`.
+    """
+    c = t.segment.c
+    return (
+        select(c.ledger_id, c.number, c.size_bytes)
+        .where(_among(c.ledger_id, ledger_ids))
+        .order_by(c.ledger_id, c.number)
+    )
+
+
+def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
+    """Those of these ledgers that have a row which nothing names, at the moment of the read, and are not CREATING.
+
+    One statement sees a ledger and what names it at one moment; ranges are read table by table, between which a
+    snapshot or a schema may be published.
+
+    Raises:
+        InvalidInput: More than `MOST_LEDGERS`.
+    """
+    component = func.coalesce(t.ledger_list.c.component, "")
+    named = [(component == name, exists().where(key == _L.ledger_id)) for name, key in BY_ROW.items()]
+    source = t.ledger.outerjoin(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
+    unnamed = ~case(*named, else_=_L.place.is_not(None))
+    attached = _L.state != LedgerState.CREATING.value
+    return select(_L.ledger_id).select_from(source).where(_among(_L.ledger_id, ledger_ids), attached, unnamed)
+
+
+def stalled_intents(row_ids: Collection[int]) -> Select[Any]:
+    """Those of these rows that are intents nobody works on, by the database's clock at the moment of the read.
+
+    Raises:
+        InvalidInput: More than `MOST_LEDGERS`.
+    """
+    now = select(_Clock()).scalar_subquery()
+    return select(_P.row_id).where(_among(_P.row_id, row_ids, "row ids"), stalled(now))
+
+
+def topic_segments(topic_id: int) -> Select[Any]:
+    """Each registered segment of a topic's data ledgers that are listed and have a primary copy, in entry order."""
+    c, lists = t.segment.c, t.ledger_list
+    source = (
+        t.segment.join(t.ledger, _L.ledger_id == c.ledger_id)
+        .join(lists, lists.c.list_id == _L.list_id)
+        .join(t.ledger_copy, (_C.ledger_id == _L.ledger_id) & (_C.kind == CopyKind.LEDGER.value))
+    )
+    mine = (lists.c.topic_id == topic_id, lists.c.component == Component.MANAGED_LEDGER.value, _L.place.is_not(None))
+    columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, _text(c.sha256, "sha256"))
+    return select(*columns).select_from(source).where(*mine).order_by(_L.place, c.number)
+
+
+def _among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger ids") -> ColumnElement[bool]:
+    if len(ids) > MOST_LEDGERS:
+        raise InvalidInput(what, expected=f"at most {MOST_LEDGERS:,}", found=len(ids))
+    return key.in_([int(one) for one in ids])
+
+
+def bounds() -> Select[Any]:
+    """One row: `first_ledger`, `last_ledger`, `ledgers` (rows), `first_row`, `last_row` of the intents, `now_us`.
+
+    Of an empty table the first is 0 and the last -1.
+    """
+
+    def end(which: Any, key: ColumnElement[int], empty: str, name: str) -> ColumnElement[Any]:  # noqa: ANN401
+        return select(func.coalesce(which(key), literal_column(empty, t.Big))).scalar_subquery().label(name)
+
+    return select(
+        end(func.min, _L.ledger_id, "0", "first_ledger"),
+        end(func.max, _L.ledger_id, "-1", "last_ledger"),
+        select(func.count()).select_from(t.ledger).scalar_subquery().label("ledgers"),
+        end(func.min, _P.row_id, "0", "first_row"),
+        end(func.max, _P.row_id, "-1", "last_row"),
+        _Clock().label("now_us"),
+    )
+
+
+class _Clock(FunctionElement[int]):
+    """Microseconds since 1970 by the database's clock; SQLite's tells milliseconds."""
+
+    type = t.Big
+    inherit_cache = True
+
+
+@compiles(_Clock)
+def _of_a_server(*_: object, **__: object) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
+
+@compiles(_Clock, "sqlite")
+def _of_this_machine(*_: object, **__: object) -> str:
+    return "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000"
+
+
+def _within(key: ColumnElement[Any], first: int, end: int) -> tuple[ColumnElement[bool], ...]:
+    return key >= first, key < end
+
+
+def _flag(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    one, zero = literal_column("1", t.Big), literal_column("0", t.Big)
+    return case((condition, one), else_=zero)
+
+
+def _text(column: ColumnElement[str | None], name: str) -> ColumnElement[str]:
+    return cast(func.coalesce(column, literal_column("''")), Text).label(name)

@@ -1,0 +1,81 @@
+"""Segments that no row names are passed over, so that no writer registers them when their objects are gone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, and_, select
+
+from infra.catalog import tables as t
+from infra.catalog.audits import Span, audit
+from infra.catalog.deletion.runs import SEVERAL_TOPICS
+from infra.catalog.engine.many import BIG, Statement, among, rows_of
+from infra.catalog.log.ledger_rows import pass_over
+from infra.catalog.log.topic_rows import hold_topics
+from logstore.log.ledgers import CopyKind, LedgerState
+from logstore.ports.catalog import Cause
+from logstore.positions import LedgerId
+
+_L, _S, _C = t.ledger.c, t.segment.c, t.ledger_copy.c
+_FAR: Final = 64
+"""Numbers above a ledger's highest that lost races explain; phase two asks for each number below it by name."""
+
+Segments = Mapping[int, tuple[LedgerId, int]]
+
+
+def pass_segments_over(connection: Connection, segments: Segments, cause: Cause, now_us: int) -> dict[int, str]:
+    """See `Reconciliation.pass_over`. Locks: topics, ledgers, as an append has them."""
+    ledgers = _locked(connection, {ledger_id for ledger_id, _ in segments.values()})
+    named = _rows(connection, sorted(set(segments.values())))
+    kept = {
+        number: f"segment {at[1]} of ledger {at[0]}: {why}"
+        for number, at in segments.items()
+        if (why := _reason_to_stay(ledgers.get(at[0]), at, named))
+    }
+    passed = sorted(at for number, at in segments.items() if number not in kept)
+    if passed:
+        pass_over(connection, {ledger_id: at for ledger_id, at in passed if _takes_more(ledgers[ledger_id])})
+        ids = sorted({ledger_id for ledger_id, _ in passed})
+        about: dict[str, Any] = {"topic_id": SEVERAL_TOPICS, "topic": None, "span": Span.of(ids)}
+        detail = {"segments": len(passed), "kept": len(kept)}
+        audit(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
+    return kept
+
+
+def _locked(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
+    """Ledgers that have rows, with whether they have their primary copy."""
+    mine = among(connection, _L.ledger_id, ids)
+    of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
+    topics = select(t.ledger_list.c.topic_id).select_from(of_list).where(mine).distinct()
+    hold_topics(connection, connection.execute(topics).scalars())
+    connection.execute(select(_L.ledger_id).where(mine).order_by(_L.ledger_id).with_for_update())
+    copy = and_(_C.ledger_id == _L.ledger_id, _C.kind == CopyKind.LEDGER.value)
+    query = select(_L.ledger_id, _L.state, _L.last_segment, _C.kind.label("primary"))
+    rows = connection.execute(query.select_from(t.ledger.outerjoin(t.ledger_copy, copy)).where(mine))
+    return {row.ledger_id: row for row in rows}
+
+
+def _rows(connection: Connection, asked: Sequence[tuple[LedgerId, int]]) -> set[tuple[int, int]]:
+    """Those of the segments that have rows."""
+    rows = rows_of(connection.dialect.name, "asked", {"ledger_id": BIG, "number": BIG})
+    same = and_(_S.ledger_id == rows.source.c.ledger_id, _S.number == rows.source.c.number)
+    query = Statement(sql=select(_S.ledger_id, _S.number).join_from(t.segment, rows.source, same), rows=rows)
+    return {(row.ledger_id, row.number) for row in query.execute(connection, asked)}
+
+
+def _reason_to_stay(ledger: Any, at: tuple[int, int], named: set[tuple[int, int]]) -> str | None:  # noqa: ANN401 - a row
+    if ledger is None:
+        return "the ledger has left the catalog"
+    if at in named:
+        return "a row names it"
+    if ledger.state == LedgerState.CREATING.value:
+        return "the ledger is being created"
+    if ledger.primary is None:
+        return "the ledger has no primary copy any more"
+    if _takes_more(ledger) and at[1] > ledger.last_segment + _FAR:
+        return f"it is more than {_FAR} above {ledger.last_segment}, the highest of an open ledger"
+    return None
+
+
+def _takes_more(ledger: Any) -> bool:  # noqa: ANN401 - a row
+    """A closed ledger takes no segment, whatever its number; phase two would ask for all numbers below a higher one."""
+    return bool(ledger.state == LedgerState.OPEN.value)

@@ -1,0 +1,168 @@
+"""What a reconciliation asks of the catalog, and what it may change there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from logstore.deletion.intents import Outcome
+from logstore.log.ledgers import CopyKind, LedgerStatement
+from logstore.ports.catalog.batches import Cause, Claim, Detached
+from logstore.positions import LedgerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The catalog as a whole, at one moment."""
+
+    now_us: int  # its own clock
+    epoch: int
+    next_ledger_id: int  # no ledger of this catalog has this id or a higher one
+    ledgers: int  # rows
+
+
+class RunKind(StrEnum):
+    """Stored by name."""
+
+    PLAN = "reconcile-orphans"
+    APPLY = "apply-orphans"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconciliationRun:
+    """A plan or an apply, as its row tells."""
+
+    run_id: str
+    kind: RunKind
+    created_us: int
+    finished_us: int | None  # None: at work, or it failed
+    summary: Mapping[str, Any]  # what it began with; once it is finished, what it came to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanCopy:
+    """A copy in storage for which the catalog has nothing, as a finding of a plan names it."""
+
+    number: int  # of the finding
+    copy: CopyKind
+    statement: LedgerStatement  # as storage itself says, read just before
+    context: Mapping[str, str] = field(default_factory=dict)  # where a tiered copy stands, with its uuid
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filing:
+    """What became of a page of findings in the catalog; the same when the call is repeated."""
+
+    detached: Detached  # the batch of phase two
+    kept: Mapping[int, str]  # finding's number -> why nothing was done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiledCopy:
+    """A row of a batch, as it stands now."""
+
+    row_id: int
+    ledger_id: LedgerId
+    copy: CopyKind
+    uuid: str  # of a tiered copy
+    outcome: Outcome | None  # None: unfinished
+    error: str | None
+    objects: int  # confirmed as deleted
+    size_bytes: int
+
+
+class Reconciliation(Protocol):
+    """Runs of plans and applies, and the few writes by which an orphan becomes an intent."""
+
+    def standing(self) -> Standing:
+        """The catalog as a whole; reads only."""
+
+    def count_ledgers(self, *, below: int) -> int:
+        """How many ledger rows have an id below that; reads only."""
+
+    def open_run(self, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]) -> ReconciliationRun:
+        """Begin a run, claimed; of one that was begun before, its row, held further.
+
+        Raises:
+            PreconditionFailed: The id is another kind's run.
+            ClaimHeld: Another workflow is at work on it.
+        """
+
+    def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
+        """Finish a run with what it came to; of one that is finished, the first summary stays.
+
+        Raises:
+            UnknownObject: No such run.
+        """
+
+    def run(self, run_id: str) -> ReconciliationRun:
+        """One run.
+
+        Raises:
+            UnknownObject: No plan and no apply has this id.
+        """
+
+    def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
+        """Newest first, finished or not."""
+
+    def forget(self, *, older_than_s: float, limit: int) -> list[str]:
+        """Remove runs that were begun before that long and that nobody works on; their ids.
+
+        The newest finished plan stays, and so does one whose apply is unfinished, until that may be forgotten itself.
+        Who dies before the output of these runs is removed leaves files that are of no run: a plan removes those too.
+        """
+
+    def file(
+        self,
+        batch_id: str,
+        *,
+        orphans: Sequence[OrphanCopy],
+        unreferenced: Mapping[int, LedgerId],
+        stalled: Mapping[int, int],
+        claim: Claim,
+        cause: Cause,
+    ) -> Filing:
+        """File a page of findings for phase two in one transaction, each looked at again under its locks.
+
+        An orphan: kept if a ledger's row names this very copy (for a tiered one: its uuid), if an intent for it is
+        unfinished or a dead letter, if its id was never given out, or if its epoch is higher than the catalog's; an
+        intent that had ended is not opened again, another generation is filed. An unreferenced ledger: kept if it is
+        referenced now, is CREATING, is gone, or has lost the rows by which it is filed; else it leaves the catalog, as
+        phase one detaches. A stalled deletion: kept if it is not stalled any more. One row in the audit log.
+
+        Args:
+            batch_id: Of the batch of phase two, which `claim` holds.
+            orphans: Copies in storage.
+            unreferenced: Finding's number → ledger.
+            stalled: Finding's number → `row_id`.
+            claim: Of the workflow that does phase two.
+            cause: Who applies, and why.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did.
+
+        Raises:
+            PreconditionFailed: The batch id is of another request.
+        """
+
+    def pass_over(self, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause) -> Mapping[int, str]:
+        """Make sure that no writer will ever register these segments, whose objects are about to be deleted.
+
+        An open ledger takes only numbers above its highest: that is raised to the segment's, under the ledger's lock.
+        So a writer that wakes late is refused, uploads again under a later number, and nothing points at what is gone.
+        A closed ledger takes none, and keeps its numbers. Kept is a segment that a row names, one of a ledger that is
+        being created, has no primary copy or is gone, and a number of an open ledger that is more than 64 above its
+        highest; it goes once the ledger is closed. One row in the audit log, unless all are kept.
+
+        Args:
+            segments: Finding's number → ledger and segment number.
+            cause: Who applies, and why.
+
+        Returns:
+            Finding's number → why the object must be kept; those that are not named may be deleted.
+
+        Idempotency: what is raised is not raised again.
+        """
+
+    def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
+        """Rows of a batch with a higher `row_id` than `after`, ascending; those that a sweep took over are its own."""

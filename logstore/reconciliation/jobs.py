@@ -1,0 +1,88 @@
+"""The bulk jobs of a reconciliation, as the port `BulkJobs` runs them; each one's output is the next one's input.
+
+Storage is listed first, then ledgers are read, then intents: rows precede objects, and intents outlive rows.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListStorage:
+    """List every bucket of the catalog, or read inventories in the place of listings.
+
+    Its summary counts `objects`, as `rules.Sides` has them.
+    """
+
+    run_id: str
+    inventories: tuple[str, ...] = ()  # paths of manifests, at most one a bucket
+
+    name = "list-storage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadReferences:
+    """Read all that the catalog names: ledgers with their copies, then intents that are not over.
+
+    Its summary counts `ledgers`, as `rules.Sides` has them.
+    """
+
+    run_id: str
+
+    name = "read-references"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareSides:
+    """Find candidates: what one side names and the other does not, or names otherwise.
+
+    Its summary counts `stored`, `named` and `matched`, as `rules.Overlap` has them, of primary copies, and the same
+    of tiered ones as `tiered_stored`, `tiered_named` and `tiered_matched`.
+    """
+
+    run_id: str
+    before_us: int  # objects that are younger, by the store's clock, are left out
+    rows_before_us: int  # rows that are younger, by the catalog's clock, are left out
+    next_ledger_id: int  # no ledger of this catalog has this id or a higher one
+
+    name = "compare-sides"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyFindings:
+    """Ask storage and catalog once more about every candidate; what is left are the findings.
+
+    Its folder holds them as `FindingFiles` reads them.
+    """
+
+    run_id: str
+    before_us: int
+
+    name = "verify-findings"
+
+
+BulkJob = ListStorage | ReadReferences | CompareSides | VerifyFindings
+"""All of them; another protocol's jobs join here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkProgress:
+    """How far a job is."""
+
+    stage: str  # in words
+    done: int  # tasks
+    tasks: int
+
+
+LEFT_OUT: Final = "left out: "
+"""How the name of a fact begins that says of something, in a sentence, why it could not be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkSummary:
+    """What a job published, the same when it is asked for again."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)  # `LEFT_OUT` and a name: why that could not be compared
+    folder: str = ""  # of its output
+    files: dict[str, int] = field(default_factory=dict)  # of its output by name, with their bytes

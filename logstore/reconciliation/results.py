@@ -1,0 +1,94 @@
+"""What plans and applies came to: as jobs answer it, and as the summary of a run keeps it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+_MOST_REASONS: Final = 20  # told apart in counts; files have all
+_OTHER: Final = "other reasons"
+_MOST_FAILURES: Final = 100  # a sample
+_TOLD: Final = 200  # characters of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """What a plan came to, as its run's summary keeps it."""
+
+    findings: dict[str, int]  # by kind, zeros too
+    size_bytes: dict[str, int]  # by kind, zeros too
+    ledgers: int  # rows of the catalog that were compared
+    before_us: int  # the cut-off, by the store's clock
+    report: str  # folder of the findings
+    left_out: list[str] = field(default_factory=list)  # what could not be compared, in sentences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyCounts:
+    """What became of findings; of some of them, or of all."""
+
+    applied: dict[str, int] = field(default_factory=dict)  # by kind
+    skipped: dict[str, int] = field(default_factory=dict)  # by reason
+    failed: int = 0
+    objects: int = 0  # confirmed as deleted
+    size_bytes: int = 0
+    failures: dict[str, str] = field(default_factory=dict)  # a sample: finding's number -> why
+
+
+RESULT = "result"
+"""Under which the summary of a finished run keeps what it came to."""
+
+
+def plan_result(summary: Mapping[str, Any]) -> PlanResult:
+    """What a finished plan came to."""
+    return PlanResult(**summary[RESULT])
+
+
+def apply_counts(summary: Mapping[str, Any]) -> ApplyCounts:
+    """What a finished apply came to."""
+    return ApplyCounts(**summary[RESULT])
+
+
+def apply_run_id(run_id: str) -> str:
+    """The run of an apply, by that of its plan: a plan is applied once."""
+    return f"apply-{run_id}"
+
+
+def plan_run_id(run_id: str) -> str:
+    """The plan of an apply, by the run of that."""
+    return run_id.removeprefix("apply-")
+
+
+def together(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
+    """Both, in bounds."""
+    return capped(
+        ApplyCounts(
+            applied=_added(left.applied, right.applied),
+            skipped=_added(left.skipped, right.skipped),
+            failed=left.failed + right.failed,
+            objects=left.objects + right.objects,
+            size_bytes=left.size_bytes + right.size_bytes,
+            failures={**left.failures, **right.failures},
+        )
+    )
+
+
+def _added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+    return {
+        name: left.get(name, 0) + right.get(name, 0) for name in [*left, *(one for one in right if one not in left)]
+    }
+
+
+def capped(counts: ApplyCounts) -> ApplyCounts:
+    """With so many reasons and failures as travel in one payload: first come, first named."""
+    named = {name: rows for name, rows in counts.skipped.items() if name != _OTHER}
+    first = dict(islice(named.items(), _MOST_REASONS))
+    rest = sum(counts.skipped.values()) - sum(first.values())
+    return ApplyCounts(
+        applied=counts.applied,
+        skipped={name[:_TOLD]: rows for name, rows in first.items()} | ({_OTHER: rest} if rest else {}),
+        failed=counts.failed,
+        objects=counts.objects,
+        size_bytes=counts.size_bytes,
+        failures=dict(islice(counts.failures.items(), _MOST_FAILURES)),
+    )

@@ -1,0 +1,116 @@
+"""Guards of a reconciliation: what age an object needs, what a reference set must look like, how much may go.
+
+Each of them refuses before anything is changed. Source: iceberg#4195 (age), lakeFS#4658 (no overlap),
+ClickHouse#114194 (a stale reference set).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.reconciliation.findings import FindingKind
+
+AGE_FLOOR_S: Final = 3_600
+"""No object younger than this is ever a finding: above the longest upload, 45 minutes, and its grace."""
+
+MAX_ORPHAN_SHARE: Final = 0.05
+"""Of all ledgers, above which apply refuses unless it is told otherwise."""
+
+
+_SHARED: Final = (FindingKind.ORPHAN_LEDGER, FindingKind.UNREFERENCED_LEDGER, FindingKind.ORPHAN_OFFLOAD)
+"""Kinds whose findings are weighed against all ledgers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Copies of one kind, by the side that names them."""
+
+    stored: int  # of which an object was listed
+    named: int  # that the catalog expects where was listed
+    matched: int  # that both sides name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """How much was compared, counted by the comparison itself."""
+
+    objects: int  # listed, of ledgers
+    ledgers: int  # rows read
+    ledgers_counted: int  # rows that the catalog counted after the read, of ids that existed before it
+    primary: Overlap
+    tiered: Overlap
+
+
+def check_age(older_than_s: float, *, unsafe: bool) -> None:
+    """Refuse an age below the floor, unless told that it is meant.
+
+    Raises:
+        InvalidInput: A negative age: the cut-off would lie in the future.
+        PreconditionFailed: Below the floor.
+    """
+    if older_than_s < 0:
+        raise InvalidInput("older-than", expected="0s or more: no cut-off lies in the future", found=older_than_s)
+    if older_than_s < AGE_FLOOR_S and not unsafe:
+        raise PreconditionFailed(
+            f"older-than: expected {AGE_FLOOR_S}s or more, found {older_than_s:g}s; an upload may take 45 minutes,"
+            " and what it writes would look like an orphan; --unsafe-age allows it where nobody writes"
+        )
+
+
+def check_sides(sides: Sides) -> None:
+    """Refuse a comparison whose sides cannot both be right; then it says nothing of any object.
+
+    Raises:
+        PreconditionFailed: The catalog's rows are fewer than it counts, or are none beside objects, or name no copy of
+            any ledger, or no copy of a kind is named by both sides although neither is empty.
+    """
+    if sides.ledgers < sides.ledgers_counted:
+        raise PreconditionFailed(
+            f"reference set: expected {sides.ledgers_counted:,} ledgers or more, found {sides.ledgers:,}; plan again"
+        )
+    if sides.objects and not sides.ledgers:
+        raise PreconditionFailed(
+            f"reference set: expected ledgers beside {sides.objects:,} listed objects, found none;"
+            " this catalog is empty, or not the store's"
+        )
+    if sides.objects and not sides.primary.named and not sides.tiered.named:
+        raise PreconditionFailed(
+            f"reference set: expected copies of {sides.ledgers:,} ledgers beside {sides.objects:,} listed objects,"
+            " found none; the catalog has lost its copies, or all of them stand elsewhere"
+        )
+    for kind, one in (("primary", sides.primary), ("tiered", sides.tiered)):
+        if one.stored and one.named and not one.matched:
+            raise PreconditionFailed(
+                f"comparison: expected {kind} copies that storage and catalog both name, found none of {one.named:,}"
+                f" in the catalog and {one.stored:,} in storage; the listing or the catalog is not this store's"
+            )
+
+
+def check_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> None:
+    """Refuse to remove more ledgers, and tiered copies of ledgers, than may be.
+
+    Tiered copies count, for a catalog that has lost all contexts names none of them, and nothing else would tell.
+
+    Args:
+        findings: Counts by kind.
+        ledgers: Rows of the catalog at the plan.
+        max_share: 0 to 1 inclusive.
+
+    Raises:
+        InvalidInput: A share that is none.
+        PreconditionFailed: More.
+    """
+    if not 0 <= max_share <= 1:
+        raise InvalidInput("max-orphan-share", expected="0 to 1", found=max_share)
+    doomed = sum(findings.get(kind.value, 0) for kind in _SHARED)
+    share = doomed / (ledgers + doomed) if doomed else 0.0
+    if share > max_share:
+        raise PreconditionFailed(
+            f"orphan share: expected at most {max_share:g} of {ledgers + doomed:,} ledgers, found {share:.3g}"
+            f" ({doomed:,}); read the report, and give --max-orphan-share {_rounded_up(share)} if it is right"
+        )
+
+
+def _rounded_up(share: float) -> float:
+    return min(1.0, -(-share * 100 // 1) / 100)

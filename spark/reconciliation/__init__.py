@@ -1,0 +1,1 @@
+"""The bulk jobs of a reconciliation."""

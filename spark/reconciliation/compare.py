@@ -1,0 +1,280 @@
+"""The comparison of one group of shards: pure functions of Arrow tables, in numpy, set-wise.
+
+Every ledger of the group is whole in both sides. What a function answers are candidates, as rows of the schema of
+findings; storage and catalog are asked once more before a candidate becomes a finding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.log.ledgers import ledger_prefix, segment_key
+from logstore.positions import LedgerId
+from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.rules import Overlap
+from spark.reconciliation.compare_tiered import compare_tiered, count_elsewhere, overlap
+from spark.reconciliation.sides import (
+    PRIMARY,
+    Group,
+    Ids,
+    Intents,
+    Limits,
+    Mask,
+    Rows,
+    SegmentsOf,
+    Stored,
+    find,
+    findings,
+)
+
+_META: Final = -1
+_LIVE: Final = 2
+_NUMBERS: Final = 100_000_000  # of segments in a ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Candidates of a group, how its sides overlap, and how many tiered copies stand elsewhere."""
+
+    candidates: pa.Table
+    primary: Overlap
+    tiered: Overlap
+    elsewhere: int
+
+
+def compare(group: Group, limits: Limits) -> Compared:
+    """Candidates of one group."""
+    intents = Intents.of(group.intents)
+    stored, rows = Stored.of(group.objects), Rows.of(group.ledgers)
+    at, known = find(rows.ids, stored.ids)
+    has_copy = known & (rows.primary[at] > 0) if len(rows.ids) else known
+    unreferenced = ~rows.referenced & ~rows.creating & (rows.created_us < limits.rows_before_us)
+    left = _left_over(stored, ~has_copy, intents, limits)
+    held = _Held(stored=stored, rows=rows, at=at, which=has_copy, limits=limits)
+    candidates = [
+        left,
+        *held.statements(),
+        *held.segments(group.segments_of, skipped=unreferenced),
+        _absent(stored, rows, limits, skipped=unreferenced),
+        _unreferenced(rows, unreferenced),
+        _stalled(group.intents, limits),
+        *compare_tiered(group, intents, limits),
+    ]
+    return Compared(
+        candidates=pa.concat_tables(candidates),
+        primary=Overlap(stored=len(stored.ids), named=int((rows.primary > 0).sum()), matched=int(known.sum())),
+        tiered=overlap(group, limits),
+        elsewhere=count_elsewhere(group.copies, limits),
+    )
+
+
+def strange(table: pa.Table, limits: Limits) -> pa.Table:
+    """Objects whose keys are none of ours: foreign, once they are old."""
+    old = table.filter(pc.less(table["modified_us"], limits.before_us))
+    columns = {"bucket": old["bucket"], "key": old["key"], "size_bytes": old["size_bytes"]}
+    return findings(
+        FindingKind.FOREIGN,
+        len(old),
+        **columns,
+        newest_us=old["modified_us"],
+        objects=1,
+        detail="no ledger's object has such a key",
+    )
+
+
+def _left_over(stored: Stored, which: Mask, intents: Intents, limits: Limits) -> pa.Table:
+    """Objects of ledgers that have no primary copy in the catalog."""
+    old = which & (stored.newest < limits.before_us) & ~np.isin(stored.ids, intents.work)
+    dead = old & np.isin(stored.ids, intents.dead)
+    future = old & ~dead & (stored.ids >= limits.next_ledger_id)
+    return pa.concat_tables(
+        [
+            _ledgers(FindingKind.ORPHAN_LEDGER, stored, old & ~dead & ~future, limits, "no row names this copy"),
+            _ledgers(FindingKind.MISMATCH, stored, dead, limits, "its deletion is a dead letter"),
+            _ledgers(FindingKind.MISMATCH, stored, future, limits, "this catalog never gave out such an id"),
+        ]
+    )
+
+
+def _ledgers(kind: FindingKind, stored: Stored, which: Mask, limits: Limits, detail: str) -> pa.Table:
+    ids = stored.ids[which]
+    return findings(
+        kind,
+        len(ids),
+        ledger_id=pa.array(ids),
+        copy=PRIMARY,
+        bucket=limits.bucket,
+        key=[ledger_prefix(LedgerId(one)) for one in ids.tolist()],
+        objects=pa.array(stored.objects[which]),
+        size_bytes=pa.array(stored.total[which]),
+        newest_us=pa.array(stored.newest[which]),
+        detail=detail,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Ledgers that have a primary copy, with its objects."""
+
+    stored: Stored
+    rows: Rows
+    at: npt.NDArray[np.intp]  # of each stored ledger its row
+    which: Mask  # of stored ledgers
+    limits: Limits
+
+    def statements(self) -> list[pa.Table]:
+        """Statements that name another owner than the row, and ledgers that have lost theirs."""
+        s, rows, limits = self.stored, self.rows, self.limits
+        if not self.which.any():
+            return []
+        of_object = np.repeat(self.at, s.objects)
+        # of a ledger whose owner the catalog cannot tell no statement is another's, and none is lost
+        held = np.repeat(self.which & (rows.digest[self.at] != 0), s.objects)
+        other = held & (s.number == _META) & (s.digest != rows.digest[of_object]) & (s.modified < limits.before_us)
+        ours = held & (s.number == _META) & (s.digest == rows.digest[of_object])
+        has_own = np.logical_or.reduceat(ours, s.start)
+        lost = self.which & ~has_own & ~rows.creating[self.at] & (rows.created_us[self.at] < limits.rows_before_us)
+        lost &= (rows.primary[self.at] == _LIVE) & (rows.digest[self.at] != 0)
+        keys = [
+            f"{ledger_prefix(LedgerId(ledger))}{digest:016x}.meta.json"
+            for ledger, digest in zip(s.ledger[other].tolist(), s.digest[other].tolist(), strict=True)
+        ]
+        mismatch = self._objects(FindingKind.MISMATCH, other, keys, "the statement names another owner than the row")
+        return [mismatch, _meta_lost(s.ids[lost], rows.digest[self.at[lost]], limits)]
+
+    def _objects(self, kind: FindingKind, which: Mask, keys: Sequence[str], detail: str) -> pa.Table:
+        s = self.stored
+        return findings(
+            kind,
+            len(keys),
+            ledger_id=pa.array(s.ledger[which]),
+            copy=PRIMARY,
+            bucket=self.limits.bucket,
+            key=list(keys),
+            objects=1,
+            size_bytes=pa.array(s.size[which]),
+            newest_us=pa.array(s.modified[which]),
+            detail=detail,
+        )
+
+    def segments(self, segments_of: SegmentsOf, *, skipped: Mask) -> list[pa.Table]:
+        """Segments compared one by one, of those ledgers alone whose number or size differs from the row's sums."""
+        s, rows = self.stored, self.rows
+        if not self.which.any():
+            return []
+        is_segment = s.number != _META
+        count = np.add.reduceat(is_segment.astype(np.int64), s.start)
+        size = np.add.reduceat(np.where(is_segment, s.size, 0), s.start)
+        last = np.maximum.reduceat(s.number.astype(np.int64), s.start)
+        row = self.at
+        same = (count == rows.segments[row]) & (rows.segments[row] == rows.last_segment[row] + 1)
+        same &= (size == rows.size[row]) & (last == rows.last_segment[row])
+        closer = self.which & ~same & ~skipped[row]
+        return self._compare_closer(np.flatnonzero(closer), segments_of) if closer.any() else []
+
+    def _compare_closer(self, ledgers: Any, segments_of: SegmentsOf) -> list[pa.Table]:  # noqa: ANN401 - of numpy
+        s, limits = self.stored, self.limits
+        ids = s.ids[ledgers]
+        named = segments_of(ids)
+        mine = np.isin(s.ledger, ids) & (s.number != _META)
+        objects = np.searchsorted(ids, s.ledger[mine]) * _NUMBERS + s.number[mine]
+        wanted_ledger = named["ledger_id"].to_numpy()
+        wanted = np.searchsorted(ids, wanted_ledger) * _NUMBERS + named["number"].to_numpy()
+        order = np.argsort(wanted)
+        wanted, wanted_size = wanted[order], named["size_bytes"].to_numpy()[order]
+        at, known = find(wanted, objects)
+        orphan = np.zeros(len(s.ledger), np.bool_)
+        orphan[np.flatnonzero(mine)[~known & (s.modified[mine] < limits.before_us)]] = True
+        keys = _segment_keys(s.ledger[orphan], s.number[orphan])
+        found = [self._objects(FindingKind.ORPHAN_SEGMENT, orphan, keys, "no segment's row names this object")]
+        sizes = wanted_size[at] if len(wanted) else np.zeros(len(objects), np.int64)
+        old = self.rows.created_us[self.at[ledgers]] < limits.rows_before_us
+        shorter = known & (s.size[mine] < sizes) & old[objects // _NUMBERS]
+        longer = known & (s.size[mine] > sizes) & (s.modified[mine] < limits.before_us)
+        for kind, odd, detail in (
+            (FindingKind.MISSING_DATA, shorter, "the object is shorter than its row says"),
+            (FindingKind.MISMATCH, longer, "the object is longer than its row says"),
+        ):
+            which = np.zeros(len(s.ledger), np.bool_)
+            which[np.flatnonzero(mine)[odd]] = True
+            found.append(self._objects(kind, which, _segment_keys(s.ledger[which], s.number[which]), detail))
+        _, there = find(np.sort(objects), wanted)
+        lost = ~there & old[wanted // _NUMBERS] if len(wanted) else ~there
+        absent = ids[wanted[lost] // _NUMBERS]
+        return [*found, _segments_lost(absent, wanted[lost] % _NUMBERS, wanted_size[lost], limits)]
+
+
+def _segment_keys(ledgers: Ids, numbers: Any) -> list[str]:  # noqa: ANN401 - of numpy
+    return [segment_key(LedgerId(one), n) for one, n in zip(ledgers.tolist(), numbers.tolist(), strict=True)]
+
+
+def _segments_lost(ledgers: Ids, numbers: Ids, sizes: Ids, limits: Limits) -> pa.Table:
+    return findings(
+        FindingKind.MISSING_DATA,
+        len(ledgers),
+        ledger_id=pa.array(ledgers),
+        copy=PRIMARY,
+        bucket=limits.bucket,
+        key=_segment_keys(ledgers, numbers),
+        size_bytes=pa.array(sizes),
+        detail="the segment's row names an object that is absent",
+    )
+
+
+def _meta_lost(ledgers: Ids, digests: npt.NDArray[np.uint64], limits: Limits) -> pa.Table:
+    pairs = zip(ledgers.tolist(), digests.tolist(), strict=True)
+    return findings(
+        FindingKind.MISSING_DATA,
+        len(ledgers),
+        ledger_id=pa.array(ledgers),
+        copy=PRIMARY,
+        bucket=limits.bucket,
+        key=[f"{ledger_prefix(LedgerId(one))}{digest:016x}.meta.json" for one, digest in pairs],
+        detail="the ledger's own statement is absent",
+    )
+
+
+def _absent(stored: Stored, rows: Rows, limits: Limits, *, skipped: Mask) -> pa.Table:
+    """Live ledgers of which the listing shows nothing."""
+    _, there = find(stored.ids, rows.ids)
+    lost = ~there & ~rows.creating & (rows.primary == _LIVE) & (rows.created_us < limits.rows_before_us) & ~skipped
+    ids = rows.ids[lost]
+    return findings(
+        FindingKind.MISSING_DATA,
+        len(ids),
+        ledger_id=pa.array(ids),
+        copy=PRIMARY,
+        bucket=limits.bucket,
+        key=[ledger_prefix(LedgerId(one)) for one in ids.tolist()],
+        size_bytes=pa.array(rows.size[lost]),
+        detail="nothing of the ledger is in storage",
+    )
+
+
+def _unreferenced(rows: Rows, which: Mask) -> pa.Table:
+    return findings(
+        FindingKind.UNREFERENCED_LEDGER,
+        int(which.sum()),
+        ledger_id=pa.array(rows.ids[which]),
+        size_bytes=pa.array(rows.size[which]),
+        detail="no list, cursor or schema names the row",
+    )
+
+
+def _stalled(intents: pa.Table, limits: Limits) -> pa.Table:
+    old = intents.filter(pc.and_(intents["stalled"], pc.less(intents["created_us"], limits.rows_before_us)))
+    return findings(
+        FindingKind.STALLED_DELETION,
+        len(old),
+        ledger_id=old["ledger_id"],
+        row_id=old["row_id"],
+        topic=old["topic"],
+        uuid=old["uuid"],
+        size_bytes=old["size_bytes"],
+        detail="no workflow works on the deletion",
+    )

@@ -1,0 +1,167 @@
+"""One Spark session a process: started with the first bulk job, warm for as long as the process lives."""
+
+import logging
+import os
+import sys
+import threading
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from infra.stack.java import find_java
+from logstore.errors import ServiceFailed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOCAL: Final = "local"
+_TRIES: Final = 4  # of a task, where Spark's local mode would try once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkSettings:
+    """How Spark is reached, and what it may use."""
+
+    scratch: Path  # what it spills and shuffles goes here; made if absent
+    master: str = "local[*]"
+    driver_memory: str = "1g"
+    more: dict[str, str] = field(default_factory=dict)  # any other property of Spark, by its own name
+
+
+class WarmSession:
+    """Starts Spark when it is first asked for, once; threads share it."""
+
+    def __init__(self, settings: SparkSettings) -> None:
+        """Start nothing yet."""
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._session: SparkSession | None = None
+        self._master = ""
+
+    def get(self, master: str = "") -> "SparkSession":
+        """The session, started anew if its Java process has died since, or if it is another master's.
+
+        Args:
+            master: Of the cluster; empty: that of the settings.
+
+        Raises:
+            ServiceFailed: Java is missing or too old, or the master cannot be reached.
+        """
+        master = master or self._settings.master
+        with self._lock:
+            if self._session is None or master != self._master or not _lives(self._session):
+                self._end()
+                self._session, self._master = _start(replace(self._settings, master=master)), master
+            return self._session
+
+    def close(self) -> None:
+        """End the session and its Java process; a later `get` starts another one."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._session is not None and _lives(self._session):
+            self._session.stop()
+        self._session = None
+        if "pyspark" in sys.modules:
+            _end_java()
+
+
+def _start(settings: SparkSettings) -> "SparkSession":
+    java = find_java()
+    settings.scratch.mkdir(parents=True, exist_ok=True)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if _on_loopback(settings.master):
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    _point_at(java.path.resolve())
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - start-up time: pyspark takes half a second
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    builder = SparkSession.builder.appName("sexton").master(_retrying(settings.master))
+    for name, value in (_properties(settings) | settings.more).items():
+        builder = builder.config(name, value)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # pandas 3 is too new for a part of pyspark not used here
+            session = builder.getOrCreate()
+    except (PySparkException, OSError, RuntimeError) as error:
+        advice = "check SEXTON_SPARK_MASTER and that its machines can reach this one"
+        raise ServiceFailed("spark", f"no session with {settings.master}: {error}", advice=advice) from error
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _properties(settings: SparkSettings) -> dict[str, str]:
+    """What suits a small machine; on a cluster memory and cores are the cluster's own settings."""
+    scratch = str(settings.scratch)
+    common = {
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": settings.driver_memory,
+        "spark.local.dir": scratch,
+        "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+        "spark.sql.autoBroadcastJoinThreshold": "-1",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.python.worker.reuse": "true",
+        "spark.task.maxFailures": str(_TRIES),
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch} -XX:+UseSerialGC",
+    }
+    loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    return common | (loopback if _on_loopback(settings.master) else {})
+
+
+def _on_loopback(master: str) -> bool:
+    """Whether nothing outside this machine takes part, so that nothing need be reached from there."""
+    if master.startswith(_LOCAL):
+        return True
+    hosts = [address.rpartition(":")[0] for address in master.removeprefix("spark://").split(",")]
+    return master.startswith("spark://") and all(host == "localhost" or host.startswith("127.") for host in hosts)
+
+
+def _point_at(java: Path) -> None:
+    """Let Spark's scripts start this very Java: they believe JAVA_HOME, even one without a Java."""
+    home = java.parent.parent
+    if (home / "bin" / "java").exists():
+        os.environ["JAVA_HOME"] = str(home)
+    else:
+        os.environ.pop("JAVA_HOME", None)  # a script of a version manager: the PATH leads to it
+
+
+def _retrying(master: str) -> str:
+    """Local masters try a task once unless their name says otherwise: `local[4]` becomes `local[4,4]`."""
+    inner = master.removeprefix(_LOCAL).removeprefix("[").removesuffix("]")
+    if not master.startswith(_LOCAL) or master.startswith("local-cluster") or "," in inner:
+        return master
+    return f"{_LOCAL}[{inner or 1},{_TRIES}]"
+
+
+def _lives(session: "SparkSession") -> bool:
+    context = session.sparkContext
+    process = getattr(context._gateway, "proc", None)  # noqa: SLF001 - pyspark has no public name for its Java process
+    if process is not None and process.poll() is not None:
+        return False
+    try:
+        return not context._jsc.sc().isStopped()  # noqa: SLF001
+    except Exception:  # noqa: BLE001 - py4j raises what its broken socket gives
+        return False
+
+
+def _end_java() -> None:
+    """Forget the gateway of this process, and end its Java."""
+    from pyspark import SparkContext  # noqa: PLC0415 - start-up time
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    gateway = SparkContext._gateway  # noqa: SLF001
+    if gateway is None:
+        return
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        process.kill()
+        process.wait()
+        process.stdin and process.stdin.close()
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None  # noqa: SLF001
+    SparkSession._instantiatedSession = SparkSession._activeSession = None  # noqa: SLF001

@@ -1,0 +1,1 @@
+"""Where bulk jobs read: listings, inventories, tables and segments, part by part."""

@@ -1,0 +1,242 @@
+"""A plan and its apply over fakes: buckets, bulk jobs that find what they are given, and a catalog that files it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from activities.reconciliation.applying import Applying
+from activities.reconciliation.objects import ObjectDeletion
+from activities.reconciliation.planning import Planning
+from activities.reconciliation.values import (
+    BeginApplyInput,
+    BeginPlanInput,
+    BulkInput,
+    ConcludeApplyInput,
+    ConcludePlanInput,
+    DeleteObjectsInput,
+    FiledPage,
+    FilePageInput,
+    FindingsPage,
+    PlanBegun,
+    RecordPageInput,
+    SidesInput,
+)
+from logstore.log.ledgers import (
+    Component,
+    CopyKind,
+    LedgerOwner,
+    LedgerStatement,
+    ledger_prefix,
+    meta_key,
+    segment_key,
+)
+from logstore.offload.tiered import data_key, index_key
+from logstore.ports.catalog import Identities
+from logstore.positions import LedgerId, TopicId
+from logstore.reconciliation.files import PAGE
+from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
+from logstore.reconciliation.results import ApplyCounts, PlanResult
+from logstore.reconciliation.services.orphans import StoredOrphans
+from tests.activities.world import run
+from tests.fakes.bulk import FakeBulkJobs
+from tests.fakes.objects import FakeObjectStore
+from tests.fakes.reconciliation import FakeRuns
+
+RUN = "plan-1"
+BATCH = "orphans-plan-1-0"
+JOBS = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
+DAY_S = 86_400
+OWNER = LedgerOwner(
+    application="sexton",
+    component=Component.MANAGED_LEDGER,
+    topic_id=TopicId(1),
+    topic="persistent://shop/main/orders",
+    keys={},
+)
+UUID = "0a1b"
+
+
+class Catalogued:
+    """Stands for the part of a catalog that says who it is."""
+
+    id = "00000000-0000-4000-8000-000000000001"
+
+    def catalog_id(self) -> str:
+        """See `Identities`."""
+        return self.id
+
+
+class Plans:
+    """One store, and the activities of plans and applies over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.warm, self.cold, self.runs = FakeObjectStore(), FakeObjectStore(), FakeRuns()
+        self.bulk = FakeBulkJobs(folder / "bulk")
+        self.findings = self.bulk.findings
+        self.identities = Catalogued()
+        stored = StoredOrphans(
+            objects=self.warm,
+            buckets=lambda _: self.cold,
+            application="sexton",
+            tiered_place={"driver": "aws-s3", "bucket": "cold"},
+        )
+        self.planning = Planning(
+            reconciliation=self.runs,
+            identities=cast("Identities", self.identities),
+            stored=stored,
+            bulk=self.bulk,
+            store_now_us=lambda: self.warm.now_us,
+            finished_retention_s=30 * DAY_S,
+        )
+        self.applying = Applying(
+            reconciliation=self.runs,
+            identities=cast("Identities", self.identities),
+            stored=stored,
+            objects=ObjectDeletion(reconciliation=self.runs, stored=stored, objects=self.warm),
+            bulk=self.bulk,
+        )
+
+    # -- what there is to find
+
+    def orphan_ledger(self, ledger_id: int, *, segments: int = 2) -> None:
+        """Objects of a ledger, and the finding of it."""
+        own, metadata = LedgerId(ledger_id), self.statement(ledger_id).to_metadata()
+        keys = [meta_key(own, OWNER), *(segment_key(own, number) for number in range(segments))]
+        for key in keys:
+            self.warm.put_if_absent(key, b"x" * 100, metadata=metadata)
+        self._found(FindingKind.ORPHAN_LEDGER, ledger_id, key=ledger_prefix(own), objects=len(keys))
+
+    def orphan_offload(self, ledger_id: int) -> None:
+        """A tiered pair, and the finding of it."""
+        own, metadata = LedgerId(ledger_id), self.statement(ledger_id).to_metadata()
+        for key in (data_key(UUID, own), index_key(UUID, own)):
+            self.cold.put_if_absent(key, b"x" * 100, metadata=metadata)
+        self._found(FindingKind.ORPHAN_OFFLOAD, ledger_id, key=data_key(UUID, own), uuid=UUID, objects=2)
+
+    def abandoned_upload(self, ledger_id: int) -> str:
+        """Parts of an upload, and the finding of them; its key."""
+        key = data_key(UUID, LedgerId(ledger_id))
+        self.cold.unfinished.add(key)
+        self.cold.begun_us[key] = self.cold.now_us
+        self._found(FindingKind.ORPHAN_OFFLOAD, ledger_id, key=key, uuid=UUID, objects=0)
+        return key
+
+    def orphan_segment(self, ledger_id: int, number: int) -> str:
+        """An object that nobody registered under a ledger that lives, and the finding of it; its key."""
+        own, metadata = LedgerId(ledger_id), self.statement(ledger_id).to_metadata()
+        self.warm.put_if_absent(meta_key(own, OWNER), b"{}", metadata=metadata)
+        key = segment_key(own, number)
+        self.warm.put_if_absent(key, b"x" * 100, metadata=metadata)
+        self._found(FindingKind.ORPHAN_SEGMENT, ledger_id, key=key, objects=1)
+        return key
+
+    def row(self, kind: FindingKind, ledger_id: int, **more: Any) -> None:
+        """A finding of a row of the catalog."""
+        self.findings.append(Finding(kind=kind, ledger_id=LedgerId(ledger_id), **more))
+
+    def _found(self, kind: FindingKind, ledger_id: int, **more: Any) -> None:
+        tiered = kind is FindingKind.ORPHAN_OFFLOAD
+        copy, bucket = (CopyKind.OFFLOADED_LEDGER, "cold") if tiered else (CopyKind.LEDGER, "warm")
+        size = 100 * more["objects"]
+        one = Finding(
+            kind=kind,
+            ledger_id=LedgerId(ledger_id),
+            copy=copy,
+            bucket=bucket,
+            topic=OWNER.topic,
+            size_bytes=size,
+            **more,
+        )
+        self.findings.append(one)
+
+    @staticmethod
+    def statement(ledger_id: int) -> LedgerStatement:
+        """Whose a ledger is."""
+        return LedgerStatement(owner=OWNER, ledger_id=LedgerId(ledger_id), created_us=5, epoch=1)
+
+    # -- a plan
+
+    def begin(self, run_id: str = RUN, **more: Any) -> PlanBegun:
+        """Begin a plan."""
+        return run(self.planning.begin_plan, BeginPlanInput(run_id=run_id, actor="tests", **more), workflow_id=run_id)
+
+    def do(self, job: str, begun: PlanBegun, run_id: str = RUN, **more: Any) -> dict[str, int]:
+        """One bulk job; its counts."""
+        asked = BulkInput(
+            run_id=run_id,
+            job=job,
+            before_us=begun.before_us,
+            rows_before_us=begun.rows_before_us,
+            next_ledger_id=begun.next_ledger_id,
+            **more,
+        )
+        return run(self.planning.run_bulk, asked, workflow_id=run_id).counts
+
+    def check(self, begun: PlanBegun, run_id: str = RUN) -> None:
+        """Judge the comparison."""
+        run(self.planning.check_sides, SidesInput(run_id=run_id, next_ledger_id=begun.next_ledger_id))
+
+    def conclude(self, begun: PlanBegun, run_id: str = RUN) -> PlanResult:
+        """Finish the plan."""
+        return run(self.planning.conclude_plan, ConcludePlanInput(run_id=run_id, begun=begun))
+
+    def plan(self, *, page: int = PAGE) -> PlanResult:
+        """All of it, of what there is a day later."""
+        self.bulk.page = page
+        self.warm.advance(seconds=DAY_S + 1)
+        begun = self.begin()
+        for job in JOBS:
+            self.do(job, begun)
+        self.check(begun)
+        return self.conclude(begun)
+
+    # -- its apply
+
+    def begin_apply(self, **more: Any) -> Any:
+        """Begin the apply."""
+        asked = BeginApplyInput(run_id=RUN, actor="tests", **more)
+        return run(self.applying.begin_apply, asked, workflow_id=f"apply-orphans/{RUN}")
+
+    def page(self, number: int = 0) -> FindingsPage:
+        """A page, as its workflow names it."""
+        before_us = self.runs.run(RUN).summary["before_us"]
+        return FindingsPage(run_id=RUN, page=number, before_us=before_us, epoch=1)
+
+    def file(self, number: int = 0) -> FiledPage:
+        """File one page."""
+        asked = FilePageInput(
+            findings=self.page(number),
+            batch_id=f"orphans-{RUN}-{number}",
+            batch_workflow_id=f"delete-ledgers/orphans-{RUN}-{number}",
+            actor="tests",
+            reason="a test",
+        )
+        return run(self.applying.file_page, asked)
+
+    def delete(self, number: int = 0, **more: Any) -> int:
+        """Delete the single objects of one page."""
+        return run(self.applying.delete_objects, DeleteObjectsInput(findings=self.page(number), actor="tests", **more))
+
+    def record(self, number: int = 0, *, intents: int = 0) -> ApplyCounts:
+        """Write down what became of one page."""
+        asked = RecordPageInput(findings=self.page(number), batch_id=f"orphans-{RUN}-{number}", intents=intents)
+        return run(self.applying.record_page, asked)
+
+    def conclude_apply(self) -> ApplyCounts:
+        """Finish the apply."""
+        return run(self.applying.conclude_apply, ConcludeApplyInput(run_id=RUN))
+
+    def apply(self, *, pages: int = 1) -> ApplyCounts:
+        """All of it."""
+        self.begin_apply(max_orphan_share=1.0)
+        for number in range(pages):
+            self.file(number)
+            self.delete(number)
+            self.record(number)
+        return self.conclude_apply()
+
+
+def kinds(found: Sequence[str]) -> dict[str, int]:
+    """Zeros for every kind but these."""
+    return {kind.value: found.count(kind.value) for kind in FindingKind}

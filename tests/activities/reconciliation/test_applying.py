@@ -1,0 +1,390 @@
+"""An apply: each finding looked at again, each effect repeatable, counts of confirmations alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from activities.deletion.rate import DeletionPace
+from activities.reconciliation.looked import keep, looked_at
+from logstore import failpoints
+from logstore.deletion.intents import Outcome
+from logstore.errors import CatalogMismatch, PreconditionFailed, StaleCatalog, StoreUnavailable, UnknownObject
+from logstore.failpoints import SimulatedCrash
+from logstore.log.ledgers import segment_key
+from logstore.ports.catalog import RunKind
+from logstore.ports.objects import DeleteReport
+from logstore.positions import LedgerId
+from logstore.reconciliation.files import FateFiles
+from logstore.reconciliation.findings import Fate, FindingKind
+from logstore.reconciliation.jobs import VerifyFindings
+from logstore.reconciliation.services import orphans
+from tests.activities.reconciliation.plans import BATCH, RUN, Plans
+from tests.activities.reconciliation.test_planning import REFUSAL
+from tests.fakes.objects import Fault, FaultKind, Operation
+
+
+def fates(plans: Plans, page: int = 0) -> dict[int, tuple[Fate, str]]:
+    found = FateFiles(plans.bulk.folder(RUN) / "fates").page(page)
+    assert found is not None
+    return {at: (one.fate, one.reason) for at, one in found.items()}
+
+
+# -- guards
+
+
+def test_plan_that_does_not_exist_or_did_not_finish_is_refused(plans: Plans) -> None:
+    """Nothing is opened."""
+    with pytest.raises(UnknownObject):
+        plans.begin_apply()
+    plans.begin()
+    with pytest.raises(PreconditionFailed, match="no summary"):
+        plans.begin_apply()
+    assert plans.runs.runs(RunKind.APPLY, limit=9) == []
+
+
+def test_plan_of_another_catalog_or_epoch_is_refused(plans: Plans) -> None:
+    """What it says is not of these rows."""
+    plans.plan()
+    plans.runs.standing_ = type(plans.runs.standing_)(now_us=1, epoch=2, next_ledger_id=1, ledgers=0)
+    with pytest.raises(StaleCatalog):
+        plans.begin_apply()
+    plans.identities.id = "another"
+    with pytest.raises(PreconditionFailed, match="catalog another"):
+        plans.begin_apply()
+    assert plans.runs.runs(RunKind.APPLY, limit=9) == []
+
+
+def test_another_plan_s_findings_are_refused(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files must hold what the summary counts."""
+    plans.orphan_ledger(7)
+    plans.plan()
+    plans.orphan_ledger(8)
+    plans.do(VerifyFindings.name, plans.begin("plan-2"), run_id="plan-2")
+    theirs = plans.bulk.published("plan-2", VerifyFindings.name)
+    monkeypatch.setattr(plans.bulk, "published", lambda _run_id, _name: theirs)
+    with pytest.raises(PreconditionFailed, match="expected its findings"):
+        plans.begin_apply(max_orphan_share=1.0)
+
+
+def test_findings_that_this_worker_does_not_see_are_refused(plans: Plans) -> None:
+    """Every worker must see the folder of bulk output."""
+    plans.plan()
+    plans.bulk.forget(RUN)
+    with pytest.raises(PreconditionFailed, match="folder of bulk output"):
+        plans.begin_apply()
+
+
+def test_more_orphans_than_may_be_are_refused(plans: Plans) -> None:
+    """One in five is no leak but a mistake, until a person says otherwise."""
+    plans.orphan_ledger(7)
+    plans.plan()
+    with pytest.raises(PreconditionFailed, match=r"max-orphan-share 0\.2 "):
+        plans.begin_apply()
+    assert plans.begin_apply(max_orphan_share=0.2).findings == 1
+
+
+def test_more_orphaned_offloads_than_may_be_are_refused(plans: Plans) -> None:
+    """A catalog that has lost its contexts names no tiered copy, though its ledgers overlap with storage as ever."""
+    plans.orphan_offload(8)
+    plans.plan()
+    with pytest.raises(PreconditionFailed, match=r"max-orphan-share 0\.2 "):
+        plans.begin_apply()
+    assert plans.begin_apply(max_orphan_share=0.2).findings == 1
+
+
+def test_another_catalog_s_bucket_is_refused_at_each_step(plans: Plans) -> None:
+    """Also if it changed hands in the middle."""
+    plans.orphan_ledger(7)
+    plans.orphan_segment(3, 9)
+    plans.plan()
+    plans.begin_apply(max_orphan_share=1.0)
+    plans.warm.refusal = REFUSAL
+    for step in (plans.begin_apply, plans.file, plans.delete):
+        with pytest.raises(CatalogMismatch):
+            step(max_orphan_share=1.0) if step == plans.begin_apply else step()
+    assert segment_key(LedgerId(3), 9) in plans.warm.keys
+    assert plans.runs.filings == {}
+
+
+def test_catalog_that_was_restored_meanwhile_is_refused_at_each_step(plans: Plans) -> None:
+    """A restored catalog has forgotten what was passed over: a writer may have registered that segment since."""
+    plans.orphan_ledger(7)
+    segment = plans.orphan_segment(3, 9)
+    plans.plan()
+    plans.begin_apply(max_orphan_share=1.0)
+    plans.runs.standing_ = replace(plans.runs.standing_, epoch=2)
+    for step in (plans.file, plans.delete):
+        with pytest.raises(StaleCatalog):
+            step()
+    assert segment in plans.warm.keys
+    assert (plans.runs.filings, plans.runs.passed_over) == ({}, [])
+
+
+def test_restore_between_the_decision_and_the_deletion_keeps_the_segment(plans: Plans) -> None:
+    """The decision is on disk and outlives the catalog that made it true."""
+    segment = plans.orphan_segment(3, 9)
+    plans.plan()
+    plans.begin_apply(max_orphan_share=1.0)
+    failpoints.arm("reconciliation.decide_objects.after", "crash")
+    try:
+        with pytest.raises(SimulatedCrash):
+            plans.delete()
+    finally:
+        failpoints.disarm()
+    plans.runs.standing_ = replace(plans.runs.standing_, epoch=2)
+    with pytest.raises(StaleCatalog):
+        plans.delete()
+    assert segment in plans.warm.keys
+
+
+# -- what is done
+
+
+def test_every_kind_that_apply_acts_upon_is_applied_and_the_rest_left_alone(plans: Plans) -> None:
+    """Missing data, mismatches and foreign objects are only reported."""
+    plans.orphan_ledger(7)
+    plans.orphan_offload(8)
+    upload, segment = plans.abandoned_upload(9), plans.orphan_segment(3, 9)
+    plans.row(FindingKind.UNREFERENCED_LEDGER, 10)
+    plans.row(FindingKind.STALLED_DELETION, 11, row_id=11)
+    for kind in (FindingKind.MISSING_DATA, FindingKind.MISMATCH, FindingKind.FOREIGN):
+        plans.row(kind, 12)
+    plans.plan()
+    done = plans.apply()
+    expected = {"orphan_ledger": 1, "orphan_offload": 2, "orphan_segment": 1}
+    assert done.applied == expected | {"unreferenced_ledger": 1, "stalled_deletion": 1}
+    assert (done.skipped, done.failed) == ({}, 0)
+    assert done.objects == 4 * 3 + 1
+    assert segment not in plans.warm.keys
+    assert upload not in plans.cold.unfinished
+    assert plans.runs.passed_over == [{3: (LedgerId(3), 9)}]
+    assert sorted(fates(plans)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_is_filed_bears_who_and_why(plans: Plans) -> None:
+    """For the audit log."""
+    plans.orphan_ledger(7)
+    plans.plan()
+    plans.file()
+    (cause,) = plans.runs.causes
+    assert (cause.actor, cause.reason, cause.workflow_id) == ("tests", "a test", f"delete-ledgers/{BATCH}")
+
+
+def test_finding_that_is_not_true_any_more_is_kept_with_its_reason(plans: Plans) -> None:
+    """Storage and catalog are both asked again."""
+    plans.orphan_ledger(7)
+    plans.orphan_ledger(8)
+    plans.orphan_segment(3, 9)
+    plans.orphan_segment(3, 10)
+    plans.plan()
+    plans.warm.put_if_absent(segment_key(LedgerId(7), 5), b"x", metadata=plans.statement(7).to_metadata())
+    plans.runs.keeps = {1: "a row names it", 3: "a row names the segment"}
+    done = plans.apply()
+    assert done.applied == {"orphan_segment": 1}
+    assert done.skipped == {orphans.YOUNG: 1, "a row names it": 1, "a row names the segment": 1}
+    assert segment_key(LedgerId(3), 10) in plans.warm.keys
+    assert fates(plans)[0] == (Fate.KEPT, orphans.YOUNG)
+
+
+def test_reasons_count_together_whatever_they_name(plans: Plans) -> None:
+    """The files have the whole sentence."""
+    for number in range(3):
+        plans.orphan_segment(3, number)
+    plans.plan()
+    plans.runs.keeps = {at: f"segment {at} of ledger 3: a row names it" for at in range(2)}
+    plans.runs.keeps[2] = "ledger 3: deletion 12 of this copy is PENDING"
+    plans.delete()
+    assert plans.record().skipped == {"a row names it": 2, "deletion … of this copy is PENDING": 1}
+    assert fates(plans)[1] == (Fate.KEPT, "segment 1 of ledger 3: a row names it")
+
+
+def test_pages_are_summed_up(plans: Plans) -> None:
+    """Of files alone, so that a page that is done twice counts once."""
+    for ledger_id in range(5):
+        plans.orphan_ledger(ledger_id)
+    plans.plan(page=2)
+    assert plans.begin_apply(max_orphan_share=1.0).pages == 3
+    done = plans.apply(pages=3)
+    assert done.applied == {"orphan_ledger": 5}
+    assert plans.begin_apply(max_orphan_share=1.0).done == done
+
+
+def test_apply_of_which_a_page_is_missing_is_not_finished(plans: Plans) -> None:
+    """Its sum would be too small."""
+    plans.orphan_ledger(0)
+    plans.orphan_ledger(1)
+    plans.plan(page=1)
+    with pytest.raises(PreconditionFailed, match="page 1"):
+        plans.apply(pages=1)
+    assert plans.begin_apply(max_orphan_share=1.0).done is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "fate", "reason"),
+    [
+        (Outcome.ALREADY_GONE, FindingKind.ORPHAN_LEDGER, Fate.DELETED, ""),
+        (Outcome.RETRYING, FindingKind.ORPHAN_LEDGER, Fate.FAILED, "RETRYING: storage kept a key"),
+        (None, FindingKind.ORPHAN_LEDGER, Fate.FAILED, "RETRYING: storage kept a key"),
+        (Outcome.METADATA_MISMATCH, FindingKind.ORPHAN_LEDGER, Fate.FAILED, "METADATA_MISMATCH: storage kept a key"),
+        (Outcome.RETRYING, FindingKind.STALLED_DELETION, Fate.STARTED, ""),
+        (Outcome.DEAD_LETTERED, FindingKind.STALLED_DELETION, Fate.FAILED, "DEAD_LETTERED: storage kept a key"),
+        (Outcome.DELETED, FindingKind.STALLED_DELETION, Fate.DELETED, ""),
+    ],
+)
+def test_fate_of_a_copy_is_that_of_its_row(
+    outcome: Outcome | None, kind: FindingKind, fate: Fate, reason: str, plans: Plans
+) -> None:
+    """Rows that are tried again by workflows of their own have failed so far; a stalled one was started."""
+    if kind is FindingKind.ORPHAN_LEDGER:
+        plans.orphan_ledger(7)
+    else:
+        plans.row(kind, 7, row_id=7)
+    plans.plan()
+    plans.runs.outcome = outcome
+    done = plans.apply()
+    assert fates(plans) == {0: (fate, reason)}
+    assert done.failed == (fate is Fate.FAILED)
+    assert done.failures == ({"0": reason} if fate is Fate.FAILED else {})
+
+
+@pytest.mark.parametrize("kind", [FindingKind.ORPHAN_LEDGER, FindingKind.STALLED_DELETION])
+def test_deletion_that_a_sweep_took_over_has_been_started(kind: FindingKind, plans: Plans) -> None:
+    """The worker was away for so long that a sweep found the page's rows: they are neither kept nor confirmed."""
+    plans.orphan_ledger(7)
+    plans.row(FindingKind.STALLED_DELETION, 8, row_id=8)
+    plans.plan()
+    filed = plans.file()
+    number = 0 if kind is FindingKind.ORPHAN_LEDGER else 1
+    plans.runs.rows[BATCH] = [row for row in plans.runs.rows[BATCH] if (row.row_id == 8) != bool(number)]
+    done = plans.record(intents=filed.intents)
+    fate, reason = fates(plans)[number]
+    assert (fate, "another batch took its deletion over" in reason) == (Fate.STARTED, True)
+    assert fates(plans)[1 - number] == (Fate.DELETED, "")
+    assert (done.skipped, done.failed) == ({}, 0)
+
+
+def test_ledger_of_which_a_sweep_took_one_copy_over_is_not_said_to_be_gone(plans: Plans) -> None:
+    """Its other copy's row tells nothing of that one (promise 2)."""
+    plans.row(FindingKind.UNREFERENCED_LEDGER, 7)
+    plans.plan()
+    plans.file()
+    assert plans.record(intents=1).applied == {"unreferenced_ledger": 1}
+    assert fates(plans) == {0: (Fate.DELETED, "")}
+    plans.record(intents=2)
+    assert fates(plans)[0][0] is Fate.STARTED
+
+
+# -- done twice, at any distance
+
+
+def test_page_that_is_filed_again_after_phase_two_keeps_what_was_filed(plans: Plans) -> None:
+    """Its answer may have been lost for so long that nothing is left in storage (PIP-186, idempotency)."""
+    plans.orphan_ledger(7)
+    plans.plan()
+    first = plans.file()
+    plans.warm.delete(plans.warm.keys)
+    assert plans.file() == first
+    assert plans.record().applied == {"orphan_ledger": 1}
+
+
+def test_page_of_which_two_attempts_overlap_is_filed_as_the_first_one_saw_it(plans: Plans) -> None:
+    """The later one may have found less in storage; both must ask the catalog for the same (dust-tt/dust#4272)."""
+    plans.orphan_ledger(7)
+    plans.orphan_ledger(8)
+    plans.plan()
+    failpoints.arm("reconciliation.keep_looked.after", "crash")
+    try:
+        with pytest.raises(SimulatedCrash):
+            plans.file()
+    finally:
+        failpoints.disarm()
+    first = looked_at(plans.bulk.folder(RUN), 0)
+    assert first
+    plans.warm.delete(plans.warm.keys)
+    assert keep(plans.bulk.folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
+    assert plans.file().intents == 2
+
+
+@pytest.mark.parametrize("point", ["decide_objects", "delete_objects", "keep_objects", "abort_uploads"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_objects_are_counted_once_whenever_the_process_died(point: str, moment: str, plans: Plans) -> None:
+    """What was decided is written down before the first delete would change the answer."""
+    plans.orphan_segment(3, 9)
+    plans.orphan_segment(3, 10)
+    plans.abandoned_upload(9)
+    plans.plan()
+    failpoints.arm(f"reconciliation.{point}.{moment}", "crash")
+    try:
+        with pytest.raises(SimulatedCrash):
+            plans.delete()
+    finally:
+        failpoints.disarm()
+    plans.delete()
+    plans.delete()
+    counts = plans.record()
+    assert counts.applied == {"orphan_segment": 2, "orphan_offload": 1}
+    assert (counts.objects, counts.skipped, counts.failed) == (2, {}, 0)
+
+
+def test_object_that_storage_keeps_has_failed(plans: Plans) -> None:
+    """A delete counts when the store confirms it, key by key (apache/pulsar#14693)."""
+    kept, gone = plans.orphan_segment(3, 9), plans.orphan_segment(3, 10)
+    plans.plan()
+    plans.warm.plan(
+        Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == kept, times=9)
+    )
+    assert plans.delete() == 1
+    counts = plans.record()
+    assert (counts.applied, counts.failed, counts.objects) == ({"orphan_segment": 1}, 1, 1)
+    assert "InternalError" in counts.failures["0"]
+    assert kept in plans.warm.keys
+    assert gone not in plans.warm.keys
+
+
+def test_storage_that_goes_away_is_waited_for(plans: Plans) -> None:
+    """Silence is no refusal of a key."""
+    plans.orphan_segment(3, 9)
+    plans.plan()
+    plans.warm.plan(Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE))
+    with pytest.raises(StoreUnavailable):
+        plans.delete()
+    assert plans.delete() == 1
+
+
+def test_deletes_of_single_objects_are_paced(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more keys in one request than the rate allows a second, and a wait behind each."""
+    for number in range(5):
+        plans.orphan_segment(3, number)
+    plans.plan()
+    now, pages, real = [0.0], list[int](), plans.warm.delete
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def delete(keys: Sequence[str]) -> DeleteReport:
+        pages.append(len(keys))
+        return real(keys)
+
+    pace = partial(DeletionPace, clock=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("activities.reconciliation.objects.DeletionPace", pace)
+    monkeypatch.setattr(plans.warm, "delete", delete)
+    assert plans.delete(objects_per_s=2.0) == 5
+    assert pages == [2, 2, 1]
+    assert now == [2.5]
+
+
+def test_kinds_of_reasons_and_samples_are_bounded(plans: Plans) -> None:
+    """What travels in a payload stays small; files have all of it."""
+    for number in range(150):
+        plans.orphan_segment(3, number)
+    plans.plan()
+    plans.runs.keeps = {at: f"reason {chr(65 + at)}" for at in range(30)}
+    plans.warm.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, times=999))
+    plans.delete()
+    counts = plans.record()
+    assert len(counts.skipped) == 21
+    assert counts.skipped["other reasons"] == 10
+    assert (counts.failed, len(counts.failures)) == (120, 100)
+    assert sum(fate is Fate.KEPT for fate, _ in fates(plans).values()) == 30

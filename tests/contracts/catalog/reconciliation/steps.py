@@ -1,0 +1,68 @@
+"""The steps that tests of reconciliation are told in."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from logstore.deletion.intents import DeletionIntent
+from logstore.deletion.retention import RetentionPolicy
+from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.ports.catalog import Topic
+from logstore.ports.catalog.reconciliation import Filing, OrphanCopy
+from logstore.positions import LedgerId
+from tests.contracts.catalog.world import CAUSE, World, claim
+
+
+def statement(topic: Topic, ledger_id: int, *, epoch: int = 1, created_us: int = 5) -> LedgerStatement:
+    """What storage says of a data ledger."""
+    owner = LedgerOwner(
+        application="sexton", component=Component.MANAGED_LEDGER, topic_id=topic.topic_id, topic=topic.name, keys={}
+    )
+    return LedgerStatement(owner=owner, ledger_id=LedgerId(ledger_id), created_us=created_us, epoch=epoch)
+
+
+def orphan(topic: Topic, ledger_id: int, *, number: int = 0, epoch: int = 1) -> OrphanCopy:
+    """A primary copy in storage."""
+    said = statement(topic, ledger_id, epoch=epoch)
+    return OrphanCopy(number=number, copy=CopyKind.LEDGER, statement=said, size_bytes=700)
+
+
+def tiered_orphan(topic: Topic, ledger_id: int, uuid: str, *, number: int = 0) -> OrphanCopy:
+    """A tiered copy in storage."""
+    context = {"driver": "aws-s3", "bucket": "cold", "region": "r-1", "uuid": uuid}
+    kind, said = CopyKind.OFFLOADED_LEDGER, statement(topic, ledger_id)
+    return OrphanCopy(number=number, copy=kind, statement=said, context=context, size_bytes=70)
+
+
+def file(
+    world: World,
+    batch_id: str = "apply",
+    *,
+    orphans: Sequence[OrphanCopy] = (),
+    unreferenced: Mapping[int, LedgerId] | None = None,
+    stalled: Mapping[int, int] | None = None,
+) -> Filing:
+    """One page of findings, for a workflow of its own."""
+    return world.catalog.reconciliation.file(
+        batch_id, orphans=orphans, unreferenced=unreferenced or {}, stalled=stalled or {}, claim=claim(), cause=CAUSE
+    )
+
+
+def pass_over(world: World, *segments: tuple[int, int]) -> Mapping[int, str]:
+    """Findings 0, 1, … are segments of ledgers."""
+    asked = {number: (LedgerId(ledger_id), at) for number, (ledger_id, at) in enumerate(segments)}
+    return world.catalog.reconciliation.pass_over(asked, cause=CAUSE)
+
+
+def intents(world: World, ledger_id: int) -> list[DeletionIntent]:
+    """All of a ledger, oldest first."""
+    return world.catalog.deletions.list(None, ledger_id=LedgerId(ledger_id), limit=100)[::-1]
+
+
+def lost(world: World) -> LedgerId:
+    """The id of a ledger of which the catalog has forgotten everything; with it, every intent that there is."""
+    topic = world.catalog.topics.create(f"persistent://a/b/{secrets.token_hex(8)}", RetentionPolicy())
+    ledger_id = world.catalog.ledgers.create(topic.topic_id, application="sexton").ledger_id
+    world.age(ledger_id, seconds=86_400)
+    world.phase_one(topic.topic_id)
+    world.forget_intents()
+    return ledger_id

@@ -1,0 +1,92 @@
+"""Bulk jobs without a cluster: what a plan finds is given, and published as the real ones publish it."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from logstore.reconciliation.files import PAGE, as_table
+from logstore.reconciliation.findings import Finding
+from logstore.reconciliation.jobs import (
+    BulkJob,
+    BulkProgress,
+    BulkSummary,
+    CompareSides,
+    ListStorage,
+    ReadReferences,
+    VerifyFindings,
+)
+from spark.publication import Publication
+
+COMPARED = {
+    "objects": 10,
+    "ledgers": 4,
+    "stored": 3,
+    "named": 4,
+    "matched": 3,
+    "tiered_stored": 0,
+    "tiered_named": 0,
+    "tiered_matched": 0,
+}
+_COUNTED = {
+    ListStorage.name: ("objects",),
+    ReadReferences.name: ("ledgers",),
+    CompareSides.name: tuple(COMPARED)[2:],
+}
+
+
+class FakeBulkJobs:
+    """Publishes what it is given, in a folder that outlives it; any number of threads may use it."""
+
+    def __init__(self, root: Path) -> None:
+        """Publish under this folder."""
+        self._root, self._publication = root, Publication(root)
+        self.findings: list[Finding] = []  # what is found
+        self.page = PAGE  # findings of a page
+        self.compared = dict(COMPARED)  # what jobs count
+        self.facts: dict[str, str] = {}  # of each of these jobs
+        self.ran: list[BulkJob] = []  # one that was published before does not run again
+        self.masters: list[str] = []
+        self.cancelled: list[str] = []
+        self.meanwhile: Callable[[BulkJob, Callable[[], None]], None] = lambda _job, _beat: None
+        self._lock = threading.Lock()
+
+    def run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
+        """See the port."""
+        with self._lock:
+            done = self.published(job.run_id, job.name)
+            if done:
+                return done
+        self.ran.append(job)
+        self.masters.append(master)
+        self.meanwhile(job, lambda: on_progress(BulkProgress(stage=job.name, done=1, tasks=2)))
+        with self._lock:
+            return self.published(job.run_id, job.name) or self._publish(job)
+
+    def _publish(self, job: BulkJob) -> BulkSummary:
+        folder, summary = self._publication.attempt(job.run_id, job.name), BulkSummary()
+        counted = _COUNTED.get(job.name)
+        if counted:
+            summary = BulkSummary(counts={name: self.compared[name] for name in counted}, facts=dict(self.facts))
+        if isinstance(job, VerifyFindings):
+            pq.write_table(as_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
+        return self._publication.publish(job.run_id, job.name, folder, summary)
+
+    def published(self, run_id: str, name: str) -> BulkSummary | None:
+        return self._publication.summary(run_id, name)
+
+    def cancel(self, run_id: str) -> None:
+        """See the port."""
+        self.cancelled.append(run_id)
+
+    def runs(self) -> list[str]:
+        return self._publication.runs()
+
+    def folder(self, run_id: str) -> Path:
+        folder = self._root / run_id
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def forget(self, run_id: str) -> None:
+        self._publication.forget(run_id)

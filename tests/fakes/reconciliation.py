@@ -1,0 +1,148 @@
+"""The catalog's side of a reconciliation without a catalog: runs, and what was filed, as a test says it went on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from logstore.deletion.intents import Outcome
+from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
+from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import (
+    Cause,
+    Claim,
+    Detached,
+    FiledCopy,
+    Filing,
+    OrphanCopy,
+    ReconciliationRun,
+    RunKind,
+    Standing,
+)
+from logstore.positions import LedgerId
+
+
+@dataclass
+class _Claimed:
+    run: ReconciliationRun
+    holder: str
+
+
+class FakeRuns:
+    """The port `Reconciliation`, of which every row that is filed ends at once as `outcome`."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_750_000_000_000_000
+        self.standing_ = Standing(now_us=self.now_us, epoch=1, next_ledger_id=100, ledgers=40)
+        self.counted = 4
+        self.outcome: Outcome | None = Outcome.DELETED
+        self.keeps: dict[int, str] = {}  # by finding's number, from `file` and `pass_over`
+        self.filings: dict[str, Filing] = {}
+        self.rows: dict[str, list[FiledCopy]] = {}
+        self.passed_over: list[Mapping[int, tuple[LedgerId, int]]] = []
+        self.causes: list[Cause] = []
+        self._runs: dict[str, _Claimed] = {}
+
+    def standing(self) -> Standing:
+        """See the port."""
+        return self.standing_
+
+    def count_ledgers(self, *, below: int) -> int:
+        """See the port."""
+        assert below == self.standing_.next_ledger_id
+        return self.counted
+
+    def open_run(self, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]) -> ReconciliationRun:
+        """See the port."""
+        known = self._runs.get(run_id)
+        if known is None:
+            run = ReconciliationRun(
+                run_id=run_id, kind=kind, created_us=self.now_us, finished_us=None, summary=dict(summary)
+            )
+            known = self._runs[run_id] = _Claimed(run, claim.workflow_id)
+        if known.run.kind is not kind:
+            raise PreconditionFailed(f"run {run_id}: expected {kind.value}, found {known.run.kind.value}")
+        if known.holder != claim.workflow_id:
+            raise ClaimHeld(f"run {run_id}: {known.holder} is at work on it")
+        return known.run
+
+    def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
+        """See the port."""
+        known = self._runs[run_id]
+        if known.run.finished_us is None:
+            known.run = replace(known.run, finished_us=self.now_us, summary=dict(summary))
+
+    def run(self, run_id: str) -> ReconciliationRun:
+        """See the port."""
+        if run_id not in self._runs:
+            raise UnknownObject("run_id", expected="a plan or an apply", found=run_id)
+        return self._runs[run_id].run
+
+    def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
+        """See the port."""
+        return [one.run for one in reversed(self._runs.values()) if one.run.kind is kind][:limit]
+
+    def forget(self, *, older_than_s: float, limit: int) -> list[str]:
+        """See the port."""
+        before = self.now_us - round(older_than_s * 1e6)
+        old = [name for name, one in self._runs.items() if one.run.created_us < before][:limit]
+        for name in old:
+            del self._runs[name]
+        return old
+
+    def age(self, run_id: str, *, seconds: float) -> None:
+        """Let a run have been begun so long ago."""
+        known = self._runs[run_id]
+        known.run = replace(known.run, created_us=self.now_us - round(seconds * 1e6))
+
+    def file(
+        self,
+        batch_id: str,
+        *,
+        orphans: Sequence[OrphanCopy],
+        unreferenced: Mapping[int, LedgerId],
+        stalled: Mapping[int, int],
+        claim: Claim,
+        cause: Cause,
+    ) -> Filing:
+        """See the port."""
+        if batch_id not in self.filings:
+            self.causes.append(cause)
+            numbers = [*(one.number for one in orphans), *unreferenced, *stalled]
+            kept = {at: why for at, why in self.keeps.items() if at in numbers}
+            rows = [
+                self._row(1, one.statement.ledger_id, one.copy, one.context)
+                for one in orphans
+                if one.number not in kept
+            ]
+            rows += [self._row(1, ledger, CopyKind.LEDGER, {}) for at, ledger in unreferenced.items() if at not in kept]
+            rows = [replace(row, row_id=at) for at, row in enumerate(rows, start=1_000)]
+            rows += [
+                self._row(row, LedgerId(row), CopyKind.LEDGER, {}) for at, row in stalled.items() if at not in kept
+            ]
+            detached = Detached(batch_id=batch_id, ledgers=len(unreferenced), intents=len(rows))
+            self.filings[batch_id] = Filing(detached=detached, kept=kept)
+            self.rows[batch_id] = sorted(rows, key=lambda row: row.row_id)
+        return self.filings[batch_id]
+
+    def _row(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, context: Mapping[str, str]) -> FiledCopy:
+        failed = self.outcome is None or not self.outcome.success
+        return FiledCopy(
+            row_id=row_id,
+            ledger_id=ledger_id,
+            copy=copy,
+            uuid=context.get("uuid", ""),
+            outcome=self.outcome,
+            error="storage kept a key" if failed else None,
+            objects=0 if failed else 3,
+            size_bytes=0 if failed else 300,
+        )
+
+    def pass_over(self, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause) -> Mapping[int, str]:
+        """See the port."""
+        self.causes.append(cause)
+        self.passed_over.append(dict(segments))
+        return {at: why for at, why in self.keeps.items() if at in segments}
+
+    def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
+        """See the port."""
+        return [row for row in self.rows.get(batch_id, []) if row.row_id > after][:limit]

@@ -1,0 +1,141 @@
+"""The way of a reconciliation: what nobody refers to is planned, and removed, while storage misbehaves."""
+
+import sqlite3
+from contextlib import closing
+from functools import partial
+from typing import Final, Self
+
+from activities.reconciliation.owners import mark
+from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.offload.tiered import data_key
+from logstore.positions import LedgerId
+from logstore.reconciliation.findings import Finding, FindingKind
+from tests.driver.executions import Status
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.faults.operators import CAUSE, POLICY, Operators
+from tests.faults.scene import TopicPlan
+from tests.faults.world import BUCKET
+from workflows.reconciliation.apply_orphans import ApplyOrphans
+from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
+from workflows.reconciliation.values import APPLY_ORPHANS, RECONCILE_ORPHANS, ApplyOrphansInput, ReconcileOrphansInput
+
+LOSING: Final = (TopicPlan(name="persistent://shop/main/losing", ledgers=3, acknowledged={"billing": 0}),)
+"""Beside whose ledgers stand objects that nobody registered."""
+
+_DAYS_US: Final = 3 * 86_400 * 1_000_000
+_NUMBERS: Final = (7, 8, 9)  # of orphaned segments, above every registered one
+_UUID: Final = "abandoned"
+
+
+class Reconciling(Operators):
+    """Operators who plan and apply."""
+
+    def reconcile(self) -> Self:
+        """Write, lose, plan and apply; then nothing that was lost is left."""
+        return self.drive(self.write, self.lose, self.plan, self.apply).sweep()
+
+    def again(self) -> Self:
+        """Plan and apply once more: the apply of the same plan does nothing."""
+        self._turn += 1
+        kept = ("list", "once", "create", "troubles")
+        self.memory = {name: answer for name, answer in self.memory.items() if name.startswith(kept)}
+        return self.drive(self.plan, self.apply)
+
+    def lose(self) -> None:
+        """Let writers die after their uploads, long ago; and let a plan find that."""
+        for plan in self.plans:
+            ledgers = [it.ledger_id for it in self.memory[f"list {plan.name}"]]
+            topic_id, create = self._topic(plan).topic_id, self._process.catalog.ledgers.create
+            created = self._client(f"once {plan.name} ledger", partial(create, topic_id, application="sexton"))
+            self._once(f"once {plan.name} lost", partial(self._lose, int(ledgers[0]), created))
+
+    def _lose(self, ledger_id: int, created: LedgerStatement) -> None:
+        world = self.world
+        seen = next(one for one in world.store.list(f"ledgers/{ledger_id % 256:02x}/"))
+        head = world.store.head(seen.key)
+        assert head
+        statement = LedgerStatement.from_metadata(head[1])
+        for number in _NUMBERS:
+            key = segment_key(statement.ledger_id, number)
+            world.store.put_if_absent(key, b"lost", metadata=statement.to_metadata())
+            world.bulk.findings.append(_segment(statement, key))
+        upload = data_key(_UUID, statement.ledger_id)
+        world.tiered.unfinished.add(upload)
+        world.tiered.begun_us[upload] = 1
+        world.lost.add(upload)
+        world.bulk.findings.append(_upload(statement, upload))
+        world.bulk.findings.append(_went_away(statement))
+        self._lose_a_ledger(created)
+        mark(world.bulk.folder("plan-of-nobody"), self._process.catalog.identities.catalog_id())
+        world.bulk.page = 2
+        world.store.now_us += _DAYS_US
+        stubborn = segment_key(statement.ledger_id, _NUMBERS[0])
+        refuses = Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE, matches=lambda key: key == stubborn)
+        world.store.plan(refuses)
+
+    def _lose_a_ledger(self, created: LedgerStatement) -> None:
+        """The catalog has nothing of a ledger but that its id was given out; storage has all of it."""
+        with closing(sqlite3.connect(self.world.database)) as connection:
+            for table in ("ledger_copy", "ledger"):
+                connection.execute(f"DELETE FROM {table} WHERE ledger_id = ?", (created.ledger_id,))
+            connection.commit()
+        for key in (meta_key(created.ledger_id, created.owner), segment_key(created.ledger_id, 0)):
+            self.world.store.put_if_absent(key, b"lost", metadata=created.to_metadata())
+            self.world.lost.add(key)
+        kind, key = FindingKind.ORPHAN_LEDGER, ledger_prefix(created.ledger_id)
+        finding = Finding(
+            kind=kind, ledger_id=created.ledger_id, copy=CopyKind.LEDGER, bucket="warm", key=key, objects=2
+        )
+        self.world.bulk.findings.append(finding)
+
+    def plan(self) -> None:
+        """Plan once in each turn."""
+        run_id = f"plan-{self._turn}"
+        request = ReconcileOrphansInput(run_id=run_id, **CAUSE)
+        self._start("plan", ReconcileOrphans, request, RECONCILE_ORPHANS.id(run_id))
+        self._work()
+
+    def apply(self) -> None:
+        """Apply the first plan, in every turn."""
+        request = ApplyOrphansInput(run_id="plan-1", max_orphan_share=1.0, policy=POLICY, **CAUSE)
+        applied = self._start("apply", ApplyOrphans, request, APPLY_ORPHANS.id("plan-1"))
+        self._work()
+        assert self.driver.server.executions[applied.workflow_id].status is Status.COMPLETED
+        left = [
+            one.key
+            for one in self.world.bulk.findings
+            if one.key in {*self.world.store.keys, *self.world.tiered.unfinished}
+        ]
+        left += sorted(self.world.lost & {*self.world.store.keys})
+        assert not left, f"{left} were found, and are left"
+
+
+def _segment(statement: LedgerStatement, key: str) -> Finding:
+    return Finding(
+        kind=FindingKind.ORPHAN_SEGMENT,
+        ledger_id=statement.ledger_id,
+        copy=CopyKind.LEDGER,
+        bucket="warm",
+        key=key,
+        topic=statement.owner.topic,
+        objects=1,
+        size_bytes=4,
+    )
+
+
+def _went_away(statement: LedgerStatement) -> Finding:
+    """A ledger that somebody else has removed since."""
+    gone = LedgerId(statement.ledger_id + 1_000)
+    kind, key = FindingKind.ORPHAN_LEDGER, ledger_prefix(gone)
+    return Finding(kind=kind, ledger_id=gone, copy=CopyKind.LEDGER, bucket="warm", key=key, objects=2)
+
+
+def _upload(statement: LedgerStatement, key: str) -> Finding:
+    return Finding(
+        kind=FindingKind.ORPHAN_OFFLOAD,
+        ledger_id=statement.ledger_id,
+        copy=CopyKind.OFFLOADED_LEDGER,
+        bucket=BUCKET,
+        key=key,
+        uuid=_UUID,
+    )

@@ -1,0 +1,132 @@
+"""Scenes of plans and applies; see `record`."""
+
+from contextlib import suppress
+from typing import Any
+
+from temporalio.client import WorkflowFailureError, WorkflowHandle
+
+from logstore.errors import CorruptData
+from logstore.reconciliation.jobs import BulkJob
+from tests.fakes.objects import Operation
+from tests.workflows.house import Gate, House, assert_eventually
+from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, plan, planned
+from workflows.deletion.values import SetRate
+from workflows.reconciliation.apply_orphans import ApplyOrphans
+
+Handle = WorkflowHandle[Any, Any]
+
+
+async def plan_complete(house: House) -> Handle:
+    """Three findings."""
+    orphan_segments(house, 3)
+    house.world.bulk.compared["ledgers"] = 1_000
+    return await _ended(house, await plan(house))
+
+
+async def plan_refused(house: House) -> Handle:
+    """Nothing in common."""
+    house.world.bulk.compared["matched"] = 0
+    house.world.bulk.compared["ledgers"] = 1_000
+    return await _ended(house, await plan(house))
+
+
+async def plan_failed(house: House) -> Handle:
+    """An inventory that is damaged."""
+
+    def fail(_job: BulkJob, _beat: object) -> None:
+        raise CorruptData("inventory: a checksum differs")
+
+    house.world.bulk.meanwhile = fail
+    return await _ended(house, await plan(house))
+
+
+async def plan_running(house: House) -> Handle:
+    """Its first bulk job is at work."""
+    gate = Gate()
+    house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
+    async with house.worker():
+        handle = await plan(house)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
+async def apply_complete(house: House) -> Handle:
+    """A page of ledgers, and one of single objects at another rate."""
+    orphan_ledgers(house, 2)
+    orphan_segments(house, 2)
+    await planned(house)
+    gate = house.gate(Operation.DELETE)
+    async with house.worker():
+        handle = await apply(house)
+        await assert_eventually(gate.reached.is_set)
+        await handle.execute_update(ApplyOrphans.set_rate, SetRate(objects_per_s=1_000))
+        gate.open()
+        await handle.result()
+    return handle
+
+
+async def apply_paused(house: House) -> Handle:
+    """Paused between its pages."""
+    orphan_segments(house, 4)
+    await planned(house)
+    gate = house.gate(Operation.DELETE)
+    async with house.worker():
+        handle = await apply(house)
+        await assert_eventually(gate.reached.is_set)
+        await handle.execute_update(ApplyOrphans.pause)
+        gate.open()
+        await assert_eventually(lambda: len(house.attempts("reconciliation.record_page")) == 1)
+        await handle.execute_update(ApplyOrphans.resume)
+        await handle.result()
+    return handle
+
+
+async def apply_refused(house: House) -> Handle:
+    """There is no such plan."""
+    return await _ended(house, await apply(house))
+
+
+async def apply_failed(house: House) -> Handle:
+    """Its findings are gone by its second page."""
+    orphan_segments(house, 4)
+    await planned(house)
+    gate = house.gate(Operation.DELETE)
+    async with house.worker():
+        handle = await apply(house)
+        await assert_eventually(gate.reached.is_set)
+        for run_id in house.world.bulk.runs():
+            house.world.bulk.forget(run_id)
+        gate.open()
+        with suppress(WorkflowFailureError):
+            await handle.result()
+    return handle
+
+
+async def apply_running(house: House) -> Handle:
+    """It deletes single objects."""
+    orphan_segments(house, 2)
+    await planned(house)
+    gate = house.gate(Operation.DELETE)
+    async with house.worker():
+        handle = await apply(house)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
+async def apply_continued(house: House) -> Handle:
+    """More pages than one history should hold."""
+    orphan_segments(house, 20, page=1)
+    await planned(house)
+    async with house.worker():
+        handle = await apply(house)
+        await handle.result()
+    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
+async def _ended(house: House, handle: Handle) -> Handle:
+    async with house.worker():
+        with suppress(WorkflowFailureError):
+            await handle.result()
+    return handle

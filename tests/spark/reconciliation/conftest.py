@@ -1,0 +1,87 @@
+"""A log store on real servers, and plans over it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from infra.objects.client import clock_s
+from logstore.reconciliation.files import FindingFiles
+from logstore.reconciliation.findings import Finding
+from logstore.reconciliation.jobs import BulkJob, CompareSides, ListStorage, ReadReferences, VerifyFindings
+from spark.publication import Publication
+from spark.reconciliation.backend import native_mains
+from spark.reconciliation.places import NativePlaces
+from spark.runner import SparkJobs
+from spark.session import WarmSession
+from tests.postgres import postgres
+from tests.spark.reconciliation.damage import Damaged
+from workers.assembly.adapters import open_log
+from workers.assembly.bulk import native_places
+from workers.settings import Settings
+
+__all__ = ["postgres"]
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Damaged]:
+    """Not damaged yet."""
+    with open_log(settings) as log:
+        yield Damaged(settings=settings, log=log)
+
+
+class Plan(Protocol):
+    """Runs the four jobs of a plan, and answers its findings."""
+
+    def __call__(
+        self,
+        between: Callable[[str], None] = ...,
+        *,
+        store: Damaged | None = None,
+        places: NativePlaces | None = None,
+        inventories: tuple[str, ...] = (),
+        before_us: int | None = None,
+        rows_before_us: int | None = None,
+    ) -> list[Finding]:
+        """Between the jobs a test may do what others do meanwhile; the cut-off is in the future unless told."""
+
+
+@pytest.fixture
+def plan(store: Damaged, warm: WarmSession, tmp_path: Path) -> Plan:
+    """Of the test's own store; each call is another run."""
+    return planner(store, warm, tmp_path / "bulk")
+
+
+def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
+    """Plans of a store in that session."""
+    publication, runs = Publication(folder), iter(range(99))
+
+    def run(
+        between: Callable[[str], None] = lambda _: None,
+        *,
+        store: Damaged | None = None,
+        places: NativePlaces | None = None,
+        inventories: tuple[str, ...] = (),
+        before_us: int | None = None,
+        rows_before_us: int | None = None,
+    ) -> list[Finding]:
+        target, run_id = store or mine, f"run-{next(runs)}"
+        jobs = SparkJobs(session, publication, lambda: native_mains(places or native_places(target.settings)))
+        before_us = int((clock_s(target.bucket) + 5) * 1e6) if before_us is None else before_us
+        rows_us = before_us + 10**7 if rows_before_us is None else rows_before_us
+        ((next_id,),) = target.sql("SELECT next_ledger_id FROM catalog")
+        steps: list[BulkJob] = [
+            ListStorage(run_id=run_id, inventories=inventories),
+            ReadReferences(run_id=run_id),
+            CompareSides(run_id=run_id, before_us=before_us, rows_before_us=rows_us, next_ledger_id=next_id),
+            VerifyFindings(run_id=run_id, before_us=before_us),
+        ]
+        for step in steps:
+            done = jobs.run(step, lambda _: None)
+            between(step.name)
+        found = [finding for _, finding in FindingFiles(Path(done.folder)).all()]
+        assert len(found) == sum(number for name, number in done.counts.items() if not name.startswith("bytes:"))
+        return found
+
+    return run

@@ -1,0 +1,255 @@
+"""A real store that is damaged in every way that reconciliation knows, with the truth kept apart.
+
+Truth is worked out here from what was done, never asked from the code under test: kind, ledger, and key or row.
+"""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from uuid import uuid4
+
+import psycopg
+
+from logstore.deletion.retention import RetentionPolicy
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.names import TopicName
+from logstore.offload.tiered import data_key, index_key
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId, Position
+from logstore.reconciliation.findings import FindingKind
+from workers.assembly.log import LogStore
+from workers.settings import Settings
+
+_K = FindingKind
+Truth = tuple[FindingKind, int | None, str]
+"""Kind, ledger, and the key of an object; "" of a row."""
+
+_HOUR_US: Final = 3_600_000_000
+
+
+@dataclass
+class Damaged:
+    """A log store of real servers, and what was done to it."""
+
+    settings: Settings
+    log: LogStore
+    truth: set[Truth] = field(default_factory=set)
+    healthy: list[LedgerId] = field(default_factory=list)
+    topics: list[Topic] = field(default_factory=list)
+
+    @property
+    def bucket(self) -> Any:
+        """The primary one, beneath the check whose it is."""
+        store: Any = self.log.objects
+        return store._connected()
+
+    @property
+    def s3(self) -> Any:
+        """The plain client."""
+        return self.bucket.client
+
+    def sql(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Behind the catalog's back; `?` stands for a value."""
+        if not self.settings.database_url.startswith("sqlite"):
+            url = self.settings.database_url.replace("+psycopg", "")
+            with psycopg.connect(url, autocommit=True) as server:
+                done = server.execute(statement.replace("?", "%s").encode(), values)
+                return done.fetchall() if done.description else []
+        path = self.settings.database_url.removeprefix("sqlite:///")
+        with closing(sqlite3.connect(path, timeout=30)) as connection, connection:
+            return connection.execute(statement, values).fetchall()
+
+    def topic(self, name: str, ledgers: int = 3) -> tuple[Topic, list[LedgerId]]:
+        """A topic of so many ledgers of two segments; the last is open."""
+        encoded = TopicName.parse(f"persistent://test/ns/{name}").encoded
+        topic = self.log.catalog.topics.create(encoded, RetentionPolicy())
+        self.topics.append(topic)
+        found: list[LedgerId] = []
+        for number in range(ledgers):
+            if number:
+                self.log.managed.roll(topic)
+            for part in range(2):
+                entries = [NewEntry(payload=f"{name} {number} {part}".encode())]
+                done = self.log.managed.append(topic, ProducedEntries(entries=entries))
+            assert done.first
+            found.append(done.first.ledger_id)
+        self.healthy += found
+        return topic, found
+
+    def statement(self, ledger_id: LedgerId) -> LedgerStatement:
+        """As storage has it."""
+        (meta,) = [one.key for one in self.log.objects.list(ledger_prefix(ledger_id)) if one.key.endswith("meta.json")]
+        return LedgerStatement.from_metadata(self.log.objects.head(meta)[1])  # type: ignore[index]
+
+    def put(self, key: str, statement: LedgerStatement, body: bytes = b"x" * 20, *, tiered: bool = False) -> None:
+        """An object with a statement of its own."""
+        bucket = self.settings.tiered_bucket if tiered else self.settings.primary_bucket
+        self.s3.put_object(Bucket=bucket, Key=key, Body=body, Metadata=statement.to_metadata())
+
+    def remove(self, key: str, *, tiered: bool = False) -> None:
+        """As a stray delete would."""
+        bucket = self.settings.tiered_bucket if tiered else self.settings.primary_bucket
+        self.s3.delete_object(Bucket=bucket, Key=key)
+
+    def spare_id(self) -> LedgerId:
+        """An id that was given out, and of which no row is left."""
+        ((taken,),) = self.sql("SELECT next_ledger_id FROM catalog")
+        self.sql("UPDATE catalog SET next_ledger_id = next_ledger_id + 1")
+        return LedgerId(taken)
+
+    def orphan(self, like: LedgerId, **changes: Any) -> LedgerId:
+        """Objects of a ledger that no row names; of its statement some fields are others."""
+        ledger_id = self.spare_id()
+        statement = self.statement(like)
+        whole = replace(statement, ledger_id=ledger_id, owner=replace(statement.owner, **changes))
+        self.put(meta_key(ledger_id, whole.owner), whole, whole.to_json())
+        self.put(segment_key(ledger_id, 0), whole)
+        return ledger_id
+
+    def offload(self, ledger_id: LedgerId, uuid: str) -> None:
+        """A tiered copy, published."""
+        done = self.log.offloader.upload(ledger_id, uuid, timeout_s=600)
+        assert done.evidence
+        self.log.catalog.offloads.publish(ledger_id, uuid)
+
+
+Damage = Callable[[Damaged], None]
+
+
+def orphan_ledgers(store: Damaged) -> None:
+    """Of a topic that lives, of one that never was, and one whose deletion had ended."""
+    _, (first, *_) = store.topic("orphans")
+    for changes in ({}, {"topic": "persistent://test/ns/gone", "topic_id": 99}):
+        found = store.orphan(first, **changes)
+        store.truth.add((_K.ORPHAN_LEDGER, found, ledger_prefix(found)))
+    late = store.orphan(first)
+    _intent(store, late, "DELETED", "DELETED")
+    store.truth.add((_K.ORPHAN_LEDGER, late, ledger_prefix(late)))
+
+
+def orphan_segments(store: Damaged) -> None:
+    """Of a closed ledger and of an open one, in a gap and behind the end."""
+    _, ledgers = store.topic("segments")
+    for ledger_id, number in ((ledgers[0], 2), (ledgers[2], 5)):
+        store.put(segment_key(ledger_id, number), store.statement(ledger_id))
+        store.truth.add((_K.ORPHAN_SEGMENT, ledger_id, segment_key(ledger_id, number)))
+
+
+def orphan_offloads(store: Damaged) -> None:
+    """A pair, data alone, and parts of an upload; a published copy is none."""
+    _, ledgers = store.topic("offloads")
+    store.offload(ledgers[0], str(uuid4()))
+    statement, pair, alone, begun = store.statement(ledgers[0]), str(uuid4()), f"Z{uuid4()}", str(uuid4())
+    for key in (data_key(pair, ledgers[0]), index_key(pair, ledgers[0]), data_key(alone, ledgers[0])):
+        store.put(key, statement, tiered=True)
+    store.s3.create_multipart_upload(Bucket=store.settings.tiered_bucket, Key=data_key(begun, ledgers[0]))
+    store.truth |= {(_K.ORPHAN_OFFLOAD, ledgers[0], data_key(uuid, ledgers[0])) for uuid in (pair, alone, begun)}
+
+
+def unreferenced_ledgers(store: Damaged) -> None:
+    """A data ledger that its list has lost."""
+    _, ledgers = store.topic("lost")
+    store.sql("UPDATE ledger SET place = NULL WHERE ledger_id = ?", ledgers[0])
+    store.healthy.remove(ledgers[0])
+    store.truth.add((_K.UNREFERENCED_LEDGER, ledgers[0], ""))
+
+
+def stalled_deletions(store: Damaged) -> None:
+    """An intent whose batch nobody works on, its objects in place."""
+    _, (first, *_) = store.topic("stalled")
+    ledger_id = store.orphan(first)
+    _intent(store, ledger_id, "PENDING", None)
+    store.truth.add((_K.STALLED_DELETION, ledger_id, ""))
+
+
+def missing_data(store: Damaged) -> None:
+    """A segment, a whole ledger, a statement, half a segment, and half of a tiered pair."""
+    _, ledgers = store.topic("missing", ledgers=6)
+    keys = [segment_key(ledgers[0], 1), ledger_prefix(ledgers[1]), "", segment_key(ledgers[3], 0)]
+    keys[2] = meta_key(ledgers[2], store.statement(ledgers[2]).owner)
+    store.remove(keys[0])
+    for found in list(store.log.objects.list(keys[1])):
+        store.remove(found.key)
+    store.remove(keys[2])
+    store.put(keys[3], store.statement(ledgers[3]), b"short")
+    uuid = str(uuid4())
+    store.offload(ledgers[4], uuid)
+    store.remove(index_key(uuid, ledgers[4]), tiered=True)
+    store.truth |= {(_K.MISSING_DATA, one, key) for one, key in zip(ledgers, keys, strict=False)}
+    store.truth.add((_K.MISSING_DATA, ledgers[4], index_key(uuid, ledgers[4])))
+    store.healthy = [one for one in store.healthy if one not in ledgers[:5]]
+
+
+def mismatches(store: Damaged) -> None:
+    """Another's statement beside a live one, a segment that grew, a refused deletion, an id from the future."""
+    _, ledgers = store.topic("mismatch")
+    statement = store.statement(ledgers[0])
+    other = replace(statement, owner=replace(statement.owner, topic="persistent://test/ns/other"))
+    store.put(meta_key(ledgers[0], other.owner), other)
+    store.truth.add((_K.MISMATCH, ledgers[0], meta_key(ledgers[0], other.owner)))
+    store.put(segment_key(ledgers[1], 0), store.statement(ledgers[1]), b"x" * 100_000)
+    store.truth.add((_K.MISMATCH, ledgers[1], segment_key(ledgers[1], 0)))
+    refused = store.orphan(ledgers[2])
+    _intent(store, refused, "DEAD_LETTERED", "METADATA_MISMATCH")
+    store.truth.add((_K.MISMATCH, refused, ledger_prefix(refused)))
+    future = LedgerId(1 << 40)
+    stated = replace(statement, ledger_id=future)
+    store.put(meta_key(future, stated.owner), stated)
+    store.truth.add((_K.MISMATCH, future, ledger_prefix(future)))
+    store.healthy = [one for one in store.healthy if one not in ledgers[:2]]
+
+
+def foreign_objects(store: Damaged) -> None:
+    """Keys that are no ledger's, in odd places and with odd names, and a ledger of another application."""
+    _, (first, *_) = store.topic("foreign")
+    keys = ["notes.txt", "ledgers/zz/x", "ledgers/readme", "back up/%41 ~+é.bin", "ledgers/00/0000/1.parquet"]
+    for key in keys:
+        store.put(key, store.statement(first))
+        store.truth.add((_K.FOREIGN, None, key))
+    for key in ("someone-elses", "0note", "xyz/ledger"):
+        store.put(key, store.statement(first), tiered=True)
+        store.truth.add((_K.FOREIGN, None, key))
+    other = store.orphan(first, application="other")
+    store.truth.add((_K.FOREIGN, other, ledger_prefix(other)))
+    silent = store.spare_id()
+    store.s3.put_object(Bucket=store.settings.primary_bucket, Key=segment_key(silent, 0), Body=b"x")
+    store.truth.add((_K.FOREIGN, silent, ledger_prefix(silent)))
+
+
+EVERY: Final[tuple[Damage, ...]] = (
+    orphan_ledgers,
+    orphan_segments,
+    orphan_offloads,
+    unreferenced_ledgers,
+    stalled_deletions,
+    missing_data,
+    mismatches,
+    foreign_objects,
+)
+
+
+def healthy(store: Damaged) -> None:
+    """What must never be a finding: component ledgers, a deletion that ended, a copy that was removed."""
+    topic, ledgers = store.topic("healthy")
+    store.log.subscriptions.subscribe(topic.topic_id, "billing", latest=False)
+    store.log.schemas.set(topic, b'{"type": "record"}')
+    store.log.subscriptions.acknowledge(topic.topic_id, "billing", positions=(Position(ledgers[0], 1),))
+    store.offload(ledgers[1], str(uuid4()))
+
+
+def _intent(store: Damaged, ledger_id: LedgerId, state: str, outcome: str | None) -> None:
+    statement = store.statement(ledger_id)
+    owner: LedgerOwner = statement.owner
+    row = {
+        "batch_id": "", "ledger_id": ledger_id, "copy": "LEDGER", "generation": 1, "application": owner.application,
+        "component": owner.component.value, "topic_id": owner.topic_id, "topic": owner.topic,
+        "keys": json.dumps(dict(owner.keys)), "context": "{}", "segments": 1, "last_segment": 0,
+        "ledger_created_us": statement.created_us, "size_bytes": 20, "epoch": 1, "state": state, "outcome": outcome,
+        "attempts": 0, "keys_left_attempts": 0, "objects_deleted": 0, "bytes_deleted": 0, "created_us": 1,
+    }  # fmt: skip
+    names = ", ".join(f'"{name}"' for name in row)
+    store.sql(f"INSERT INTO pending_deletion ({names}) VALUES ({', '.join('?' * len(row))})", *row.values())

@@ -1,0 +1,35 @@
+"""The same jobs on a cluster of Spark's own kind, with an executor that is killed."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spark.session import SparkSettings, WarmSession
+from tests.spark.cluster import PROPERTIES, deadly, standalone
+from tests.spark.reconciliation import damage
+from tests.spark.reconciliation.conftest import planner
+from tests.spark.reconciliation.damage import Damaged
+from workers.assembly.bulk import native_places
+
+pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
+
+
+def test_plan_on_a_standalone_cluster_is_exact_although_an_executor_is_killed(store: Damaged, tmp_path: Path) -> None:
+    damage.healthy(store)
+    for one in damage.EVERY:
+        one(store)
+    mark = tmp_path / "killed"
+    with standalone(tmp_path) as master:
+        settings = SparkSettings(scratch=tmp_path / "scratch", master=master, driver_memory="512m", more=PROPERTIES)
+        session = WarmSession(settings)
+        try:
+            found = planner(store, session, tmp_path / "bulk")(places=deadly(native_places(store.settings), mark))
+            context = session.get().sparkContext
+            assert context.master == master
+            assert context.getConf().get("spark.driver.host") == "127.0.0.1"
+        finally:
+            session.close()
+    assert {(one.kind, one.ledger_id, one.key) for one in found} == store.truth
+    assert len(found) == len(store.truth)
+    assert not psutil.pid_exists(int(mark.read_text()))

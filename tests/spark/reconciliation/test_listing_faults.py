@@ -1,0 +1,92 @@
+"""Listings that lie: an error publishes nothing, and what a listing left out is not lost data."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore.errors import ServiceRefused, SextonError, StoreUnavailable, Unsupported
+from logstore.log.ledgers import ledger_prefix, segment_key
+from logstore.ports.objects import ObjectInfo
+from logstore.positions import LedgerId
+from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.jobs import ListStorage
+from spark.publication import Publication
+from spark.reconciliation.backend import native_mains
+from spark.reconciliation.places import NativePlaces
+from spark.runner import SparkJobs
+from spark.session import WarmSession
+from spark.sources.objects import StoreAddress
+from tests.infra.objects.peer import Answer, Request, fault, listing, scripted
+from tests.migrated import migrated
+from tests.spark.reconciliation import damage
+from tests.spark.reconciliation.conftest import Plan
+from tests.spark.reconciliation.damage import Damaged
+from workers.assembly.bulk import native_places
+
+pytestmark = pytest.mark.external_service
+
+_SHARD = "ledgers/05/"
+_KEY = segment_key(LedgerId(5), 0)
+_FAULTS: dict[str, tuple[Answer, Answer, type[SextonError]]] = {
+    "truncated without a way to the rest": (listing(_KEY, truncated=True), listing(), StoreUnavailable),
+    "a page twice": (listing(_KEY, truncated=True, token="t"), listing(_KEY), Unsupported),
+    "a page of another prefix": (listing(segment_key(LedgerId(6), 0)), listing(), StoreUnavailable),
+    "refused half way": (listing(_KEY, truncated=True, token="t"), fault(403, "AccessDenied"), ServiceRefused),
+}
+
+
+@pytest.mark.parametrize("name", _FAULTS)
+def test_listing_that_is_not_whole_publishes_nothing(name: str, warm: WarmSession, tmp_path: Path) -> None:
+    first, then, error = _FAULTS[name]
+
+    def script(asked: Request) -> Answer:
+        if asked.query.get("prefix") != _SHARD:
+            return listing()
+        return then if "continuation-token" in asked.query else first
+
+    with scripted(script) as peer:
+        address = StoreAddress("primary", "bucket", peer.endpoint, "us-east-1", "key", "secret")
+        url = migrated(tmp_path / "catalog.db")
+        places = NativePlaces(database_url=url, primary=address, tiered=(), application="sexton")
+        jobs = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: native_mains(places))
+        with pytest.raises(error):
+            jobs.run(ListStorage(run_id="run-1"), lambda _: None)
+    assert jobs.published("run-1", "list-storage") is None
+    assert list((tmp_path / "bulk/run-1/attempts").iterdir()) == []
+
+
+@dataclass(frozen=True, slots=True)
+class _ForgetfulAddress(StoreAddress):
+    """A bucket whose listings of odd shards are empty, and of even ones lack every second object."""
+
+    def store(self) -> Any:
+        return _Forgetful(StoreAddress(*(getattr(self, name) for name in StoreAddress.__slots__)).store())
+
+
+class _Forgetful:
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        whole = list(self._store.list(prefix, start_after=start_after))
+        if len(prefix) != len(_SHARD):
+            return iter(whole)
+        return iter(() if int(prefix[8:10], 16) % 2 else whole[::2])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_objects_that_a_listing_left_out_are_asked_for_and_are_no_lost_data(store: Damaged, plan: Plan) -> None:
+    """What is truly lost is found all the same, where nothing of the ledger is left."""
+    damage.healthy(store)
+    damage.missing_data(store)
+    places = native_places(store.settings)
+    forgetful = _ForgetfulAddress(*(getattr(places.primary, name) for name in StoreAddress.__slots__))
+    found = {(one.kind, one.ledger_id, one.key) for one in plan(places=replace(places, primary=forgetful))}
+    gone = next(one for one in store.truth if one[2].endswith("/"))
+    assert gone == (FindingKind.MISSING_DATA, gone[1], ledger_prefix(LedgerId(gone[1] or 0)))
+    assert gone in found <= store.truth

@@ -1,0 +1,73 @@
+"""A hundred thousand candidates: read and written by pages, and none of them in the driver."""
+
+import pickle
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from logstore.reconciliation.files import PAGE, FindingFiles
+from logstore.reconciliation.jobs import BulkSummary, CompareSides, VerifyFindings
+from spark.publication import Publication
+from spark.reconciliation.backend import native_mains
+from spark.reconciliation.facts import STRANGE, put
+from spark.reconciliation.places import NativePlaces
+from spark.runner import JobRun, SparkJobs
+from spark.session import WarmSession
+from spark.sources.objects import StoreAddress
+from tests.migrated import migrated
+
+_MANY = 100_000
+_BATCH = 12_345
+
+
+def _strange() -> Iterator[pa.RecordBatch]:
+    numbers = iter(range(_MANY))
+    while batch := list(islice(numbers, _BATCH)):
+        rows = [{"bucket": "p", "key": f"odd/{at:06d}", "size_bytes": at, "modified_us": 1} for at in batch]
+        yield pa.RecordBatch.from_pylist(rows, schema=STRANGE)
+
+
+def test_many_candidates_go_from_file_to_file_by_pages(
+    warm: WarmSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What executors answer does not grow with them, and a finding's number is its place in the files."""
+    answers: list[Any] = []
+    spread = JobRun.spread
+
+    def counting(run: JobRun, what: str, tasks: Any, work: Any) -> Any:
+        answered = spread(run, what, tasks, work)
+        answers.extend(answered)
+        return answered
+
+    monkeypatch.setattr(JobRun, "spread", counting)
+    publication = Publication(tmp_path / "bulk")
+    listed = publication.attempt("run-1", "list-storage")
+    assert put(listed, "strange", 0, _strange(), STRANGE) == _MANY
+    publication.publish("run-1", "list-storage", listed, BulkSummary(counts={"groups": 4}))
+    empty = publication.attempt("run-1", "read-references")
+    publication.publish("run-1", "read-references", empty, BulkSummary())
+    url, nowhere = migrated(tmp_path / "catalog.db"), StoreAddress("primary", "p", "http://127.0.0.1:9", "r", "k", "s")
+    places = NativePlaces(database_url=url, primary=nowhere, tiered=(), application="sexton")
+    jobs = SparkJobs(warm, publication, lambda: native_mains(places))
+    compare = CompareSides(run_id="run-1", before_us=2, rows_before_us=2, next_ledger_id=1)
+    candidates = jobs.run(compare, lambda _: None)
+    findings = jobs.run(VerifyFindings(run_id="run-1", before_us=2), lambda _: None)
+    assert (candidates.counts["candidates"], findings.counts["foreign"]) == (_MANY, _MANY)
+    assert findings.counts["bytes:foreign"] == sum(range(_MANY))
+    for done in (candidates, findings):
+        for path in Path(done.folder).glob("*.parquet"):
+            metadata = pq.read_metadata(path)
+            rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            assert max(rows) <= PAGE
+    assert max(len(pickle.dumps(one)) for one in answers) < 500
+    one, other = FindingFiles(Path(findings.folder)), FindingFiles(Path(findings.folder))
+    numbers = [number for page in range(one.pages) for number in one.page(page)]
+    assert numbers == list(range(_MANY))
+    middle = one.pages // 2
+    assert one.page(middle) == other.page(middle)
+    assert [found.key for found in one.page(0).values()] == [f"odd/{at:06d}" for at in range(len(one.page(0)))]

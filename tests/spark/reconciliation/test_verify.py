@@ -1,0 +1,140 @@
+"""Candidates asked about once more: what stands is found, and what came to light is said."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.offload.tiered import data_key, index_key
+from logstore.positions import LedgerId, TopicId
+from logstore.reconciliation.findings import Finding, FindingKind
+from spark.reconciliation.sides import PRIMARY, TIERED
+from spark.reconciliation.verify import verified
+from tests.fakes.objects import FakeObjectStore
+
+_K = FindingKind
+_ID = LedgerId(3)
+_TOPIC = "persistent://a/b/c"
+_OWNER = LedgerOwner(
+    application="sexton", component=Component.MANAGED_LEDGER, topic_id=TopicId(1), topic=_TOPIC, keys={}
+)
+_STATEMENT = LedgerStatement(ledger_id=_ID, owner=_OWNER, created_us=1, epoch=1)
+_PREFIX = ledger_prefix(_ID)
+_LEDGER = Finding(kind=_K.ORPHAN_LEDGER, ledger_id=_ID, copy=PRIMARY, bucket="p", key=_PREFIX)
+_PAIR = Finding(
+    kind=_K.ORPHAN_OFFLOAD, ledger_id=_ID, copy=TIERED, bucket="p", key=data_key("u", _ID), uuid="u", objects=2
+)
+_LOST = Finding(kind=_K.MISSING_DATA, ledger_id=_ID, copy=PRIMARY, bucket="p", key=_PREFIX)
+
+
+class _Catalog:
+    """Answers as a catalog whose rows are these."""
+
+    def __init__(self, **rows: Sequence[dict[str, Any]]) -> None:
+        self._rows = rows
+
+    def table(self, query: Any) -> pa.Table:
+        """By the columns that the query names."""
+        names = list(query.selected_columns.keys())
+        rows = self._rows.get("_".join(names), ())
+        return pa.table({name: [row[name] for row in rows] for name in names})
+
+
+@pytest.fixture
+def store() -> FakeObjectStore:
+    return FakeObjectStore()
+
+
+def _put(store: FakeObjectStore, *keys: str, statement: LedgerStatement = _STATEMENT) -> None:
+    for key in keys:
+        store.put_if_absent(key, b"x" * 10, metadata=statement.to_metadata())
+
+
+def _found(
+    store: FakeObjectStore, one: Finding, catalog: _Catalog | None = None, *, before_us: int = 2**60
+) -> list[Finding]:
+    known: Any = catalog or _Catalog()
+    return verified([one], {"p": store}, known, before_us, "sexton")
+
+
+def test_orphan_bears_what_storage_says_of_it_now(store: FakeObjectStore) -> None:
+    _put(store, meta_key(_ID, _OWNER), segment_key(_ID, 0))
+    (found,) = _found(store, _LEDGER)
+    assert (found.kind, found.objects, found.size_bytes, found.topic) == (_K.ORPHAN_LEDGER, 2, 20, _TOPIC)
+    assert LedgerStatement.from_metadata(found.statement) == _STATEMENT
+
+
+@pytest.mark.parametrize("one", [_LEDGER, _PAIR, replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=segment_key(_ID, 0))])
+def test_orphan_that_is_gone_or_was_written_again_is_none(one: Finding, store: FakeObjectStore) -> None:
+    assert _found(store, one) == []
+    _put(store, segment_key(_ID, 0), data_key("u", _ID), index_key("u", _ID))
+    now_us = max(found.modified_us or 0 for found in store.list(""))
+    assert _found(store, one, before_us=now_us) == []
+    assert [found.kind for found in _found(store, one, before_us=now_us + 1)] == [one.kind]
+
+
+@pytest.mark.parametrize(
+    "key", [f"{_PREFIX}notes.txt", f"{_PREFIX}more/00000001.parquet", f"{_PREFIX}{'f' * 16}.meta.json"]
+)
+def test_ledger_beside_which_another_wrote_is_a_mismatch(key: str, store: FakeObjectStore) -> None:
+    _put(store, meta_key(_ID, _OWNER), segment_key(_ID, 0), key)
+    assert [found.kind for found in _found(store, _LEDGER)] == [_K.MISMATCH]
+
+
+def test_statement_decides_whose_an_orphan_is(store: FakeObjectStore) -> None:
+    other = replace(_STATEMENT, ledger_id=LedgerId(4))
+    _put(store, f"{_PREFIX}{'f' * 16}.meta.json")
+    assert [found.kind for found in _found(store, _LEDGER)] == [_K.MISMATCH]  # its name is of another owner
+    store.delete([f"{_PREFIX}{'f' * 16}.meta.json"])
+    _put(store, segment_key(_ID, 0), statement=other)
+    assert [found.kind for found in _found(store, _LEDGER)] == [_K.MISMATCH]
+    assert [one.kind for one in verified([_LEDGER], {"p": store}, _Catalog(), 2**60, "mine")] == [_K.FOREIGN]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_abandoned_upload_is_one_while_it_stands(stands: bool, store: FakeObjectStore) -> None:
+    upload = replace(_PAIR, objects=0)
+    key = data_key("u", _ID)
+    if stands:
+        store.unfinished.add(key)
+        store.begun_us[key] = store.now_us
+    assert _found(store, upload) == ([upload] if stands else [])
+    assert _found(store, upload, before_us=1) == []
+
+
+def test_lost_ledger_is_lost_whatever_another_put_under_its_prefix(store: FakeObjectStore) -> None:
+    catalog = _Catalog(ledger_id_kind_context=[{"ledger_id": _ID, "kind": PRIMARY, "context": "{}"}])
+    _put(store, f"{_PREFIX}notes.txt")
+    assert _found(store, _LOST, catalog) == [_LOST]
+    assert _found(store, _LOST, _Catalog()) == []
+    _put(store, segment_key(_ID, 0))
+    assert _found(store, _LOST, catalog) == []
+
+
+def test_lost_segment_is_lost_while_a_row_names_it_and_the_object_is_short(store: FakeObjectStore) -> None:
+    copies = [{"ledger_id": _ID, "kind": PRIMARY, "context": "{}"}]
+    named = [{"ledger_id": _ID, "number": 0, "size_bytes": 10}]
+    catalog = _Catalog(ledger_id_kind_context=copies, ledger_id_number_size_bytes=named)
+    lost = replace(_LOST, key=segment_key(_ID, 0), size_bytes=10)
+    short = replace(lost, objects=1)
+    assert _found(store, lost, catalog) == [lost]
+    assert _found(store, lost, _Catalog(ledger_id_kind_context=copies)) == []
+    _put(store, segment_key(_ID, 0))
+    assert _found(store, lost, catalog) == []
+    assert _found(store, short, catalog) == [short]
+    assert _found(store, replace(short, size_bytes=9), catalog) == []  # it was written whole meanwhile
+
+
+@pytest.mark.parametrize(
+    ("one", "rows"),
+    [
+        (Finding(kind=_K.UNREFERENCED_LEDGER, ledger_id=_ID), {"ledger_id": [{"ledger_id": _ID}]}),
+        (Finding(kind=_K.STALLED_DELETION, ledger_id=_ID, row_id=7), {"row_id": [{"row_id": 7}]}),
+    ],
+)
+def test_row_is_a_finding_while_the_catalog_says_it_still(one: Finding, rows: Any, store: FakeObjectStore) -> None:
+    assert _found(store, one, _Catalog(**rows)) == [one]
+    assert _found(store, one) == []

@@ -1,0 +1,36 @@
+"""Java as Spark needs it, told in one sentence where it is not there."""
+
+from pathlib import Path
+
+import pytest
+
+from logstore.errors import ServiceFailed
+from spark.session import SparkSettings, WarmSession
+
+
+@pytest.fixture
+def without_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A PATH of one empty folder."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def _refused(scratch: Path) -> str:
+    with pytest.raises(ServiceFailed) as refused:
+        WarmSession(SparkSettings(scratch=scratch)).get()
+    said = str(refused.value)
+    assert said.count("\n") == 0
+    assert not scratch.exists()
+    return said
+
+
+def test_missing_java_is_one_sentence(without_java: Path) -> None:
+    assert "java: no Java was found" in _refused(without_java / "scratch")
+
+
+def test_java_that_is_too_old_is_one_sentence(without_java: Path) -> None:
+    java = without_java / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    assert f"{java} is Java 11, and 17 or newer is needed" in _refused(without_java / "scratch")

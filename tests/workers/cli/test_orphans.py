@@ -1,0 +1,352 @@
+"""`orphans plan`, `report` and `apply`: what they ask for, what they answer, and their exit codes."""
+
+import re
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from logstore.errors import PreconditionFailed
+from logstore.ports.catalog import Claim, RunKind
+from logstore.positions import LedgerId
+from logstore.reconciliation.files import Ended, FateFiles, FindingFiles, as_table
+from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.reconciliation.results import ApplyCounts, PlanResult
+from tests.fakes.reconciliation import FakeRuns
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import FakeHandle, FakeServices
+from workers.cli.orphans import page as pages
+from workflows.reconciliation.values import ApplyOrphansProgress, ApplyOrphansResult, ReconcileOrphansResult
+
+RUN = "plan-8c1d5f0e9a3b"
+CLAIM = Claim(workflow_id="tests", run_id="", ttl_s=60)
+CUT_OFF_US = 1_763_800_000_000_000
+ZEROS = dict.fromkeys((kind.value for kind in FindingKind), 0)
+FINDINGS = [
+    Finding(
+        kind=FindingKind.ORPHAN_LEDGER,
+        ledger_id=LedgerId(7),
+        copy="LEDGER",
+        bucket="warm",
+        key="ledgers/07/0000000000000007/",
+        topic="persistent://shop/main/a%20b",
+        objects=3,
+        size_bytes=300,
+        newest_us=CUT_OFF_US - 40 * 86_400_000_000,
+        detail="no row names it",
+    ),
+    Finding(kind=FindingKind.FOREIGN, bucket="warm", key="<script>alert(1)</script>.txt", objects=1, size_bytes=5),
+    Finding(kind=FindingKind.STALLED_DELETION, ledger_id=LedgerId(8), row_id=12, topic="persistent://shop/main/b"),
+]
+
+
+class Asked:
+    """What the commands asked of the client, and a finished plan in the catalog."""
+
+    def __init__(self, folder: Path) -> None:
+        self.started: list[dict[str, object]] = []
+        self.runs, self.folder = FakeRuns(), folder
+        self.output = folder / RUN / "output"
+        self.output.mkdir(parents=True)
+        pq.write_table(as_table(FINDINGS), self.output / "part-0.parquet", row_group_size=2)
+        totals = FindingFiles(self.output).totals()
+        self.plan = PlanResult(
+            findings={kind.value: rows for kind, (rows, _) in totals.items()},
+            size_bytes={kind.value: size for kind, (_, size) in totals.items()},
+            ledgers=40,
+            before_us=CUT_OFF_US,
+            report=str(self.output),
+            left_out=["bucket colder: no answer"],
+        )
+        self.runs.open_run(RUN, RunKind.PLAN, claim=CLAIM, summary={})
+        self.runs.close_run(RUN, {"result": asdict(self.plan)})
+        self.done = ApplyCounts(applied={"orphan_ledger": 1}, skipped={"it is young": 2}, objects=3, size_bytes=300)
+
+    def applied(self) -> None:
+        """Let the plan be applied."""
+        run_id = f"apply-{RUN}"
+        self.runs.open_run(run_id, RunKind.APPLY, claim=CLAIM, summary={"folder": str(self.folder / RUN)})
+        fates = FateFiles(self.folder / RUN / "fates")
+        fates.put(0, [Ended(number=0, fate=Fate.DELETED, objects=3, size_bytes=300)])
+        fates.put(1, [Ended(number=2, fate=Fate.KEPT, reason="a workflow works on it")])
+
+    async def plan_orphans(self, **asked: Any) -> Any:
+        """Remember the call."""
+        self.started.append(asked)
+        return FakeHandle(
+            ReconcileOrphansResult(run_id=RUN, found=self.plan),  # type: ignore[arg-type]
+            id=f"reconcile-orphans/{RUN}",
+        )
+
+    async def apply_orphans(self, run_id: str, **asked: Any) -> Any:
+        """Remember the call."""
+        self.started.append({"run_id": run_id, **asked})
+        result = ApplyOrphansResult(run_id=run_id, done=self.done)
+        return FakeHandle(result, id=f"apply-orphans/{run_id}")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def asked(services: FakeServices, tmp_path: Path) -> Asked:
+    """Stands behind catalog and client."""
+    made = Asked(tmp_path / "bulk")
+    services.log.catalog.reconciliation = made.runs
+    services.client.plan_orphans = made.plan_orphans  # type: ignore[method-assign]
+    services.client.apply_orphans = made.apply_orphans  # type: ignore[method-assign]
+    return made
+
+
+# -- plan
+
+
+def test_plan_answers_findings_and_bytes_of_every_kind(run: Run, asked: Asked) -> None:
+    """Zeros too; the report is where the rows are."""
+    told = run("orphans", "plan", "--json")
+    found = document(told)
+    assert found["run_id"] == RUN
+    assert found["findings"] == ZEROS | {"orphan_ledger": 1, "foreign": 1, "stalled_deletion": 1}
+    assert found["bytes"] == ZEROS | {"orphan_ledger": 300, "foreign": 5}
+    assert found["report"] == str(asked.output)
+    assert "not compared: bucket colder: no answer" in told.stderr
+    (started,) = asked.started
+    assert (started["older_than_s"], started["unsafe_age"], started["inventories"]) == (86_400, False, [])
+
+
+def test_plan_passes_its_options_on(run: Run, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of this machine are made whole, for workers have another working directory."""
+    monkeypatch.chdir(tmp_path)
+    told = run("orphans", "plan", "--older-than", "5m", "--unsafe-age", "--inventory", "a.json")
+    assert told.exit_code == 0, told.output
+    assert run("orphans", "plan", "--inventory", "s3://b/m.json", "--master", "spark://h:7077").exit_code == 0
+    first, second = asked.started
+    assert (first["older_than_s"], first["unsafe_age"]) == (300, True)
+    assert (first["inventories"], first["master"]) == ([str(tmp_path / "a.json")], "")
+    assert (second["inventories"], second["master"]) == (["s3://b/m.json"], "spark://h:7077")
+
+
+@pytest.mark.parametrize(("age", "code"), [("30m", 3), ("0s", 3), ("-1s", 2), ("tomorrow", 2)])
+def test_plan_with_an_impossible_age_starts_nothing(age: str, code: int, run: Run, asked: Asked) -> None:
+    """Below the floor it is refused, and a cut-off in the future is none (iceberg#4195)."""
+    error = document(run("orphans", "plan", "--older-than", age, "--json"), code)["error"]
+    assert "older-than" in error["message"]
+    assert asked.started == []
+
+
+def test_plan_that_is_not_waited_for_names_itself(run: Run, asked: Asked) -> None:
+    """The run id of the plan is what `report` and `apply` take."""
+    found = document(run("orphans", "plan", "--no-wait", "--json"))
+    assert found == {"workflow_id": f"reconcile-orphans/{RUN}", "run_id": "run-1", "plan": RUN}
+
+
+def test_plan_that_found_missing_data_says_so(run: Run, asked: Asked) -> None:
+    """Data loss is not a row among others."""
+    asked.plan.findings["missing_data"] = 2
+    told = run("orphans", "plan")
+    assert told.exit_code == 0
+    assert f"data is missing: sexton orphans report {RUN} --kind missing_data" in told.stderr
+    assert "missing_data" in told.stdout
+
+
+# -- apply
+
+
+def test_apply_answers_what_was_done_and_kept(run: Run, asked: Asked) -> None:
+    """By kind and by reason."""
+    found = document(run("orphans", "apply", RUN, "--reason", "clean", "--max-orphan-share", "0.5", "--json"))
+    assert (found["applied"], found["skipped"], found["failed"]) == ({"orphan_ledger": 1}, {"it is young": 2}, 0)
+    assert (found["objects"], found["bytes"]) == (3, 300)
+    (started,) = asked.started
+    assert (started["run_id"], started["max_orphan_share"], started["reason"]) == (RUN, 0.5, "clean")
+
+
+def test_apply_that_failed_in_part_exits_5_and_names_what_failed(run: Run, asked: Asked) -> None:
+    """By the ids that the report shows."""
+    asked.done = ApplyCounts(applied={"orphan_ledger": 1}, failed=2, failures={"4": "RETRYING: a key is kept"})
+    found = document(run("orphans", "apply", RUN, "--json"), 5)
+    assert found["failed"] == [{"id": 4, "error": "RETRYING: a key is kept"}]
+    assert found["failed_count"] == 2
+
+
+def test_apply_tried_out_names_what_would_go_and_starts_nothing(run: Run, asked: Asked) -> None:
+    """Guards refuse as they would."""
+    found = document(run("orphans", "apply", RUN, "--dry-run", "--json"))
+    assert found["applied"]["orphan_ledger"] == 1
+    assert found["applied"]["stalled_deletion"] == 1
+    assert "foreign" not in found["applied"]
+    assert (
+        "orphan share"
+        in document(run("orphans", "apply", RUN, "--dry-run", "--max-orphan-share", "0", "--json"), 3)["error"][
+            "message"
+        ]
+    )
+    assert asked.started == []
+
+
+@pytest.mark.parametrize("command", ["apply", "report"])
+def test_unknown_run_is_bad_input_and_one_without_a_summary_is_refused(command: str, run: Run, asked: Asked) -> None:
+    """By name."""
+    assert "plan-0" in document(run("orphans", command, "plan-0", "--json"), 2)["error"]["message"]
+    asked.runs.open_run("plan-1", RunKind.PLAN, claim=CLAIM, summary={})
+    args = ["--dry-run"] if command == "apply" else []
+    assert "no summary" in document(run("orphans", command, "plan-1", *args, "--json"), 3)["error"]["message"]
+    assert asked.started == []
+
+
+def test_apply_that_a_guard_refuses_exits_3(run: Run, asked: Asked, services: FakeServices) -> None:
+    """As its workflow says it."""
+
+    async def refuse(*_: object) -> Any:
+        raise PreconditionFailed("orphan share: expected at most 0.05")
+
+    services.client.result_of = refuse  # type: ignore[assignment,method-assign]
+    assert document(run("orphans", "apply", RUN, "--json"), 3)["error"]["type"] == "PreconditionFailed"
+
+
+# -- report
+
+
+def test_report_shows_findings_as_rows(run: Run, asked: Asked) -> None:
+    """With where they are; what became of them is not known before the plan is applied."""
+    rows = document(run("orphans", "report", RUN, "--json"))
+    assert [row["id"] for row in rows] == [0, 1, 2]
+    assert rows[0]["topic"] == "persistent://shop/main/a b"
+    assert (rows[0]["kind"], rows[0]["ledger_id"], rows[0]["newest"]) == ("orphan_ledger", 7, "2025-10-13T08:26:40Z")
+    assert (rows[2]["row_id"], rows[2]["fate"]) == (12, None)
+
+
+def test_report_of_an_applied_plan_says_what_became_of_each(run: Run, asked: Asked) -> None:
+    """Deleted, kept or failed, with the reason."""
+    asked.applied()
+    rows = document(run("orphans", "report", RUN, "--json"))
+    assert [(row["fate"], row["reason"]) for row in rows] == [
+        ("deleted", ""),
+        (None, None),
+        ("kept", "a workflow works on it"),
+    ]
+
+
+def test_report_takes_a_kind_and_a_limit(run: Run, asked: Asked) -> None:
+    """Said where there are more."""
+    assert [row["id"] for row in document(run("orphans", "report", RUN, "--kind", "foreign", "--json"))] == [1]
+    told = run("orphans", "report", RUN, "--limit", "2", "--json")
+    assert len(document(told)) == 2
+    assert "there are more" in told.stderr
+    assert run("orphans", "report", RUN, "--kind", "orphans").exit_code == 2
+
+
+def test_report_without_its_files_says_where_they_would_be(run: Run, asked: Asked) -> None:
+    """Bulk output is in a folder that this machine may not see."""
+    for path in asked.output.iterdir():
+        path.unlink()
+    asked.output.rmdir()
+    message = document(run("orphans", "report", RUN, "--json"), 3)["error"]["message"]
+    assert str(asked.output) in message
+    assert "bulk_dir" in message
+
+
+# -- the page
+
+
+class Seen(HTMLParser):
+    """What a page refers to, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Remember the tag."""
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in {"href", "src", "action", "xlink:href"}]
+
+    def handle_data(self, data: str) -> None:
+        """Remember the text."""
+        self.text.append(data)
+
+
+def page_of(run: Run, path: Path, *args: str) -> tuple[str, Seen]:
+    told = run("orphans", "report", RUN, "--html", str(path), *args, "--json")
+    assert document(told)["html"] == str(path)
+    text, seen = path.read_text(encoding="utf-8"), Seen()
+    seen.feed(text)
+    return text, seen
+
+
+def test_page_stands_alone_and_is_escaped(run: Run, asked: Asked, tmp_path: Path) -> None:
+    """It loads nothing from anywhere, and names of objects are text."""
+    text, seen = page_of(run, tmp_path / "orphans.html")
+    assert "script" not in seen.tags
+    assert seen.links == []
+    assert not re.search(r"https?://|url\(|@import", text)
+    assert "<script>alert(1)</script>.txt" in seen.text
+    assert seen.tags.count("svg") == 3
+    assert seen.tags.count("tr") == 4
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_page_has_charts_of_kinds_topics_and_ages(run: Run, asked: Asked, tmp_path: Path) -> None:
+    """With their values in words."""
+    asked.applied()
+    _, seen = page_of(run, tmp_path / "orphans.html")
+    for told in ("orphan_ledger", "persistent://shop/main/a b", "300 B", "1 to 3 months", "of no known topic"):
+        assert told in seen.text
+    assert "Not compared: bucket colder: no answer" in seen.text
+    assert {"deleted", "kept", "a workflow works on it"} <= set(seen.text)
+
+
+def test_page_takes_a_kind_and_a_limit(run: Run, asked: Asked, tmp_path: Path) -> None:
+    """Charts count all of the kind, the table shows the first."""
+    _, seen = page_of(run, tmp_path / "orphans.html", "--limit", "1")
+    assert seen.tags.count("tr") == 2
+    assert "1 of 3" in seen.text
+    _, seen = page_of(run, tmp_path / "orphans.html", "--kind", "foreign")
+    assert "orphan_ledger" not in seen.text
+    assert "1 of 1" in seen.text
+
+
+def test_page_in_a_folder_that_does_not_exist_is_bad_input(run: Run, asked: Asked, tmp_path: Path) -> None:
+    """Nothing is written, and no half page is left."""
+    assert (
+        "html"
+        in document(run("orphans", "report", RUN, "--html", str(tmp_path / "no" / "x.html"), "--json"), 2)["error"][
+            "message"
+        ]
+    )
+    assert document(run("orphans", "report", RUN, "--html", str(tmp_path), "--json"), 2)
+    assert not list(tmp_path.glob("*.html*"))
+
+
+def test_page_counts_so_many_topics_and_keeps_the_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted does not grow with the number of topics."""
+    monkeypatch.setattr(pages, "_MOST_TOPICS", 10)
+    sums = pages._Sums()
+    for number in range(100):
+        sums.add(Finding(kind=FindingKind.FOREIGN, topic=f"t{number % 40}", size_bytes=1), CUT_OFF_US)
+        sums.add(Finding(kind=FindingKind.FOREIGN, topic="large", size_bytes=50), CUT_OFF_US)
+    assert len(sums.topics) <= 10
+    assert sums.topics.most_common(1) == [("large", 5_000)]
+    assert "about" in pages._topics_title(sums)
+
+
+# -- under an operator's hand
+
+
+def test_apply_is_paused_resumed_and_slowed_down_like_a_batch(run: Run, services: FakeServices) -> None:
+    """The same commands, the same fields."""
+    progress = ApplyOrphansProgress(
+        pages_done=1, pages=3, intents=9, done=4, left=5, outcomes={"applied": 4}, paused=True
+    )
+
+    async def pause(workflow_id: str) -> ApplyOrphansProgress:
+        assert workflow_id == f"apply-orphans/{RUN}"
+        return progress
+
+    services.client.batches = SimpleNamespace(pause=pause)  # type: ignore[assignment]
+    found = document(run("deletion", "pause", f"apply-orphans/{RUN}", "--json"))
+    assert (found["paused"], found["intents"], found["done"], found["left"]) == (True, 9, 4, 5)
+    assert found["outcomes"] == {"applied": 4}

@@ -1,0 +1,76 @@
+"""The buckets that settings name, each compared with the catalog before its first use.
+
+Imports no service of the log, so that a process which only compares a bucket is spared them.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from logstore.identity.markers import NamedBucket, Role
+from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.offload.places import TieredPlace
+from workers.settings import Settings
+from workers.settings.recorded import read_recorded
+
+if TYPE_CHECKING:
+    from infra.objects import Places, S3ObjectStore
+
+
+def on_own_stack(settings: Settings) -> bool:
+    """Whether the store is the one that this home starts itself: its port may change, so no context names it."""
+    return bool(settings.s3_endpoint) and read_recorded(settings.home).get("s3_endpoint") == settings.s3_endpoint
+
+
+def own_places(
+    settings: Settings, stores: OwnStores, *, hasty: bool = False
+) -> Callable[[Role, TieredPlace], OwnStore]:
+    """Buckets by role and place: each is compared with the catalog before its first use."""
+
+    @cache
+    def places() -> "Places":  # most commands ask the store nothing, and boto3 alone takes 0.3 s
+        from infra.objects import Places  # noqa: PLC0415 - start-up time
+
+        home = primary_bucket(settings, hasty=hasty)
+        return Places(home, partial(_store_at, settings, hasty), own_stack=on_own_stack(settings))
+
+    @cache
+    def at_home(role: Role, place: TieredPlace) -> OwnStore:
+        named = NamedBucket(role=role, bucket=place.bucket, address=settings.s3_endpoint)
+        return stores.own(named, lambda: places()(place))
+
+    @cache
+    def stated(role: Role, store: "S3ObjectStore") -> OwnStore:
+        return stores.own(NamedBucket(role=role, bucket=store.bucket, address=store.endpoint), lambda: store)
+
+    def own(role: Role, place: TieredPlace) -> OwnStore:
+        return at_home(role, place) if place == TieredPlace(place.bucket) else stated(role, places()(place))
+
+    return own
+
+
+def own_buckets(settings: Settings, stores: OwnStores, *, hasty: bool = False) -> Callable[[Role, str], OwnStore]:
+    """As `own_places`, by the names of buckets of the configured store."""
+    own = own_places(settings, stores, hasty=hasty)
+    return lambda role, bucket: own(role, TieredPlace(bucket))
+
+
+def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore":
+    """The primary bucket; without an endpoint it is AWS's, without keys the host's role is used."""
+    return _store_at(settings, hasty, settings.s3_endpoint, settings.s3_region)
+
+
+def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S3ObjectStore":
+    """Hasty: for a person who waits, and can ask again."""
+    from infra.objects import Patience, S3ObjectStore, make_client  # noqa: PLC0415 - start-up time
+
+    haste: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if hasty else {}
+    client = make_client(
+        endpoint or None,
+        region,
+        settings.s3_access_key.get_secret_value() or None,
+        settings.s3_secret_key.get_secret_value() or None,
+        pool_size=2 * settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
+        **haste,
+    )
+    return S3ObjectStore(client, settings.primary_bucket, patience=Patience(attempts=1) if hasty else None)

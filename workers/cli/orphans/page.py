@@ -1,0 +1,170 @@
+"""A plan as one HTML file: charts and the first findings; no other file and no script is needed.
+
+Findings pass by once for the charts and once for the table, a page of them in memory at a time.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from logstore.reconciliation.findings import FindingKind
+from workers.cli.orphans.charts import Bar, bars
+from workers.cli.texts import topic_shown
+
+if TYPE_CHECKING:
+    from logstore.reconciliation.findings import Finding
+    from workers.cli.orphans.reported import Reported
+
+_TOPICS: Final = 20
+_MOST_TOPICS: Final = 10_000  # counted at a time: beyond, the smallest half is forgotten
+_DAY_US: Final = 86_400_000_000
+_AGES: Final = (
+    ("under a week", 7),
+    ("a week to a month", 30),
+    ("1 to 3 months", 91),
+    ("3 to 12 months", 365),
+)
+_OLDER: Final = "over a year"
+_UNKNOWN: Final = "unknown"
+_COLUMNS: Final = ("id", "kind", "topic", "ledger_id", "bucket", "key", "objects", "size_bytes", "newest", "detail")
+_FATE: Final = ("fate", "reason")
+_STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1c2024; --soft: #60646c; --paper: #ffffff; --line: #d9d9e0;
+  --bar: #3e63dd; --alarm: #ce2c31; --card: #f7f7f9; }
+@media (prefers-color-scheme: dark) { :root { --ink: #edeef0; --soft: #b0b4ba; --paper: #111113; --line: #363a3f;
+  --bar: #7da0ff; --alarm: #ff8b87; --card: #1b1c1f; } }
+body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.4rem; margin: 0 0 .3rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+p, dl { color: var(--soft); margin: .2rem 0; } .alarm { color: var(--alarm); font-weight: 600; }
+figure { margin: 1rem 0; padding: 1rem; background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
+figcaption { font-weight: 600; margin-bottom: .6rem; } svg { width: 100%; max-width: 60rem; height: auto; }
+svg text { font: 13px system-ui, sans-serif; fill: var(--ink); } svg .value { fill: var(--soft); }
+svg .bar { fill: var(--bar); } svg .alarming { fill: var(--alarm); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
+th { white-space: nowrap; } td { overflow-wrap: anywhere; min-width: 7.5rem; }
+td.number { text-align: right; min-width: 0; white-space: nowrap; font-variant-numeric: tabular-nums; }
+"""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the charts show, of findings that passed by."""
+
+    kinds: Counter[FindingKind] = field(default_factory=Counter)
+    topics: Counter[str] = field(default_factory=Counter)  # bytes
+    ages: Counter[str] = field(default_factory=Counter)
+    forgotten: bool = False  # topics are more than are counted
+
+    def add(self, finding: "Finding", before_us: int) -> None:
+        self.kinds[finding.kind] += 1
+        self.ages[_age(finding.newest_us, before_us)] += 1
+        if finding.size_bytes:
+            self.topics[finding.topic] += finding.size_bytes
+            if len(self.topics) > _MOST_TOPICS:
+                self.topics = Counter(dict(self.topics.most_common(_MOST_TOPICS // 2)))
+                self.forgotten = True
+
+
+def write_page(found: "Reported", path: Path, *, kind: FindingKind | None, limit: int) -> int:
+    """Write the page, the whole of it or nothing; how many findings there are.
+
+    Args:
+        found: The plan.
+        path: Of the file.
+        kind: Only findings of this kind; None: of every kind.
+        limit: Of rows of the table.
+    """
+    sums = _Sums()
+    for _, finding in found.files.all(kind):
+        sums.add(finding, found.result.before_us)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            file.writelines(_parts(found, sums, kind, limit))
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+    return sum(sums.kinds.values())
+
+
+def _parts(found: "Reported", sums: _Sums, kind: FindingKind | None, limit: int) -> Iterator[str]:
+    title = f"Orphans of plan {found.run_id}"
+    yield "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
+    yield '<meta name=viewport content="width=device-width, initial-scale=1">'
+    yield f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>\n"
+    yield from _beginning(found, sums)
+    kinds = [
+        Bar(one.value, sums.kinds[one], f"{sums.kinds[one]:,}", one is FindingKind.MISSING_DATA) for one in FindingKind
+    ]
+    yield bars("Findings by kind", kinds if kind is None else [one for one in kinds if one.name == kind.value])
+    yield bars(
+        _topics_title(sums), [Bar(_topic(name), size, _size(size)) for name, size in sums.topics.most_common(_TOPICS)]
+    )
+    yield bars(
+        "Ages of the newest object at the plan",
+        [Bar(name, sums.ages[name], f"{sums.ages[name]:,}") for name in _ages()],
+    )
+    yield from _table(found, sums, kind, limit)
+    yield "</body></html>\n"
+
+
+def _topics_title(sums: _Sums) -> str:
+    return f"Bytes by topic, the first {_TOPICS}" + (", about: there are very many topics" if sums.forgotten else "")
+
+
+def _beginning(found: "Reported", sums: _Sums) -> Iterator[str]:
+    result = found.result
+    cut_off = f"{datetime.fromtimestamp(result.before_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    yield f"<p>{result.ledgers:,} ledgers compared; objects younger than {cut_off} were left out.</p>\n"
+    yield f"<p>{'Applied: each row says what became of it.' if found.fates else 'Nothing was removed yet.'}</p>\n"
+    if sums.kinds[FindingKind.MISSING_DATA]:
+        yield f"<p class=alarm>Data is missing: {sums.kinds[FindingKind.MISSING_DATA]:,} findings.</p>\n"
+    for sentence in result.left_out:
+        yield f"<p>Not compared: {escape(sentence)}</p>\n"
+
+
+def _table(found: "Reported", sums: _Sums, kind: FindingKind | None, limit: int) -> Iterator[str]:
+    rows, columns = sum(sums.kinds.values()), (*_COLUMNS, *(_FATE if found.fates else ()))
+    yield f"<h2>Findings</h2><p>{min(rows, limit):,} of {rows:,}</p><div class=scroll><table><thead><tr>"
+    yield "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns) + "</tr></thead><tbody>\n"
+    for row in islice(found.rows(kind), limit):
+        yield "<tr>" + "".join(_cell(row, name) for name in columns) + "</tr>\n"
+    yield "</tbody></table></div>"
+
+
+def _cell(row: Mapping[str, object], name: str) -> str:
+    value = row[name]
+    if isinstance(value, int):
+        return f"<td class=number>{value if name in {'id', 'ledger_id'} else f'{value:,}'}</td>"
+    return f"<td>{'' if value is None else escape(str(value))}</td>"
+
+
+def _topic(name: str) -> str:
+    return topic_shown(name) if name else "of no known topic"
+
+
+def _ages() -> list[str]:
+    return [*(name for name, _ in _AGES), _OLDER, _UNKNOWN]
+
+
+def _age(newest_us: int | None, before_us: int) -> str:
+    if newest_us is None:
+        return _UNKNOWN
+    days = (before_us - newest_us) / _DAY_US
+    return next((name for name, most in _AGES if days < most), _OLDER)
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} PiB"

@@ -1,0 +1,93 @@
+"""`orphans report`: the findings of a plan as rows or as a page, and what became of each."""
+
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.reconciliation.findings import FindingKind
+from workers.cli.command import command
+from workers.cli.context import CommandContext
+from workers.cli.orphans.reported import Reported
+from workers.cli.orphans.runs import RunId, orphans
+from workers.cli.output import Answer, note
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import Reconciliation
+
+Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many rows.")]
+Html = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write one page with charts there; it needs no other file.")
+]
+_PLAN = "plan-8c1d5f0e9a3b"
+
+
+@command(
+    orphans,
+    "report",
+    examples=[
+        f"sexton orphans report {_PLAN}",
+        f"sexton orphans report {_PLAN} --kind missing_data --json",
+        f"sexton orphans report {_PLAN} --html orphans.html",
+    ],
+)
+def report(
+    context: CommandContext, run_id: RunId, *, kind: Kind = None, limit: Limit = 1_000, html: Html = None
+) -> Answer:
+    """Show what a plan found and, once it was applied, what became of each finding."""
+    found = _reported(context.catalog.reconciliation, run_id)
+    if html is not None:
+        return _page(found, kind, limit, html)
+    rows = list(islice(found.rows(kind), limit + 1))
+    if len(rows) > limit:
+        note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
+    rows = rows[:limit]
+    return Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("detail",), empty="no findings")
+
+
+def _reported(runs: "Reconciliation", run_id: str) -> Reported:
+    from logstore.ports.catalog import RunKind  # noqa: PLC0415
+    from logstore.reconciliation.files import FindingFiles  # noqa: PLC0415
+    from logstore.reconciliation.results import apply_run_id, plan_result  # noqa: PLC0415
+
+    run = runs.run(run_id)
+    if run.kind is not RunKind.PLAN or run.finished_us is None:
+        raise PreconditionFailed(f"run {run_id}: expected a plan that finished, found no summary of one; plan again")
+    result = plan_result(run.summary)
+    folder = Path(result.report)
+    if not folder.is_dir():
+        where = "run this where the folder of bulk output is, the setting bulk_dir"
+        raise PreconditionFailed(f"plan {run_id}: expected its findings in {folder}, found no such folder; {where}")
+    try:
+        applied: Any = runs.run(apply_run_id(run_id)).summary
+    except UnknownObject:
+        applied = None
+    fates = Path(applied["folder"]) / "fates" if applied else None
+    return Reported(run_id=run_id, result=result, files=FindingFiles(folder), fates=fates)
+
+
+def _shown(row: dict[str, object]) -> dict[str, object]:
+    """A row as people see it."""
+    told = [str(row[name]) for name in ("fate", "reason", "detail") if row[name]]
+    return {
+        "id": row["id"],
+        "kind": row["kind"],
+        "where": row["key"]
+        or (f"deletion {row['row_id']}" if row["row_id"] is not None else f"ledger {row['ledger_id']}"),
+        "objects": row["objects"],
+        "bytes": row["size_bytes"],
+        "detail": ": ".join(told),
+    }
+
+
+def _page(found: Reported, kind: FindingKind | None, limit: int, html: str) -> Answer:
+    from workers.cli.orphans.page import write_page  # noqa: PLC0415 - start-up time
+
+    path = Path(html).absolute()
+    if not html.isprintable() or not path.parent.is_dir() or path.is_dir():
+        raise InvalidInput("html", expected="a file in a folder that exists", found=html)
+    rows = write_page(found, path, kind=kind, limit=limit)
+    return Answer(document={"run_id": found.run_id, "html": str(path), "findings": rows})

@@ -1,0 +1,223 @@
+"""`apply-orphans`: what a finished plan found is removed, page by page, after another look at each finding.
+
+Destroys ledgers, tiered copies, segments and uploads in parts that nobody refers to. Invariant: nothing goes on the
+plan's word alone: storage and catalog are asked again, and ledgers and copies go through two-phase deletion, which asks
+once more. To stop it for a while, pause it; for good, terminate it: a batch that it started goes on by itself, and the
+same plan applied again goes on from there.
+
+1. Begin: the plan finished, is this catalog's, and finds no more orphans than may be. What a guard refuses ends the
+   apply as completed: nothing changed, and the result says why.
+2. For each page: file what is still so (phase one), run `delete-ledgers` on that batch and wait for its certificate;
+   delete single objects; write down what became of each finding. Pause and rate act between pages.
+3. Conclude: the sum of all pages.
+
+Source: PIP-186 for what goes in two phases; trino#13692 for pages.
+"""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.reconciliation.applying import Applying
+    from activities.reconciliation.values import (
+        ApplyBegun,
+        BeginApplyInput,
+        ConcludeApplyInput,
+        DeleteObjectsInput,
+        FiledPage,
+        FilePageInput,
+        FindingsPage,
+        RecordPageInput,
+    )
+    from logstore.deletion.intents import Refusal
+    from logstore.reconciliation.results import ApplyCounts
+    from workflows import options, refusals, search_attributes
+    from workflows.deletion import batches
+    from workflows.deletion.values import (
+        DELETE_LEDGERS,
+        MOST_OBJECTS_PER_S,
+        DeleteLedgersInput,
+        DeleteLedgersProgress,
+        SetRate,
+    )
+    from workflows.reconciliation.progress import refused, shown, with_page
+    from workflows.reconciliation.values import (
+        ApplyOrphansInput,
+        ApplyOrphansProgress,
+        ApplyOrphansResult,
+    )
+
+_PAGE: workflow.ActivityConfig = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each looked at in storage, or 1,000 deletes at 1/s
+    heartbeat_timeout=options.NOTICED,
+    retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
+)
+_AGAIN = timedelta(seconds=10)  # while an earlier apply's batch of the same page goes on
+
+
+def batch_id(run_id: str, page: int) -> str:
+    """`orphans-{run_id}-{page}`: of the deletions of one page."""
+    return f"orphans-{run_id}-{page}"
+
+
+@workflow.defn(name="apply-orphans")
+class ApplyOrphans:
+    """See the module's text."""
+
+    @workflow.init
+    def __init__(self, request: ApplyOrphansInput) -> None:
+        """Start from what an earlier run of this apply carried over."""
+        self._request = request
+        self._progress = request.carried
+        self._doing = "beginning"
+
+    @workflow.run
+    async def run(self, request: ApplyOrphansInput) -> ApplyOrphansResult:
+        """Do the numbered steps."""
+        workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(request.run_id)])
+        begun = await self._begin()
+        if isinstance(begun, Refusal):
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            return self._refused(begun)
+        if begun.done is None:
+            self._progress = replace(self._progress, pages=begun.pages, intents=begun.findings)
+            while self._progress.pages_done < begun.pages:
+                await self._while_paused()
+                await self._apply(begun)
+                if workflow.info().is_continue_as_new_suggested():
+                    await workflow.wait_condition(workflow.all_handlers_finished)
+                    workflow.continue_as_new(replace(request, carried=self._progress))
+        done = begun.done or await self._conclude()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return self._ended(done)
+
+    @workflow.query
+    def progress(self) -> ApplyOrphansProgress:
+        """How far the apply is."""
+        return self._progress
+
+    @workflow.update
+    def pause(self) -> ApplyOrphansProgress:
+        """Begin no page from now on; the one in hand ends."""
+        return self._changed(replace(self._progress, paused=True))
+
+    @workflow.update
+    def resume(self) -> ApplyOrphansProgress:
+        """Go on."""
+        return self._changed(replace(self._progress, paused=False))
+
+    @workflow.update
+    def set_rate(self, wanted: SetRate) -> ApplyOrphansProgress:
+        """Delete no faster from the next page on."""
+        return self._changed(replace(self._progress, rate=wanted.objects_per_s))
+
+    @set_rate.validator
+    def check_rate(self, wanted: SetRate) -> None:
+        """Refuse what is no rate, before it is in the history."""
+        if not 0 <= wanted.objects_per_s <= MOST_OBJECTS_PER_S:
+            message = f"rate: expected 0 (unlimited) to {MOST_OBJECTS_PER_S:,} objects a second"
+            message = f"{message}, found {wanted.objects_per_s:,}"
+            raise ApplicationError(message, type="InvalidInput", non_retryable=True)
+
+    def _changed(self, progress: ApplyOrphansProgress) -> ApplyOrphansProgress:
+        self._progress = progress
+        workflow.set_current_details(shown(progress, self._doing))
+        return progress
+
+    def _at(self, doing: str) -> None:
+        self._doing = doing
+        workflow.set_current_details(shown(self._progress, doing))
+
+    async def _begin(self) -> ApplyBegun | Refusal:
+        request = self._request
+        begin = BeginApplyInput(
+            run_id=request.run_id,
+            actor=request.actor,
+            reason=request.reason,
+            max_orphan_share=request.max_orphan_share,
+        )
+        try:
+            return await workflow.execute_activity_method(Applying.begin_apply, begin, **_PAGE)
+        except ActivityError as error:
+            refusal = None if request.carried.pages_done else refused(error)  # later something has changed
+            if refusal is None:
+                raise
+            return refusal
+
+    async def _while_paused(self) -> None:
+        if self._progress.paused:
+            self._at("waiting for `resume`")
+            await workflow.wait_condition(lambda: not self._progress.paused)
+
+    async def _apply(self, begun: ApplyBegun) -> None:
+        request, page = self._request, self._progress.pages_done
+        batch = batch_id(request.run_id, page)
+        findings = FindingsPage(run_id=request.run_id, page=page, before_us=begun.before_us, epoch=begun.epoch)
+        self._at(f"looking at page {page}")
+        file = FilePageInput(
+            findings=findings,
+            batch_id=batch,
+            batch_workflow_id=DELETE_LEDGERS.id(batch),
+            actor=request.actor,
+            reason=request.reason,
+        )
+        filed: FiledPage = await workflow.execute_activity_method(Applying.file_page, file, **_PAGE)
+        if filed.intents:
+            self._at(f"deleting {filed.intents:,} copies of page {page}")
+            await self._phase_two(batch, filed, begun.epoch)
+        if filed.objects:
+            self._at(f"deleting {filed.objects:,} single objects of page {page}")
+            delete = DeleteObjectsInput(
+                findings=findings, actor=request.actor, reason=request.reason, objects_per_s=float(self._progress.rate)
+            )
+            await workflow.execute_activity_method(Applying.delete_objects, delete, **_PAGE)
+        record = RecordPageInput(findings=findings, batch_id=batch, intents=filed.intents)
+        counts: ApplyCounts = await workflow.execute_activity_method(Applying.record_page, record, **options.CATALOG)
+        self._progress = with_page(self._progress, counts)
+
+    async def _phase_two(self, batch: str, filed: FiledPage, epoch: int) -> None:
+        """Wait for the page's batch; rows that fail go on alone, and what ends early is found by a sweep."""
+        request = DeleteLedgersInput(
+            batch_id=batch,
+            topic_id=0,
+            topic="",
+            catalog_epoch=epoch,
+            actor=self._request.actor,
+            reason=self._request.reason,
+            policy=self._request.policy,
+            carried=DeleteLedgersProgress(intents=filed.intents, detached=filed.detached, rate=self._progress.rate),
+        )
+        while True:
+            with suppress(WorkflowAlreadyStartedError):  # of an apply that was terminated: it ends by itself
+                started = await batches.start_batch(request, summary=f"{filed.intents} orphaned copies")
+                break
+            await asyncio.sleep(_AGAIN.total_seconds())
+        try:
+            await started
+        except ChildWorkflowError as error:
+            if workflow.cancellation_reason() is not None:
+                raise
+            workflow.logger.warning("%s ended early, its rows are found again: %s", batch, error.cause)
+
+    async def _conclude(self) -> ApplyCounts:
+        self._at("concluding")
+        conclude = ConcludeApplyInput(run_id=self._request.run_id)
+        return await workflow.execute_activity_method(Applying.conclude_apply, conclude, **_PAGE)
+
+    def _refused(self, why: Refusal) -> ApplyOrphansResult:
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
+        workflow.set_current_details(refusals.shown(why))
+        return ApplyOrphansResult(run_id=self._request.run_id, refused=why)
+
+    def _ended(self, done: ApplyCounts) -> ApplyOrphansResult:
+        outcome = "FAILED_IN_PART" if done.failed else "APPLIED"
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome])])
+        self._progress = replace(self._progress, counts=done)
+        self._at("ended")
+        return ApplyOrphansResult(run_id=self._request.run_id, done=done)

@@ -1,0 +1,61 @@
+"""How far an apply is, what a guard refused, and what an operator is shown of both."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from temporalio.exceptions import ActivityError
+
+from logstore import errors
+from logstore.deletion.intents import Refusal
+from logstore.reconciliation.results import ApplyCounts, together
+from workflows.reconciliation.values import ApplyOrphansProgress
+from workflows.refusals import refusal_of
+
+_REFUSALS: Final = frozenset(
+    kind.__name__
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.PreconditionFailed | errors.InvalidInput)
+)
+
+
+def refused(error: ActivityError) -> Refusal | None:
+    """What a guard of a plan or an apply refused; None where it failed for another reason."""
+    return refusal_of(error, _REFUSALS)
+
+
+def with_page(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:
+    """The progress once one more page has ended so."""
+    whole = together(progress.counts, counts)
+    applied, skipped = sum(whole.applied.values()), sum(whole.skipped.values())
+    done = applied + skipped + whole.failed
+    return replace(
+        progress,
+        pages_done=progress.pages_done + 1,
+        outcomes={"applied": applied, "skipped": skipped, "failed": whole.failed},
+        objects=whole.objects,
+        size_bytes=whole.size_bytes,
+        done=done,
+        left=max(0, progress.intents - done),
+        counts=whole,
+    )
+
+
+def shown(progress: ApplyOrphansProgress, doing: str) -> str:
+    """Markdown for an operator."""
+    rate = [f"at most {progress.rate:,} objects a second"] if progress.rate else []
+    orders = [*(["**paused** before the next page"] if progress.paused else []), *rate]
+    told = [f"{progress.pages_done:,} of {progress.pages:,} pages", f"{progress.objects:,} objects", *orders, doing]
+    counts = progress.counts
+    failed = {"findings": counts.failed} if counts.failed else {}
+    return (
+        ", ".join(filter(None, told))
+        + "\n\n"
+        + _rows("applied", counts.applied)
+        + _rows("kept", counts.skipped)
+        + _rows("failed", failed)
+    )
+
+
+def _rows(what: str, counts: Mapping[str, int]) -> str:
+    return "".join(f"- {what}: **{name}** — {rows:,}\n" for name, rows in sorted(counts.items()))

@@ -1,0 +1,148 @@
+"""`reconcile-orphans`: what storage holds is compared with what the catalog says, and the findings are written down.
+
+Destroys nothing; only output and rows of runs older than `finished_retention` are forgotten. Invariant: a plan has a
+summary only if all of its steps ended, in buckets that were the catalog's before and after; whatever a guard refuses
+ends it as completed, with the sentence in its result. To stop it, cancel it: its bulk jobs end with it.
+
+1. Begin: one cut-off for all steps, by the store's clock.
+2. List storage, then read the catalog: rows precede objects.
+3. Compare; refuse sides that cannot both be right.
+4. Verify each candidate on both sides once more.
+5. Conclude: the summary last.
+
+Source: orphan removals of iceberg and lakeFS, and their failures (iceberg#4195, lakeFS#4658, ClickHouse#114194).
+"""
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.reconciliation.planning import Planning
+    from activities.reconciliation.values import (
+        BeginPlanInput,
+        BulkInput,
+        BulkResult,
+        ConcludePlanInput,
+        PlanBegun,
+        SidesInput,
+    )
+    from logstore.reconciliation.findings import FindingKind
+    from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
+    from logstore.reconciliation.results import PlanResult
+    from workflows import options, refusals, search_attributes
+    from workflows.reconciliation.progress import refused
+    from workflows.reconciliation.values import (
+        ReconcileOrphansInput,
+        ReconcileOrphansProgress,
+        ReconcileOrphansResult,
+    )
+
+_CONCLUDE: workflow.ActivityConfig = {
+    **options.CATALOG,
+    "start_to_close_timeout": timedelta(hours=1),  # two columns of many million findings are read
+}
+
+
+def _bulk(queue: str) -> workflow.ActivityConfig:
+    return workflow.ActivityConfig(
+        task_queue=queue or None,
+        start_to_close_timeout=timedelta(hours=24),  # a billion objects, listed at some ten thousand a second
+        heartbeat_timeout=timedelta(seconds=60),  # starting Java keeps a small machine from everything else for long
+        retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1), maximum_attempts=6),  # then a person looks
+    )
+
+
+@workflow.defn(name="reconcile-orphans")
+class ReconcileOrphans:
+    """See the module's text."""
+
+    @workflow.init
+    def __init__(self, request: ReconcileOrphansInput) -> None:
+        """Take a run id, if none was given."""
+        self._request = request
+        self._run_id = request.run_id or f"plan-{workflow.uuid4().hex[:12]}"
+        self._progress = ReconcileOrphansProgress(run_id=self._run_id, step="beginning")
+
+    @workflow.run
+    async def run(self, request: ReconcileOrphansInput) -> ReconcileOrphansResult:  # noqa: ARG002 - taken by `__init__`
+        """Do the numbered steps."""
+        workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(self._run_id)])
+        try:
+            found = await self._plan()
+        except ActivityError as error:
+            refusal = refused(error)
+            if refusal is None:
+                raise
+            self._at("ended", refusals.shown(refusal))
+            workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
+            return ReconcileOrphansResult(run_id=self._run_id, refused=refusal)
+        self._at("ended", _findings(found))
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["PLANNED"])])
+        return ReconcileOrphansResult(run_id=self._run_id, found=found)
+
+    @workflow.query
+    def progress(self) -> ReconcileOrphansProgress:
+        """Which step it is at."""
+        return self._progress
+
+    async def _plan(self) -> PlanResult:
+        self._at("beginning")
+        begun = await self._begin()
+        if begun.done:
+            return begun.done
+        for job in (ListStorage.name, ReadReferences.name, CompareSides.name):
+            await self._run(job, begun)
+        self._at("checking")
+        sides = SidesInput(run_id=self._run_id, next_ledger_id=begun.next_ledger_id)
+        await workflow.execute_activity_method(Planning.check_sides, sides, **options.CATALOG)
+        await self._run(VerifyFindings.name, begun)
+        self._at("concluding")
+        conclude = ConcludePlanInput(run_id=self._run_id, begun=begun)
+        return await workflow.execute_activity_method(Planning.conclude_plan, conclude, **_CONCLUDE)
+
+    async def _begin(self) -> PlanBegun:
+        request = self._request
+        begin = BeginPlanInput(
+            run_id=self._run_id,
+            actor=request.actor,
+            reason=request.reason,
+            older_than_s=request.older_than_s,
+            unsafe_age=request.unsafe_age,
+            inventories=request.inventories,
+        )
+        return await workflow.execute_activity_method(Planning.begin_plan, begin, **options.CATALOG)
+
+    async def _run(self, job: str, begun: PlanBegun) -> None:
+        self._at(job)
+        bulk = BulkInput(
+            run_id=self._run_id,
+            job=job,
+            before_us=begun.before_us,
+            rows_before_us=begun.rows_before_us,
+            next_ledger_id=begun.next_ledger_id,
+            inventories=self._request.inventories,
+            master=self._request.master,
+        )
+        config = _bulk(self._request.queue)
+        done: BulkResult = await workflow.execute_activity_method(Planning.run_bulk, bulk, **config)
+        counts = {**self._progress.counts, job: done.counts}
+        self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=job, counts=counts)
+
+    def _at(self, step: str, told: str = "") -> None:
+        self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=step, counts=self._progress.counts)
+        done = "".join(
+            f"- {job}: " + ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())) + "\n"
+            for job, counts in self._progress.counts.items()
+        )
+        workflow.set_current_details(f"run `{self._run_id}`: **{step}**\n\n{done}\n{told}")
+
+
+def _findings(found: PlanResult) -> str:
+    rows = "".join(
+        f"- **{kind.value}** — {found.findings.get(kind.value, 0):,}, {found.size_bytes.get(kind.value, 0):,} bytes\n"
+        for kind in FindingKind
+    )
+    return rows + "".join(f"- not compared: {sentence}\n" for sentence in found.left_out)
