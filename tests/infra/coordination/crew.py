@@ -1,15 +1,16 @@
 """Workers of one ensemble and one catalog, as threads of the test."""
 
 import threading
-import time
 from collections.abc import Callable
 
 from infra.catalog.ownership.fences import SqlFences
+from infra.coordination.events import OwnershipEvents
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.turns import Turns
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fences
+from tests.logstore.eventually import assert_eventually
 
 BUNDLES = 24
 
@@ -23,13 +24,20 @@ class Watcher:
         self.loading: Callable[[Lease], None] = lambda _: None
 
     def acquired(self, lease: Lease) -> None:
-        """See `Listener`."""
         self.loading(lease)
         self.acquired_.append(lease)
 
     def unloaded(self, bundle: BundleId) -> None:
-        """See `Listener`."""
         self.unloaded_.append(bundle)
+
+
+class Looks(OwnershipEvents):
+    """Counts a worker's looks at all bundles."""
+
+    count = 0
+
+    def looked(self, unsettled: int) -> None:
+        self.count += 1
 
 
 class Crew:
@@ -40,6 +48,7 @@ class Crew:
         self.owners: dict[str, BundleOwner] = {}
         self.sessions: dict[str, ZooKeeperSession] = {}
         self.watchers: dict[str, Watcher] = {}
+        self.looks: dict[str, Looks] = {}
         self.door = threading.Event()  # to ZooKeeper; while it is shut nobody gets a session
         self.door.set()
 
@@ -64,7 +73,8 @@ class Crew:
         policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, look_again_s=0.1, turns=turns)
         watcher = self.watchers[name] = Watcher()
         watcher.loading = loading
-        owner = BundleOwner(name, connect, fences or self.fences, watcher, policy=policy)
+        self.looks[name] = looks = Looks()
+        owner = BundleOwner(name, connect, fences or self.fences, watcher, policy=policy, events=looks)
         self.owners[name] = owner
         owner.start()
         return owner
@@ -90,8 +100,14 @@ class Crew:
         last = {one.bundle: (one.counter, one.worker_id) for one in self.fences.fences()}
         return len(leases) == BUNDLES and {one.bundle: (one.fence, one.worker_id) for one in leases} == last
 
+    def await_looks(self, name: str, more: int) -> None:
+        """Wait until a worker has looked at all bundles so often from now on: every tenth of a second, or sooner."""
+        enough = self.looks[name].count + more
+        assert_eventually(lambda: self.looks[name].count >= enough)
+
     def rests(self) -> bool:
-        """Whether nothing moves for a while."""
+        """Whether nothing moves while each looks at all bundles."""
         before = self.held()
-        time.sleep(0.5)
+        for name in self.owners:
+            self.await_looks(name, 4)
         return self.settled() and self.held() == before

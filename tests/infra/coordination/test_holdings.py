@@ -31,14 +31,12 @@ class Shaky:
         self.fence, self.fences, self.verify = fences.fence, fences.fences, fences.verify
 
     def bundles(self) -> int:
-        """See `Fences`."""
         if self._told:
             self._require_there()
         self._told = True
         return self._fences.bundles()
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
-        """See `Fences`."""
         self._require_there()
         leases = self._fences.raise_fences(bundles, worker_id)
         while self.meanwhile:

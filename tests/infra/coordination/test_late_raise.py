@@ -23,7 +23,6 @@ class Late:
         self.fence, self.fences, self.verify, self.bundles = fences.fence, fences.fences, fences.verify, fences.bundles
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
-        """See `Fences`."""
         self.asked.set()
         assert self.go.wait(60)
         leases = self._fences.raise_fences(bundles, worker_id)

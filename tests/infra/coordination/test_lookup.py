@@ -1,7 +1,5 @@
 """Looking an owner up on a real ZooKeeper: who has the node, what is no answer, and what is a refusal."""
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
@@ -79,13 +77,10 @@ def test_lookup_holds_no_thread_while_zookeeper_is_away(
 def test_lookup_gives_up_after_its_patience_and_before_the_session_does(crew: Crew, zookeeper: ZooKeeper) -> None:
     """A server that hangs is waited for as long as the job says, however long a session may be silent."""
     _, second = _two(crew)
-    os.kill(zookeeper.pid, signal.SIGSTOP)
-    try:
+    with zookeeper.hanging():
         with pytest.raises(StoreUnavailable):
             second.lookup(_TOPIC, patience_s=0.1)
         assert crew.sessions["w2"].link is SessionEvent.CONNECTED
-    finally:
-        os.kill(zookeeper.pid, signal.SIGCONT)
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def test_bundle_taken_from_an_underloaded_worker_is_not_thrown_back_while_it_res
     lost = crew.owners["b"].leases()[0]
     looker.delete(f"{OWNERS}/{bundle_name(lost.bundle, bundles=BUNDLES)}")
     assert_eventually(lambda: any(one.bundle == lost.bundle for one in crew.owners["a"].leases()))
-    time.sleep(2.0)  # beyond the rest of the one who lost it
+    crew.await_looks("b", 20)  # beyond its rest
     assert_eventually(crew.rests)
     last = next(one for one in crew.fences.fences() if one.bundle == lost.bundle)
     assert last.counter <= lost.fence + 2, "more than once there and back"

@@ -1,7 +1,9 @@
 """A real ZooKeeper that a test may stop, wipe and have expire a session."""
 
 import logging
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from infra.stack.home import StackHome
 from infra.stack.ports import ZOOKEEPER, WantedPorts
 from infra.stack.process import ServiceProcess
 from infra.stack.stack import StackAddresses, StackOptions, kill, up
+from tests.logstore.eventually import assert_eventually
 
 _quiet = logging.getLogger("tests.zookeeper")
 
@@ -42,12 +45,21 @@ class ZooKeeper:
         shutil.rmtree(StackHome.at(self._home).zookeeper / "data")
         self.start()
 
-    @property
-    def pid(self) -> int:
-        """Process id of the server."""
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """It answers nothing and drops nothing until the end.
+
+        SIGSTOP reaches the threads of a process one after the other: until the last one stands, some of them answer.
+        """
         running = ServiceProcess(ZOOKEEPER, StackHome.at(self._home)).running()
         assert running
-        return running.pid
+        os.kill(running.pid, signal.SIGSTOP)
+        try:
+            threads = Path(f"/proc/{running.pid}/task")
+            assert_eventually(lambda: all(_stands(thread) for thread in threads.iterdir()))
+            yield
+        finally:
+            os.kill(running.pid, signal.SIGCONT)
 
     @contextmanager
     def client(self, hosts: str | None = None, *, session: tuple[int, bytes] | None = None) -> Iterator[KazooClient]:
@@ -65,3 +77,11 @@ class ZooKeeper:
         found = session.ask("telling its id", lambda client: client.client_id)
         with self.client(session=found):
             pass  # whoever closes the connection closes the session
+
+
+def _stands(thread: Path) -> bool:
+    """The state is the first field behind the name, which ends with the last parenthesis; a thread that ended stands."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
