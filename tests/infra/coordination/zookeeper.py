@@ -80,7 +80,7 @@ class ZooKeeper:
 
 
 def _stands(thread: Path) -> bool:
-    """The state is the first field behind the name, which ends with the last parenthesis; a thread that ended stands."""
+    """The state is the first field behind the name, which ends with the last parenthesis; an ended thread stands."""
     try:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (FileNotFoundError, ProcessLookupError):
