@@ -25,6 +25,7 @@ from uuid import uuid4
 from logstore.errors import CorruptData, InvalidInput
 from logstore.failpoints import effect
 from logstore.reconciliation.jobs import BulkSummary
+from logstore.whole_files import put_first
 
 _RUN_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 _ATTEMPTS: Final = "attempts"
@@ -71,16 +72,10 @@ class Publication:
         attempt.rename(folder)
         whole = replace(summary, folder=str(folder), files=_lengths(folder))
         pointer = self._pointer(run_id, name)
-        written = folder.with_name(f"{folder.name}.json")
-        written.write_text(json.dumps(asdict(whole), sort_keys=True), encoding="utf-8")
-        _sync(written)
+        told = json.dumps(asdict(whole), sort_keys=True)
         with effect("bulk.publish"):
-            try:
-                os.link(written, pointer)
-            except FileExistsError:
+            if put_first(pointer, told) != told:
                 shutil.rmtree(folder, ignore_errors=True)
-        written.unlink(missing_ok=True)
-        _sync(pointer.parent)
         return self.summary(run_id, name) or whole
 
     def beside(self, run_id: str) -> Path:
@@ -116,11 +111,3 @@ def _lengths(folder: Path) -> dict[str, int]:
         return {}
     with os.scandir(folder) as found:
         return {one.name: one.stat().st_size for one in found if not one.name.startswith(".")}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

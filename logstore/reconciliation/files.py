@@ -5,8 +5,8 @@ name, rows in order; so it is the same for every reader.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.whole_files import replacing
 
 SCHEMA: Final = pa.schema(
     [
@@ -63,8 +64,17 @@ class Ended:
     size_bytes: int = 0
 
 
+@contextmanager
+def _read(path: Path) -> Iterator[None]:
+    """What a block cannot make of a file is the file's fault: it is damaged, gone, or none of ours."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptData(f"{path}: expected findings, or what became of them, found {error}") from error
+
+
 class FindingFiles:
-    """The findings of one plan."""
+    """The findings of one plan; every method raises `CorruptData` where a file is damaged, gone, or none of ours."""
 
     def __init__(self, folder: Path) -> None:
         """Read the files of this folder, which is published and does not change."""
@@ -75,7 +85,8 @@ class FindingFiles:
         """File, row group and number of its first finding, in order."""
         found, number = [], 0
         for path in sorted(self._folder.glob("*.parquet")):
-            metadata = pq.read_metadata(path)
+            with _read(path):
+                metadata = pq.read_metadata(path)
             for group in range(metadata.num_row_groups):
                 found.append((path, group, number))
                 number += metadata.row_group(group).num_rows
@@ -91,33 +102,23 @@ class FindingFiles:
 
         Args:
             number: Of the page, 0 to `pages` exclusive.
-
-        Raises:
-            CorruptData: It is none of ours.
         """
         path, group, first = self._groups[number]
-        table = pq.ParquetFile(path).read_row_group(group)
-        if table.schema.names != SCHEMA.names:
-            raise CorruptData(f"{path}: expected findings with the columns {SCHEMA.names}, found {table.schema.names}")
-        return {first + at: _finding(row) for at, row in enumerate(table.to_pylist())}
+        with _read(path):
+            rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
+            return {first + at: _finding(row) for at, row in enumerate(rows)}
 
     def totals(self) -> dict[FindingKind, tuple[int, int]]:
-        """Findings and bytes of each kind, zeros too; two columns are read, a page at a time.
-
-        Raises:
-            CorruptData: It is none of ours.
-        """
+        """Findings and bytes of each kind, zeros too; two columns are read, a page at a time."""
         found = dict.fromkeys(FindingKind, (0, 0))
         for path, group, _ in self._groups:
-            try:
+            with _read(path):
                 table = pq.ParquetFile(path).read_row_group(group, columns=["kind", "size_bytes"])
                 counts = table.group_by("kind").aggregate([("size_bytes", "count"), ("size_bytes", "sum")])
                 for row in counts.to_pylist():
                     rows, size = found[FindingKind(row["kind"])]
                     more = (row["size_bytes_count"], row["size_bytes_sum"] or 0)
                     found[FindingKind(row["kind"])] = (rows + more[0], size + more[1])
-            except (KeyError, ValueError) as error:
-                raise CorruptData(f"{path}: expected findings, found {error}") from error
         return found
 
     def all(self, kind: FindingKind | None = None) -> Iterator[tuple[int, Finding]]:
@@ -160,19 +161,22 @@ class FateFiles:
     def put(self, page: int, ended: Sequence[Ended]) -> None:
         """Keep what became of a page: the whole file or none of it, whenever the process dies."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(page)
         rows = [{name: getattr(one, name) for name in FATES.names} | {"fate": one.fate.value} for one in ended]
-        new = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        pq.write_table(pa.Table.from_pylist(rows, schema=FATES), new)
-        new.replace(path)
+        with replacing(self._path(page)) as new:
+            pq.write_table(pa.Table.from_pylist(rows, schema=FATES), new)
 
     def page(self, page: int) -> dict[int, Ended] | None:
-        """What became of a page's findings by number, or None where nothing was kept of it yet."""
+        """What became of a page's findings by number, or None where nothing was kept of it yet.
+
+        Raises:
+            CorruptData: The file is damaged, or none of ours.
+        """
         path = self._path(page)
         if not path.exists():
             return None
-        rows = pq.read_table(path).to_pylist()
-        return {row["number"]: Ended(**{**row, "fate": Fate(row["fate"])}) for row in rows}
+        with _read(path):
+            rows = pq.read_table(path, partitioning=None).to_pylist()
+            return {row["number"]: Ended(**{**row, "fate": Fate(row["fate"])}) for row in rows}
 
     def _path(self, page: int) -> Path:
         return self._folder / f"page-{page:08d}.parquet"

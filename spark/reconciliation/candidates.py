@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +15,7 @@ from infra.catalog.reconciliation import facts as sql
 from logstore.reconciliation.files import PAGE, SCHEMA
 from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary, CompareSides
 from logstore.reconciliation.rules import AGE_FLOOR_S
+from logstore.whole_files import replacing
 from spark.reconciliation.compare import compare, strange
 from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, OBJECTS, TIERED_OBJECTS, drawn, read
 from spark.reconciliation.places import NativePlaces
@@ -107,17 +107,12 @@ def _with_topics(candidates: pa.Table, ledgers: pa.Table, sides: _Sides) -> pa.T
 
 
 def _put(path: Path, tables: Iterable[pa.Table]) -> int:
-    """Row groups are pages of the next job; no candidate, no file."""
-    new, rows = path.with_name(f".{path.stem}.{uuid4().hex[:8]}"), 0  # a task may run twice at once
-    with pq.ParquetWriter(new, SCHEMA) as writer:
-        for table in tables:
-            if table.num_rows:
-                writer.write_table(table, row_group_size=PAGE)
-                rows += table.num_rows
-    if rows:
-        new.replace(path)
-    else:
-        new.unlink()
+    """How many; row groups are pages of the next job. A task may run twice at once."""
+    rows = 0
+    with replacing(path) as new, pq.ParquetWriter(new, SCHEMA) as writer:
+        for table in filter(len, tables):
+            writer.write_table(table, row_group_size=PAGE)
+            rows += len(table)
     return rows
 
 

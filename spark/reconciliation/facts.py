@@ -8,11 +8,12 @@ runs twice leaves the same files.
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from logstore.whole_files import replacing, unnamed
 
 Groups = npt.NDArray[np.int64]
 
@@ -136,29 +137,31 @@ class GroupFiles:
 
     def _writer(self, group: int) -> Any:  # noqa: ANN401 - pyarrow has no types
         if group not in self._open:
-            path = self._folder / f".{self._name}-{group:03d}.{uuid4().hex[:8]}"
-            self._open[group] = (path, pa.ipc.new_file(str(path), self._schema))
+            new = unnamed(self._path(group))
+            self._open[group] = (new, pa.ipc.new_file(str(new), self._schema))
         return self._open[group][1]
 
     def close(self) -> int:
         """Give the files their names, and say how many rows they hold."""
-        for group, (path, writer) in self._open.items():
+        for group, (new, writer) in self._open.items():
             writer.close()
-            path.replace(self._folder / f"{self._name}-{group:03d}.arrow")
+            new.replace(self._path(group))
         return self.rows
+
+    def _path(self, group: int) -> Path:
+        return self._folder / f"{self._name}-{group:03d}.arrow"
 
 
 def put(folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
-    """Write batches that need no group into one file, and say how many rows; none: no file."""
-    path, rows = folder / f".{stem}-{task:05d}.{uuid4().hex[:8]}", 0
-    with pa.ipc.new_file(str(path), schema) as writer:
+    """Write batches that need no group into one file, and say how many rows."""
+    rows = 0
+    with (
+        replacing(folder / f"{stem}-{task:05d}-all.arrow") as new,
+        pa.ipc.new_file(str(new), schema) as writer,
+    ):
         for batch in batches:
             writer.write_batch(batch)
             rows += batch.num_rows
-    if rows:
-        path.replace(folder / f"{stem}-{task:05d}-all.arrow")
-    else:
-        path.unlink()
     return rows
 
 

@@ -1,1 +1,1 @@
-"""The room `deletion`."""
+"""The room `reconciliation`."""

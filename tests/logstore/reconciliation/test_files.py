@@ -1,12 +1,16 @@
-"""Fates of a page: the whole file or none, whenever the process dies."""
+"""Findings and fates as files: the whole of one or none, and a damaged one is said to be so."""
 
+from io import BytesIO
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from logstore.errors import CorruptData
 from logstore.failpoints import SimulatedCrash
-from logstore.reconciliation.files import Ended, FateFiles
-from logstore.reconciliation.findings import Fate
+from logstore.reconciliation.files import Ended, FateFiles, FindingFiles, as_table
+from logstore.reconciliation.findings import Fate, Finding, FindingKind
 
 _ONE = [Ended(number=3, fate=Fate.DELETED, objects=2, size_bytes=9), Ended(number=4, fate=Fate.KEPT, reason="young")]
 
@@ -33,3 +37,32 @@ def test_page_whose_writer_died_is_not_there_and_is_written_again(
         put_and_die([])
     assert FateFiles(tmp_path / "fates").page(0) == {one.number: one for one in _ONE}
     assert files.page(1) is None
+
+
+@pytest.mark.parametrize("damage", ["emptied", "cut", "flipped", "another"])
+def test_damaged_file_of_findings_is_refused_as_such(damage: str, tmp_path: Path) -> None:
+    """Not as a bug: a command names the file, and an apply ends."""
+    path, bytes_ = tmp_path / "findings-0.parquet", BytesIO()
+    pq.write_table(as_table([Finding(kind=FindingKind.FOREIGN, key="a" * 99, size_bytes=5)] * 9), bytes_)
+    whole = bytes_.getvalue()
+    other = BytesIO()
+    pq.write_table(pa.table({"kind": ["none of ours"], "size_bytes": [1]}), other)
+    cases = {
+        "emptied": b"",
+        "cut": whole[:-100],
+        "flipped": whole[:4] + b"\xff" * 200 + whole[204:],
+        "another": other.getvalue(),
+    }
+    path.write_bytes(cases[damage])
+    for read in (lambda: FindingFiles(tmp_path).page(0), lambda: FindingFiles(tmp_path).totals()):
+        with pytest.raises(CorruptData, match=r"findings-0\.parquet"):
+            read()
+
+
+def test_damaged_file_of_fates_is_refused_as_such(tmp_path: Path) -> None:
+    files = FateFiles(tmp_path)
+    files.put(0, _ONE)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CorruptData, match=r"page-00000000\.parquet"):
+        files.page(0)

@@ -3,7 +3,6 @@
 Findings pass by once for the charts and once for the table, a page of them in memory at a time.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logstore.reconciliation.findings import FindingKind
+from logstore.whole_files import replacing
 from workers.cli.orphans.charts import Bar, bars
 from workers.cli.texts import topic_shown
 
@@ -85,13 +85,8 @@ def write_page(found: "Reported", path: Path, *, kind: FindingKind | None, limit
     sums = _Sums()
     for _, finding in found.files.all(kind):
         sums.add(finding, found.result.before_us)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with new.open("w", encoding="utf-8") as file:
-            file.writelines(_parts(found, sums, kind, limit))
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    with replacing(path) as new, new.open("w", encoding="utf-8") as file:
+        file.writelines(_parts(found, sums, kind, limit))
     return sum(sums.kinds.values())
 
 
