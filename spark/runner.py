@@ -2,12 +2,11 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
 from opentelemetry import trace
@@ -91,8 +90,6 @@ class SparkJobs:
     def __init__(self, session: WarmSession, publication: Publication, mains: Callable[[], Mapping[str, Main]]) -> None:
         """Run the mains that the back end has, by the names of their jobs; it is asked when the first one runs."""
         self._session, self._publication, self._mains = session, publication, cache(mains)
-        self._groups: dict[str, dict[str, SparkSession]] = {}  # of each run, those at work in this process
-        self._lock = threading.Lock()
 
     def published(self, run_id: str, name: str) -> BulkSummary | None:
         """See `BulkJobs.published`."""
@@ -109,7 +106,7 @@ class SparkJobs:
         spark = self._session.get(master)
         folder = self._publication.attempt(job.run_id, job.name)
         try:
-            with self._group(spark, job, on_progress) as watch:
+            with _Watch(spark, job, on_progress) as watch:
                 summary = _answered(lambda: main(JobRun(spark, folder, self._input(job)), job), watch)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -125,13 +122,6 @@ class SparkJobs:
 
         return published
 
-    def cancel(self, run_id: str) -> None:
-        """See `BulkJobs.cancel`."""
-        with self._lock:
-            groups = list(self._groups.get(run_id, {}).items())
-        for group, spark in groups:
-            _cancel(spark, group)
-
     def runs(self) -> list[str]:
         """See `BulkJobs.runs`."""
         return self._publication.runs()
@@ -143,24 +133,6 @@ class SparkJobs:
     def forget(self, run_id: str) -> None:
         """See `BulkJobs.forget`."""
         self._publication.forget(run_id)
-
-    @contextmanager
-    def _group(
-        self, spark: "SparkSession", job: BulkJob, on_progress: Callable[[BulkProgress], None]
-    ) -> Iterator["_Watch"]:
-        """Spark's jobs of this block are one group, watched by a thread."""
-        group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"
-        with self._lock:
-            self._groups.setdefault(job.run_id, {})[group] = spark
-        spark.sparkContext.setJobGroup(group, job.name, interruptOnCancel=True)
-        watch = _Watch(spark, group, job.name, on_progress)
-        watch.start()
-        try:
-            yield watch
-        finally:
-            watch.end()
-            with self._lock:
-                self._groups[job.run_id].pop(group)
 
 
 def _answered(main: Callable[[], BulkSummary], watch: "_Watch") -> BulkSummary:
@@ -182,15 +154,26 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Watch(threading.Thread):
-    """Tells of progress while a job runs; an error of who is told cancels the job, and what it submits later."""
+    """Tells of progress while the jobs of its block run as one group of Spark's.
 
-    def __init__(
-        self, spark: "SparkSession", group: str, stage: str, on_progress: Callable[[BulkProgress], None]
-    ) -> None:
+    What is raised by who is told cancels the group, also what it submits later.
+    """
+
+    def __init__(self, spark: "SparkSession", job: BulkJob, on_progress: Callable[[BulkProgress], None]) -> None:
         super().__init__(name="bulk-progress", daemon=True)
-        self._spark, self._group, self._stage, self._on_progress = spark, group, stage, on_progress
+        self._spark, self._stage, self._on_progress = spark, job.name, on_progress
+        self._group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"
         self._over = threading.Event()
         self.stopped_by: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._spark.sparkContext.setJobGroup(self._group, self._stage, interruptOnCancel=True)
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
 
     def run(self) -> None:
         while not self._over.wait(_LOOK_S):
@@ -198,13 +181,8 @@ class _Watch(threading.Thread):
                 self._on_progress(self._progress())
             except BaseException as error:  # noqa: BLE001 - cancellation, however it is said
                 self.stopped_by = error
-                _cancel(self._spark, self._group)
+                self._cancel()
                 return
-
-    def end(self) -> None:
-        """Stop watching."""
-        self._over.set()
-        self.join()
 
     def _progress(self) -> BulkProgress:
         tracker, done, tasks = self._spark.sparkContext.statusTracker(), 0, 0
@@ -219,10 +197,8 @@ class _Watch(threading.Thread):
             return BulkProgress(stage=self._stage, done=0, tasks=0)
         return BulkProgress(stage=self._stage, done=done, tasks=tasks)
 
-
-def _cancel(spark: "SparkSession", group: str) -> None:
-    """Cancel the group's jobs, and those that it would submit later."""
-    try:
-        spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)  # noqa: SLF001 - pyspark has no public name for it
-    except Exception:  # noqa: BLE001 - Java is gone, and its jobs with it
-        return
+    def _cancel(self) -> None:
+        try:
+            self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self._group)  # noqa: SLF001 - pyspark has no public name for it
+        except Exception:  # noqa: BLE001 - Java is gone, and its jobs with it
+            return

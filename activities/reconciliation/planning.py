@@ -10,12 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from temporalio.exceptions import CancelledError
+from temporalio import activity
 
 from activities.deletion.claims import own_claim
 from activities.heartbeats import beating, defined, raise_if_cancelled
-from activities.reconciliation import metrics
-from activities.reconciliation.owners import mark, owner_of
 from activities.reconciliation.values import (
     BeginPlanInput,
     BulkInput,
@@ -43,12 +41,18 @@ from logstore.reconciliation.jobs import (
 from logstore.reconciliation.results import RESULT, PlanResult, plan_result
 from logstore.reconciliation.services.orphans import StoredOrphans
 from logstore.units import between_units
+from logstore.whole_files import put_first
 
 RUN_CLAIM_S: Final = 86_400.0
 """Of a run, renewed by each step: it only keeps the run from being forgotten, which comes to what died a day later."""
 
 _MOST_FORGOTTEN: Final = 100
 _STEPS: Final = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
+
+
+def mark_of(folder: Path) -> Path:
+    """The file in a run's folder that holds the id of its catalog: several may keep output under one `bulk_dir`."""
+    return folder / "catalog"
 
 
 class Planning:
@@ -89,12 +93,12 @@ class Planning:
         """
         rules.check_age(request.older_than_s, unsafe=request.unsafe_age)
         self._stored.confirm()
-        self._require_own(request.run_id, owner_of(self._bulk.folder(request.run_id)))
+        self._require_own(request.run_id, self._owner(request.run_id))
         run = self._runs.open_run(
             request.run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=self._beginning(request)
         )
         with effect("reconciliation.mark_output"):  # a folder that is marked and of no run is forgotten: the run first
-            owner = mark(self._bulk.folder(request.run_id), self._identities.catalog_id())
+            owner = put_first(mark_of(self._bulk.folder(request.run_id)), self._identities.catalog_id())
         self._require_own(request.run_id, owner)
         self._forget_old_runs()
         begun = run.summary
@@ -122,6 +126,10 @@ class Planning:
             "inventories": list(request.inventories),
         }
 
+    def _owner(self, run_id: str) -> str | None:
+        mark = mark_of(self._bulk.folder(run_id))
+        return mark.read_text(encoding="utf-8") if mark.exists() else None
+
     def _require_own(self, run_id: str, owner: str | None) -> None:
         if owner not in {None, self._identities.catalog_id()}:
             raise PreconditionFailed(
@@ -138,7 +146,7 @@ class Planning:
             try:
                 self._runs.run(run_id)
             except UnknownObject:
-                if owner_of(self._bulk.folder(run_id)) == own:
+                if self._owner(run_id) == own:
                     with effect("reconciliation.forget_output"):
                         self._bulk.forget(run_id)
 
@@ -162,12 +170,8 @@ class Planning:
         stop = _in_this_context(raise_if_cancelled)
         with beating(lambda: (seen.stage, seen.done, seen.tasks)):
             self._hold(request.run_id)
-            try:
-                with effect("reconciliation.run_bulk"):
-                    summary = self._bulk.run(_job(request), progress, master=request.master)
-            except CancelledError:
-                self._bulk.cancel(request.run_id)
-                raise
+            with effect("reconciliation.run_bulk"):
+                summary = self._bulk.run(_job(request), progress, master=request.master)
         return BulkResult(counts=dict(summary.counts))
 
     @defined(name="reconciliation.check_sides")
@@ -207,7 +211,7 @@ class Planning:
         if run.finished_us is None:
             result = self._counted(request)
             self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
-            metrics.found(result.findings)
+            _count(result.findings)
             run = self._runs.run(request.run_id)
         return plan_result(run.summary)
 
@@ -260,6 +264,15 @@ def _overlap(compared: Mapping[str, int], kind: str) -> rules.Overlap:
     return rules.Overlap(
         stored=compared[f"{kind}stored"], named=compared[f"{kind}named"], matched=compared[f"{kind}matched"]
     )
+
+
+def _count(findings: Mapping[str, int]) -> None:
+    counter = activity.metric_meter().create_counter(
+        "sexton_reconciliation_findings_total", "Findings of finished plans; the same one counts in every plan"
+    )
+    for kind, rows in findings.items():
+        if rows:
+            counter.add(rows, {"kind": kind})
 
 
 def _in_this_context(call: Callable[[], None]) -> Callable[[], None]:

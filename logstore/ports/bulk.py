@@ -21,7 +21,8 @@ class BulkJobs(Protocol):
         Args:
             job: What to do.
             master: The cluster that does it; empty: that of the settings.
-            on_progress: Called about once a second from another thread; what it raises cancels the job and is raised.
+            on_progress: Called about once a second from another thread; what it raises cancels this attempt, with all
+                that it would submit later, and is raised.
 
         Raises:
             InvalidInput, PreconditionFailed: The job refuses its input; nothing is published.
@@ -31,9 +32,6 @@ class BulkJobs(Protocol):
 
     def published(self, run_id: str, name: str) -> BulkSummary | None:
         """The summary of a job of the run, or None if it was not published."""
-
-    def cancel(self, run_id: str) -> None:
-        """End every job of the run, those that it submits later too; one that has ended is no error."""
 
     def runs(self) -> list[str]:
         """Ids of the runs that have output or a folder, ascending."""

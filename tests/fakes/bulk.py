@@ -48,7 +48,7 @@ class FakeBulkJobs:
         self.facts: dict[str, str] = {}  # of each of these jobs
         self.ran: list[BulkJob] = []  # one that was published before does not run again
         self.masters: list[str] = []
-        self.cancelled: list[str] = []
+        self.stopped: list[str] = []  # runs of the attempts that were ended by who hears of progress
         self.meanwhile: Callable[[BulkJob, Callable[[], None]], None] = lambda _job, _beat: None
         self._lock = threading.Lock()
 
@@ -60,7 +60,11 @@ class FakeBulkJobs:
                 return done
         self.ran.append(job)
         self.masters.append(master)
-        self.meanwhile(job, lambda: on_progress(BulkProgress(stage=job.name, done=1, tasks=2)))
+        try:
+            self.meanwhile(job, lambda: on_progress(BulkProgress(stage=job.name, done=1, tasks=2)))
+        except BaseException:
+            self.stopped.append(job.run_id)
+            raise
         with self._lock:
             return self.published(job.run_id, job.name) or self._publish(job)
 
@@ -75,10 +79,6 @@ class FakeBulkJobs:
 
     def published(self, run_id: str, name: str) -> BulkSummary | None:
         return self._publication.summary(run_id, name)
-
-    def cancel(self, run_id: str) -> None:
-        """See the port."""
-        self.cancelled.append(run_id)
 
     def runs(self) -> list[str]:
         return self._publication.runs()

@@ -5,7 +5,7 @@ from contextlib import closing
 from functools import partial
 from typing import Final, Self
 
-from activities.reconciliation.owners import mark
+from activities.reconciliation.planning import mark_of
 from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload.tiered import data_key
 from logstore.positions import LedgerId
@@ -66,7 +66,8 @@ class Reconciling(Operators):
         world.bulk.findings.append(_upload(statement, upload))
         world.bulk.findings.append(_went_away(statement))
         self._lose_a_ledger(created)
-        mark(world.bulk.folder("plan-of-nobody"), self._process.catalog.identities.catalog_id())
+        mark = mark_of(world.bulk.folder("plan-of-nobody"))
+        mark.write_text(self._process.catalog.identities.catalog_id())
         world.bulk.page = 2
         world.store.now_us += _DAYS_US
         stubborn = segment_key(statement.ledger_id, _NUMBERS[0])

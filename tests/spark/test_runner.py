@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,20 +101,6 @@ def test_error_of_the_watcher_cancels_the_job_and_what_it_submits_later(
         jobs(main).run(_JOB, stop)
     assert later
     assert warm.get().sparkContext.statusTracker().getActiveJobsIds() == []
-
-
-def test_run_is_cancelled_from_another_thread(jobs: Callable[[Main], SparkJobs], tmp_path: Path) -> None:
-    runner = jobs(lambda run, job: BulkSummary(counts={"n": len(run.spread("sleep", [1], _sleeps(tmp_path)))}))
-
-    def cancel() -> None:
-        while not list(tmp_path.glob("began-*")):
-            time.sleep(0.05)
-        runner.cancel("run-1")
-
-    threading.Thread(target=cancel).start()
-    with pytest.raises(StoreUnavailable, match=r"^spark: "):
-        runner.run(_JOB, _quiet)
-    assert runner.published("run-1", _JOB.name) is None
 
 
 def test_task_whose_process_is_killed_is_done_again(jobs: Callable[[Main], SparkJobs], tmp_path: Path) -> None:

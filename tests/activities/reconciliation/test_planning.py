@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from temporalio.exceptions import CancelledError
 
-from activities.reconciliation.owners import mark
+from activities.reconciliation.planning import mark_of
 from activities.reconciliation.values import BulkInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import RunKind
@@ -132,7 +132,7 @@ def test_cancelled_bulk_job_is_cancelled_with_all_that_it_submits(plans: Plans) 
     asked = BulkInput(run_id=RUN, job=ListStorage.name, before_us=begun.before_us, rows_before_us=0, next_ledger_id=1)
     with pytest.raises(CancelledError):
         env.run(plans.planning.run_bulk, asked)
-    assert plans.bulk.cancelled == [RUN]
+    assert plans.bulk.stopped == [RUN]
     assert plans.bulk.published(RUN, ListStorage.name) is None
 
 
@@ -189,7 +189,7 @@ def test_old_runs_are_forgotten_with_their_output(plans: Plans) -> None:
     """Output that is of no run goes too: whoever removed its row may have died before."""
     plans.orphan_ledger(7)
     plans.plan()
-    mark(plans.bulk.folder("plan-of-nobody"), plans.identities.id)
+    mark_of(plans.bulk.folder("plan-of-nobody")).write_text(plans.identities.id)
     plans.runs.age(RUN, seconds=31 * DAY_S)
     plans.begin("plan-2")
     assert plans.bulk.runs() == ["plan-2"]

@@ -151,7 +151,7 @@ async def test_cancelled_plan_cancels_its_bulk_job(house: House) -> None:
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
-        await assert_eventually(lambda: house.world.bulk.cancelled == [run_id(house)])
+        await assert_eventually(lambda: house.world.bulk.stopped == [run_id(house)])
     assert isinstance(caught.value.cause, CancelledError)
     assert unfinished(house)
 
