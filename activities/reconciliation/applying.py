@@ -17,7 +17,7 @@ from activities.deletion import metrics as deletion_metrics
 from activities.deletion.claims import batch_claim, own_cause, own_claim
 from activities.heartbeats import beating, defined
 from activities.reconciliation import fates
-from activities.reconciliation.looked import keep, looked_at
+from activities.reconciliation.decisions import keep_looked, looked_at
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import RUN_CLAIM_S
 from activities.reconciliation.values import (
@@ -156,7 +156,7 @@ class Applying:
         if looked is None:
             seen = self._look(found, page.before_us)
             with effect("reconciliation.keep_looked"):
-                looked = keep(folder, page.page, seen)
+                looked = keep_looked(folder, page.page, seen)
         filing = self._runs.file(
             request.batch_id,
             orphans=[one for one in looked.values() if isinstance(one, OrphanCopy)],

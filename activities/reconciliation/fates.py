@@ -5,12 +5,11 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from logstore.deletion.intents import Outcome
-from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import FiledCopy
 from logstore.reconciliation.files import Ended, FateFiles
 from logstore.reconciliation.findings import Fate, Finding, FindingKind
@@ -27,11 +26,6 @@ _TAKEN_OVER: Final = "another batch took its deletion over: look there for how i
 def kept_files(folder: Path) -> FateFiles:
     """Copies of each page that were not filed, and why."""
     return FateFiles(folder / "kept")
-
-
-def decided_files(folder: Path) -> FateFiles:
-    """Single objects of each page that must be kept, and why; what is not named is to be deleted."""
-    return FateFiles(folder / "decided")
 
 
 def object_files(folder: Path) -> FateFiles:
@@ -61,7 +55,7 @@ def joined(
         page: Its number.
     """
     copies, objects = kept_files(folder).page(page), object_files(folder).page(page) or {}
-    kept, rows = copies or {}, _Rows(filed, whole=len(filed) >= intents)
+    kept, rows, whole = copies or {}, _by_finding(found, filed), len(filed) >= intents
     ended: dict[int, Ended] = {}
     for at, one in sorted(found.items()):
         if not one.kind.applied:
@@ -70,49 +64,50 @@ def joined(
         taken = Ended(number=at, fate=Fate.STARTED, reason=_TAKEN_OVER)
         if is_object(one):
             ended[at] = objects.get(at, unfiled)
+        elif at in rows:
+            ended[at] = _ended(at, one, rows[at], whole=whole)
         else:
-            ended[at] = rows.ended(at, one) or kept.get(at, unfiled if copies is None else taken)
+            ended[at] = kept.get(at, unfiled if copies is None else taken)
     return ended
 
 
-class _Rows:
-    """Rows of a batch, by what a finding knows of them."""
+def _by_finding(found: Mapping[int, Finding], filed: Sequence[FiledCopy]) -> dict[int, list[FiledCopy]]:
+    """Rows of a batch by the number of the finding for which each was filed, so that no row counts twice.
 
-    def __init__(self, filed: Iterable[FiledCopy], *, whole: bool) -> None:
-        self._whole = whole  # no row has left the batch
-        self._by_row: dict[int, FiledCopy] = {}
-        self._by_ledger: dict[int, list[FiledCopy]] = defaultdict(list)
-        for one in filed:
-            self._by_row[one.row_id] = one
-            self._by_ledger[one.ledger_id].append(one)
+    A row of an unreferenced ledger is known by its ledger alone, hence only what no other finding names is such a one.
+    """
+    numbers: dict[object, int] = {}
+    for at, one in found.items():
+        numbers.setdefault(_key_of(one), at)
+    rows: dict[int, list[FiledCopy]] = defaultdict(list)
+    for row in filed:
+        for key in (row.row_id, (row.ledger_id, row.copy, row.uuid), (row.ledger_id,)):
+            if key in numbers:
+                rows[numbers[key]].append(row)
+                break
+    return rows
 
-    def ended(self, number: int, finding: Finding) -> Ended | None:
-        """What became of the rows of a finding; None if there are none."""
-        rows = self._of(finding)
-        if not rows:
-            return None
-        fate, reason = _fate(rows, stalled=finding.kind is FindingKind.STALLED_DELETION)
-        if fate is Fate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not self._whole:
-            fate, reason = Fate.STARTED, _TAKEN_OVER  # the row of its other copy may be one of those that left
-        return Ended(
-            number=number,
-            fate=fate,
-            reason=reason,
-            objects=sum(one.objects for one in rows),
-            size_bytes=sum(one.size_bytes for one in rows),
-        )
 
-    def _of(self, finding: Finding) -> list[FiledCopy]:
-        if finding.kind is FindingKind.STALLED_DELETION:
-            row = self._by_row.get(finding.row_id or 0)
-            return [row] if row else []
-        if finding.ledger_id is None:
-            return []
-        rows = self._by_ledger[finding.ledger_id]
-        if finding.kind is FindingKind.UNREFERENCED_LEDGER:
-            return rows
-        tiered = finding.copy == CopyKind.OFFLOADED_LEDGER
-        return [one for one in rows if one.copy == finding.copy and (not tiered or one.uuid == finding.uuid)]
+def _key_of(finding: Finding) -> object:
+    if finding.kind is FindingKind.STALLED_DELETION:
+        return finding.row_id
+    if finding.kind is FindingKind.UNREFERENCED_LEDGER:
+        return (finding.ledger_id,)
+    return (finding.ledger_id, finding.copy, finding.uuid)
+
+
+def _ended(number: int, finding: Finding, rows: Sequence[FiledCopy], *, whole: bool) -> Ended:
+    """What became of the rows of a finding; whole: no row has left the batch."""
+    fate, reason = _fate(rows, stalled=finding.kind is FindingKind.STALLED_DELETION)
+    if fate is Fate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not whole:
+        fate, reason = Fate.STARTED, _TAKEN_OVER  # the row of its other copy may be one of those that left
+    return Ended(
+        number=number,
+        fate=fate,
+        reason=reason,
+        objects=sum(one.objects for one in rows),
+        size_bytes=sum(one.size_bytes for one in rows),
+    )
 
 
 def _fate(rows: Sequence[FiledCopy], *, stalled: bool) -> tuple[Fate, str]:
@@ -132,7 +127,7 @@ def _fate(rows: Sequence[FiledCopy], *, stalled: bool) -> tuple[Fate, str]:
 
 def _kind_of(reason: str) -> str:
     """A reason without the ledger, segment or deletion that it names, so that equal ones count together."""
-    return _NUMBER.sub("…", _NAMED.sub("", reason))
+    return _NUMBER.sub("…", _NAMED.sub("", reason))[:_TOLD]
 
 
 def counted(found: Mapping[int, Finding], ended: Mapping[int, Ended]) -> ApplyCounts:

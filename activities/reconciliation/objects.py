@@ -6,6 +6,7 @@ from pathlib import Path
 from activities.deletion.rate import DeletionPace
 from activities.heartbeats import Heartbeats
 from activities.reconciliation import fates
+from activities.reconciliation.decisions import Kept, keep_objects, objects_kept
 from logstore.deletion.intents import Finding as Found
 from logstore.deletion.intents import StoredCopy
 from logstore.errors import StoreUnavailable
@@ -15,7 +16,7 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.files import Ended
 from logstore.reconciliation.findings import Fate, Finding, FindingKind
-from logstore.reconciliation.services.orphans import StoredOrphans
+from logstore.reconciliation.services.orphans import ENDED_UPLOAD, StoredOrphans
 
 _PARTS_LEFT = "parts of the upload are left"
 
@@ -44,21 +45,20 @@ class ObjectDeletion:
         """
         with Heartbeats(lambda: None) as heartbeats:
             self._stored.confirm()
-            decided = fates.decided_files(folder)
-            kept = decided.page(page)
+            kept = objects_kept(folder, page)
             if kept is None:
-                kept = self._decided(found, before_us, cause, heartbeats)
+                decided = self._decided(found, before_us, cause, heartbeats)
                 with effect("reconciliation.decide_objects"):
-                    decided.put(page, list(kept.values()))
+                    kept = keep_objects(folder, page, decided)
             doomed = {at: one for at, one in found.items() if at not in kept}
             done = self._segments(doomed, objects_per_s, heartbeats) | self._uploads(doomed, before_us, heartbeats)
             with effect("reconciliation.keep_objects"):
-                fates.object_files(folder).put(page, [*kept.values(), *done.values()])
+                fates.object_files(folder).put(page, [*_kept(kept), *done.values()])
         return sum(one.fate is Fate.DELETED for one in done.values())
 
     def _decided(
         self, found: Mapping[int, Finding], before_us: int, cause: Cause, heartbeats: Heartbeats
-    ) -> dict[int, Ended]:
+    ) -> dict[int, str]:
         """Those that must be kept, and why; what is not named may be deleted, now and later."""
         kept: dict[int, str] = {}
         segments: dict[int, tuple[LedgerId, int]] = {}
@@ -74,7 +74,7 @@ class ObjectDeletion:
                 kept[at] = why
         if segments:
             kept |= self._catalog.pass_over(segments, cause=cause)
-        return {at: Ended(number=at, fate=Fate.KEPT, reason=why) for at, why in sorted(kept.items())}
+        return kept
 
     def _segments(
         self, doomed: Mapping[int, Finding], objects_per_s: float, heartbeats: Heartbeats
@@ -99,13 +99,20 @@ class ObjectDeletion:
             if one.kind is FindingKind.ORPHAN_SEGMENT:
                 continue
             heartbeats.examined()
-            store = self._stored.upload(one, before_us=before_us)
-            if not isinstance(store, str):
+            answer = self._stored.upload(one, before_us=before_us)
+            if not isinstance(answer, str):
                 with effect("reconciliation.abort_uploads"):
-                    store.abort_uploads(one.key)
-            left = not isinstance(self._stored.upload(one, before_us=before_us), str)
-            done[at] = _ended(at, one, _PARTS_LEFT if left else None)
+                    answer.abort_uploads(one.key)
+                answer = self._stored.upload(one, before_us=before_us)
+            if isinstance(answer, str) and answer != ENDED_UPLOAD:
+                done |= {kept.number: kept for kept in _kept({at: answer})}
+            else:
+                done[at] = _ended(at, one, None if answer == ENDED_UPLOAD else _PARTS_LEFT)
         return done
+
+
+def _kept(kept: Kept) -> list[Ended]:
+    return [Ended(number=at, fate=Fate.KEPT, reason=why) for at, why in sorted(kept.items())]
 
 
 def _ended(at: int, finding: Finding, error: str | None) -> Ended:

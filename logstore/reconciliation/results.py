@@ -1,5 +1,6 @@
 """What plans and applies came to: as jobs answer it, and as the summary of a run keeps it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -8,7 +9,6 @@ from typing import Any, Final
 _MOST_REASONS: Final = 20  # told apart in counts; files have all
 _OTHER: Final = "other reasons"
 _MOST_FAILURES: Final = 100  # a sample
-_TOLD: Final = 200  # characters of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +63,14 @@ def together(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
     """Both, in bounds."""
     return capped(
         ApplyCounts(
-            applied=_added(left.applied, right.applied),
-            skipped=_added(left.skipped, right.skipped),
+            applied=dict(Counter(left.applied) + Counter(right.applied)),
+            skipped=dict(Counter(left.skipped) + Counter(right.skipped)),
             failed=left.failed + right.failed,
             objects=left.objects + right.objects,
             size_bytes=left.size_bytes + right.size_bytes,
             failures={**left.failures, **right.failures},
         )
     )
-
-
-def _added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    return {
-        name: left.get(name, 0) + right.get(name, 0) for name in [*left, *(one for one in right if one not in left)]
-    }
 
 
 def capped(counts: ApplyCounts) -> ApplyCounts:
@@ -86,7 +80,7 @@ def capped(counts: ApplyCounts) -> ApplyCounts:
     rest = sum(counts.skipped.values()) - sum(first.values())
     return ApplyCounts(
         applied=counts.applied,
-        skipped={name[:_TOLD]: rows for name, rows in first.items()} | ({_OTHER: rest} if rest else {}),
+        skipped=first | ({_OTHER: rest} if rest else {}),
         failed=counts.failed,
         objects=counts.objects,
         size_bytes=counts.size_bytes,

@@ -75,7 +75,7 @@ class Plans:
         self.bulk = FakeBulkJobs(folder / "bulk")
         self.findings = self.bulk.findings
         self.identities = Catalogued()
-        stored = StoredOrphans(
+        self.stored = StoredOrphans(
             objects=self.warm,
             buckets=lambda _: self.cold,
             application="sexton",
@@ -84,7 +84,7 @@ class Plans:
         self.planning = Planning(
             reconciliation=self.runs,
             identities=cast("Identities", self.identities),
-            stored=stored,
+            stored=self.stored,
             bulk=self.bulk,
             store_now_us=lambda: self.warm.now_us,
             finished_retention_s=30 * DAY_S,
@@ -92,8 +92,8 @@ class Plans:
         self.applying = Applying(
             reconciliation=self.runs,
             identities=cast("Identities", self.identities),
-            stored=stored,
-            objects=ObjectDeletion(reconciliation=self.runs, stored=stored, objects=self.warm),
+            stored=self.stored,
+            objects=ObjectDeletion(reconciliation=self.runs, stored=self.stored, objects=self.warm),
             bulk=self.bulk,
         )
 

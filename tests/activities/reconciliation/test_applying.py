@@ -3,14 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from activities.deletion.rate import DeletionPace
-from activities.reconciliation.looked import keep, looked_at
+from activities.reconciliation import objects
+from activities.reconciliation.decisions import Kept, keep_looked, looked_at, objects_kept
 from logstore import failpoints
 from logstore.deletion.intents import Outcome
-from logstore.errors import CatalogMismatch, PreconditionFailed, StaleCatalog, StoreUnavailable, UnknownObject
+from logstore.errors import (
+    CatalogMismatch,
+    CorruptData,
+    PreconditionFailed,
+    StaleCatalog,
+    StoreUnavailable,
+    UnknownObject,
+)
 from logstore.failpoints import SimulatedCrash
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import RunKind
@@ -29,6 +38,11 @@ def fates(plans: Plans, page: int = 0) -> dict[int, tuple[Fate, str]]:
     found = FateFiles(plans.bulk.folder(RUN) / "fates").page(page)
     assert found is not None
     return {at: (one.fate, one.reason) for at, one in found.items()}
+
+
+def fates_recorded(plans: Plans) -> dict[int, tuple[Fate, str]]:
+    plans.record()
+    return fates(plans)
 
 
 # -- guards
@@ -276,6 +290,40 @@ def test_ledger_of_which_a_sweep_took_one_copy_over_is_not_said_to_be_gone(plans
     assert fates(plans)[0][0] is Fate.STARTED
 
 
+def test_row_of_another_finding_of_the_same_ledger_counts_once(plans: Plans) -> None:
+    """A ledger that nothing names may have an offload that nothing names: each has its own confirmations."""
+    plans.row(FindingKind.UNREFERENCED_LEDGER, 7)
+    plans.orphan_offload(7)
+    plans.plan()
+    filed = plans.file()
+    plans.runs.rows[BATCH] = [
+        replace(row, outcome=Outcome.DEAD_LETTERED, objects=1) if row.uuid else row for row in plans.runs.rows[BATCH]
+    ]
+    done = plans.record(intents=filed.intents)
+    assert (done.applied, done.failed, done.objects) == ({"unreferenced_ledger": 1}, 1, 4)
+    assert fates(plans)[0] == (Fate.DELETED, "")
+
+
+def test_copy_that_a_plan_names_twice_counts_once(plans: Plans) -> None:
+    """The catalog files the first one."""
+    plans.orphan_ledger(7)
+    plans.findings.append(plans.findings[0])
+    plans.plan()
+    plans.runs.keeps = {1: "ledger 7: the plan names this copy twice"}
+    done = plans.apply()
+    assert (done.applied, done.skipped) == ({"orphan_ledger": 1}, {"the plan names this copy twice": 1})
+
+
+def test_long_reasons_that_begin_alike_are_counted_together(plans: Plans) -> None:
+    """None of them is lost where they are cut."""
+    plans.orphan_segment(3, 9)
+    plans.orphan_segment(3, 10)
+    plans.plan()
+    plans.runs.keeps = {at: "x" * 200 + chr(97 + at) for at in range(2)}
+    plans.delete()
+    assert plans.record().skipped == {"x" * 200: 2}
+
+
 # -- done twice, at any distance
 
 
@@ -303,7 +351,7 @@ def test_page_of_which_two_attempts_overlap_is_filed_as_the_first_one_saw_it(pla
     first = looked_at(plans.bulk.folder(RUN), 0)
     assert first
     plans.warm.delete(plans.warm.keys)
-    assert keep(plans.bulk.folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
+    assert keep_looked(plans.bulk.folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
     assert plans.file().intents == 2
 
 
@@ -326,6 +374,56 @@ def test_objects_are_counted_once_whenever_the_process_died(point: str, moment: 
     counts = plans.record()
     assert counts.applied == {"orphan_segment": 2, "orphan_offload": 1}
     assert (counts.objects, counts.skipped, counts.failed) == (2, {}, 0)
+
+
+def test_attempt_that_decides_late_takes_the_word_of_the_first(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began before the other had decided, and found in storage what that one had left of it."""
+    plans.orphan_segment(3, 9)
+    plans.plan()
+    real = objects_kept
+
+    def late(folder: Path, page: int) -> Kept | None:
+        found = real(folder, page)
+        with monkeypatch.context() as patched:
+            patched.setattr(objects, "objects_kept", real)
+            assert plans.delete() == 1
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(objects, "objects_kept", late)
+        assert plans.delete() == 1
+    assert plans.record().applied == {"orphan_segment": 1}
+
+
+def test_upload_that_is_not_looked_at_any_more_is_kept_and_not_counted(plans: Plans) -> None:
+    """The worker that goes on has settings with another tiered bucket: nothing confirms that the parts are gone."""
+    upload = plans.abandoned_upload(9)
+    plans.plan()
+    failpoints.arm("reconciliation.decide_objects.after", "crash")
+    try:
+        with pytest.raises(SimulatedCrash):
+            plans.delete()
+    finally:
+        failpoints.disarm()
+    plans.stored._place["bucket"] = "colder"
+    assert plans.delete() == 0
+    assert upload in plans.cold.unfinished
+    assert fates_recorded(plans) == {0: (Fate.KEPT, orphans.ELSEWHERE)}
+
+
+@pytest.mark.parametrize("content", ["", "[1", "{"])
+def test_decision_that_cannot_be_read_is_no_decision(content: str, plans: Plans) -> None:
+    """It is refused as what it is, and not tried for ever."""
+    plans.orphan_segment(3, 9)
+    plans.orphan_ledger(7)
+    plans.plan()
+    plans.delete()
+    plans.file()
+    for path in (plans.bulk.folder(RUN) / name / "page-00000000.json" for name in ("decided", "looked")):
+        path.write_text(content)
+    for step in (plans.delete, plans.file):
+        with pytest.raises(CorruptData, match="what an apply decided"):
+            step()
 
 
 def test_object_that_storage_keeps_has_failed(plans: Plans) -> None:
