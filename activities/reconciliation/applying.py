@@ -23,11 +23,9 @@ from activities.reconciliation.planning import RUN_CLAIM_S
 from activities.reconciliation.values import (
     ApplyBegun,
     BeginApplyInput,
-    ConcludeApplyInput,
-    DeleteObjectsInput,
     FiledPage,
-    FilePageInput,
-    RecordPageInput,
+    PageInput,
+    PlanInput,
 )
 from logstore.errors import PreconditionFailed, StaleCatalog
 from logstore.failpoints import effect
@@ -138,25 +136,24 @@ class Applying:
 
     @defined(name="reconciliation.file_page")
     @beating()
-    def file_page(self, request: FilePageInput) -> FiledPage:
+    def file_page(self, request: PageInput) -> FiledPage:
         """Look at a page again, in storage first, and file what is still so for phase two.
 
         Idempotency: keyed by `batch_id`: what storage said is written down before it is filed, so that the same is
             filed and answered again, whatever has become of it in storage since.
         Raises: PreconditionFailed, StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        page = request.findings
-        self._require_epoch(page.epoch, page.run_id)
+        self._require_epoch(request.epoch, request.run_id)
         self._stored.confirm()
-        found = self._files(page.run_id).page(page.page)
+        found = self._files(request.run_id).page(request.page)
         if not any(is_copy(one) or one.kind in _ROWS_OF_THE_CATALOG for one in found.values()):
             return self._filed_page(found, None)
-        folder = self._folder(page.run_id)
-        looked = looked_at(folder, page.page)
+        folder = self._folder(request.run_id)
+        looked = looked_at(folder, request.page)
         if looked is None:
-            seen = self._look(found, page.before_us)
+            seen = self._look(found, request.before_us)
             with effect("reconciliation.keep_looked"):
-                looked = keep_looked(folder, page.page, seen)
+                looked = keep_looked(folder, request.page, seen)
         filing = self._runs.file(
             request.batch_id,
             orphans=[one for one in looked.values() if isinstance(one, OrphanCopy)],
@@ -169,7 +166,7 @@ class Applying:
         kept = {at: why for at, why in looked.items() if isinstance(why, str)} | dict(filing.kept)
         with effect("reconciliation.keep_copies"):
             fates.kept_files(folder).put(
-                page.page, [Ended(number=at, fate=Fate.KEPT, reason=why) for at, why in sorted(kept.items())]
+                request.page, [Ended(number=at, fate=Fate.KEPT, reason=why) for at, why in sorted(kept.items())]
             )
         return self._filed_page(found, filing.detached)
 
@@ -190,7 +187,7 @@ class Applying:
         return dict(zip(copies, _spread([partial(look, at, one) for at, one in copies.items()]), strict=True))
 
     @defined(name="reconciliation.delete_objects")
-    def delete_objects(self, request: DeleteObjectsInput) -> int:
+    def delete_objects(self, request: PageInput) -> int:
         """Delete the page's single objects and abandoned uploads that are still what the plan found; how many.
 
         Idempotency: what is to be deleted is written down before the first of it is, so that a second attempt deletes
@@ -199,33 +196,31 @@ class Applying:
         Heartbeat: (findings looked at, objects confirmed), after each; and while storage makes us wait.
         Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        page = request.findings
-        self._require_epoch(page.epoch, page.run_id)  # a restored catalog may give a number out again
-        found = {at: one for at, one in self._files(page.run_id).page(page.page).items() if is_object(one)}
+        self._require_epoch(request.epoch, request.run_id)  # a restored catalog may give a number out again
+        found = {at: one for at, one in self._files(request.run_id).page(request.page).items() if is_object(one)}
         return self._objects.delete(
             found,
-            folder=self._folder(page.run_id),
-            page=page.page,
-            before_us=page.before_us,
+            folder=self._folder(request.run_id),
+            page=request.page,
+            before_us=request.before_us,
             cause=own_cause(request.actor, request.reason),
             objects_per_s=request.objects_per_s,
         )
 
     @defined(name="reconciliation.record_page")
     @beating()
-    def record_page(self, request: RecordPageInput) -> ApplyCounts:
+    def record_page(self, request: PageInput) -> ApplyCounts:
         """Write down what became of each finding of the page, and count it.
 
         Idempotency: a page that is written again replaces itself by what its rows say then.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        page = request.findings
-        folder, found = self._folder(page.run_id), self._files(page.run_id).page(page.page)
+        folder, found = self._folder(request.run_id), self._files(request.run_id).page(request.page)
         ended = fates.joined(
-            found, self._filed(request.batch_id), intents=request.intents, folder=folder, page=page.page
+            found, self._filed(request.batch_id), intents=request.intents, folder=folder, page=request.page
         )
         with effect("reconciliation.put_fates"):
-            fates.fate_files(folder).put(page.page, list(ended.values()))
+            fates.fate_files(folder).put(request.page, list(ended.values()))
         return fates.counted(found, ended)
 
     def _filed(self, batch_id: str) -> list[FiledCopy]:
@@ -237,7 +232,7 @@ class Applying:
 
     @defined(name="reconciliation.conclude_apply")
     @beating()
-    def conclude_apply(self, request: ConcludeApplyInput) -> ApplyCounts:
+    def conclude_apply(self, request: PlanInput) -> ApplyCounts:
         """Finish the run with the sum of its pages.
 
         Idempotency: the first summary stays; it is counted from files, so that repeated work counts once.

@@ -18,14 +18,13 @@ from activities.reconciliation.values import (
     BeginPlanInput,
     BulkInput,
     BulkResult,
-    ConcludePlanInput,
     PlanBegun,
-    SidesInput,
+    PlanInput,
 )
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
-from logstore.ports.catalog import Identities, Reconciliation, RunKind
+from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
 from logstore.reconciliation import rules
 from logstore.reconciliation.files import FindingFiles
 from logstore.reconciliation.jobs import (
@@ -101,15 +100,7 @@ class Planning:
             owner = put_first(mark_of(self._bulk.folder(request.run_id)), self._identities.catalog_id())
         self._require_own(request.run_id, owner)
         self._forget_old_runs()
-        begun = run.summary
-        return PlanBegun(
-            before_us=int(begun["before_us"]),
-            rows_before_us=int(begun["rows_before_us"]),
-            next_ledger_id=int(begun["next_ledger_id"]),
-            ledgers=int(begun["ledgers"]),
-            epoch=int(begun["epoch"]),
-            done=plan_result(run.summary) if run.finished_us is not None else None,
-        )
+        return PlanBegun(done=plan_result(run.summary) if run.finished_us is not None else None)
 
     def _beginning(self, request: BeginPlanInput) -> Mapping[str, Any]:
         """What a run begins with; ages are by the clock of the side that they are of."""
@@ -120,7 +111,6 @@ class Planning:
             "before_us": self._store_now_us() - older_us,
             "rows_before_us": standing.now_us - older_us,
             "next_ledger_id": standing.next_ledger_id,
-            "ledgers": standing.ledgers,
             "epoch": standing.epoch,
             "catalog_id": self._identities.catalog_id(),
             "inventories": list(request.inventories),
@@ -169,19 +159,20 @@ class Planning:
 
         stop = _in_this_context(raise_if_cancelled)
         with beating(lambda: (seen.stage, seen.done, seen.tasks)):
-            self._hold(request.run_id)
+            job = _job(request, self._held(request.run_id))
             with effect("reconciliation.run_bulk"):
-                summary = self._bulk.run(_job(request), progress, master=request.master)
+                summary = self._bulk.run(job, progress, master=request.master)
         return BulkResult(counts=dict(summary.counts))
 
     @defined(name="reconciliation.check_sides")
     @beating()
-    def check_sides(self, request: SidesInput) -> None:
+    def check_sides(self, request: PlanInput) -> None:
         """Refuse a comparison whose sides cannot both be right, before anything is made of what it found.
 
         Idempotency: reads only.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
+        begun = self._runs.run(request.run_id).summary
         listed, read, compared = (
             self._published(request.run_id, name).counts
             for name in (ListStorage.name, ReadReferences.name, CompareSides.name)
@@ -190,7 +181,7 @@ class Planning:
             rules.Sides(
                 objects=listed["objects"],
                 ledgers=read["ledgers"],
-                ledgers_counted=self._runs.count_ledgers(below=request.next_ledger_id),
+                ledgers_counted=self._runs.count_ledgers(below=int(begun["next_ledger_id"])),
                 primary=_overlap(compared, ""),
                 tiered=_overlap(compared, "tiered_"),
             )
@@ -198,7 +189,7 @@ class Planning:
 
     @defined(name="reconciliation.conclude_plan")
     @beating()
-    def conclude_plan(self, request: ConcludePlanInput) -> PlanResult:
+    def conclude_plan(self, request: PlanInput) -> PlanResult:
         """Finish the run with what was found, as the very last: nobody applies a run without a summary.
 
         That the buckets are the catalog's is asked once more, for all absence was read out of them since.
@@ -209,14 +200,14 @@ class Planning:
         self._stored.confirm()
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
-            result = self._counted(request)
+            result = self._counted(run)
             self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
             _count(result.findings)
             run = self._runs.run(request.run_id)
         return plan_result(run.summary)
 
-    def _counted(self, request: ConcludePlanInput) -> PlanResult:
-        published = {name: self._published(request.run_id, name) for name in _STEPS}
+    def _counted(self, run: ReconciliationRun) -> PlanResult:
+        published = {name: self._published(run.run_id, name) for name in _STEPS}
         folder = published[VerifyFindings.name].folder
         totals = FindingFiles(Path(folder)).totals()
         facts = [fact for one in published.values() for fact in one.facts.items()]
@@ -224,7 +215,7 @@ class Planning:
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},
             ledgers=published[ReadReferences.name].counts["ledgers"],
-            before_us=request.begun.before_us,
+            before_us=int(run.summary["before_us"]),
             report=folder,
             left_out=[
                 f"{name.removeprefix(LEFT_OUT)}: {why}" for name, why in sorted(set(facts)) if name.startswith(LEFT_OUT)
@@ -237,26 +228,28 @@ class Planning:
             raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
         return found
 
-    def _hold(self, run_id: str) -> None:
+    def _held(self, run_id: str) -> Mapping[str, Any]:
+        """What the run began with; it is held further."""
         begun = self._runs.run(run_id).summary
-        self._runs.open_run(run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=begun)
+        return self._runs.open_run(run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=begun).summary
 
 
-def _job(request: BulkInput) -> BulkJob:
+def _job(request: BulkInput, begun: Mapping[str, Any]) -> BulkJob:
+    run_id, before_us = request.run_id, int(begun["before_us"])
     match request.job:
         case ListStorage.name:
-            return ListStorage(run_id=request.run_id, inventories=tuple(request.inventories))
+            return ListStorage(run_id=run_id, inventories=tuple(begun["inventories"]))
         case ReadReferences.name:
-            return ReadReferences(run_id=request.run_id)
+            return ReadReferences(run_id=run_id)
         case CompareSides.name:
             return CompareSides(
-                run_id=request.run_id,
-                before_us=request.before_us,
-                rows_before_us=request.rows_before_us,
-                next_ledger_id=request.next_ledger_id,
+                run_id=run_id,
+                before_us=before_us,
+                rows_before_us=int(begun["rows_before_us"]),
+                next_ledger_id=int(begun["next_ledger_id"]),
             )
         case VerifyFindings.name:
-            return VerifyFindings(run_id=request.run_id, before_us=request.before_us)
+            return VerifyFindings(run_id=run_id, before_us=before_us)
     raise InvalidInput("job", expected=f"one of {', '.join(_STEPS)}", found=request.job)
 
 

@@ -19,13 +19,8 @@ class BeginPlanInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanBegun:
-    """The catalog and the store at the beginning of a plan; the same when it is begun again."""
+    """A plan that has a run; what it began with stands in its row."""
 
-    before_us: int  # objects that are younger are left out, by the store's clock
-    rows_before_us: int  # rows that are younger are left out, by the catalog's clock
-    next_ledger_id: int
-    ledgers: int
-    epoch: int
     done: PlanResult | None = None  # it was finished before
 
 
@@ -35,10 +30,6 @@ class BulkInput:
 
     run_id: str
     job: str  # its name
-    before_us: int
-    rows_before_us: int
-    next_ledger_id: int
-    inventories: list[str] = field(default_factory=list)
     master: str = ""  # the cluster; empty: that of the settings
 
 
@@ -50,19 +41,10 @@ class BulkResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SidesInput:
-    """A comparison, to be judged."""
+class PlanInput:
+    """A plan that has begun."""
 
     run_id: str
-    next_ledger_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConcludePlanInput:
-    """A plan whose findings are published."""
-
-    run_id: str
-    begun: PlanBegun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,24 +69,19 @@ class ApplyBegun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindingsPage:
-    """One page of a plan's findings."""
+class PageInput:
+    """One page of a plan's findings, as each step of an apply takes it."""
 
-    run_id: str
+    run_id: str  # of the plan
     page: int
     before_us: int  # the plan's cut-off
     epoch: int  # of the catalog at the plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilePageInput:
-    """A page that is to be filed for phase two."""
-
-    findings: FindingsPage
-    batch_id: str
+    batch_id: str  # under which it is filed for phase two
     batch_workflow_id: str  # which workflow will do phase two: it gets the claim
     actor: str
     reason: str = ""
+    objects_per_s: float = 0.0  # at which single objects are deleted; 0: unlimited
+    intents: int = 0  # rows that were filed for it, once it is filed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,29 +91,3 @@ class FiledPage:
     intents: int  # rows for phase two
     detached: int  # ledgers that left the catalog
     objects: int  # findings of single objects and uploads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteObjectsInput:
-    """A page of which single objects are to be deleted."""
-
-    findings: FindingsPage
-    actor: str
-    reason: str = ""
-    objects_per_s: float = 0.0  # 0: unlimited
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordPageInput:
-    """A page whose deletion is over, as far as it waits for it."""
-
-    findings: FindingsPage
-    batch_id: str
-    intents: int = 0  # rows that were filed for it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConcludeApplyInput:
-    """A plan of which every page was applied."""
-
-    run_id: str

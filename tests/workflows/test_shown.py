@@ -31,14 +31,8 @@ from activities.reconciliation.values import (
     BeginApplyInput,
     BeginPlanInput,
     BulkInput,
-    ConcludeApplyInput,
-    ConcludePlanInput,
-    DeleteObjectsInput,
-    FilePageInput,
-    FindingsPage,
-    PlanBegun,
-    RecordPageInput,
-    SidesInput,
+    PageInput,
+    PlanInput,
 )
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
@@ -58,7 +52,7 @@ _WHY: dict[str, Any] = {"actor": "me", "reason": "a test"}
 _BATCH: dict[str, Any] = {"batch_id": "b", "batch_workflow_id": "delete-ledgers/b"}
 _KEY = IntentKey(ledger_id=12, copy="LEDGER", generation=1)
 _ORDER = TopicOrder(topic_id=1, topic=_TOPIC, **_WHY)
-_PAGE = FindingsPage(run_id="p", page=3, before_us=1, epoch=1)
+_PAGE = PageInput(run_id="p", page=3, before_us=1, epoch=1, **_BATCH, **_WHY)
 SUMMARIES: dict[str, tuple[Any, str]] = {
     "deletion.detach": (
         DetachInput(topic=_TOPIC, topic_id=1, ledger_ids=[7, 8], **_BATCH, **_WHY),
@@ -110,22 +104,14 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     ),
     "trimming.count_batch": (BatchInput(batch_id="b"), "batch b"),
     "reconciliation.begin_plan": (BeginPlanInput(run_id="p", **_WHY), "run p"),
-    "reconciliation.run_bulk": (
-        BulkInput(run_id="p", job="list-storage", before_us=1, rows_before_us=1, next_ledger_id=1),
-        "list-storage, run p",
-    ),
-    "reconciliation.check_sides": (SidesInput(run_id="p", next_ledger_id=1), "run p"),
-    "reconciliation.conclude_plan": (
-        ConcludePlanInput(
-            run_id="p", begun=PlanBegun(before_us=1, rows_before_us=1, next_ledger_id=1, ledgers=1, epoch=1)
-        ),
-        "run p",
-    ),
+    "reconciliation.run_bulk": (BulkInput(run_id="p", job="list-storage"), "list-storage, run p"),
+    "reconciliation.check_sides": (PlanInput(run_id="p"), "run p"),
+    "reconciliation.conclude_plan": (PlanInput(run_id="p"), "run p"),
     "reconciliation.begin_apply": (BeginApplyInput(run_id="p", **_WHY), "run p"),
-    "reconciliation.file_page": (FilePageInput(findings=_PAGE, **_BATCH, **_WHY), "page 3, run p, batch b"),
-    "reconciliation.delete_objects": (DeleteObjectsInput(findings=_PAGE, **_WHY), "page 3, run p"),
-    "reconciliation.record_page": (RecordPageInput(findings=_PAGE, batch_id="b"), "page 3, run p, batch b"),
-    "reconciliation.conclude_apply": (ConcludeApplyInput(run_id="p"), "run p"),
+    "reconciliation.file_page": (_PAGE, "page 3, run p, batch b"),
+    "reconciliation.delete_objects": (_PAGE, "page 3, run p, batch b"),
+    "reconciliation.record_page": (_PAGE, "page 3, run p, batch b"),
+    "reconciliation.conclude_apply": (PlanInput(run_id="p"), "run p"),
 }
 
 

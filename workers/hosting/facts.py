@@ -127,14 +127,14 @@ def _parts(request: object) -> Iterator[str]:
 
 def _run(request: object) -> Iterator[str]:
     """Of a reconciliation: its bulk job, the page of its findings, and the run of the plan."""
-    job, findings = getattr(request, "job", None), getattr(request, "findings", None)
+    job, page, run_id = (getattr(request, name, None) for name in ("job", "page", "run_id"))
+    if not isinstance(run_id, str):
+        return
     if isinstance(job, str):
         yield job
-    if findings is not None and hasattr(findings, "page"):
-        yield f"page {findings.page}"
-    run_id = getattr(findings or request, "run_id", None)
-    if isinstance(run_id, str):
-        yield f"run {run_id}"
+    if isinstance(page, int):
+        yield f"page {page}"
+    yield f"run {run_id}"
 
 
 def _ledgers(request: object) -> str:

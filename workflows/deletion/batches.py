@@ -92,11 +92,11 @@ async def start_batch(
 
 
 async def certificate_within(
-    batch: workflow.ChildWorkflowHandle[DeleteLedgers, Certificate], patience_s: float
+    batch: workflow.ChildWorkflowHandle[DeleteLedgers, Certificate], patience_s: float | None
 ) -> Certificate | None:
     """The batch's certificate, or None if it takes longer or ended early: its rows are listed, and found again.
 
-    A batch that is paused must not keep a recurring job from what comes after it.
+    A batch that is paused must not keep a recurring job from what comes after it; None waits for it.
     """
     ended, _ = await workflow.wait([batch], timeout=patience_s)
     if not ended:

@@ -41,9 +41,8 @@ with workflow.unsafe.imports_passed_through():
     from logstore.deletion.intents import Certificate, IntentKey
     from workflows import options, search_attributes
     from workflows.deletion import delete_ledger
-    from workflows.deletion.progress import refused, rest_of, shown, stale, whole_of, with_chunk
+    from workflows.deletion.progress import refused, require_rate, rest_of, shown, stale, whole_of, with_chunk
     from workflows.deletion.values import (
-        MOST_OBJECTS_PER_S,
         DeleteLedgerInput,
         DeleteLedgersInput,
         DeleteLedgersProgress,
@@ -146,10 +145,7 @@ class DeleteLedgers:
     @set_rate.validator
     def check_rate(self, wanted: SetRate) -> None:
         """Refuse what is no rate, before it is in the history."""
-        if not 0 <= wanted.objects_per_s <= MOST_OBJECTS_PER_S:
-            message = f"rate: expected 0 (unlimited) to {MOST_OBJECTS_PER_S:,} objects a second"
-            message = f"{message}, found {wanted.objects_per_s:,}"
-            raise ApplicationError(message, {"field": "rate"}, type="InvalidInput", non_retryable=True)
+        require_rate(wanted)
 
     def _changed(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:
         self._progress = progress

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, ApplicationError
 
 from activities.deletion.values import ChunkResult, Range
 from logstore.deletion.intents import Certificate, Outcome
 from logstore.errors import LedgerStillNeeded, UnknownObject
 from workflows import refusals
-from workflows.deletion.values import DeleteLedgersProgress
+from workflows.deletion.values import MOST_OBJECTS_PER_S, DeleteLedgersProgress, SetRate
 
 _REFUSALS = {LedgerStillNeeded.__name__, UnknownObject.__name__}
 
@@ -52,6 +52,18 @@ def whole_of(certificate: Certificate, progress: DeleteLedgersProgress) -> Certi
     outcomes = added(certificate.outcomes, progress.finished)
     elsewhere = progress.intents - sum(certificate.outcomes.values())
     return replace(certificate, outcomes=added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {}))
+
+
+def require_rate(wanted: SetRate) -> None:
+    """Refuse what is no rate.
+
+    Raises:
+        ApplicationError: `InvalidInput`, which no retry helps.
+    """
+    if not 0 <= wanted.objects_per_s <= MOST_OBJECTS_PER_S:
+        message = f"rate: expected 0 (unlimited) to {MOST_OBJECTS_PER_S:,} objects a second"
+        message = f"{message}, found {wanted.objects_per_s:,}"
+        raise ApplicationError(message, {"field": "rate"}, type="InvalidInput", non_retryable=True)
 
 
 def refused(batch_id: str, error: ActivityError) -> Certificate | None:

@@ -21,27 +21,24 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from activities.reconciliation.applying import Applying
     from activities.reconciliation.values import (
         ApplyBegun,
         BeginApplyInput,
-        ConcludeApplyInput,
-        DeleteObjectsInput,
         FiledPage,
-        FilePageInput,
-        FindingsPage,
-        RecordPageInput,
+        PageInput,
+        PlanInput,
     )
     from logstore.deletion.intents import Refusal
     from logstore.reconciliation.results import ApplyCounts
     from workflows import options, refusals, search_attributes
     from workflows.deletion import batches
+    from workflows.deletion.progress import require_rate
     from workflows.deletion.values import (
         DELETE_LEDGERS,
-        MOST_OBJECTS_PER_S,
         DeleteLedgersInput,
         DeleteLedgersProgress,
         SetRate,
@@ -120,10 +117,7 @@ class ApplyOrphans:
     @set_rate.validator
     def check_rate(self, wanted: SetRate) -> None:
         """Refuse what is no rate, before it is in the history."""
-        if not 0 <= wanted.objects_per_s <= MOST_OBJECTS_PER_S:
-            message = f"rate: expected 0 (unlimited) to {MOST_OBJECTS_PER_S:,} objects a second"
-            message = f"{message}, found {wanted.objects_per_s:,}"
-            raise ApplicationError(message, type="InvalidInput", non_retryable=True)
+        require_rate(wanted)
 
     def _changed(self, progress: ApplyOrphansProgress) -> ApplyOrphansProgress:
         self._progress = progress
@@ -156,28 +150,28 @@ class ApplyOrphans:
             await workflow.wait_condition(lambda: not self._progress.paused)
 
     async def _apply(self, begun: ApplyBegun) -> None:
-        request, page = self._request, self._progress.pages_done
-        batch = batch_id(request.run_id, page)
-        findings = FindingsPage(run_id=request.run_id, page=page, before_us=begun.before_us, epoch=begun.epoch)
-        self._at(f"looking at page {page}")
-        file = FilePageInput(
-            findings=findings,
+        request, number = self._request, self._progress.pages_done
+        batch = batch_id(request.run_id, number)
+        page = PageInput(
+            run_id=request.run_id,
+            page=number,
+            before_us=begun.before_us,
+            epoch=begun.epoch,
             batch_id=batch,
             batch_workflow_id=DELETE_LEDGERS.id(batch),
             actor=request.actor,
             reason=request.reason,
         )
-        filed: FiledPage = await workflow.execute_activity_method(Applying.file_page, file, **_PAGE)
+        self._at(f"looking at page {number}")
+        filed: FiledPage = await workflow.execute_activity_method(Applying.file_page, page, **_PAGE)
         if filed.intents:
-            self._at(f"deleting {filed.intents:,} copies of page {page}")
+            self._at(f"deleting {filed.intents:,} copies of page {number}")
             await self._phase_two(batch, filed, begun.epoch)
         if filed.objects:
-            self._at(f"deleting {filed.objects:,} single objects of page {page}")
-            delete = DeleteObjectsInput(
-                findings=findings, actor=request.actor, reason=request.reason, objects_per_s=float(self._progress.rate)
-            )
-            await workflow.execute_activity_method(Applying.delete_objects, delete, **_PAGE)
-        record = RecordPageInput(findings=findings, batch_id=batch, intents=filed.intents)
+            self._at(f"deleting {filed.objects:,} single objects of page {number}")
+            paced = replace(page, objects_per_s=float(self._progress.rate))
+            await workflow.execute_activity_method(Applying.delete_objects, paced, **_PAGE)
+        record = replace(page, intents=filed.intents)
         counts: ApplyCounts = await workflow.execute_activity_method(Applying.record_page, record, **options.CATALOG)
         self._progress = with_page(self._progress, counts)
 
@@ -198,16 +192,11 @@ class ApplyOrphans:
                 started = await batches.start_batch(request, summary=f"{filed.intents} orphaned copies")
                 break
             await asyncio.sleep(_AGAIN.total_seconds())
-        try:
-            await started
-        except ChildWorkflowError as error:
-            if workflow.cancellation_reason() is not None:
-                raise
-            workflow.logger.warning("%s ended early, its rows are found again: %s", batch, error.cause)
+        await batches.certificate_within(started, None)
 
     async def _conclude(self) -> ApplyCounts:
         self._at("concluding")
-        conclude = ConcludeApplyInput(run_id=self._request.run_id)
+        conclude = PlanInput(run_id=self._request.run_id)
         return await workflow.execute_activity_method(Applying.conclude_apply, conclude, **_PAGE)
 
     def _refused(self, why: Refusal) -> ApplyOrphansResult:

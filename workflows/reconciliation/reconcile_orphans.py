@@ -25,9 +25,8 @@ with workflow.unsafe.imports_passed_through():
         BeginPlanInput,
         BulkInput,
         BulkResult,
-        ConcludePlanInput,
         PlanBegun,
-        SidesInput,
+        PlanInput,
     )
     from logstore.reconciliation.findings import FindingKind
     from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
@@ -94,14 +93,13 @@ class ReconcileOrphans:
         if begun.done:
             return begun.done
         for job in (ListStorage.name, ReadReferences.name, CompareSides.name):
-            await self._run(job, begun)
+            await self._run(job)
         self._at("checking")
-        sides = SidesInput(run_id=self._run_id, next_ledger_id=begun.next_ledger_id)
-        await workflow.execute_activity_method(Planning.check_sides, sides, **options.CATALOG)
-        await self._run(VerifyFindings.name, begun)
+        plan = PlanInput(run_id=self._run_id)
+        await workflow.execute_activity_method(Planning.check_sides, plan, **options.CATALOG)
+        await self._run(VerifyFindings.name)
         self._at("concluding")
-        conclude = ConcludePlanInput(run_id=self._run_id, begun=begun)
-        return await workflow.execute_activity_method(Planning.conclude_plan, conclude, **_CONCLUDE)
+        return await workflow.execute_activity_method(Planning.conclude_plan, plan, **_CONCLUDE)
 
     async def _begin(self) -> PlanBegun:
         request = self._request
@@ -115,17 +113,9 @@ class ReconcileOrphans:
         )
         return await workflow.execute_activity_method(Planning.begin_plan, begin, **options.CATALOG)
 
-    async def _run(self, job: str, begun: PlanBegun) -> None:
+    async def _run(self, job: str) -> None:
         self._at(job)
-        bulk = BulkInput(
-            run_id=self._run_id,
-            job=job,
-            before_us=begun.before_us,
-            rows_before_us=begun.rows_before_us,
-            next_ledger_id=begun.next_ledger_id,
-            inventories=self._request.inventories,
-            master=self._request.master,
-        )
+        bulk = BulkInput(run_id=self._run_id, job=job, master=self._request.master)
         config = _bulk(self._request.queue)
         done: BulkResult = await workflow.execute_activity_method(Planning.run_bulk, bulk, **config)
         counts = {**self._progress.counts, job: done.counts}

@@ -11,15 +11,10 @@ from activities.reconciliation.values import (
     BeginApplyInput,
     BeginPlanInput,
     BulkInput,
-    ConcludeApplyInput,
-    ConcludePlanInput,
-    DeleteObjectsInput,
     FiledPage,
-    FilePageInput,
-    FindingsPage,
+    PageInput,
     PlanBegun,
-    RecordPageInput,
-    SidesInput,
+    PlanInput,
 )
 from logstore.log.ledgers import (
     Component,
@@ -161,35 +156,27 @@ class Plans:
         """Begin a plan."""
         return run(self.planning.begin_plan, BeginPlanInput(run_id=run_id, actor="tests", **more), workflow_id=run_id)
 
-    def do(self, job: str, begun: PlanBegun, run_id: str = RUN, **more: Any) -> dict[str, int]:
+    def do(self, job: str, run_id: str = RUN, **more: Any) -> dict[str, int]:
         """One bulk job; its counts."""
-        asked = BulkInput(
-            run_id=run_id,
-            job=job,
-            before_us=begun.before_us,
-            rows_before_us=begun.rows_before_us,
-            next_ledger_id=begun.next_ledger_id,
-            **more,
-        )
-        return run(self.planning.run_bulk, asked, workflow_id=run_id).counts
+        return run(self.planning.run_bulk, BulkInput(run_id=run_id, job=job, **more), workflow_id=run_id).counts
 
-    def check(self, begun: PlanBegun, run_id: str = RUN) -> None:
+    def check(self, run_id: str = RUN) -> None:
         """Judge the comparison."""
-        run(self.planning.check_sides, SidesInput(run_id=run_id, next_ledger_id=begun.next_ledger_id))
+        run(self.planning.check_sides, PlanInput(run_id=run_id))
 
-    def conclude(self, begun: PlanBegun, run_id: str = RUN) -> PlanResult:
+    def conclude(self, run_id: str = RUN) -> PlanResult:
         """Finish the plan."""
-        return run(self.planning.conclude_plan, ConcludePlanInput(run_id=run_id, begun=begun))
+        return run(self.planning.conclude_plan, PlanInput(run_id=run_id))
 
     def plan(self, *, page: int = PAGE) -> PlanResult:
         """All of it, of what there is a day later."""
         self.bulk.page = page
         self.warm.advance(seconds=DAY_S + 1)
-        begun = self.begin()
+        self.begin()
         for job in JOBS:
-            self.do(job, begun)
-        self.check(begun)
-        return self.conclude(begun)
+            self.do(job)
+        self.check()
+        return self.conclude()
 
     # -- its apply
 
@@ -198,34 +185,36 @@ class Plans:
         asked = BeginApplyInput(run_id=RUN, actor="tests", **more)
         return run(self.applying.begin_apply, asked, workflow_id=f"apply-orphans/{RUN}")
 
-    def page(self, number: int = 0) -> FindingsPage:
+    def page(self, number: int = 0, **more: Any) -> PageInput:
         """A page, as its workflow names it."""
-        before_us = self.runs.run(RUN).summary["before_us"]
-        return FindingsPage(run_id=RUN, page=number, before_us=before_us, epoch=1)
+        batch = f"orphans-{RUN}-{number}"
+        return PageInput(
+            run_id=RUN,
+            page=number,
+            before_us=self.runs.run(RUN).summary["before_us"],
+            epoch=1,
+            batch_id=batch,
+            batch_workflow_id=f"delete-ledgers/{batch}",
+            actor="tests",
+            reason="a test",
+            **more,
+        )
 
     def file(self, number: int = 0) -> FiledPage:
         """File one page."""
-        asked = FilePageInput(
-            findings=self.page(number),
-            batch_id=f"orphans-{RUN}-{number}",
-            batch_workflow_id=f"delete-ledgers/orphans-{RUN}-{number}",
-            actor="tests",
-            reason="a test",
-        )
-        return run(self.applying.file_page, asked)
+        return run(self.applying.file_page, self.page(number))
 
     def delete(self, number: int = 0, **more: Any) -> int:
         """Delete the single objects of one page."""
-        return run(self.applying.delete_objects, DeleteObjectsInput(findings=self.page(number), actor="tests", **more))
+        return run(self.applying.delete_objects, self.page(number, **more))
 
     def record(self, number: int = 0, *, intents: int = 0) -> ApplyCounts:
         """Write down what became of one page."""
-        asked = RecordPageInput(findings=self.page(number), batch_id=f"orphans-{RUN}-{number}", intents=intents)
-        return run(self.applying.record_page, asked)
+        return run(self.applying.record_page, self.page(number, intents=intents))
 
     def conclude_apply(self) -> ApplyCounts:
         """Finish the apply."""
-        return run(self.applying.conclude_apply, ConcludeApplyInput(run_id=RUN))
+        return run(self.applying.conclude_apply, PlanInput(run_id=RUN))
 
     def apply(self, *, pages: int = 1) -> ApplyCounts:
         """All of it."""

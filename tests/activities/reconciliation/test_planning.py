@@ -38,16 +38,19 @@ def test_plan_without_findings_is_a_plan(plans: Plans) -> None:
 def test_cut_offs_are_by_the_clock_of_each_side(plans: Plans) -> None:
     """One clock a decision (icechunk#2310): objects by the store's, rows by the catalog's."""
     plans.warm.now_us, plans.runs.now_us = 900 * DAY_S * 10**6, 5
-    begun = plans.begin(older_than_s=3 * DAY_S)
-    assert begun.before_us == 897 * DAY_S * 10**6
-    assert begun.rows_before_us == plans.runs.standing_.now_us - 3 * DAY_S * 10**6
+    plans.begin(older_than_s=3 * DAY_S)
+    begun = plans.runs.run(RUN).summary
+    assert begun["before_us"] == 897 * DAY_S * 10**6
+    assert begun["rows_before_us"] == plans.runs.standing_.now_us - 3 * DAY_S * 10**6
 
 
 def test_beginning_again_keeps_the_first_cut_off(plans: Plans) -> None:
     """Every step and every retry agrees on it."""
-    first = plans.begin()
+    plans.begin()
+    first = plans.runs.run(RUN)
     plans.warm.advance(seconds=1_000)
-    assert plans.begin() == first
+    plans.begin()
+    assert plans.runs.run(RUN) == first
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,8 @@ def test_age_below_the_floor_is_refused_before_a_run_is_opened(
 
 def test_age_below_the_floor_that_is_meant_is_taken(plans: Plans) -> None:
     """Where nobody writes."""
-    assert plans.begin(older_than_s=0.0, unsafe_age=True).before_us == plans.warm.now_us
+    plans.begin(older_than_s=0.0, unsafe_age=True)
+    assert plans.runs.run(RUN).summary["before_us"] == plans.warm.now_us
 
 
 @pytest.mark.parametrize("which", ["warm", "cold"])
@@ -75,61 +79,64 @@ def test_another_catalog_s_bucket_is_refused_before_and_after(which: str, plans:
         plans.begin()
     assert plans.runs.runs(RunKind.PLAN, limit=9) == []
     getattr(plans, which).refusal = None
-    begun = plans.begin()
+    plans.begin()
     for job in JOBS:
-        plans.do(job, begun)
+        plans.do(job)
     getattr(plans, which).refusal = REFUSAL
     with pytest.raises(CatalogMismatch):
-        plans.conclude(begun)
+        plans.conclude()
     assert plans.runs.run(RUN).finished_us is None
 
 
 def test_bulk_job_that_was_published_does_not_run_again(plans: Plans) -> None:
     """Its summary is answered, on whatever cluster."""
-    begun = plans.begin()
-    first = plans.do(CompareSides.name, begun, master="spark://one:7077")
-    assert plans.do(CompareSides.name, begun) == first
+    plans.begin()
+    first = plans.do(CompareSides.name, master="spark://one:7077")
+    assert plans.do(CompareSides.name) == first
     assert len(plans.bulk.ran) == 1
     assert plans.bulk.masters == ["spark://one:7077"]
 
 
 def test_bulk_jobs_are_told_the_cut_offs_and_inventories(plans: Plans) -> None:
     """As the plan began with them."""
-    begun = plans.begin()
+    plans.begin(inventories=["/inventory/manifest.json"])
+    begun = plans.runs.run(RUN).summary
     for job in JOBS:
-        plans.do(job, begun, inventories=["/inventory/manifest.json"])
+        plans.do(job)
     listing, _, compare, verify = plans.bulk.ran
     assert listing == ListStorage(run_id=RUN, inventories=("/inventory/manifest.json",))
     assert compare == CompareSides(
-        run_id=RUN, before_us=begun.before_us, rows_before_us=begun.rows_before_us, next_ledger_id=100
+        run_id=RUN, before_us=begun["before_us"], rows_before_us=begun["rows_before_us"], next_ledger_id=100
     )
-    assert verify == VerifyFindings(run_id=RUN, before_us=begun.before_us)
+    assert verify == VerifyFindings(run_id=RUN, before_us=begun["before_us"])
 
 
 def test_unknown_bulk_job_is_refused(plans: Plans) -> None:
     """By a build that does not know it."""
+    plans.begin()
     with pytest.raises(InvalidInput, match="compare-sides"):
-        plans.do("compare-everything", plans.begin())
+        plans.do("compare-everything")
 
 
 def test_bulk_job_of_no_run_is_refused(plans: Plans) -> None:
     """One that was forgotten meanwhile is not begun anew."""
-    begun = plans.begin()
+    plans.begin()
     with pytest.raises(UnknownObject):
-        plans.do(ListStorage.name, begun, run_id="plan-2")
+        plans.do(ListStorage.name, run_id="plan-2")
     assert plans.bulk.ran == []
 
 
 def test_cancelled_bulk_job_is_cancelled_with_all_that_it_submits(plans: Plans) -> None:
     """No job is left behind on the cluster."""
-    begun, env = plans.begin(), environment(RUN)
+    env = environment(RUN)
+    plans.begin()
 
     def cancel_and_beat(_job: object, beat: object) -> None:
         env.cancel()
         beat()  # type: ignore[operator]  # of no arguments
 
     plans.bulk.meanwhile = cancel_and_beat
-    asked = BulkInput(run_id=RUN, job=ListStorage.name, before_us=begun.before_us, rows_before_us=0, next_ledger_id=1)
+    asked = BulkInput(run_id=RUN, job=ListStorage.name)
     with pytest.raises(CancelledError):
         env.run(plans.planning.run_bulk, asked)
     assert plans.bulk.stopped == [RUN]
@@ -153,11 +160,11 @@ def test_comparison_whose_sides_cannot_both_be_right_is_refused(
     """A stale or empty side makes live data look dead (ClickHouse#114194, lakeFS#4658)."""
     plans.bulk.compared |= compared
     plans.runs.counted = counted
-    begun = plans.begin()
+    plans.begin()
     for job in JOBS[:3]:
-        plans.do(job, begun)
+        plans.do(job)
     with pytest.raises(PreconditionFailed, match=told):
-        plans.check(begun)
+        plans.check()
 
 
 def test_catalog_of_which_every_ledger_is_offloaded_can_be_planned(plans: Plans) -> None:
@@ -169,10 +176,10 @@ def test_catalog_of_which_every_ledger_is_offloaded_can_be_planned(plans: Plans)
 
 def test_plan_of_which_a_job_is_not_published_is_not_finished(plans: Plans) -> None:
     """A run without a summary is no plan."""
-    begun = plans.begin()
-    plans.do(CompareSides.name, begun)
+    plans.begin()
+    plans.do(CompareSides.name)
     with pytest.raises(PreconditionFailed, match="list-storage"):
-        plans.conclude(begun)
+        plans.conclude()
     assert plans.runs.run(RUN).finished_us is None
 
 
@@ -181,7 +188,7 @@ def test_concluding_again_keeps_the_first_summary(plans: Plans) -> None:
     plans.orphan_ledger(7)
     first = plans.plan()
     begun = plans.begin()
-    assert plans.conclude(begun) == first
+    assert plans.conclude() == first
     assert begun.done == first
 
 
