@@ -34,7 +34,7 @@ from spark.sources.objects import (
 
 _WAVES: Final = 4  # tasks for each that can run at once: enough to even out, and each costs some 20 ms
 _TIERED_KEY: Final = (
-    r"^(?P<uuid>[A-Za-z0-9_-][A-Za-z0-9._-]*?)-ledger-(?P<ledger>0|[1-9][0-9]{0,17})(?P<index>-index)?$"
+    r"^(?P<uuid>[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}?)-ledger-(?P<ledger>0|[1-9][0-9]{0,17})(?P<index>-index)?$"
 )
 
 

@@ -5,32 +5,42 @@ its object was listed. So absence counts after a HEAD that finds nothing and a s
 counts with storage's own statement of whose it is.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import pyarrow.parquet as pq
 
 from infra.catalog.engine.adbc import ArrowReader, adbc_connect
 from infra.catalog.offload.contexts import context_in
 from infra.catalog.reconciliation import facts as sql
-from logstore.errors import CorruptData
-from logstore.log.ledgers import CopyKind, LedgerStatement, meta_digest, segment_number
-from logstore.ports.objects import ObjectInfo, ObjectStore
+from logstore.log.ledgers import meta_digest, segment_number
+from logstore.ports.objects import ObjectStore
 from logstore.reconciliation.files import PAGE, SCHEMA, FindingFiles, as_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
+from logstore.reconciliation.judgement import (
+    GONE,
+    OTHER_APPLICATION,
+    UNSTATED,
+    YOUNG,
+    Doubt,
+    doubt_upload,
+    judge,
+    look,
+)
+from logstore.reconciliation.services.orphans import is_copy, is_object
+from logstore.whole_files import replacing
 from spark.reconciliation.places import NativePlaces
 from spark.runner import JobRun
 
 _ASKING: Final = 16  # requests at once in a task
 _PAGES: Final = 8  # of candidates, in a task
 _KIND = FindingKind
-_ASKED: Final = frozenset({_KIND.ORPHAN_LEDGER, _KIND.ORPHAN_SEGMENT, _KIND.ORPHAN_OFFLOAD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,8 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    findings: dict[str, int]
-    sizes: dict[str, int]
+    findings: Counter[str]
+    sizes: Counter[str]
 
 
 def verify_findings(places: NativePlaces, run: JobRun, job: VerifyFindings) -> BulkSummary:
@@ -56,29 +66,27 @@ def verify_findings(places: NativePlaces, run: JobRun, job: VerifyFindings) -> B
     tasks = [_Task(number, tuple(pages[at : at + _PAGES])) for number, at in enumerate(range(0, len(pages), _PAGES))]
     work = partial(_verify, candidates=folder, folder=run.folder, places=places, before_us=job.before_us)
     counts = run.spread("ask storage and catalog again", tasks, work)
-    findings = {kind.value: sum(one.findings.get(kind.value, 0) for one in counts) for kind in FindingKind}
-    sizes = {f"bytes:{kind.value}": sum(one.sizes.get(kind.value, 0) for one in counts) for kind in FindingKind}
+    findings = {kind.value: sum(one.findings[kind.value] for one in counts) for kind in FindingKind}
+    sizes = {f"bytes:{kind.value}": sum(one.sizes[kind.value] for one in counts) for kind in FindingKind}
     return BulkSummary(counts=findings | sizes)
 
 
 def _verify(task: _Task, *, candidates: Path, folder: Path, places: NativePlaces, before_us: int) -> _Counts:
-    """In an executor: some pages of candidates into one file of findings."""
-    files, counts = FindingFiles(candidates), _Counts({}, {})
-    path = folder / f"findings-{task.number:06d}.parquet"
-    new = path.with_name(f".{path.stem}.{uuid4().hex[:8]}")  # a task may run twice at once
-    with pq.ParquetWriter(new, SCHEMA) as writer, adbc_connect(places.database_url) as catalog:
+    """In an executor: some pages of candidates into one file of findings. A task may run twice at once."""
+    files, counts = FindingFiles(candidates), _Counts(Counter(), Counter())
+    stores = {address.bucket: address.store() for address in places.stores}
+    with (
+        replacing(folder / f"findings-{task.number:06d}.parquet") as new,
+        pq.ParquetWriter(new, SCHEMA) as writer,
+        adbc_connect(places.database_url) as catalog,
+    ):
         for number in task.pages:
-            stores = {address.bucket: address.store() for address in places.stores}
             found = verified(list(files.page(number).values()), stores, catalog, before_us, places.application)
             for one in found:
-                counts.findings[one.kind.value] = counts.findings.get(one.kind.value, 0) + 1
-                counts.sizes[one.kind.value] = counts.sizes.get(one.kind.value, 0) + one.size_bytes
+                counts.findings[one.kind.value] += 1
+                counts.sizes[one.kind.value] += one.size_bytes
             if found:
                 writer.write_table(as_table(found), row_group_size=PAGE)
-    if counts.findings:
-        new.replace(path)
-    else:
-        new.unlink()
     return counts
 
 
@@ -92,8 +100,10 @@ def verified(
     """Those that stand, with what storage says of them, in their order."""
 
     def ask(one: Finding) -> Finding | None:
-        if one.kind in _ASKED:
+        if is_copy(one) or one.kind is _KIND.ORPHAN_SEGMENT:
             return _stated(one, stores[one.bucket], before_us, application)
+        if is_object(one):  # parts of an upload state nothing
+            return None if doubt_upload(stores[one.bucket], one.key, before_us) else one
         if one.kind is _KIND.MISSING_DATA:
             return _still_missing(one, stores[one.bucket])
         return one
@@ -105,57 +115,21 @@ def verified(
 
 def _stated(one: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
     """An orphan with what storage states, or foreign or a mismatch by that; None if it is gone, or young."""
-    if one.copy == CopyKind.OFFLOADED_LEDGER.value and not one.objects:
-        return one if _has_upload(store, one.key, before_us) else None  # parts state nothing
-    objects = list(store.list(one.key)) if one.key.endswith("/") else _heads(store, one)
-    young = any(found.modified_us is None or found.modified_us >= before_us for found in objects)
-    first = min((found.key for found in objects), key=lambda key: (meta_digest(key) is None, key), default="")
-    seen = store.head(first) if first and not young else None
-    if seen is None:
+    seen = look(store, one)
+    judged = judge(one, seen, before_us=before_us, application=application)
+    if isinstance(judged, Doubt) and judged.reason in {GONE, YOUNG}:
         return None
     now = replace(
         one,
-        objects=len(objects),
-        size_bytes=sum(found.size_bytes for found in objects),
-        newest_us=max(found.modified_us or 0 for found in objects),
-        statement=dict(seen[1]),
+        objects=len(seen.objects),
+        size_bytes=seen.size_bytes,
+        newest_us=max(found.modified_us or 0 for found in seen.objects),
+        statement=dict(next(iter(seen.metadata.values()), {})),
     )
-    return _beside(now, [found.key for found in objects]) or _judged(now, first, application)
-
-
-def _has_upload(store: ObjectStore, key: str, before_us: int) -> bool:
-    started = [found.started_us for found in store.open_uploads(key) if found.key == key]
-    return bool(started) and all(at is not None and at < before_us for at in started)
-
-
-def _beside(one: Finding, keys: Sequence[str]) -> Finding | None:
-    """A ledger whose prefix holds what its one writer never made: its deletion would be refused."""
-    if one.kind is not _KIND.ORPHAN_LEDGER:
-        return None
-    names = {key: key.removeprefix(one.key) for key in keys}
-    metas = [key for key, name in names.items() if "/" not in name and meta_digest(name)]
-    others = [key for key, name in names.items() if key not in metas and ("/" in name or segment_number(name) is None)]
-    odd = [*others, *metas[1:]]
-    return replace(one, kind=_KIND.MISMATCH, detail=f"{odd[0]} is not of the ledger's one writer") if odd else None
-
-
-def _judged(one: Finding, key: str, application: str) -> Finding:
-    """By what the object with this key says of itself."""
-    try:
-        statement = LedgerStatement.from_metadata(one.statement)
-    except CorruptData:
-        return replace(one, kind=_KIND.FOREIGN, detail=f"{key} does not say whose it is")
-    if statement.owner.application != application:
-        return replace(one, kind=_KIND.FOREIGN, detail=f"{key} is of the application {statement.owner.application}")
-    if statement.ledger_id != one.ledger_id or meta_digest(key) not in {None, statement.owner.digest}:
-        return replace(one, kind=_KIND.MISMATCH, detail=f"{key} states ledger {statement.ledger_id}")
-    return replace(one, topic=statement.owner.topic)
-
-
-def _heads(store: ObjectStore, one: Finding) -> list[ObjectInfo]:
-    """Both objects of a tiered pair, or the one segment."""
-    keys = [one.key, f"{one.key}-index"] if one.copy == CopyKind.OFFLOADED_LEDGER.value else [one.key]
-    return [seen[0] for key in keys if (seen := store.head(key))]
+    if isinstance(judged, Doubt):
+        kind = _KIND.FOREIGN if judged.reason in {UNSTATED, OTHER_APPLICATION} else _KIND.MISMATCH
+        return replace(now, kind=kind, detail=f"{judged.key}: {judged.reason}")
+    return replace(now, topic=judged.owner.topic)
 
 
 def _still_missing(one: Finding, store: ObjectStore) -> Finding | None:

@@ -1,8 +1,8 @@
 """The adapters that settings name: the database, and the log assembled over it and the buckets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.identity.markers import Role
@@ -44,16 +44,22 @@ def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
             buckets=partial(own, Role.TIERED),
             policies=_policies(settings),
             bulk=bulk,
-            store_now_us=lambda: _store_now_us(settings),
+            store_now_us=_store_clock(settings),
         ) as log,
     ):
         yield log
 
 
-def _store_now_us(settings: Settings) -> int:
-    from infra.objects import clock_s  # noqa: PLC0415 - start-up time
+def _store_clock(settings: Settings) -> Callable[[], int]:
+    """The store's own clock in microseconds, by one client; it is made when the time is first asked for."""
+    primary = cache(lambda: primary_bucket(settings))
 
-    return round(clock_s(primary_bucket(settings)) * 1_000_000)
+    def now_us() -> int:
+        from infra.objects import clock_s  # noqa: PLC0415 - start-up time
+
+        return round(clock_s(primary()) * 1_000_000)
+
+    return now_us
 
 
 def _policies(settings: Settings) -> Policies:

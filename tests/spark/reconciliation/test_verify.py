@@ -70,7 +70,7 @@ def test_orphan_bears_what_storage_says_of_it_now(store: FakeObjectStore) -> Non
 @pytest.mark.parametrize("one", [_LEDGER, _PAIR, replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=segment_key(_ID, 0))])
 def test_orphan_that_is_gone_or_was_written_again_is_none(one: Finding, store: FakeObjectStore) -> None:
     assert _found(store, one) == []
-    _put(store, segment_key(_ID, 0), data_key("u", _ID), index_key("u", _ID))
+    _put(store, meta_key(_ID, _OWNER), segment_key(_ID, 0), data_key("u", _ID), index_key("u", _ID))
     now_us = max(found.modified_us or 0 for found in store.list(""))
     assert _found(store, one, before_us=now_us) == []
     assert [found.kind for found in _found(store, one, before_us=now_us + 1)] == [one.kind]

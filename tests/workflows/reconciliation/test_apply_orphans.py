@@ -355,4 +355,4 @@ async def test_impossible_rate_is_refused(house: House) -> None:
         with pytest.raises(InvalidInput, match="apply-orphans"):
             await Batches(house.client).pause(f"reconcile-orphans/{run_id(house)}")
     assert isinstance(caught.value.cause, ApplicationError)
-    assert caught.value.cause.type == "InvalidInput"
+    assert (caught.value.cause.type, caught.value.cause.details) == ("InvalidInput", ({"field": "rate"},))

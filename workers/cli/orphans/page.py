@@ -1,10 +1,10 @@
-"""A plan as one HTML file: charts and the first findings; no other file and no script is needed.
+"""A plan as one HTML file: charts as inline SVG and the first findings; no other file and no script is needed.
 
 Findings pass by once for the charts and once for the table, a page of them in memory at a time.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from logstore.reconciliation.findings import FindingKind
 from logstore.whole_files import replacing
-from workers.cli.orphans.charts import Bar, bars
 from workers.cli.texts import topic_shown
 
 if TYPE_CHECKING:
     from logstore.reconciliation.findings import Finding
-    from workers.cli.orphans.reported import Reported
+    from workers.cli.orphans.report import Reported
 
 _TOPICS: Final = 20
 _MOST_TOPICS: Final = 10_000  # counted at a time: beyond, the smallest half is forgotten
@@ -52,6 +51,13 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bot
 th { white-space: nowrap; } td { overflow-wrap: anywhere; min-width: 7.5rem; }
 td.number { text-align: right; min-width: 0; white-space: nowrap; font-variant-numeric: tabular-nums; }
 """
+
+
+_ROW: Final = 26  # pixels of one bar with its gap
+_NAME: Final = 220  # pixels for names
+_BAR: Final = 420
+_VALUE: Final = 120
+_LONGEST_NAME: Final = 34  # characters; the whole one is in the tooltip
 
 
 @dataclass(slots=True)
@@ -97,15 +103,15 @@ def _parts(found: "Reported", sums: _Sums, kind: FindingKind | None, limit: int)
     yield f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>\n"
     yield from _beginning(found, sums)
     kinds = [
-        Bar(one.value, sums.kinds[one], f"{sums.kinds[one]:,}", one is FindingKind.MISSING_DATA) for one in FindingKind
+        _Bar(one.value, sums.kinds[one], f"{sums.kinds[one]:,}", one is FindingKind.MISSING_DATA) for one in FindingKind
     ]
-    yield bars("Findings by kind", kinds if kind is None else [one for one in kinds if one.name == kind.value])
-    yield bars(
-        _topics_title(sums), [Bar(_topic(name), size, _size(size)) for name, size in sums.topics.most_common(_TOPICS)]
+    yield _bars("Findings by kind", kinds if kind is None else [one for one in kinds if one.name == kind.value])
+    yield _bars(
+        _topics_title(sums), [_Bar(_topic(name), size, _size(size)) for name, size in sums.topics.most_common(_TOPICS)]
     )
-    yield bars(
+    yield _bars(
         "Ages of the newest object at the plan",
-        [Bar(name, sums.ages[name], f"{sums.ages[name]:,}") for name in _ages()],
+        [_Bar(name, sums.ages[name], f"{sums.ages[name]:,}") for name in _ages()],
     )
     yield from _table(found, sums, kind, limit)
     yield "</body></html>\n"
@@ -163,3 +169,43 @@ def _size(size: float) -> str:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
         size /= 1024
     return f"{size:,.1f} PiB"
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """One bar."""
+
+    name: str
+    value: int  # 0 or more
+    told: str  # the value in words
+    alarming: bool = False
+
+
+def _bars(title: str, found: Sequence[_Bar]) -> str:
+    """A chart of horizontal bars, as long as their values; one without bars says that there is nothing."""
+    if not found:
+        return f"<figure><figcaption>{escape(title)}</figcaption><p>nothing</p></figure>"
+    most = max(1, *(one.value for one in found))
+    height = _ROW * len(found)
+    drawn = "".join(_drawn(at, one, most) for at, one in enumerate(found))
+    width = _NAME + _BAR + _VALUE
+    chart = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{drawn}</svg>'
+    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
+
+
+def _drawn(at: int, one: _Bar, most: int) -> str:
+    top, middle = at * _ROW + 3, at * _ROW + _ROW // 2 + 4
+    length = max(2, round(_BAR * one.value / most)) if one.value else 0
+    kind = "bar alarming" if one.alarming and one.value else "bar"
+    whole = escape(f"{one.name}: {one.told}")
+    return (
+        f"<g><title>{whole}</title>"
+        f'<text class="name" x="{_NAME - 8}" y="{middle}" text-anchor="end">{escape(_short(one.name))}</text>'
+        f'<rect class="{kind}" x="{_NAME}" y="{top}" width="{length}" height="{_ROW - 6}" rx="3"/>'
+        f'<text class="value" x="{_NAME + length + 8}" y="{middle}">{escape(one.told)}</text></g>'
+    )
+
+
+def _short(name: str) -> str:
+    """The end of a long name says more than its beginning."""
+    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
