@@ -59,15 +59,17 @@ Main = Callable[[JobRun, Any], BulkSummary]
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An error of ours in an executor, as it travels to the driver: its class and its sentence."""
+    """An error of ours in an executor, as it travels to the driver: its class, its sentence and its fields."""
 
     kind: type[SextonError]
     text: str
+    fields: dict[str, Any]  # such as the name of what was bad input
 
     def as_error(self) -> SextonError:
-        """The error again, without the fields that its class may have beside the sentence."""
+        """The error again; not by its own constructor, which makes a sentence of other arguments."""
         found = self.kind.__new__(self.kind)
         Exception.__init__(found, self.text)
+        vars(found).update(self.fields)
         return found
 
 
@@ -81,7 +83,7 @@ class _Guarded:
         try:
             return self._work(task)
         except SextonError as error:
-            return _Failed(type(error), str(error))
+            return _Failed(type(error), str(error), vars(error))
 
 
 class SparkJobs:

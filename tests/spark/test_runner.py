@@ -14,6 +14,7 @@ from logstore.reconciliation.jobs import BulkProgress, BulkSummary, ReadReferenc
 from spark.publication import Publication
 from spark.runner import JobRun, Main, SparkJobs
 from spark.session import WarmSession
+from workers.hosting.interceptors import to_application_error
 
 _JOB = ReadReferences(run_id="run-1")
 
@@ -51,8 +52,9 @@ def test_refusal_in_an_executor_is_raised_as_what_it_is(jobs: Callable[[Main], S
             raise InvalidInput("inventory", expected="a manifest", found="none")
         return task
 
-    with pytest.raises(InvalidInput, match=r"^inventory: expected a manifest, found 'none'$"):
+    with pytest.raises(InvalidInput, match=r"^inventory: expected a manifest, found 'none'$") as caught:
         jobs(lambda run, job: BulkSummary(counts={"n": len(run.spread("look", [1, 2], refuse))})).run(_JOB, _quiet)
+    assert to_application_error(caught.value).details == ({"field": "inventory"},)
     assert list((tmp_path / "bulk/run-1/attempts").iterdir()) == []
 
 
