@@ -120,11 +120,18 @@ def test_plan_passes_its_options_on(run: Run, asked: Asked, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     told = run("orphans", "plan", "--older-than", "5m", "--unsafe-age", "--inventory", "a.json")
     assert told.exit_code == 0, told.output
-    assert run("orphans", "plan", "--inventory", "s3://b/m.json", "--master", "spark://h:7077").exit_code == 0
+    assert run("orphans", "plan", "--inventory", "/b/m.json", "--master", "spark://h:7077").exit_code == 0
     first, second = asked.started
     assert (first["older_than_s"], first["unsafe_age"]) == (300, True)
     assert (first["inventories"], first["master"]) == ([str(tmp_path / "a.json")], "")
-    assert (second["inventories"], second["master"]) == (["s3://b/m.json"], "spark://h:7077")
+    assert (second["inventories"], second["master"]) == (["/b/m.json"], "spark://h:7077")
+
+
+@pytest.mark.parametrize("path", ["", "a/", "..", "s3://b/m.json"])
+def test_plan_with_an_inventory_that_is_no_path_starts_nothing(path: str, run: Run, asked: Asked) -> None:
+    """A URL is none: workers read files."""
+    assert run("orphans", "plan", "--inventory", path).exit_code == 2
+    assert asked.started == []
 
 
 @pytest.mark.parametrize(("age", "code"), [("30m", 3), ("0s", 3), ("-1s", 2), ("tomorrow", 2)])

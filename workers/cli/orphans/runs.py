@@ -82,7 +82,7 @@ _PLAN = "plan-8c1d5f0e9a3b"
     examples=[
         "sexton orphans plan",
         "sexton orphans plan --older-than 3d --json",
-        "sexton orphans plan --inventory s3://inventories/2026-11-20/manifest.json --no-wait",
+        "sexton orphans plan --inventory /inventories/2026-11-20/manifest.json --no-wait",
     ],
 )
 def plan(
@@ -122,9 +122,10 @@ def _seen_by_workers(path: str) -> str:
         or not path.isprintable()
         or Path(path).name in {"", "."}
         or path.endswith(("/", ".."))
+        or "://" in path
     ):
-        raise InvalidInput("inventory", expected="the path of a manifest", found=path)
-    return path if "://" in path else str(Path(path).absolute())
+        raise InvalidInput("inventory", expected="the path of a manifest, in a folder that workers see", found=path)
+    return str(Path(path).absolute())
 
 
 def _planned(result: Any, workflow_id: str) -> Answer:  # noqa: ANN401 - the workflow's own type
