@@ -1,8 +1,5 @@
 """`orphans report`: the findings of a plan as rows or as a page, and what became of each."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,15 +10,12 @@ from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import command
 from workers.cli.context import CommandContext
+from workers.cli.orphans.reported import Reported
 from workers.cli.orphans.runs import RunId, orphans
 from workers.cli.output import Answer, note
-from workers.cli.texts import topic_shown
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Reconciliation
-    from logstore.reconciliation.files import Ended, FindingFiles
-    from logstore.reconciliation.findings import Finding
-    from logstore.reconciliation.results import PlanResult
 
 Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many rows.")]
@@ -29,29 +23,6 @@ Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write one page with charts there; it needs no other file.")
 ]
 _PLAN = "plan-8c1d5f0e9a3b"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """A finished plan, with what became of its findings."""
-
-    run_id: str
-    result: "PlanResult"
-    files: "FindingFiles"
-    fates: Path | None  # folder of what apply did; None: it was not applied
-
-    def rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
-        """Findings with their fates, a page in memory at a time."""
-        for page in range(self.files.pages):
-            ended = self._ended(page)
-            for number, finding in self.files.page(page).items():
-                if kind in {None, finding.kind}:
-                    yield _row(number, finding, ended.get(number))
-
-    def _ended(self, page: int) -> "dict[int, Ended]":
-        from logstore.reconciliation.files import FateFiles  # noqa: PLC0415 - start-up time
-
-        return (FateFiles(self.fates).page(page) or {}) if self.fates else {}
 
 
 @command(
@@ -120,28 +91,3 @@ def _page(found: Reported, kind: FindingKind | None, limit: int, html: str) -> A
         raise InvalidInput("html", expected="a file in a folder that exists", found=html)
     rows = write_page(found, path, kind=kind, limit=limit)
     return Answer(document={"run_id": found.run_id, "html": str(path), "findings": rows})
-
-
-def _row(number: int, finding: "Finding", ended: "Ended | None") -> dict[str, object]:
-    return {
-        "id": number,
-        "kind": finding.kind.value,
-        "topic": topic_shown(finding.topic) if finding.topic else "",
-        "ledger_id": None if finding.ledger_id is None else int(finding.ledger_id),
-        "copy": finding.copy,
-        "bucket": finding.bucket,
-        "key": finding.key,
-        "uuid": finding.uuid,
-        "row_id": finding.row_id,
-        "objects": finding.objects,
-        "size_bytes": finding.size_bytes,
-        "newest": _time(finding.newest_us),
-        "statement": dict(finding.statement),
-        "detail": finding.detail,
-        "fate": ended.fate.value if ended else None,
-        "reason": ended.reason if ended else None,
-    }
-
-
-def _time(micros: int | None) -> str | None:
-    return None if micros is None else f"{datetime.fromtimestamp(micros / 1e6, UTC):%Y-%m-%dT%H:%M:%SZ}"
