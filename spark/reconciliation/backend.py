@@ -5,10 +5,10 @@ from functools import partial
 
 from spark.reconciliation.candidates import compare_sides
 from spark.reconciliation.listing import list_storage
-from spark.reconciliation.places import NativePlaces
 from spark.reconciliation.references import read_references
 from spark.reconciliation.verify import verify_findings
 from spark.runner import Main
+from spark.sources.objects import NativePlaces
 
 
 def native_mains(places: NativePlaces) -> Mapping[str, Main]:

@@ -18,9 +18,9 @@ from logstore.reconciliation.rules import AGE_FLOOR_S
 from logstore.whole_files import replacing
 from spark.reconciliation.compare import compare, strange
 from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, OBJECTS, TIERED_OBJECTS, drawn, read
-from spark.reconciliation.places import NativePlaces
 from spark.reconciliation.sides import Group, Ids, Limits
 from spark.runner import JobRun
+from spark.sources.objects import NativePlaces
 
 _ELSEWHERE: Final = "elsewhere"
 _STRANGE: Final = -1  # in the place of a group: objects that are of no ledger

@@ -68,7 +68,6 @@ LEDGERS: Final = pa.schema(
 COPIES: Final = pa.schema(
     [
         ("ledger_id", pa.int64()),
-        ("list_id", pa.int64()),
         ("bucket", pa.string()),
         ("endpoint", pa.string()),
         ("uuid", pa.string()),
@@ -86,7 +85,6 @@ INTENTS: Final = pa.schema(
         ("copy", pa.string()),
         ("uuid", pa.string()),
         ("state", pa.string()),
-        ("outcome", pa.string()),
         ("stalled", pa.bool_()),
         ("topic", pa.string()),
         ("size_bytes", pa.int64()),

@@ -17,7 +17,6 @@ from logstore.errors import InvalidInput
 from logstore.identity.markers import MARKER_KEY
 from logstore.reconciliation.jobs import BulkSummary, ListStorage
 from spark.reconciliation.facts import OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG, GroupFiles, groups_for, put
-from spark.reconciliation.places import NativePlaces
 from spark.reconciliation.references import bounds
 from spark.runner import JobRun
 from spark.sources.inventory import Inventory, InventoryPart, check_part, parts, read_manifest, read_part
@@ -26,6 +25,7 @@ from spark.sources.objects import (
     SHARDS,
     TIERED_RANGES,
     KeyRange,
+    NativePlaces,
     StoreAddress,
     batches,
     beside_shards,
@@ -85,7 +85,6 @@ def list_storage(places: NativePlaces, run: JobRun, job: ListStorage) -> BulkSum
         [_Task(len(tasks) + at, address, (KeyRange(),)) for at, address in enumerate(places.tiered)],
         partial(_list_uploads, folder=run.folder, groups=groups),
     )
-    times = {bucket: found.created_us for bucket, found in inventories.items()}
     return BulkSummary(
         counts={
             "objects": sum(one.objects for one in counts),
@@ -93,8 +92,7 @@ def list_storage(places: NativePlaces, run: JobRun, job: ListStorage) -> BulkSum
             "uploads": sum(uploads),
             "groups": groups,
         },
-        facts={"inventory_us": str(min(times.values(), default=""))}
-        | {f"inventory:{name}": str(at) for name, at in times.items()},
+        facts={"inventory_us": str(min((one.created_us for one in inventories.values()), default=""))},
     )
 
 

@@ -19,8 +19,8 @@ from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId
 from logstore.reconciliation.jobs import BulkSummary, ReadReferences
 from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, GroupFiles, put, read
-from spark.reconciliation.places import NativePlaces
 from spark.runner import JobRun
+from spark.sources.objects import NativePlaces
 
 _ROWS: Final = 500_000  # ids of a task
 _MOST_TASKS: Final = 2_000
@@ -77,9 +77,8 @@ def read_references(places: NativePlaces, run: JobRun, job: ReadReferences) -> B
         "ledgers": sum(one[0] for one in read_ledgers),
         "copies": sum(one[1] for one in read_ledgers),
         "intents": sum(intents),
-        "last_ledger": before["last_ledger"],
     }
-    return BulkSummary(counts=counts, facts={"read_us": str(before["now_us"])})
+    return BulkSummary(counts=counts)
 
 
 def bounds(run: JobRun, database_url: str) -> dict[str, int]:

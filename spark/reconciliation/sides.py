@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from logstore.log.ledgers import CopyKind
 from logstore.reconciliation.files import SCHEMA
 from logstore.reconciliation.findings import FindingKind
+from spark.reconciliation.facts import LEDGERS
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -88,10 +89,9 @@ def _once(ledger: Ids, number: Any, digest: Any, size: Ids, modified: Ids) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of ledgers, ascending."""
+    """Rows of ledgers, ascending; in the order of `LEDGERS`."""
 
     ids: Ids
-    list_id: Ids
     digest: npt.NDArray[np.uint64]
     creating: Mask
     primary: npt.NDArray[np.int8]
@@ -104,10 +104,7 @@ class Rows:
     @staticmethod
     def of(table: pa.Table) -> "Rows":
         """Rows in the schema `LEDGERS`, in any order."""
-        names = (
-            "ledger_id", "list_id", "digest", "creating", "primary",
-            "referenced", "segments", "last_segment", "size_bytes", "created_us",
-        )  # fmt: skip
+        names = [name for name in LEDGERS.names if name != "list_id"]
         columns = [table[name].to_numpy() for name in names]
         order = np.argsort(columns[0])
         return Rows(*(column[order] for column in columns))

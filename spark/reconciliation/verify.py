@@ -23,7 +23,7 @@ from logstore.ports.objects import ObjectStore
 from logstore.reconciliation.files import PAGE, SCHEMA, FindingFiles, as_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
-from logstore.reconciliation.judgement import (
+from logstore.reconciliation.services.judgement import (
     GONE,
     OTHER_APPLICATION,
     UNSTATED,
@@ -35,8 +35,8 @@ from logstore.reconciliation.judgement import (
 )
 from logstore.reconciliation.services.orphans import is_copy, is_object
 from logstore.whole_files import replacing
-from spark.reconciliation.places import NativePlaces
 from spark.runner import JobRun
+from spark.sources.objects import NativePlaces
 
 _ASKING: Final = 16  # requests at once in a task
 _PAGES: Final = 8  # of candidates, in a task
@@ -47,12 +47,6 @@ _KIND = FindingKind
 class _Task:
     number: int
     pages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    findings: Counter[str]
-    sizes: Counter[str]
 
 
 def verify_findings(places: NativePlaces, run: JobRun, job: VerifyFindings) -> BulkSummary:
@@ -66,14 +60,12 @@ def verify_findings(places: NativePlaces, run: JobRun, job: VerifyFindings) -> B
     tasks = [_Task(number, tuple(pages[at : at + _PAGES])) for number, at in enumerate(range(0, len(pages), _PAGES))]
     work = partial(_verify, candidates=folder, folder=run.folder, places=places, before_us=job.before_us)
     counts = run.spread("ask storage and catalog again", tasks, work)
-    findings = {kind.value: sum(one.findings[kind.value] for one in counts) for kind in FindingKind}
-    sizes = {f"bytes:{kind.value}": sum(one.sizes[kind.value] for one in counts) for kind in FindingKind}
-    return BulkSummary(counts=findings | sizes)
+    return BulkSummary(counts={kind.value: sum(one[kind.value] for one in counts) for kind in FindingKind})
 
 
-def _verify(task: _Task, *, candidates: Path, folder: Path, places: NativePlaces, before_us: int) -> _Counts:
+def _verify(task: _Task, *, candidates: Path, folder: Path, places: NativePlaces, before_us: int) -> Counter[str]:
     """In an executor: some pages of candidates into one file of findings. A task may run twice at once."""
-    files, counts = FindingFiles(candidates), _Counts(Counter(), Counter())
+    files, counts = FindingFiles(candidates), Counter[str]()
     stores = {address.bucket: address.store() for address in places.stores}
     with (
         replacing(folder / f"findings-{task.number:06d}.parquet") as new,
@@ -82,9 +74,7 @@ def _verify(task: _Task, *, candidates: Path, folder: Path, places: NativePlaces
     ):
         for number in task.pages:
             found = verified(list(files.page(number).values()), stores, catalog, before_us, places.application)
-            for one in found:
-                counts.findings[one.kind.value] += 1
-                counts.sizes[one.kind.value] += one.size_bytes
+            counts.update(one.kind.value for one in found)
             if found:
                 writer.write_table(as_table(found), row_group_size=PAGE)
     return counts

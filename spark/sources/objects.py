@@ -46,6 +46,25 @@ def _connected(address: StoreAddress) -> S3ObjectStore:
     return S3ObjectStore(make_client(address.endpoint or None, address.region, *keys, pool_size=64), address.bucket)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePlaces:
+    """What tasks need to reach the catalog and its buckets; it travels within them."""
+
+    database_url: str = field(repr=False)
+    primary: StoreAddress
+    tiered: tuple[StoreAddress, ...]  # every bucket that carries this catalog's marker, at the configured store
+    application: str
+
+    @property
+    def stores(self) -> tuple[StoreAddress, ...]:
+        """All buckets."""
+        return (self.primary, *self.tiered)
+
+    def at(self, bucket: str) -> StoreAddress:
+        """A bucket by its name."""
+        return next(one for one in self.stores if one.bucket == bucket)
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRange:
     """Keys that begin with `prefix`, sort after `after` and before `before`; empty: no such bound."""

@@ -36,8 +36,16 @@ from logstore.log.entries import schema as entry_schema
 from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId
-from spark.reconciliation.places import NativePlaces
-from spark.sources.objects import LISTED, SHARDS, TIERED_RANGES, KeyRange, StoreAddress, batches, shard_range
+from spark.sources.objects import (
+    LISTED,
+    SHARDS,
+    TIERED_RANGES,
+    KeyRange,
+    NativePlaces,
+    StoreAddress,
+    batches,
+    shard_range,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

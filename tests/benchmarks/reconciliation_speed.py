@@ -35,11 +35,10 @@ from logstore.reconciliation.jobs import BulkJob, BulkSummary, CompareSides, Lis
 from spark.publication import Publication
 from spark.reconciliation.candidates import compare_sides
 from spark.reconciliation.listing import list_storage
-from spark.reconciliation.places import NativePlaces
 from spark.reconciliation.references import read_references
 from spark.runner import SparkJobs
 from spark.session import SparkSettings, WarmSession
-from spark.sources.objects import StoreAddress
+from spark.sources.objects import NativePlaces, StoreAddress
 from tests.benchmarks.stage import Stage, make_ledgers, stage
 from workers.assembly.bulk import native_places
 from workers.settings import load_settings

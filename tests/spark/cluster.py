@@ -13,8 +13,7 @@ import psutil
 import pyspark
 
 from infra.stack.java import find_java
-from spark.reconciliation.places import NativePlaces
-from spark.sources.objects import StoreAddress
+from spark.sources.objects import NativePlaces, StoreAddress
 
 _SPARK_CLASS = Path(str(pyspark.__file__)).parent / "bin" / "spark-class"
 _ROOT = Path(__file__).parents[2]

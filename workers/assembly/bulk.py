@@ -10,8 +10,8 @@ from logstore.ports.bulk import BulkJobs
 from workers.settings import Settings
 
 if TYPE_CHECKING:
-    from spark.reconciliation.places import NativePlaces
     from spark.runner import Main
+    from spark.sources.objects import NativePlaces
 
 
 @contextmanager
@@ -35,8 +35,7 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
 
 def native_places(settings: Settings) -> "NativePlaces":
     """Where tasks of the native back end read: what the settings name."""
-    from spark.reconciliation.places import NativePlaces  # noqa: PLC0415 - start-up time
-    from spark.sources.objects import StoreAddress  # noqa: PLC0415
+    from spark.sources.objects import NativePlaces, StoreAddress  # noqa: PLC0415 - start-up time
 
     def address(role: Role, bucket: str) -> StoreAddress:
         keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()

@@ -92,19 +92,10 @@ def lists() -> Select[Any]:
 def tiered_copies(first: int, end: int) -> Select[Any]:
     """Each tiered copy of ledgers of these ids, with its context, kept as found, and what its ledger's row says.
 
-    One whose ledger has lost its row names its objects still: it is among them, without an application.
+    One whose ledger has lost its row names its objects still: it is among them, without a time and a size.
     """
     source = t.ledger_copy.outerjoin(t.ledger, _L.ledger_id == _C.ledger_id)
-    columns = (
-        _C.ledger_id,
-        _L.list_id,
-        _text(_L.application, "application"),
-        _L.created_us,
-        _C.state,
-        as_text(_C.context),
-        _L.size_bytes,
-        _L.segments,
-    )
+    columns = (_C.ledger_id, _L.created_us, _C.state, as_text(_C.context), _L.size_bytes)
     mine = (_C.kind == CopyKind.OFFLOADED_LEDGER.value, *_within(_C.ledger_id, first, end))
     return select(*columns).select_from(source).where(*mine).order_by(_C.ledger_id)
 
@@ -120,9 +111,7 @@ def intents(first: int, end: int) -> Select[Any]:
             _P.row_id,
             _P.ledger_id,
             _P.copy,
-            _P.generation,
             _P.state,
-            _text(_P.outcome, "outcome"),
             as_text(_P.context),
             _P.topic,
             _P.size_bytes,
@@ -204,7 +193,7 @@ def _among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger id
 
 
 def bounds() -> Select[Any]:
-    """One row: `first_ledger`, `last_ledger`, `ledgers` (rows), `first_row`, `last_row` of the intents, `now_us`.
+    """One row: `first_ledger`, `last_ledger`, `ledgers` (rows), and `first_row` and `last_row` of the intents.
 
     Of an empty table the first is 0 and the last -1.
     """
@@ -218,7 +207,6 @@ def bounds() -> Select[Any]:
         select(func.count()).select_from(t.ledger).scalar_subquery().label("ledgers"),
         end(func.min, _P.row_id, "0", "first_row"),
         end(func.max, _P.row_id, "-1", "last_row"),
-        _Clock().label("now_us"),
     )
 
 

@@ -9,7 +9,7 @@ from logstore.ports.catalog import OrphanCopy
 from logstore.ports.objects import Buckets, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.judgement import Doubt, Seen, doubt_upload, judge, look
+from logstore.reconciliation.services.judgement import Doubt, Seen, doubt_upload, judge, look
 
 ELSEWHERE: Final = "it stands in a bucket that the settings do not name"
 

@@ -25,11 +25,10 @@ from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import RunKind
 from logstore.ports.objects import DeleteReport
 from logstore.positions import LedgerId
-from logstore.reconciliation import judgement
 from logstore.reconciliation.files import FateFiles
 from logstore.reconciliation.findings import Fate, FindingKind
 from logstore.reconciliation.jobs import VerifyFindings
-from logstore.reconciliation.services import orphans
+from logstore.reconciliation.services import judgement, orphans
 from tests.activities.reconciliation.plans import BATCH, RUN, Plans
 from tests.activities.reconciliation.test_planning import REFUSAL
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -20,9 +20,8 @@ from logstore.offload.places import TieredPlace
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import OrphanCopy
 from logstore.positions import LedgerId, TopicId
-from logstore.reconciliation import judgement
 from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.services import orphans
+from logstore.reconciliation.services import judgement, orphans
 from logstore.reconciliation.services.orphans import StoredOrphans
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 

@@ -119,7 +119,7 @@ def _worlds(draw: st.DrawFn) -> World:
 
 
 def _intent(ledger_id: int, state: str, *, copy: str = "LEDGER", uuid: str = "", **more: Any) -> dict[str, Any]:
-    row = {"ledger_id": ledger_id, "row_id": ledger_id, "copy": copy, "uuid": uuid, "state": state, "outcome": ""}
+    row = {"ledger_id": ledger_id, "row_id": ledger_id, "copy": copy, "uuid": uuid, "state": state}
     return {**row, "stalled": False, "topic": "", "size_bytes": 0, "created_us": _OLD, **more}
 
 
@@ -213,7 +213,7 @@ def _tiered(uuid: str, part: str, at: int = _OLD) -> dict[str, Any]:
 
 
 def _copy(**more: Any) -> dict[str, Any]:
-    row = {"ledger_id": 3, "list_id": 1, "bucket": "t", "endpoint": "", "uuid": "u1", "state": "LIVE"}
+    row = {"ledger_id": 3, "bucket": "t", "endpoint": "", "uuid": "u1", "state": "LIVE"}
     return row | {"created_us": _OLD, "size_bytes": 4} | more
 
 

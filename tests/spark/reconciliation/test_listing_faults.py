@@ -15,10 +15,9 @@ from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.jobs import ListStorage
 from spark.publication import Publication
 from spark.reconciliation.backend import native_mains
-from spark.reconciliation.places import NativePlaces
 from spark.runner import SparkJobs
 from spark.session import WarmSession
-from spark.sources.objects import StoreAddress
+from spark.sources.objects import NativePlaces, StoreAddress
 from tests.infra.objects.peer import Answer, Request, fault, listing, scripted
 from tests.migrated import migrated
 from tests.spark.reconciliation import damage

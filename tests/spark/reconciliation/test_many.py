@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.reconciliation.files import PAGE, FindingFiles
+from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.jobs import BulkSummary, CompareSides, VerifyFindings
 from spark.publication import Publication
 from spark.reconciliation.backend import native_mains
 from spark.reconciliation.facts import STRANGE, put
-from spark.reconciliation.places import NativePlaces
 from spark.runner import JobRun, SparkJobs
 from spark.session import WarmSession
-from spark.sources.objects import StoreAddress
+from spark.sources.objects import NativePlaces, StoreAddress
 from tests.migrated import migrated
 
 _MANY = 100_000
@@ -58,7 +58,8 @@ def test_many_candidates_go_from_file_to_file_by_pages(
     candidates = jobs.run(compare, lambda _: None)
     findings = jobs.run(VerifyFindings(run_id="run-1", before_us=2), lambda _: None)
     assert (candidates.counts["candidates"], findings.counts["foreign"]) == (_MANY, _MANY)
-    assert findings.counts["bytes:foreign"] == sum(range(_MANY))
+    totals = FindingFiles(Path(findings.folder)).totals()
+    assert totals[FindingKind.FOREIGN] == (_MANY, sum(range(_MANY)))
     for done in (candidates, findings):
         for path in Path(done.folder).glob("*.parquet"):
             metadata = pq.read_metadata(path)
