@@ -30,7 +30,16 @@ from activities.reconciliation.values import (
 from logstore.errors import PreconditionFailed, StaleCatalog
 from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
-from logstore.ports.catalog import Cause, Detached, FiledCopy, Identities, OrphanCopy, Reconciliation, RunKind
+from logstore.ports.catalog import (
+    Cause,
+    Detached,
+    FiledCopy,
+    Identities,
+    OrphanCopy,
+    PageOfFindings,
+    Reconciliation,
+    RunKind,
+)
 from logstore.reconciliation import rules
 from logstore.reconciliation.files import Ended, FindingFiles
 from logstore.reconciliation.findings import Fate, Finding, FindingKind
@@ -154,14 +163,15 @@ class Applying:
             seen = self._look(found, request.before_us)
             with effect("reconciliation.keep_looked"):
                 looked = keep_looked(folder, request.page, seen)
-        filing = self._runs.file(
-            request.batch_id,
+        findings = PageOfFindings(
+            batch_id=request.batch_id,
             orphans=[one for one in looked.values() if isinstance(one, OrphanCopy)],
             unreferenced=_numbers(found, FindingKind.UNREFERENCED_LEDGER, lambda one: one.ledger_id),
             stalled=_numbers(found, FindingKind.STALLED_DELETION, lambda one: one.row_id),
             claim=batch_claim(request.batch_workflow_id),
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
+        filing = self._runs.file(findings)
         deletion_metrics.sent(filing.detached.filed)
         kept = {at: why for at, why in looked.items() if isinstance(why, str)} | dict(filing.kept)
         with effect("reconciliation.keep_copies"):

@@ -1,6 +1,6 @@
 """The catalog's side of a reconciliation without a catalog: runs, and what was filed, as a test says it went on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from logstore.ports.catalog import (
     Detached,
     FiledCopy,
     Filing,
-    OrphanCopy,
+    PageOfFindings,
     ReconciliationRun,
     RunKind,
     Standing,
@@ -32,7 +32,7 @@ class FakeRuns:
 
     def __init__(self) -> None:
         self.now_us = 1_750_000_000_000_000
-        self.standing_ = Standing(now_us=self.now_us, epoch=1, next_ledger_id=100, ledgers=40)
+        self.standing_ = Standing(now_us=self.now_us, epoch=1, next_ledger_id=100)
         self.counted = 4
         self.outcome: Outcome | None = Outcome.DELETED
         self.keeps: dict[int, str] = {}  # by finding's number, from `file` and `pass_over`
@@ -94,35 +94,28 @@ class FakeRuns:
         known = self._runs[run_id]
         known.run = replace(known.run, created_us=self.now_us - round(seconds * 1e6))
 
-    def file(
-        self,
-        batch_id: str,
-        *,
-        orphans: Sequence[OrphanCopy],
-        unreferenced: Mapping[int, LedgerId],
-        stalled: Mapping[int, int],
-        claim: Claim,
-        cause: Cause,
-    ) -> Filing:
+    def file(self, page: PageOfFindings) -> Filing:
         """See the port."""
-        if batch_id not in self.filings:
-            self.causes.append(cause)
-            numbers = [*(one.number for one in orphans), *unreferenced, *stalled]
+        if page.batch_id not in self.filings:
+            self.causes.append(page.cause)
+            numbers = [*(one.number for one in page.orphans), *page.unreferenced, *page.stalled]
             kept = {at: why for at, why in self.keeps.items() if at in numbers}
             rows = [
                 self._row(1, one.statement.ledger_id, one.copy, one.context)
-                for one in orphans
+                for one in page.orphans
                 if one.number not in kept
             ]
-            rows += [self._row(1, ledger, CopyKind.LEDGER, {}) for at, ledger in unreferenced.items() if at not in kept]
+            rows += [
+                self._row(1, ledger, CopyKind.LEDGER, {}) for at, ledger in page.unreferenced.items() if at not in kept
+            ]
             rows = [replace(row, row_id=at) for at, row in enumerate(rows, start=1_000)]
             rows += [
-                self._row(row, LedgerId(row), CopyKind.LEDGER, {}) for at, row in stalled.items() if at not in kept
+                self._row(row, LedgerId(row), CopyKind.LEDGER, {}) for at, row in page.stalled.items() if at not in kept
             ]
-            detached = Detached(batch_id=batch_id, ledgers=len(unreferenced), intents=len(rows))
-            self.filings[batch_id] = Filing(detached=detached, kept=kept)
-            self.rows[batch_id] = sorted(rows, key=lambda row: row.row_id)
-        return self.filings[batch_id]
+            detached = Detached(batch_id=page.batch_id, ledgers=len(page.unreferenced), intents=len(rows))
+            self.filings[page.batch_id] = Filing(detached=detached, kept=kept)
+            self.rows[page.batch_id] = sorted(rows, key=lambda row: row.row_id)
+        return self.filings[page.batch_id]
 
     def _row(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, context: Mapping[str, str]) -> FiledCopy:
         failed = self.outcome is None or not self.outcome.success

@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -32,45 +31,34 @@ from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.offload.contexts import as_text, context_or_none
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached
-from logstore.ports.catalog.reconciliation import Filing, OrphanCopy
+from logstore.ports.catalog import Detached
+from logstore.ports.catalog.reconciliation import Filing, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
 
 _P, _L, _C = t.pending_deletion.c, t.ledger.c, t.ledger_copy.c
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """What is asked for, by whom, under which name; the parts are those of `Reconciliation.file`."""
-
-    batch_id: str
-    orphans: Sequence[OrphanCopy]
-    unreferenced: Mapping[int, LedgerId]
-    stalled: Mapping[int, int]
-    claim: Claim
-    cause: Cause
-
-    @property
-    def request(self) -> str:
-        """What tells it from another use of its batch id."""
-        orphans = sorted((one.number, one.copy.value, one.statement.ledger_id, _uuid(one)) for one in self.orphans)
-        asked = [orphans, sorted(self.unreferenced.items()), sorted(self.stalled.items())]
-        return hashlib.sha256(f"findings/{json.dumps(asked)}".encode()).hexdigest()
+def _request(page: PageOfFindings) -> str:
+    """What tells it from another use of its batch id."""
+    orphans = sorted((one.number, one.copy.value, one.statement.ledger_id, _uuid(one)) for one in page.orphans)
+    asked = [orphans, sorted(page.unreferenced.items()), sorted(page.stalled.items())]
+    return hashlib.sha256(f"findings/{json.dumps(asked)}".encode()).hexdigest()
 
 
-def file_page(connection: Connection, page: Page, now_us: int) -> Filing:
+def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> Filing:
     """See `Reconciliation.file`."""
-    opened = NOTHING_YET | {"kept": {}, "request": page.request}
-    told = told_before(connection, page.batch_id, page.request)
+    request = _request(page)
+    opened = NOTHING_YET | {"kept": {}, "request": request}
+    told = told_before(connection, page.batch_id, request)
     if told is None and not begin_run(connection, page.batch_id, DELETES, opened, claim=page.claim, now_us=now_us):
-        told = told_before(connection, page.batch_id, page.request)  # by one that we have waited for
+        told = told_before(connection, page.batch_id, request)  # by one that we have waited for
     if told is not None:
         kept = {int(number): why for number, why in told.pop("kept").items()}
         return Filing(detached=Detached(batch_id=page.batch_id, **told), kept=kept)
-    return _file(connection, page, now_us)
+    return _file(connection, page, request, now_us)
 
 
-def _file(connection: Connection, page: Page, now_us: int) -> Filing:
+def _file(connection: Connection, page: PageOfFindings, request: str, now_us: int) -> Filing:
     known = connection.execute(select(t.catalog.c.next_ledger_id, t.catalog.c.epoch)).one()
     ids = {one.statement.ledger_id for one in page.orphans} | set(page.unreferenced.values())
     _lock(connection, ids)
@@ -85,7 +73,7 @@ def _file(connection: Connection, page: Page, now_us: int) -> Filing:
         filed=filed_by(connection, page.batch_id, now_us),
     )
     done = NOTHING_YET | {"ledgers": detached.ledgers, "intents": detached.intents}
-    tell_run(connection, page.batch_id, done | {"kept": kept, "request": page.request})
+    tell_run(connection, page.batch_id, done | {"kept": kept, "request": request})
     audit(
         connection,
         "file-findings",
@@ -109,7 +97,7 @@ def _lock(connection: Connection, ids: Iterable[int]) -> None:
     lock_lists(connection, among(connection, t.ledger_list.c.list_id, {row.list_id for row in rows}))
 
 
-def _file_orphans(connection: Connection, page: Page, known: Any, kept: dict[int, str], now_us: int) -> int:  # noqa: ANN401 - a row
+def _file_orphans(connection: Connection, page: PageOfFindings, known: Any, kept: dict[int, str], now_us: int) -> int:  # noqa: ANN401 - a row
     """Each that is an orphan still, with a generation above all that its ledger ever had; how many.
 
     The ids that were given out were read before the rows: one that is below them has its row by now, or had it. Copies
@@ -189,7 +177,7 @@ def _uuid(one: OrphanCopy) -> str:
     return one.context.get("uuid", "")
 
 
-def _row(one: OrphanCopy, page: Page, generation: int, now_us: int) -> dict[str, Any]:
+def _row(one: OrphanCopy, page: PageOfFindings, generation: int, now_us: int) -> dict[str, Any]:
     """What phase two has to know; storage's own word stands for that of the catalog, which has none."""
     statement, owner = one.statement, one.statement.owner
     return {
@@ -214,7 +202,7 @@ def _row(one: OrphanCopy, page: Page, generation: int, now_us: int) -> dict[str,
     }
 
 
-def _detach(connection: Connection, page: Page, kept: dict[int, str], now_us: int) -> tuple[int, int]:
+def _detach(connection: Connection, page: PageOfFindings, kept: dict[int, str], now_us: int) -> tuple[int, int]:
     """Ledgers that nothing names still leave the catalog; how many, and of how many copies."""
     ids = set(page.unreferenced.values())
     of_list = t.ledger.outerjoin(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
@@ -251,7 +239,7 @@ def _reason_to_stay(row: Any, by_row: Mapping[str, set[int]]) -> str | None:  # 
     return "something names it" if named else None
 
 
-def _take_up(connection: Connection, page: Page, kept: dict[int, str], now_us: int) -> int:
+def _take_up(connection: Connection, page: PageOfFindings, kept: dict[int, str], now_us: int) -> int:
     """Intents that nobody works on still join the batch; how many. They are locked first: see `move`."""
     asked = among(connection, _P.row_id, page.stalled.values())
     connection.execute(select(_P.row_id).where(asked).order_by(_P.row_id).with_for_update())

@@ -1,6 +1,6 @@
 """Plans and applies in the catalog, and what an apply changes there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.deletion.runs import begin_run, finish_run, forget_runs, held, renew_run, tell_run
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.reconciliation.filing import Page, file_page
+from infra.catalog.reconciliation.filing import file_page
 from infra.catalog.reconciliation.segments import pass_segments_over
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
@@ -18,7 +18,7 @@ from logstore.ports.catalog import Cause, Claim
 from logstore.ports.catalog.reconciliation import (
     FiledCopy,
     Filing,
-    OrphanCopy,
+    PageOfFindings,
     ReconciliationRun,
     RunKind,
     Standing,
@@ -38,9 +38,8 @@ class SqlReconciliation(OnDatabase):
 
         def work(connection: Connection) -> Standing:
             row = connection.execute(select(t.catalog.c.epoch, t.catalog.c.next_ledger_id)).one()
-            ledgers = connection.execute(select(func.count()).select_from(t.ledger)).scalar_one()
             now = self._db.now_us(connection)
-            return Standing(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id, ledgers=ledgers)
+            return Standing(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
 
         return self._db.read(work)
 
@@ -103,20 +102,8 @@ class SqlReconciliation(OnDatabase):
         with effect("catalog.forget_runs"):
             return self._db.write(work)
 
-    def file(
-        self,
-        batch_id: str,
-        *,
-        orphans: Sequence[OrphanCopy],
-        unreferenced: Mapping[int, LedgerId],
-        stalled: Mapping[int, int],
-        claim: Claim,
-        cause: Cause,
-    ) -> Filing:
+    def file(self, page: PageOfFindings) -> Filing:
         """See `Reconciliation.file`."""
-        page = Page(
-            batch_id=batch_id, orphans=orphans, unreferenced=unreferenced, stalled=stalled, claim=claim, cause=cause
-        )
         with effect("catalog.file_findings"):
             return self._db.write(lambda connection: file_page(connection, page, self._db.now_us(connection)))
 

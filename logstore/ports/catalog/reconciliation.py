@@ -18,7 +18,6 @@ class Standing:
     now_us: int  # its own clock
     epoch: int
     next_ledger_id: int  # no ledger of this catalog has this id or a higher one
-    ledgers: int  # rows
 
 
 class RunKind(StrEnum):
@@ -48,6 +47,18 @@ class OrphanCopy:
     statement: LedgerStatement  # as storage itself says, read just before
     context: Mapping[str, str] = field(default_factory=dict)  # where a tiered copy stands, with its uuid
     size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOfFindings:
+    """Findings of one page that phase two is to end, and who wants it."""
+
+    batch_id: str  # of the batch of phase two, which `claim` holds
+    orphans: Sequence[OrphanCopy]
+    unreferenced: Mapping[int, LedgerId]  # finding's number → ledger
+    stalled: Mapping[int, int]  # finding's number → `row_id`
+    claim: Claim  # of the workflow that does phase two
+    cause: Cause  # who applies, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +124,7 @@ class Reconciliation(Protocol):
         Who dies before the output of these runs is removed leaves files that are of no run: a plan removes those too.
         """
 
-    def file(
-        self,
-        batch_id: str,
-        *,
-        orphans: Sequence[OrphanCopy],
-        unreferenced: Mapping[int, LedgerId],
-        stalled: Mapping[int, int],
-        claim: Claim,
-        cause: Cause,
-    ) -> Filing:
+    def file(self, page: PageOfFindings) -> Filing:
         """File a page of findings for phase two in one transaction, each looked at again under its locks.
 
         An orphan: kept if a ledger's row names this very copy (for a tiered one: its uuid), if an intent for it is
@@ -130,14 +132,6 @@ class Reconciliation(Protocol):
         intent that had ended is not opened again, another generation is filed. An unreferenced ledger: kept if it is
         referenced now, is CREATING, is gone, or has lost the rows by which it is filed; else it leaves the catalog, as
         phase one detaches. A stalled deletion: kept if it is not stalled any more. One row in the audit log.
-
-        Args:
-            batch_id: Of the batch of phase two, which `claim` holds.
-            orphans: Copies in storage.
-            unreferenced: Finding's number → ledger.
-            stalled: Finding's number → `row_id`.
-            claim: Of the workflow that does phase two.
-            cause: Who applies, and why.
 
         Idempotency: keyed by `batch_id`; a repeated call returns what the first one did.
 

@@ -61,7 +61,7 @@ def test_plan_that_does_not_exist_or_did_not_finish_is_refused(plans: Plans) -> 
 def test_plan_of_another_catalog_or_epoch_is_refused(plans: Plans) -> None:
     """What it says is not of these rows."""
     plans.plan()
-    plans.runs.standing_ = type(plans.runs.standing_)(now_us=1, epoch=2, next_ledger_id=1, ledgers=0)
+    plans.runs.standing_ = type(plans.runs.standing_)(now_us=1, epoch=2, next_ledger_id=1)
     with pytest.raises(StaleCatalog):
         plans.begin_apply()
     plans.identities.id = "another"

@@ -1,6 +1,6 @@
 """Reconciliation's part of the catalog in memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from logstore.ports.catalog.reconciliation import (
     FiledCopy,
     Filing,
     OrphanCopy,
+    PageOfFindings,
     ReconciliationRun,
     RunKind,
     Standing,
@@ -35,7 +36,6 @@ class FakeReconciliation(Batches):
                 now_us=catalog.now_us,
                 epoch=catalog.current_epoch,
                 next_ledger_id=catalog.next_ledger,
-                ledgers=len(catalog.ledger_rows),
             )
 
     def count_ledgers(self, *, below: int) -> int:
@@ -115,39 +115,30 @@ class FakeReconciliation(Batches):
             summary=run.summary,
         )
 
-    def file(
-        self,
-        batch_id: str,
-        *,
-        orphans: Sequence[OrphanCopy],
-        unreferenced: Mapping[int, LedgerId],
-        stalled: Mapping[int, int],
-        claim: Claim,
-        cause: Cause,
-    ) -> Filing:
-        named = frozenset((one.number, one.copy, one.statement.ledger_id, _uuid(one)) for one in orphans)
-        request = ("findings", named, frozenset(unreferenced.items()), frozenset(stalled.items()))
+    def file(self, page: PageOfFindings) -> Filing:
+        named = frozenset((one.number, one.copy, one.statement.ledger_id, _uuid(one)) for one in page.orphans)
+        request = ("findings", named, frozenset(page.unreferenced.items()), frozenset(page.stalled.items()))
         with effect("catalog.file_findings"), self._catalog.lock:
-            earlier = self.earlier(batch_id, request)
+            earlier = self.earlier(page.batch_id, request)
             if earlier:
                 return Filing(detached=earlier.detached, kept=earlier.kept)
             before, kept = set(self._catalog.intent_rows), dict[int, str]()
-            for one in orphans:
+            for one in page.orphans:
                 if why := self._why_kept(one):
                     kept[one.number] = f"ledger {one.statement.ledger_id}: {why}"
                 else:
-                    self._file_orphan(one, batch_id)
+                    self._file_orphan(one, page.batch_id)
             filed = set(self._catalog.intent_rows) - before
-            gone = self._detach(batch_id, unreferenced, kept)
+            gone = self._detach(page.batch_id, page.unreferenced, kept)
             copies = len(set(self._catalog.intent_rows) - before - filed)
-            self._catalog.phase_one.decide(before, cause)
+            self._catalog.phase_one.decide(before, page.cause)
             new = self._catalog.phase_one.filed_since(before)
-            taken = self._take_up(batch_id, stalled, kept)
-            done = Detached(batch_id=batch_id, ledgers=gone, intents=len(filed) + copies + taken)
-            self.open_batch(done, claim, request)
-            self._catalog.runs[batch_id].kept = kept
+            taken = self._take_up(page.batch_id, page.stalled, kept)
+            done = Detached(batch_id=page.batch_id, ledgers=gone, intents=len(filed) + copies + taken)
+            self.open_batch(done, page.claim, request)
+            self._catalog.runs[page.batch_id].kept = kept
             detail = {"orphans": len(filed), "unreferenced": gone, "stalled": taken, "kept": len(kept)}
-            self._catalog.audit("file-findings", cause, detail, run_id=batch_id)
+            self._catalog.audit("file-findings", page.cause, detail, run_id=page.batch_id)
             return Filing(detached=replace(done, filed=new), kept=kept)
 
     def _why_kept(self, one: OrphanCopy) -> str | None:

@@ -106,7 +106,7 @@ async def plan(house: House, **more: Any) -> Plan:
 
 async def planned(house: House) -> ReconcileOrphansResult:
     """The result of a plan, by a worker of its own."""
-    house.world.bulk.compared["ledgers"] = max(1, house.world.catalog.reconciliation.standing().ledgers)
+    house.world.bulk.compared["ledgers"] = max(1, house.world.catalog.reconciliation.count_ledgers(below=2**62))
     async with house.worker():
         return await (await plan(house)).result()
 

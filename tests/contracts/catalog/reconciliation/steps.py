@@ -7,7 +7,7 @@ from logstore.deletion.intents import DeletionIntent
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Topic
-from logstore.ports.catalog.reconciliation import Filing, OrphanCopy
+from logstore.ports.catalog.reconciliation import Filing, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
 from tests.contracts.catalog.world import CAUSE, World, claim
 
@@ -42,9 +42,15 @@ def file(
     stalled: Mapping[int, int] | None = None,
 ) -> Filing:
     """One page of findings, for a workflow of its own."""
-    return world.catalog.reconciliation.file(
-        batch_id, orphans=orphans, unreferenced=unreferenced or {}, stalled=stalled or {}, claim=claim(), cause=CAUSE
+    page = PageOfFindings(
+        batch_id=batch_id,
+        orphans=orphans,
+        unreferenced=unreferenced or {},
+        stalled=stalled or {},
+        claim=claim(),
+        cause=CAUSE,
     )
+    return world.catalog.reconciliation.file(page)
 
 
 def pass_over(world: World, *segments: tuple[int, int]) -> Mapping[int, str]:

@@ -29,7 +29,7 @@ def test_standing_tells_the_catalog_as_a_whole(world: World) -> None:
     born = newborn(world, topic.topic_id)
     world.detach(topic.topic_id, ids[:1])
     found = world.catalog.reconciliation.standing()
-    assert (found.epoch, found.next_ledger_id, found.ledgers) == (1, born + 1, 3)
+    assert (found.epoch, found.next_ledger_id) == (1, born + 1)
     assert abs(found.now_us - world.catalog.offloads.now_us()) < 60_000_000
     counted = [world.catalog.reconciliation.count_ledgers(below=one) for one in (ids[1], ids[2], born, born + 1)]
     assert counted == [0, 1, 2, 3]
