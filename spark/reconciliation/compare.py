@@ -101,20 +101,39 @@ def _left_over(stored: Stored, which: Mask, intents: Intents, limits: Limits) ->
     )
 
 
-def _ledgers(kind: FindingKind, stored: Stored, which: Mask, limits: Limits, detail: str) -> pa.Table:
-    ids = stored.ids[which]
+def _primary(
+    kind: FindingKind, ledgers: Ids, keys: Sequence[str], limits: Limits, detail: str, **columns: Ids
+) -> pa.Table:
+    """Findings of the primary bucket, one for each ledger and key; `columns` are more of them, as arrays."""
     return findings(
         kind,
-        len(ids),
-        ledger_id=pa.array(ids),
+        len(keys),
+        ledger_id=pa.array(ledgers),
         copy=PRIMARY,
         bucket=limits.bucket,
-        key=[ledger_prefix(LedgerId(one)) for one in ids.tolist()],
-        objects=pa.array(stored.objects[which]),
-        size_bytes=pa.array(stored.total[which]),
-        newest_us=pa.array(stored.newest[which]),
+        key=list(keys),
         detail=detail,
+        **{name: pa.array(values) for name, values in columns.items()},
     )
+
+
+def _prefixes(ledgers: Ids) -> list[str]:
+    return [ledger_prefix(LedgerId(one)) for one in ledgers.tolist()]
+
+
+def _meta_keys(ledgers: Ids, digests: npt.NDArray[np.uint64]) -> list[str]:
+    pairs = zip(_prefixes(ledgers), digests.tolist(), strict=True)
+    return [f"{prefix}{digest:016x}.meta.json" for prefix, digest in pairs]
+
+
+def _segment_keys(ledgers: Ids, numbers: Any) -> list[str]:  # noqa: ANN401 - of numpy
+    return [segment_key(LedgerId(one), n) for one, n in zip(ledgers.tolist(), numbers.tolist(), strict=True)]
+
+
+def _ledgers(kind: FindingKind, stored: Stored, which: Mask, limits: Limits, detail: str) -> pa.Table:
+    ids, newest = stored.ids[which], stored.newest[which]
+    sums = {"objects": stored.objects[which], "size_bytes": stored.total[which], "newest_us": newest}
+    return _primary(kind, ids, _prefixes(ids), limits, detail, **sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,27 +159,17 @@ class _Held:
         has_own = np.logical_or.reduceat(ours, s.start)
         lost = self.which & ~has_own & ~rows.creating[self.at] & (rows.created_us[self.at] < limits.rows_before_us)
         lost &= (rows.primary[self.at] == _LIVE) & (rows.digest[self.at] != 0)
-        keys = [
-            f"{ledger_prefix(LedgerId(ledger))}{digest:016x}.meta.json"
-            for ledger, digest in zip(s.ledger[other].tolist(), s.digest[other].tolist(), strict=True)
+        keys = _meta_keys(s.ledger[other], s.digest[other])
+        mine = _meta_keys(s.ids[lost], rows.digest[self.at[lost]])
+        return [
+            self._objects(FindingKind.MISMATCH, other, keys, "the statement names another owner than the row"),
+            _primary(FindingKind.MISSING_DATA, s.ids[lost], mine, limits, "the ledger's own statement is absent"),
         ]
-        mismatch = self._objects(FindingKind.MISMATCH, other, keys, "the statement names another owner than the row")
-        return [mismatch, _meta_lost(s.ids[lost], rows.digest[self.at[lost]], limits)]
 
     def _objects(self, kind: FindingKind, which: Mask, keys: Sequence[str], detail: str) -> pa.Table:
-        s = self.stored
-        return findings(
-            kind,
-            len(keys),
-            ledger_id=pa.array(s.ledger[which]),
-            copy=PRIMARY,
-            bucket=self.limits.bucket,
-            key=list(keys),
-            objects=1,
-            size_bytes=pa.array(s.size[which]),
-            newest_us=pa.array(s.modified[which]),
-            detail=detail,
-        )
+        s, one = self.stored, np.ones(len(keys), np.int64)
+        facts = {"objects": one, "size_bytes": s.size[which], "newest_us": s.modified[which]}
+        return _primary(kind, s.ledger[which], keys, self.limits, detail, **facts)
 
     def segments(self, segments_of: SegmentsOf, *, skipped: Mask) -> list[pa.Table]:
         """Segments compared one by one, of those ledgers alone whose number or size differs from the row's sums."""
@@ -205,55 +214,20 @@ class _Held:
             found.append(self._objects(kind, which, _segment_keys(s.ledger[which], s.number[which]), detail))
         _, there = find(np.sort(objects), wanted)
         lost = ~there & old[wanted // _NUMBERS] if len(wanted) else ~there
-        absent = ids[wanted[lost] // _NUMBERS]
-        return [*found, _segments_lost(absent, wanted[lost] % _NUMBERS, wanted_size[lost], limits)]
-
-
-def _segment_keys(ledgers: Ids, numbers: Any) -> list[str]:  # noqa: ANN401 - of numpy
-    return [segment_key(LedgerId(one), n) for one, n in zip(ledgers.tolist(), numbers.tolist(), strict=True)]
-
-
-def _segments_lost(ledgers: Ids, numbers: Ids, sizes: Ids, limits: Limits) -> pa.Table:
-    return findings(
-        FindingKind.MISSING_DATA,
-        len(ledgers),
-        ledger_id=pa.array(ledgers),
-        copy=PRIMARY,
-        bucket=limits.bucket,
-        key=_segment_keys(ledgers, numbers),
-        size_bytes=pa.array(sizes),
-        detail="the segment's row names an object that is absent",
-    )
-
-
-def _meta_lost(ledgers: Ids, digests: npt.NDArray[np.uint64], limits: Limits) -> pa.Table:
-    pairs = zip(ledgers.tolist(), digests.tolist(), strict=True)
-    return findings(
-        FindingKind.MISSING_DATA,
-        len(ledgers),
-        ledger_id=pa.array(ledgers),
-        copy=PRIMARY,
-        bucket=limits.bucket,
-        key=[f"{ledger_prefix(LedgerId(one))}{digest:016x}.meta.json" for one, digest in pairs],
-        detail="the ledger's own statement is absent",
-    )
+        absent, detail = ids[wanted[lost] // _NUMBERS], "the segment's row names an object that is absent"
+        keys = _segment_keys(absent, wanted[lost] % _NUMBERS)
+        return [
+            *found,
+            _primary(FindingKind.MISSING_DATA, absent, keys, limits, detail, size_bytes=wanted_size[lost]),
+        ]
 
 
 def _absent(stored: Stored, rows: Rows, limits: Limits, *, skipped: Mask) -> pa.Table:
     """Live ledgers of which the listing shows nothing."""
     _, there = find(stored.ids, rows.ids)
     lost = ~there & ~rows.creating & (rows.primary == _LIVE) & (rows.created_us < limits.rows_before_us) & ~skipped
-    ids = rows.ids[lost]
-    return findings(
-        FindingKind.MISSING_DATA,
-        len(ids),
-        ledger_id=pa.array(ids),
-        copy=PRIMARY,
-        bucket=limits.bucket,
-        key=[ledger_prefix(LedgerId(one)) for one in ids.tolist()],
-        size_bytes=pa.array(rows.size[lost]),
-        detail="nothing of the ledger is in storage",
-    )
+    ids, detail = rows.ids[lost], "nothing of the ledger is in storage"
+    return _primary(FindingKind.MISSING_DATA, ids, _prefixes(ids), limits, detail, size_bytes=rows.size[lost])
 
 
 def _unreferenced(rows: Rows, which: Mask) -> pa.Table:
