@@ -25,9 +25,8 @@ pytestmark = pytest.mark.timeout(900)  # with --all-faults many times as many ru
 _PAIRS = 4  # of interruptions, in each course
 _WRITES = 24  # one in so many is the last that a process makes
 _EVERY = 1_000  # hits of one point, with --all-faults
-_MET_ALONE = {f"catalog.{name}" for name in ("open_run", "close_run", "forget_runs", "file_findings", "pass_over")}
-_MET_ALONE |= {"bulk.publish"}
-"""Met by the contracts of `Reconciliation` and the tests of publication, until a course plans and applies."""
+_MET_ALONE = {"bulk.publish"}
+"""Met by the tests of publication: the courses have bulk jobs that publish without Spark."""
 _DONE_TWICE = {("after", "crash"), ("reported_failed", "fail")}
 
 
