@@ -50,10 +50,10 @@ from logstore.reconciliation.results import (
     PlanResult,
     apply_counts,
     apply_run_id,
-    plan_result,
     together,
 )
 from logstore.reconciliation.services.orphans import StoredOrphans, is_copy, is_object
+from logstore.reconciliation.services.runs import finished_plan
 from logstore.units import between_units
 
 _ASKING: Final = 8
@@ -112,16 +112,13 @@ class Applying:
 
     def _finished_plan(self, run_id: str) -> tuple[PlanResult, Mapping[str, Any]]:
         run = self._runs.run(run_id)
-        if run.kind is not RunKind.PLAN:
-            raise PreconditionFailed(f"run {run_id}: expected a plan, found the run of an {run.kind.value}")
-        if run.finished_us is None:
-            raise PreconditionFailed(f"plan {run_id}: expected one that finished, found no summary; plan again")
+        plan = finished_plan(run)
         catalog_id = self._identities.catalog_id()
         if run.summary["catalog_id"] != catalog_id:
             found = run.summary["catalog_id"]
             raise PreconditionFailed(f"plan {run_id}: expected one of catalog {catalog_id}, found one of {found}")
         self._require_epoch(int(run.summary["epoch"]), run_id)
-        return plan_result(run.summary), run.summary
+        return plan, run.summary
 
     def _require_epoch(self, planned: int, run_id: str) -> None:
         epoch = self._runs.standing().epoch

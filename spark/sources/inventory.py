@@ -51,7 +51,6 @@ class InventoryPart:
 class Inventory:
     """A checked manifest."""
 
-    manifest: str
     bucket: str
     created_us: int  # when it was begun, by the store's clock
     format: str
@@ -68,7 +67,6 @@ def read_manifest(path: Path) -> Inventory:
     try:
         told: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found = Inventory(
-            manifest=str(path),
             bucket=str(told["sourceBucket"]).removeprefix("arn:aws:s3:::"),
             created_us=int(told["creationTimestamp"]) * 1_000,
             format=str(told["fileFormat"]),

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from logstore.log.ledgers import meta_digest, segment_number
-
 Words = npt.NDArray[np.uint64]
 
 META: Final = -1
@@ -120,10 +118,3 @@ def _decimal(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
 
 def _word(text: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(text, "little"))
-
-
-def name_of(key: str) -> str:
-    """What an object under a ledger's prefix is, in a word."""
-    if segment_number(key) is not None:
-        return "segment"
-    return "statement" if meta_digest(key) else "object"

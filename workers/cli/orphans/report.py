@@ -49,14 +49,11 @@ def report(
 
 
 def _reported(runs: "Reconciliation", run_id: str) -> Reported:
-    from logstore.ports.catalog import RunKind  # noqa: PLC0415
     from logstore.reconciliation.files import FindingFiles  # noqa: PLC0415
-    from logstore.reconciliation.results import apply_run_id, plan_result  # noqa: PLC0415
+    from logstore.reconciliation.results import apply_run_id  # noqa: PLC0415
+    from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415
 
-    run = runs.run(run_id)
-    if run.kind is not RunKind.PLAN or run.finished_us is None:
-        raise PreconditionFailed(f"run {run_id}: expected a plan that finished, found no summary of one; plan again")
-    result = plan_result(run.summary)
+    result = finished_plan(runs.run(run_id))
     folder = Path(result.report)
     if not folder.is_dir():
         where = "run this where the folder of bulk output is, the setting bulk_dir"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.errors import InvalidInput
 from logstore.reconciliation import rules
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import command, group
@@ -190,14 +190,9 @@ def apply(
 
 def _preview(run: Any, max_orphan_share: float) -> Answer:  # noqa: ANN401 - the port's own type
     """What the plan would have applied, each after another look; guards refuse as they would."""
-    from logstore.ports.catalog import RunKind  # noqa: PLC0415
-    from logstore.reconciliation.results import plan_result  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415 - start-up time
 
-    if run.kind is not RunKind.PLAN or run.finished_us is None:
-        raise PreconditionFailed(
-            f"run {run.run_id}: expected a plan that finished, found no summary of one; plan again"
-        )
-    result = plan_result(run.summary)
+    result = finished_plan(run)
     rules.check_share(result.findings, result.ledgers, max_orphan_share)
     going = {kind.value: result.findings.get(kind.value, 0) for kind in FindingKind if kind.applied}
     sizes = {name: result.size_bytes.get(name, 0) for name in going}

@@ -1,0 +1,18 @@
+"""Runs of plans, as those judge them who show or apply one."""
+
+from logstore.errors import PreconditionFailed
+from logstore.ports.catalog import ReconciliationRun, RunKind
+from logstore.reconciliation.results import PlanResult, plan_result
+
+
+def finished_plan(run: ReconciliationRun) -> PlanResult:
+    """What a plan came to.
+
+    Raises:
+        PreconditionFailed: The run is an apply, or a plan that did not finish.
+    """
+    if run.kind is not RunKind.PLAN:
+        raise PreconditionFailed(f"run {run.run_id}: expected a plan, found the run of an {run.kind.value}")
+    if run.finished_us is None:
+        raise PreconditionFailed(f"plan {run.run_id}: expected one that finished, found no summary; plan again")
+    return plan_result(run.summary)
