@@ -34,8 +34,15 @@ class Shell:
 
     def run(self, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run one command."""
+        return self._ended([str(_SEXTON), *args], stdin)
+
+    def python(self, program: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of Python that is in the folder."""
+        return self._ended([sys.executable, program], "")
+
+    def _ended(self, command: list[str], stdin: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(_SEXTON), *args],
+            command,
             cwd=self.folder,
             env=self.environ,
             input=stdin,

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from tests.e2e.shell import Inside, Shell
+from tests.e2e.shell import ROOT, Inside, Shell
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(420)]
 
@@ -34,6 +34,7 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     assert shell.json("up", "--free-ports") == up, "what ran before runs on, and up is idempotent"
     _be_scheduled(inside)
     _use(shell)
+    _be_programmed(shell)
     _be_measured(inside)
     _be_refused(inside)
     _outgrow_and_describe(inside)
@@ -93,6 +94,17 @@ def _use(shell: Shell) -> None:
     assert _inflight(shell) == (0, 0)
     left = shell.json("topic", "read", _TOPIC, "--subscription", "billing")
     assert [entry["position"] for entry in left] == [second["first"]]
+
+
+def _be_programmed(shell: Shell) -> None:
+    """Each Python program of the README runs as it stands there; there is nothing left to trim."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    assert programs
+    for program in programs:
+        (shell.folder / "trim.py").write_text(program, encoding="utf-8")
+        done = shell.python("trim.py")
+        assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
 
 
 def _be_measured(shell: Shell) -> None:
