@@ -88,9 +88,13 @@ def _run_id(found: str) -> str | None:
 
 
 def _inventories(found: list[str]) -> str | None:
-    if len(found) <= _MOST_INVENTORIES and all(0 < len(one) <= _MOST_PATH and one.isprintable() for one in found):
+    if len(found) <= _MOST_INVENTORIES and all(map(_file, found)):
         return None
-    return f"at most {_MOST_INVENTORIES} paths of manifests"
+    return f"at most {_MOST_INVENTORIES} paths of manifests, files that the workers can read; no URL is one"
+
+
+def _file(path: str) -> bool:
+    return 0 < len(path) <= _MOST_PATH and path.isprintable() and "://" not in path
 
 
 def _master(found: str) -> str | None:

@@ -100,6 +100,10 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
     "reconcile-orphans age": ("older_than_s", _beyond(kind="reconcile-orphans", older_than_s=-1)),
     "reconcile-orphans queue": ("queue", _beyond(kind="reconcile-orphans", queue="nobody")),
     "reconcile-orphans inventories": ("inventories", _beyond(kind="reconcile-orphans", inventories=[""])),
+    "reconcile-orphans inventory at a URL": (
+        "inventories",
+        _beyond(kind="reconcile-orphans", inventories=["s3://b/manifest.json"]),
+    ),
     "reconcile-orphans master": ("master", _beyond(kind="reconcile-orphans", master=_ENDLESS)),
     "apply-orphans run": ("run_id", _beyond(kind="apply-orphans", run_id="")),
     "apply-orphans share": ("max_orphan_share", _beyond(kind="apply-orphans", max_orphan_share=1.5)),

@@ -127,11 +127,28 @@ def test_plan_passes_its_options_on(run: Run, asked: Asked, tmp_path: Path, monk
     assert (second["inventories"], second["master"]) == (["/b/m.json"], "spark://h:7077")
 
 
-@pytest.mark.parametrize("path", ["", "a/", "..", "s3://b/m.json"])
+@pytest.mark.parametrize("path", ["", "a/", ".."])
 def test_plan_with_an_inventory_that_is_no_path_starts_nothing(path: str, run: Run, asked: Asked) -> None:
-    """A URL is none: workers read files."""
+    """It is refused before anything begins."""
     assert run("orphans", "plan", "--inventory", path).exit_code == 2
     assert asked.started == []
+
+
+@pytest.mark.parametrize("url", ["s3://b/manifest.json", "file:///b/manifest.json", "https://b/manifest.json"])
+def test_inventory_at_a_url_starts_nothing(url: str, run: Run, asked: Asked) -> None:
+    """Workers open files: a plan that could not read its inventory would fail only after it had begun."""
+    error = document(run("orphans", "plan", "--inventory", url, "--json"), 2)["error"]
+    assert error["field"] == "inventory"
+    assert "that the workers can read" in error["message"]
+    assert asked.started == []
+
+
+def test_inventory_of_the_examples_is_taken(run: Run, asked: Asked) -> None:
+    """Each command line that the help shows can be typed."""
+    shown = re.findall(r"^ *sexton (orphans plan.*)$", run("orphans", "plan", "--help").stdout, re.MULTILINE)
+    assert len(shown) == 3
+    for line in shown:
+        assert run(*line.split()).exit_code == 0
 
 
 @pytest.mark.parametrize(("age", "code"), [("30m", 3), ("0s", 3), ("-1s", 2), ("tomorrow", 2)])

@@ -50,7 +50,12 @@ UnsafeAge = Annotated[
 ]
 Inventory = Annotated[
     list[str] | None,
-    typer.Option("--inventory", metavar="PATH", help="A manifest that stands in for listing a bucket; repeatable."),
+    typer.Option(
+        "--inventory",
+        metavar="PATH",
+        help="The manifest.json of an S3 Inventory, a file that the workers can read: it stands in for listing its"
+        " bucket. Repeatable.",
+    ),
 ]
 Master = Annotated[
     str | None,
@@ -82,7 +87,7 @@ _PLAN = "plan-8c1d5f0e9a3b"
     examples=[
         "sexton orphans plan",
         "sexton orphans plan --older-than 3d --json",
-        "sexton orphans plan --inventory /inventories/2026-11-20/manifest.json --no-wait",
+        "sexton orphans plan --inventory /srv/inventories/2026-11-20/manifest.json --no-wait",
     ],
 )
 def plan(
@@ -116,13 +121,15 @@ def plan(
 
 
 def _seen_by_workers(path: str) -> str:
-    """A path of this machine is made whole: workers have another working directory."""
+    """A path of this machine is made whole: workers have another working directory. They load no URL."""
+    if "://" in path:
+        expected = "the path of a manifest.json that the workers can read, its data files beside it, and no URL"
+        raise InvalidInput("inventory", expected=expected, found=path)
     if (
         not 0 < len(path.strip()) <= _LONGEST_PATH
         or not path.isprintable()
         or Path(path).name in {"", "."}
         or path.endswith(("/", ".."))
-        or "://" in path
     ):
         raise InvalidInput("inventory", expected="the path of a manifest, in a folder that workers see", found=path)
     return str(Path(path).absolute())
