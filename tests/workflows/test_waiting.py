@@ -19,11 +19,13 @@ from activities.deletion.values import RangesInput, RangesPage
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, assert_eventually
 from tests.workflows.offload.offloading import offload_all
+from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, planned
 from workers.client import Sexton
 from workers.client.waiting import JobStopped, _tree, result_of
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.offload.values import OffloadAsk
+from workflows.reconciliation.apply_orphans import ApplyOrphans
 
 pytestmark = pytest.mark.external_service
 
@@ -130,6 +132,19 @@ async def test_waiting_for_a_paused_batch_says_how_to_resume_it(house: House) ->
         await waits.hears(f"{handle.id} is paused", f"sexton deletion resume {handle.id}")
         await handle.execute_update(DeleteLedgers.resume)
         assert (await waits.task).outcomes == {"DELETED": 1}
+
+
+async def test_waiting_for_a_paused_apply_says_how_to_resume_it(house: House) -> None:
+    """Paused before its first page, so that nothing of it moves."""
+    orphan_ledgers(house, 1)
+    await planned(house)
+    handle = await apply(house)
+    pausing = asyncio.ensure_future(handle.execute_update(ApplyOrphans.pause))
+    async with house.worker(), waiting(house, handle) as waits:
+        await pausing
+        await waits.hears(f"{handle.id} is paused", f"sexton deletion resume {handle.id}")
+        await handle.execute_update(ApplyOrphans.resume)
+        assert (await waits.task).done.applied == {"orphan_ledger": 1}
 
 
 @pytest.mark.parametrize("done", ["terminated", "cancelled"])

@@ -55,6 +55,7 @@ _LEFT: Final = {
     RECONCILE_ORPHANS.name: "it has changed nothing; plan again",
     APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
 }
+_PAUSABLE: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name}
 _SWEPT: Final = "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
 
 
@@ -183,7 +184,7 @@ async def _reason(client: Client, look: _Look) -> str | None:
         return await _of_task(client, look)
     for one in look.found.pending_activities:
         return await _of_activity(client, look, one)
-    if look.kind == DELETE_LEDGERS.name and await _paused(client, look.id):
+    if look.kind in _PAUSABLE and await _paused(client, look.id):
         return f"{look.id} is paused; `sexton deletion resume {look.id}` lets it go on"
     return None
 
@@ -243,7 +244,7 @@ def _innermost(failure: Failure) -> str:
 
 
 async def _paused(client: Client, workflow_id: str) -> bool:
-    """Whether the batch is; one that does not answer is not known to be."""
+    """Whether the job is; one that does not answer is not known to be."""
     try:
         async with asyncio.timeout(_ANSWERED_WITHIN_S):
             found = await client.get_workflow_handle(workflow_id).query("progress")
