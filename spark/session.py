@@ -61,11 +61,13 @@ class WarmSession:
             self._end()
 
     def _end(self) -> None:
-        if self._session is not None and _lives(self._session):
+        """Java is the whole process's: a log that started none leaves that of another one alone."""
+        if self._session is None:
+            return
+        if _lives(self._session):
             self._session.stop()
         self._session = None
-        if "pyspark" in sys.modules:
-            _end_java()
+        _end_java()
 
 
 def _start(settings: SparkSettings) -> "SparkSession":
@@ -87,6 +89,7 @@ def _start(settings: SparkSettings) -> "SparkSession":
             warnings.simplefilter("ignore", FutureWarning)  # pandas 3 is too new for a part of pyspark not used here
             session = builder.getOrCreate()
     except (PySparkException, OSError, RuntimeError) as error:
+        _end_java()
         advice = "check SEXTON_SPARK_MASTER and that its machines can reach this one"
         raise ServiceFailed("spark", f"no session with {settings.master}: {error}", advice=advice) from error
     session.sparkContext.setLogLevel("ERROR")

@@ -34,3 +34,10 @@ def test_java_that_is_too_old_is_one_sentence(without_java: Path) -> None:
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     java.chmod(0o755)
     assert f"{java} is Java 11, and 17 or newer is needed" in _refused(without_java / "scratch")
+
+
+def test_log_that_is_closed_leaves_the_java_of_another_alone(warm: WarmSession, tmp_path: Path) -> None:
+    """Logs are opened and closed in a process while a job of another one is at work."""
+    session = warm.get()
+    WarmSession(SparkSettings(scratch=tmp_path)).close()
+    assert warm.get() is session
