@@ -111,7 +111,8 @@ def _properties(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.python.worker.reuse": "true",
         "spark.task.maxFailures": str(_TRIES),
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch} -XX:+UseSerialGC",
+        # Java hands out tasks, which Python does: to compile its code a second time costs as much as the whole start
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch} -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     }
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     return common | (loopback if _on_loopback(settings.master) else {})

@@ -20,14 +20,18 @@ from workers.settings import Settings
 _LONGEST = (
     "e2e/test_session.py",
     "faults/test_sigkill.py",
-    "e2e/test_identity.py",
+    "spark/",
     "e2e/test_demo.py",
     "workers/cli/test_outside_failures.py",
+    "e2e/test_identity.py",
     "workers/hosting/test_taking_part.py",
     "faults/test_overlap.py",
     "infra/stack/test_stack.py",
 )
-"""Modules whose tests take longest, to be begun first: while the last of them run, other processes would wait."""
+"""Modules whose tests take longest, to be begun first: while the last of them run, other processes would wait.
+
+What begins first is not taken over by another process: tests of Spark stay in one, which starts one Java for them.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

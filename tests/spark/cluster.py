@@ -1,4 +1,4 @@
-"""A standalone cluster of one master and two workers on loopback, from the installed pyspark."""
+"""A standalone cluster on loopback, from the installed pyspark: a master, and a worker with room for two executors."""
 
 import os
 import socket
@@ -18,8 +18,12 @@ from spark.sources.objects import NativePlaces, StoreAddress
 _SPARK_CLASS = Path(str(pyspark.__file__)).parent / "bin" / "spark-class"
 _ROOT = Path(__file__).parents[2]
 
+_QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # as in `spark/session.py`
+
 PROPERTIES = {
     "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": _QUICK_JAVA,
     "spark.executorEnv.PYTHONPATH": str(_ROOT),  # tasks of tests are modules of tests
     "spark.executorEnv.SPARK_LOCAL_IP": "127.0.0.1",
 }
@@ -28,24 +32,26 @@ PROPERTIES = {
 
 @contextmanager
 def standalone(folder: Path) -> Iterator[str]:
-    """The URL of the master; both workers join it by themselves, and all of it is killed at the end."""
+    """The URL of the master; the worker joins it by itself, and all of it is killed at the end."""
     port = _free_port()
     master = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
         own = ["--port", str(port), "--webui-port", "0"]
         stack.enter_context(_running(folder, "master", ["org.apache.spark.deploy.master.Master", *own]))
-        for number in range(2):
-            more = ["--cores", "1", "--memory", "512m", "--webui-port", "0", "--work-dir", str(folder / f"w{number}")]
-            stack.enter_context(
-                _running(folder, f"worker-{number}", ["org.apache.spark.deploy.worker.Worker", *more, master])
-            )
+        more = ["--cores", "2", "--memory", "1024m", "--webui-port", "0", "--work-dir", str(folder / "work")]
+        stack.enter_context(_running(folder, "worker", ["org.apache.spark.deploy.worker.Worker", *more, master]))
         yield master
 
 
 @contextmanager
 def _running(folder: Path, name: str, command: list[str]) -> Iterator[None]:
     home = find_java().path.resolve().parent.parent
-    settled = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "128m", "JAVA_HOME": str(home)}
+    settled = {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "128m",
+        "SPARK_DAEMON_JAVA_OPTS": _QUICK_JAVA,
+        "JAVA_HOME": str(home),
+    }
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             [str(_SPARK_CLASS), *command[:1], "--host", "127.0.0.1", *command[1:]],
