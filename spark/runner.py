@@ -13,6 +13,7 @@ from opentelemetry import trace
 
 from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable, Unsupported
 from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
+from spark.executors import spare_the_collector
 from spark.publication import Publication
 from spark.session import WarmSession
 
@@ -80,6 +81,7 @@ class _Guarded:
         self._work = work
 
     def __call__(self, task: Any) -> Any:  # noqa: ANN401
+        spare_the_collector()
         try:
             return self._work(task)
         except SextonError as error:

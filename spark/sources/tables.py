@@ -36,6 +36,7 @@ from logstore.log.entries import schema as entry_schema
 from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId
+from spark.executors import spare_the_collector
 from spark.sources.objects import (
     LISTED,
     SHARDS,
@@ -110,6 +111,7 @@ class _ObjectReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In an executor."""
+        spare_the_collector()
         found: tuple[StoreAddress, tuple[KeyRange, ...]] = partition.value
         address, ranges = found
         store = address.store()
@@ -162,6 +164,7 @@ class _LedgerReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In an executor."""
+        spare_the_collector()
         with adbc_connect(self._places.database_url) as connection:
             first, end = partition.value
             yield from connection.batches(sql.ledgers(first, end, self._places.application))
@@ -228,6 +231,7 @@ class _EntryReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In an executor: each segment checked as any reader does."""
+        spare_the_collector()
         store = self._places.primary.store()
         for row in partition.value:
             segment = Segment(

@@ -1,5 +1,6 @@
 """Bulk jobs on a real Spark: published once, cancelled whole, tried again when a process dies."""
 
+import gc
 import os
 import signal
 import time
@@ -44,6 +45,13 @@ def test_job_runs_once_and_answers_the_same_again(jobs: Callable[[Main], SparkJo
         raise AssertionError
 
     assert jobs(never).run(_JOB, _quiet) == done
+
+
+def test_what_is_loaded_is_spared_the_collection_after_every_task(jobs: Callable[[Main], SparkJobs]) -> None:
+    def count(run: JobRun, job: ReadReferences) -> BulkSummary:
+        return BulkSummary(counts={"n": min(run.spread("count", [1, 2], lambda _: gc.get_freeze_count()))})
+
+    assert jobs(count).run(_JOB, _quiet).counts["n"] > 10_000
 
 
 def test_refusal_in_an_executor_is_raised_as_what_it_is(jobs: Callable[[Main], SparkJobs], tmp_path: Path) -> None:
