@@ -25,6 +25,10 @@ SextonError
 │   │   ├── WorkerIdTaken          another process lives under this worker id
 │   │   ├── SnapshotNeeded         the cursor's state is in a ledger that the caller has not loaded
 │   │   ├── StaleCatalog           the request speaks of another catalog epoch
+│   │   ├── TransactionNotOpen     a write or an acknowledgement in a transaction that is decided
+│   │   ├── TransactionEnded       the transaction was decided otherwise, or timed out
+│   │   ├── TransactionNotDecided  the transaction is open: nothing is to be told yet
+│   │   ├── AcknowledgementHeld    another transaction holds an acknowledgement of the entry, or it is acknowledged
 │   │   ├── CatalogVersionMismatch the catalog's schema is not the one this build knows
 │   │   └── Unsupported            this back end or this build lacks the capability
 │   ├── LookupRefused              ZooKeeper refuses to name the owner of a topic: a person must mend rights or path
@@ -171,6 +175,39 @@ class SnapshotNeeded(PreconditionFailed):
 
 class StaleCatalog(PreconditionFailed):
     """The request speaks of another catalog epoch."""
+
+
+class TransactionNotOpen(PreconditionFailed):
+    """A write or an acknowledgement in a transaction that is decided."""
+
+    def __init__(self, txn: str, *, doing: str, state: str) -> None:
+        """Name the transaction as `tc:sequence`, what was asked, and the state found."""
+        super().__init__(f"txn {txn}: {doing}: expected state OPEN, found {state}")
+        self.txn = txn
+
+
+class TransactionEnded(PreconditionFailed):
+    """The transaction was decided otherwise, or its timeout came first; nothing changed."""
+
+    def __init__(self, txn: str, *, verb: str, state: str) -> None:
+        """Name the transaction as `tc:sequence`, the verb, and the state found."""
+        super().__init__(f"txn {txn}: {verb}: expected a transaction that can {verb}, found {state}")
+
+
+class TransactionNotDecided(PreconditionFailed):
+    """The transaction is open: there is nothing to tell its participants yet."""
+
+    def __init__(self, txn: str) -> None:
+        """Name the transaction as `tc:sequence`."""
+        super().__init__(f"txn {txn}: expected one that is decided, found state OPEN; commit or abort it")
+
+
+class AcknowledgementHeld(PreconditionFailed):
+    """Another transaction holds an acknowledgement of the entry, or it is acknowledged already."""
+
+    def __init__(self, subscription: str, *, position: str, found: str) -> None:
+        """Name the subscription, the first such entry, and who holds it."""
+        super().__init__(f"subscription {subscription}: expected entry {position} to be free, found {found}")
 
 
 class CatalogVersionMismatch(PreconditionFailed):

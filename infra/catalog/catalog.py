@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infra.catalog.offload.offloads import SqlOffloads
     from infra.catalog.ownership.fences import SqlFences
     from infra.catalog.reconciliation.reconciliation import SqlReconciliation
+    from infra.catalog.transactions.transactions import SqlTransactions
 
 
 def _port(module: str, name: str, *settings: str) -> Any:  # noqa: ANN401 - the attribute's annotation says it
@@ -59,6 +60,7 @@ class SqlCatalog:
     upkeep: "SqlUpkeep" = _port("deletion.upkeep", "SqlUpkeep", "registration_timeout_s")
     offloads: "SqlOffloads" = _port("offload.offloads", "SqlOffloads")
     reconciliation: "SqlReconciliation" = _port("reconciliation.reconciliation", "SqlReconciliation")
+    transactions: "SqlTransactions" = _port("transactions.transactions", "SqlTransactions")
 
     def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:
         """Take the database; its schema is checked by `check_version`, not here.

@@ -6,6 +6,60 @@ from infra.telemetry import current_trace_id
 
 Big = BigInteger().with_variant(Integer, "sqlite")
 metadata = MetaData()
+transaction_coordinator = Table(
+    "transaction_coordinator",
+    metadata,
+    Column("tc_id", Integer, primary_key=True, autoincrement=False),
+    Column("next_sequence", Big, nullable=False, default=0),
+)
+transaction = Table(
+    "transaction",
+    metadata,
+    Column("tc_id", Integer, primary_key=True, autoincrement=False),
+    Column("sequence", Big, primary_key=True, autoincrement=False),
+    Column("state", String, nullable=False),
+    Column("created_us", Big, nullable=False),
+    Column("deadline_us", Big, nullable=False),
+    Column("decided_us", Big),
+    Column("finished_us", Big),
+    Column("timed_out", Integer, nullable=False, default=0),
+    Column("claim_workflow", String),
+    Column("claim_run", String),
+    Column("claim_until_us", Big),
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("last_error", Text),
+    Column("trace_id", String, default=current_trace_id, onupdate=current_trace_id),
+)
+transaction_participant = Table(
+    "transaction_participant",
+    metadata,
+    Column("tc_id", Integer, primary_key=True, autoincrement=False),
+    Column("sequence", Big, primary_key=True, autoincrement=False),
+    Column("topic_id", Big, primary_key=True, autoincrement=False),
+    Column("subscription", String, primary_key=True),
+    Column("topic", String, nullable=False),
+    Column("positions", LargeBinary, nullable=False, default=b""),
+    Column("settled_us", Big),
+    Column("how", String),
+    Column("last_error", Text),
+)
+buffer_range = Table(
+    "buffer_range",
+    metadata,
+    Column("ledger_id", Big, primary_key=True, autoincrement=False),
+    Column("first_entry", Big, primary_key=True, autoincrement=False),
+    Column("entries", Big, nullable=False),
+    Column("topic_id", Big, nullable=False),
+    Column("tc_id", Integer, nullable=False),
+    Column("sequence", Big, nullable=False),
+)
+buffer_hidden = Table(
+    "buffer_hidden",
+    metadata,
+    Column("ledger_id", Big, primary_key=True, autoincrement=False),
+    Column("topic_id", Big, nullable=False),
+    Column("entries", LargeBinary, nullable=False),
+)
 catalog = Table(
     "catalog",
     metadata,

@@ -6,12 +6,11 @@ removed set-wise under the lock of their list, and a check per row would cost mo
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Index, Integer, LargeBinary, Text, UniqueConstraint, text
+from sqlalchemy import JSON, Index, Integer, LargeBinary, Text, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
+from infra.declared.transactions import Big
 from infra.telemetry import current_trace_id
-
-Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER key
 
 
 class CatalogRow(SQLModel, table=True):

@@ -24,10 +24,11 @@ from logstore.positions import LedgerId, Position
 
 @dataclass(frozen=True, slots=True)
 class LedgerSpan:
-    """A listed ledger and how many entries it holds now."""
+    """A listed ledger and how many entries of it readers may see now."""
 
     ledger_id: LedgerId
     entries: int
+    hidden: BitMap | None = None  # entries that no consumer sees: acknowledged for every subscription
 
     @property
     def last(self) -> Position:
@@ -108,7 +109,7 @@ def advance(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
         if span.ledger_id < mark.ledger_id:
             continue
         start = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
-        end = _first_gap(state.acknowledged.get(span.ledger_id), start, span.entries)
+        end = _first_gap(_passed(state.acknowledged.get(span.ledger_id), span), start, span.entries)
         if end > start:
             mark = Position(span.ledger_id, end - 1)
         if end < span.entries:
@@ -116,6 +117,12 @@ def advance(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
     acks = {ledger: beyond(bits, ledger, mark) for ledger, bits in state.acknowledged.items()}
     listed = {span.ledger_id for span in spans}
     return CursorState(mark, {ledger: bits for ledger, bits in acks.items() if bits and ledger in listed})
+
+
+def _passed(acknowledged: BitMap | None, span: LedgerSpan) -> BitMap | None:
+    if acknowledged is None or span.hidden is None:
+        return span.hidden if acknowledged is None else acknowledged
+    return acknowledged | span.hidden
 
 
 def _first_gap(bits: BitMap | None, start: int, end: int) -> int:

@@ -40,6 +40,7 @@ class LedgerFacts:
     size_bytes: int
     closed_us: int | None
     offloading: bool = False  # a copy of it is being written
+    transacting: bool = False  # it has messages of a transaction whose end is not in the log yet
 
 
 def detachable_prefix(
@@ -77,6 +78,8 @@ def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, P
         return "it is the last of its list"
     if ledger.offloading:
         return "a copy of it is being written"
+    if ledger.transacting:
+        return "it has messages of a transaction that is not over"
     end = Position(ledger.ledger_id, ledger.entries - 1)
     behind = sorted(name for name, mark in marks.items() if ledger.entries and mark < end)
     if not behind:

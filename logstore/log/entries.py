@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from logstore.errors import CorruptData
 from logstore.positions import Position
+from logstore.transactions.transactions import TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -164,12 +165,22 @@ class Entry:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What makes an entry a marker: the transaction that it speaks of, and how that ended."""
+
+    txn: TransactionId
+    verb: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducedEntries:
     """One producer's entries of one append, in order."""
 
     entries: Sequence[NewEntry]
     producer: str | None = None
+    txn: TransactionId | None = None  # they are part of this open transaction
+    marks: Sequence[Mark] = ()  # of each entry, if they are markers
 
 
 def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
@@ -183,15 +194,12 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     rows = [(part.producer, entry) for part in parts for entry in part.entries]
-    nothing = pa.nulls(len(rows))
     columns: dict[str, object] = {
         "publish_ms": pa.repeat(pa.scalar(publish_ms, pa.int64()), len(rows)),
         "deliver_at_ms": [entry.deliver_at_ms for _, entry in rows],
         "producer": pa.array([producer for producer, _ in rows], pa.string()).dictionary_encode(),
         "sequence_id": [entry.sequence_id for _, entry in rows],
-        "txn_tc": nothing.cast(pa.int64()),
-        "txn_seq": nothing.cast(pa.int64()),
-        "marker": nothing.cast(pa.string()),
+        **_transactional(parts, len(rows)),
         "key": [entry.key for _, entry in rows],
         "payload": [entry.payload for _, entry in rows],
         "properties": [list(entry.properties.items()) for _, entry in rows],
@@ -201,6 +209,25 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema()), sink, **FORMAT)
     return sink.getvalue()
+
+
+def _transactional(parts: Sequence[ProducedEntries], rows: int) -> dict[str, object]:
+    """The columns that say which transaction an entry is of, or speaks of."""
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+    if not any(part.txn or part.marks for part in parts):
+        nothing = pa.nulls(rows)
+        return {name: nothing.cast(schema().field(name).type) for name in ("txn_tc", "txn_seq", "marker")}
+    txns: list[TransactionId | None] = []
+    verbs: list[str | None] = []
+    for part in parts:
+        txns += [mark.txn for mark in part.marks] or [part.txn] * len(part.entries)
+        verbs += [mark.verb for mark in part.marks] or [None] * len(part.entries)
+    return {
+        "txn_tc": [None if txn is None else txn.tc_id for txn in txns],
+        "txn_seq": [None if txn is None else txn.sequence for txn in txns],
+        "marker": verbs,
+    }
 
 
 def decode_segment(

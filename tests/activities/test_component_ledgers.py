@@ -36,7 +36,9 @@ def subscriptions(world: World, contents: ComponentLedgers) -> Iterator[Subscrip
     cursors, ledgers = world.catalog.cursors, world.catalog.ledgers
     snapshots = CursorLedgers(cursors=cursors, ledgers=ledgers, contents=contents, inline_bytes=1)
     with closing(GroupCommitter(world.catalog.commits)) as committer:
-        yield Subscriptions(cursors=cursors, committer=committer, ledgers=snapshots)
+        yield Subscriptions(
+            cursors=cursors, transactions=world.catalog.transactions, committer=committer, ledgers=snapshots
+        )
 
 
 def _cursor_ledgers(world: World, subscriptions: Subscriptions, count: int) -> list[LedgerId]:

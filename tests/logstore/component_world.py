@@ -44,7 +44,9 @@ class World:
             inline_bytes=inline_bytes,
             clock=self.clock(),
         )
-        return Subscriptions(cursors=self.catalog.cursors, committer=committer, ledgers=snapshots)
+        return Subscriptions(
+            cursors=self.catalog.cursors, transactions=self.catalog.transactions, committer=committer, ledgers=snapshots
+        )
 
     def registry(self) -> SchemaRegistry:
         """Schemas, as a process has them."""

@@ -23,6 +23,7 @@ from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Catalog
 from logstore.ports.objects import Buckets, OwnedStore
 from logstore.ports.storage import Storages
+from logstore.transactions.services.broadcast import Broadcasts
 
 _DAY_S: Final = 86_400.0
 
@@ -55,6 +56,7 @@ class LogStore:
     subscriptions: Subscriptions
     schemas: SchemaRegistry
     offloader: Offloader
+    broadcasts: Broadcasts
     bulk: BulkJobs
     store_now_us: Callable[[], int]  # the object store's own clock, in microseconds since 1970
 
@@ -85,6 +87,7 @@ def assemble(
     committer = GroupCommitter(catalog.commits)
     managed = _managed(catalog, objects, policies, committer, clock, buckets=buckets)
     subscriptions, schemas = _components(catalog, objects, policies, committer, clock)
+    broadcasts = _broadcasts(catalog, managed, subscriptions)
     try:
         yield LogStore(
             catalog=catalog,
@@ -97,10 +100,12 @@ def assemble(
             subscriptions=subscriptions,
             schemas=schemas,
             offloader=_offloader(catalog, objects, buckets, policies, clock),
+            broadcasts=broadcasts,
             bulk=bulk,
             store_now_us=store_now_us,
         )
     finally:
+        broadcasts.close()
         managed.close()
         committer.close()
 
@@ -116,6 +121,7 @@ def _managed(
 ) -> ManagedLedger:
     return ManagedLedger(
         ledgers=catalog.ledgers,
+        transactions=catalog.transactions,
         objects=objects,
         committer=committer,
         application=policies.application,
@@ -123,6 +129,16 @@ def _managed(
         registration_timeout_s=policies.registration_timeout_s,
         tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
         clock=clock,
+    )
+
+
+def _broadcasts(catalog: Catalog, managed: ManagedLedger, subscriptions: Subscriptions) -> Broadcasts:
+    return Broadcasts(
+        transactions=catalog.transactions,
+        topics=catalog.topics,
+        managed=managed,
+        epoch=catalog.ledgers.epoch,
+        advance=subscriptions.acknowledge,
     )
 
 
@@ -152,7 +168,9 @@ def _components(
         inline_bytes=policies.cursor_inline_bytes,
         clock=clock,
     )
-    subscriptions = Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
+    subscriptions = Subscriptions(
+        cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, ledgers=snapshots
+    )
     return subscriptions, SchemaRegistry(schemas=catalog.schemas, contents=contents)
 
 

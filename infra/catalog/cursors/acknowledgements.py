@@ -4,34 +4,43 @@ A cursor with a snapshot is changed as a whole, with the bitmaps that the write 
 the snapshot does not hold. So the mark-delete position advances over both, and no object store is read here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, tuple_
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import LockedCursor, spans, store
+from infra.catalog.cursors.cursor_rows import LockedCursor, spans_of, store
+from infra.catalog.transactions.holding import Holding
 from logstore.cursors.state import LedgerSpan, acknowledge, acknowledge_to, since, whole
-from logstore.errors import InvalidInput, SnapshotNeeded, UnknownObject
+from logstore.errors import SnapshotNeeded, TerminalError, UnknownObject
 from logstore.ports.catalog import Acknowledge, Acknowledged, WriteResult
 from logstore.positions import TopicId
+from logstore.transactions.transactions import TransactionId, TransactionState
 
 _Key = tuple[TopicId, str]
 
 
-def acknowledge_all(connection: Connection, writes: Sequence[Acknowledge]) -> list[WriteResult]:
-    """Apply acknowledgements in order; one that is refused leaves its cursor as it was."""
+def acknowledge_all(
+    connection: Connection, writes: Sequence[Acknowledge], transactions: Mapping[TransactionId, TransactionState]
+) -> list[WriteResult]:
+    """Apply acknowledgements in order; one that is refused leaves its cursor as it was.
+
+    Those of a transaction, whose row is locked, are held for it and change no cursor.
+    """
     if not writes:
         return []
     rows = _lock(connection, writes)
     slowest: dict[TopicId, int] = {}  # what lies before it is acknowledged already
     for (topic_id, _), row in rows.items():
         slowest[topic_id] = min(slowest.get(topic_id, row.mark_ledger), row.mark_ledger)
-    listed = {topic_id: spans(connection, topic_id, from_ledger=first) for topic_id, first in slowest.items()}
+    listed = spans_of(connection, slowest)
+    holding = Holding(connection, writes, transactions)
     cursors = {key: LockedCursor.of(row) for key, row in rows.items()}
     before = {key: cursor.state for key, cursor in cursors.items()}
-    results = [_apply(write, cursors, listed) for write in writes]
+    results = [_apply(write, cursors, listed, holding) for write in writes]
+    holding.put()
     store(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != before[key]])
     answers: list[WriteResult] = []
     for result, write in zip(results, writes, strict=True):
@@ -51,7 +60,7 @@ def _lock(connection: Connection, writes: Sequence[Acknowledge]) -> dict[_Key, R
 
 
 def _apply(
-    write: Acknowledge, cursors: dict[_Key, LockedCursor], listed: dict[TopicId, list[LedgerSpan]]
+    write: Acknowledge, cursors: dict[_Key, LockedCursor], listed: dict[TopicId, list[LedgerSpan]], holding: Holding
 ) -> WriteResult:
     cursor = cursors.get((write.topic_id, write.subscription))
     if cursor is None:
@@ -61,10 +70,13 @@ def _apply(
     if cursor.snapshot_ledger is not None and carried != cursor.snapshot_ledger:
         return SnapshotNeeded(write.subscription, needed=cursor.snapshot_ledger, found=carried)
     try:
+        if write.txn is not None:
+            holding.hold(write, write.txn, whole(cursor.state, snapshot), listed[write.topic_id])
+            return Acknowledged(mark_delete=cursor.state.mark_delete)
         state = acknowledge(whole(cursor.state, snapshot), write.positions, listed[write.topic_id])
         if write.up_to is not None:
             state = acknowledge_to(state, write.up_to, listed[write.topic_id])
-    except InvalidInput as error:
+    except TerminalError as error:
         return error
     cursor.state = since(state, snapshot)
     return Acknowledged(mark_delete=state.mark_delete)

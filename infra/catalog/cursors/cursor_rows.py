@@ -1,6 +1,6 @@
 """Rows of `cursor` as values and back, and the only writes of them; and the listed ledgers that cursors move over."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select, updat
 from infra.catalog import tables as t
 from infra.catalog.engine.many import value_of
 from infra.catalog.log.ledger_rows import data_list
+from infra.catalog.transactions.buffer_rows import BufferView, views
 from logstore.cursors.state import CursorState, LedgerSpan, advance, pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import StoredCursor
 from logstore.positions import LedgerId, Position, TopicId
@@ -20,7 +21,18 @@ def one_cursor(topic_id: TopicId, name: str) -> Any:  # noqa: ANN401 - SQLAlchem
 
 
 def spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -> list[LedgerSpan]:
-    """Listed data ledgers of the topic from an id on, ascending."""
+    """Listed data ledgers of the topic from an id on, ascending, as far as readers may see."""
+    return spans_of(connection, {topic_id: from_ledger})[topic_id]
+
+
+def spans_of(connection: Connection, wanted: Mapping[TopicId, int]) -> dict[TopicId, list[LedgerSpan]]:
+    """As `spans`, of several topics, each from a ledger id on."""
+    listed = {topic_id: _listed(connection, topic_id, first) for topic_id, first in wanted.items()}
+    buffers = views(connection, wanted, from_ledger=min(wanted.values(), default=-1))
+    return {topic_id: _visible(found, buffers[topic_id]) for topic_id, found in listed.items()}
+
+
+def _listed(connection: Connection, topic_id: TopicId, from_ledger: int) -> list[LedgerSpan]:
     query = (
         select(t.ledger.c.ledger_id, t.ledger.c.entries)
         .where(
@@ -31,6 +43,32 @@ def spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -
         .order_by(t.ledger.c.ledger_id)
     )
     return [LedgerSpan(LedgerId(row.ledger_id), row.entries) for row in connection.execute(query)]
+
+
+def _visible(listed: list[LedgerSpan], buffer: BufferView) -> list[LedgerSpan]:
+    """Up to the first message of an open transaction, with what is hidden."""
+    if buffer.first_open is None and not buffer.hidden:
+        return listed
+    end, found = buffer.first_open, []
+    for span in listed:
+        if end is not None and span.ledger_id > end.ledger_id:
+            break
+        entries = end.entry_id if end is not None and span.ledger_id == end.ledger_id else span.entries
+        found.append(LedgerSpan(span.ledger_id, entries, buffer.hidden.get(span.ledger_id)))
+    return found
+
+
+def marks_of(connection: Connection, topic_id: TopicId) -> dict[str, Position]:
+    """Where each subscription stands: beyond its mark-delete position if only hidden entries follow that."""
+    c = t.cursor.c
+    rows = connection.execute(select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == topic_id)).all()
+    marks = {row.name: Position(LedgerId(row.mark_ledger), row.mark_entry) for row in rows}
+    first = min(marks.values(), default=Position(LedgerId(0), 0)).ledger_id
+    if not marks or not views(connection, [topic_id], from_ledger=first)[topic_id].hidden:
+        return marks
+    listed = spans(connection, topic_id, from_ledger=first)
+    whole_rows = connection.execute(select(t.cursor).where(c.topic_id == topic_id))
+    return {row.name: advance(stored(row).state, listed).mark_delete for row in whole_rows}
 
 
 def stored(row: Row[Any]) -> StoredCursor:

@@ -9,6 +9,7 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
 from infra.catalog.engine.many import any_of
 from infra.catalog.offload.uploads import abandoned
+from infra.catalog.transactions.buffer_rows import unsettled_in
 from logstore.deletion.intents import Outcome
 from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix, reason_to_keep
 from logstore.errors import InvalidInput, LedgerStillNeeded, UnknownObject
@@ -116,7 +117,8 @@ def _facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> It
         ~abandoned(now_us),
     )
     columns = (t.ledger.c.ledger_id, t.ledger.c.state, t.ledger.c.entries, t.ledger.c.size_bytes, t.ledger.c.closed_us)
-    query = select(*columns, writing.label("offloading")).where(rows, t.ledger.c.place.is_not(None))
+    transacting = unsettled_in(t.ledger.c.ledger_id).label("transacting")
+    query = select(*columns, writing.label("offloading"), transacting).where(rows, t.ledger.c.place.is_not(None))
     ordered = query.order_by(t.ledger.c.place)
     with connection.execute(ordered, execution_options={"yield_per": 1000}) as result:
         for row in result:
@@ -127,6 +129,7 @@ def _facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> It
                 size_bytes=row.size_bytes,
                 closed_us=row.closed_us,
                 offloading=bool(row.offloading),
+                transacting=bool(row.transacting),
             )
 
 

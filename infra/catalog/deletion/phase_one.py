@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, selec
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
-from infra.catalog.cursors.cursor_rows import close_holes
+from infra.catalog.cursors.cursor_rows import close_holes, marks_of
 from infra.catalog.deletion import whole_topics
 from infra.catalog.deletion.doomed import Doomed, ListView, doomed
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
@@ -31,7 +31,7 @@ from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents
-from logstore.positions import LedgerId, Position, TopicId
+from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
 _MANY_TOPICS: Final = "trim-topics"
@@ -149,8 +149,7 @@ class SqlPhaseOne(FencedWrites):
     def _view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
         topic = topic_row(connection, topic_id, share=lock)
         list_id = data_list(connection, topic_id, lock=lock)
-        c = t.cursor.c
-        cursors = connection.execute(select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == topic_id)).all()
+        marks = marks_of(connection, topic_id)
         last = last_id(connection, list_id)
         return ListView(
             topic_id=topic_id,
@@ -158,7 +157,7 @@ class SqlPhaseOne(FencedWrites):
             list_id=list_id,
             policy=topic.policy,
             last=LedgerId(-1 if last is None else last),
-            marks={row.name: Position(LedgerId(row.mark_ledger), row.mark_entry) for row in cursors},
+            marks=marks,
             now_us=self._db.now_us(connection),
         )
 

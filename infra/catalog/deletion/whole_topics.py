@@ -21,6 +21,7 @@ from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
 from infra.catalog.log.schemas import remove_versions
 from infra.catalog.log.topic_rows import begin_deletion, remove_producers, remove_topic, topic_row
+from infra.catalog.transactions.buffer_rows import remove_buffer
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState
@@ -31,7 +32,12 @@ _Removals = Mapping[str, Callable[[Connection, TopicId], int]]
 _NAMING: Final[_Removals] = {"cursor": remove_cursors, "schema_version": remove_versions}
 """Rows that name ledgers of the topic's lists, in lock order: they go in the transaction that detaches those."""
 
-_ATTACHED: Final[_Removals] = {**_NAMING, "producer_sequence": remove_producers, "ledger_list": remove_lists}
+_ATTACHED: Final[_Removals] = {
+    **_NAMING,
+    "producer_sequence": remove_producers,
+    "ledger_list": remove_lists,
+    "buffer": remove_buffer,
+}
 """Rows that go with the topic's own at the latest. Whatever table hangs on a topic belongs here or above; what it
 stores must be ledgers of one of the topic's lists."""
 

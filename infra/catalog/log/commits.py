@@ -1,15 +1,16 @@
 """Group commit in SQL: many small writes in one transaction of set-based statements.
 
-Every row that a write depends on is locked first, in the order topic, ledger, sequence, cursor and by key within each;
-then each write is decided under those locks, and then all are written. So a batch either registers a segment because
-all of its conditions hold, or answers why not.
+Every row that a write depends on is locked first, in the order topic, ledger, sequence, transaction, cursor and by key
+within each; then each write is decided under those locks, and then all are written. So a batch either registers a
+segment because all of its conditions hold, or answers why not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from pyroaring import BitMap
 from sqlalchemy import Connection, and_, select
 
 from infra.catalog import tables as t
@@ -20,6 +21,10 @@ from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of, value_of
 from infra.catalog.log.ledger_rows import GROWS, register
 from infra.catalog.log.ledgers import epoch
 from infra.catalog.log.topic_rows import advance_producers, holding
+from infra.catalog.transactions.buffer_rows import hide, insert_ranges
+from infra.catalog.transactions.deciding import begin_all, end_all
+from infra.catalog.transactions.participant_rows import join
+from infra.catalog.transactions.transaction_rows import lock_transactions
 from logstore.errors import (
     AlreadyExists,
     LedgerFenced,
@@ -27,11 +32,25 @@ from logstore.errors import (
     ProducerFenced,
     SextonError,
     StaleCatalog,
+    TransactionNotOpen,
     UnknownObject,
 )
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Acknowledge, Registered, RegisterSegment, TopicState, Write, WriteResult
+from logstore.ports.catalog import (
+    Acknowledge,
+    BeginTransaction,
+    EndTransaction,
+    Registered,
+    RegisterSegment,
+    TopicState,
+    Write,
+    WriteResult,
+)
+from logstore.positions import LedgerId
+from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+
+W = TypeVar("W", bound=Write)
 
 
 class SqlCommits(OnDatabase):
@@ -40,13 +59,38 @@ class SqlCommits(OnDatabase):
     def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
         """See `Commits.commit`."""
         with effect("catalog.group_commit"):
-            return self._db.write(lambda connection: _commit(connection, writes))
+            return self._db.write(lambda connection: self._commit(connection, writes))
+
+    def _commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
+        """By kind, and in order within a kind: an append precedes the end of its transaction."""
+        registrations, ends = _of(writes, RegisterSegment), _of(writes, EndTransaction)
+        locked = _lock(connection, registrations) if registrations else None
+        transactions = lock_transactions(connection, _named(writes))
+        states = {txn: TransactionState(row.state) for txn, row in transactions.items()}
+        now = self._db.now_us(connection)
+        answers: dict[type[Write], Iterator[WriteResult]] = {
+            RegisterSegment: iter(_register_all(connection, locked, registrations, states) if locked else ()),
+            BeginTransaction: iter(begin_all(connection, _of(writes, BeginTransaction), now_us=now)),
+            EndTransaction: iter(end_all(connection, ends, transactions, states, now_us=now)),
+            Acknowledge: iter(acknowledge_all(connection, _of(writes, Acknowledge), states)),
+        }
+        return [next(answers[type(write)]) for write in writes]
 
 
-def _commit(connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
-    registered = iter(_register_all(connection, [write for write in writes if isinstance(write, RegisterSegment)]))
-    acknowledged = iter(acknowledge_all(connection, [write for write in writes if isinstance(write, Acknowledge)]))
-    return [next(registered) if isinstance(write, RegisterSegment) else next(acknowledged) for write in writes]
+def _of(writes: Sequence[Write], kind: type[W]) -> list[W]:
+    return [write for write in writes if isinstance(write, kind)]
+
+
+def _named(writes: Sequence[Write]) -> set[TransactionId]:
+    """Transactions that any of the writes depends on: locked at once, or two commits could wait for each other."""
+    named: set[TransactionId] = set()
+    for write in writes:
+        match write:
+            case RegisterSegment():
+                named |= {one.txn for one in write.transactions}
+            case Acknowledge(txn=TransactionId() as txn) | EndTransaction(txn=txn):
+                named.add(txn)
+    return named
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +111,7 @@ class _Locked:
 
     epoch: int
     topics: dict[int, str]
+    names: dict[int, str]
     ledgers: dict[int, _Ledger]
     sequences: dict[tuple[int, str], int]
     segments: list[tuple[int, int, int, int, int, str | None]] = field(default_factory=list)
@@ -74,15 +119,21 @@ class _Locked:
     advanced: dict[tuple[int, str], int] = field(default_factory=dict)
 
 
-def _register_all(connection: Connection, writes: Sequence[RegisterSegment]) -> list[WriteResult]:
+def _register_all(
+    connection: Connection,
+    locked: _Locked,
+    writes: Sequence[RegisterSegment],
+    transactions: Mapping[TransactionId, TransactionState],
+) -> list[WriteResult]:
     """Decide registrations in order; a refused one leaves its ledger and its producers as they were."""
-    if not writes:
-        return []
-    locked = _lock(connection, writes)
-    results = [_decide(locked, write) for write in writes]
+    results = [_decide(locked, write, transactions) for write in writes]
     if locked.segments:
         grown = [(one, *(getattr(locked.ledgers[one], name) for name in GROWS)) for one in locked.touched]
         register(connection, locked.segments, grown)
+    buffer = [(write, one) for write, one in zip(writes, results, strict=True) if isinstance(one, Registered)]
+    _buffer(
+        connection, locked, [(write, one.first_entry) for write, one in buffer if write.transactions or write.markers]
+    )
     if locked.advanced:
         advance_producers(connection, [(*key, last) for key, last in locked.advanced.items()])
     # of one that is OPEN the primary copy stands for certain: nobody can have looked for the last time
@@ -109,13 +160,34 @@ def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
     return _Locked(
         epoch=topics[0].epoch if topics else epoch(connection),
         topics=states,
+        names={row.topic_id: row.name for row in topics},
         ledgers={row.ledger_id: value_of(_Ledger, row) for row in ledgers},
         sequences={(row.topic_id, row.producer): row.sequence_id for row in sequences},
     )
 
 
-def _decide(locked: _Locked, write: RegisterSegment) -> WriteResult:
-    refused = _refusal(locked, write)
+def _buffer(connection: Connection, locked: _Locked, writes: Sequence[tuple[RegisterSegment, int]]) -> None:
+    """Add what is transactional in registered segments, each with its first entry, to the buffers of their topics."""
+    if not writes:
+        return
+    ranges, hidden, joined = [], dict[LedgerId, BitMap](), set()
+    for write, first in writes:
+        for one in write.transactions:
+            row = (write.ledger_id, first + one.offset, one.entries, write.topic_id, one.txn.tc_id, one.txn.sequence)
+            ranges.append(row)
+            joined.add((one.txn, Participant(write.topic_id), locked.names[write.topic_id]))
+        if write.markers:
+            bits = BitMap(first + offset for offset in write.markers)
+            hidden[write.ledger_id] = hidden.get(write.ledger_id, BitMap()) | bits
+    join(connection, joined)
+    insert_ranges(connection, ranges)
+    hide(connection, {write.ledger_id: write.topic_id for write, _ in writes}, hidden)
+
+
+def _decide(
+    locked: _Locked, write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
+) -> WriteResult:
+    refused = _refusal(locked, write) or _transaction_refusal(write, transactions)
     if refused:
         return refused
     ledger = locked.ledgers[write.ledger_id]
@@ -172,6 +244,19 @@ def _producer_refusal(locked: _Locked, write: RegisterSegment) -> SextonError | 
     return None
 
 
+def _transaction_refusal(
+    write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
+) -> SextonError | None:
+    """The last condition: a writer that meets it takes those entries out and stores the others."""
+    for one in write.transactions:
+        state = transactions.get(one.txn)
+        if state is None:
+            return TransactionNotOpen(str(one.txn), doing="append", state="none of this id")
+        if state is not TransactionState.OPEN:
+            return TransactionNotOpen(str(one.txn), doing="append", state=state.value)
+    return None
+
+
 class _Locks(NamedTuple):
     """What an append locks, in this order."""
 
@@ -186,7 +271,7 @@ def _locks(dialect: str) -> _Locks:
     topics, ledgers = rows_of(dialect, "asked", {"topic_id": BIG}), rows_of(dialect, "asked", {"ledger_id": BIG})
     producers = rows_of(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
     epoch = select(t.catalog.c.epoch).scalar_subquery()
-    of_topics = select(t.topic.c.topic_id, t.topic.c.state, epoch.label("epoch"))
+    of_topics = select(t.topic.c.topic_id, t.topic.c.name, t.topic.c.state, epoch.label("epoch"))
     active = (t.topic.c.topic_id.in_(select(topics.source.c.topic_id)), t.topic.c.state == TopicState.ACTIVE.value)
     listed = (t.ledger.c.ledger_id.in_(select(ledgers.source.c.ledger_id)), t.ledger.c.place.is_not(None))
     columns = (t.ledger.c.ledger_id, t.ledger.c.state, *(t.ledger.c[name] for name in GROWS), t.ledger_list.c.topic_id)

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, ins
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
+from infra.catalog.transactions.buffer_rows import forget_ledgers
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import Ledger
@@ -221,6 +222,7 @@ def remove_ledgers(connection: Connection, gone: ColumnElement[bool]) -> None:
     connection.execute(changed.values(version=_LISTS.version + 1))
     ids = select(t.ledger.c.ledger_id).where(gone)
     connection.execute(delete(t.segment).where(t.segment.c.ledger_id.in_(ids)))
+    forget_ledgers(connection, ids)
     connection.execute(delete(t.ledger_copy).where(t.ledger_copy.c.ledger_id.in_(ids)))
     connection.execute(delete(t.ledger).where(gone))
 

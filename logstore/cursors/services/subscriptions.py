@@ -12,8 +12,10 @@ from logstore.cursors.services.cursor_ledgers import CursorLedgers
 from logstore.cursors.state import CursorState, Snapshot, whole
 from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeeded
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import Acknowledge, Acknowledged, Cursors, StoredCursor
+from logstore.ports.catalog import Acknowledge, Acknowledged, Cursors, StoredCursor, Transactions
 from logstore.positions import LedgerId, Position, TopicId
+from logstore.transactions.pending_acks import without
+from logstore.transactions.transactions import TransactionId
 from logstore.units import between_units
 
 _TRIES: Final = 16
@@ -36,15 +38,18 @@ class Subscription:
 class Subscriptions:
     """The subscriptions of every topic. Threads share one; any number of processes may run."""
 
-    def __init__(self, *, cursors: Cursors, committer: GroupCommitter, ledgers: CursorLedgers) -> None:
+    def __init__(
+        self, *, cursors: Cursors, transactions: Transactions, committer: GroupCommitter, ledgers: CursorLedgers
+    ) -> None:
         """Work on a catalog.
 
         Args:
             cursors: The catalog's cursors.
+            transactions: The catalog's transactions: what they hold of a subscription.
             committer: This process's one writer of small changes.
             ledgers: Where snapshots are read and written.
         """
-        self._cursors = cursors
+        self._cursors, self._transactions = cursors, transactions
         self._committer = committer
         self._ledgers = ledgers
         self._known: dict[tuple[TopicId, str], LedgerId] = {}
@@ -70,6 +75,15 @@ class Subscriptions:
         """
         return self._whole(topic_id, self._cursors.get(topic_id, name))
 
+    def reading(self, topic_id: TopicId, name: str) -> CursorState:
+        """The state that a consumer reads with: what open transactions have acknowledged is left out, too.
+
+        Raises:
+            As `get`.
+        """
+        held = self._transactions.held(topic_id, name)  # before the cursor: a commit moves it from here to there
+        return without(self.get(topic_id, name).state, held)
+
     def all(self, topic_id: TopicId) -> list[Subscription]:
         """The topic's subscriptions, ascending by name; one whose cursor ledger is lost says so.
 
@@ -79,15 +93,25 @@ class Subscriptions:
         return [self._told(topic_id, row) for row in self._cursors.all(topic_id)]
 
     def acknowledge(
-        self, topic_id: TopicId, name: str, *, positions: Sequence[Position] = (), up_to: Position | None = None
+        self,
+        topic_id: TopicId,
+        name: str,
+        *,
+        positions: Sequence[Position] = (),
+        up_to: Position | None = None,
+        txn: TransactionId | None = None,
     ) -> Acknowledged:
         """Acknowledge single entries, or everything up to one; with neither, only move over what is contiguous.
+
+        In a transaction they are held for it, and delivered to nobody else, until it is decided.
 
         Idempotency: an entry is acknowledged once, however often it is asked for.
 
         Raises:
             UnknownObject: No such subscription.
-            InvalidInput: A position that no entry has had.
+            InvalidInput: A position that no reader can have met.
+            TransactionNotOpen: The transaction is decided.
+            AcknowledgementHeld: Another transaction holds one of the entries, or it is acknowledged already.
             MissingData, CorruptData: As `get`.
             StoreUnavailable, CatalogBusy: Not acknowledged.
             OutcomeUnknown: Perhaps acknowledged.
@@ -96,7 +120,7 @@ class Subscriptions:
         held = None if known is None else self._ledgers.cached(known)
         for _ in range(_TRIES):
             write = Acknowledge(
-                topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, snapshot=held
+                topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, snapshot=held, txn=txn
             )
             try:
                 answer = self._committer.write(write)

@@ -12,16 +12,17 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from logstore.clock import Clock
-from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SextonError
+from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries, encode_segment
 from logstore.log.ledgers import digest_of
 from logstore.log.services import duplicates
 from logstore.log.services.placement import PlacedSegment, Placer, SegmentBody, TopicHints
-from logstore.ports.catalog import Ledgers, Topic
+from logstore.ports.catalog import Ledgers, Topic, TransactionEntries
 from logstore.positions import Position
 
 
@@ -82,6 +83,8 @@ class Appender:
                 return self._append_fit(topic, hints, parts)
             try:
                 placed = self._placer.place(topic, hints, body, deadline_s=deadline_s)
+            except TransactionNotOpen as refused:
+                return self._append_open(topic, hints, parts, refused)
             except ProducerFenced:  # another process stored entries of a producer: what is a duplicate has changed
                 hints.sequences.clear()
             else:
@@ -96,6 +99,14 @@ class Appender:
         fit = [part for at, part in enumerate(parts) if at not in unfit]
         answers = iter(self.append(topic, hints, fit) if fit else ())
         return [unfit[at] if at in unfit else next(answers) for at in range(len(parts))]
+
+    def _append_open(
+        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], refused: TransactionNotOpen
+    ) -> Sequence[AppendResult | SextonError]:
+        """Take out the parts of a transaction that is decided; nothing of any part was stored."""
+        others = [part for part in parts if str(part.txn) != refused.txn]
+        answers = iter(self.append(topic, hints, others) if others else ())
+        return [next(answers) if str(part.txn) != refused.txn else copy(refused) for part in parts]
 
     def _without_duplicates(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
@@ -122,8 +133,21 @@ class Appender:
             sha256=digest_of(content),
             entries=_entries(kept),
             producers=duplicates.advances(kept),
+            **_transactional(kept),
             upload=uuid.uuid4().hex,
         )
+
+
+def _transactional(parts: Sequence[ProducedEntries]) -> dict[str, Any]:
+    """Which entries of the segment are of transactions, and which are markers."""
+    transactions, markers, at = list[TransactionEntries](), list[int](), 0
+    for part in parts:
+        count = len(part.entries)
+        if part.txn and count:
+            transactions.append(TransactionEntries(part.txn, at, count))
+        markers += range(at, at + len(part.marks))
+        at += count
+    return {"transactions": tuple(transactions), "markers": tuple(markers)}
 
 
 def _entries(parts: Sequence[ProducedEntries]) -> int:

@@ -7,6 +7,7 @@ Source: Pulsar's message deduplication (highest sequence id persisted per produc
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -58,7 +59,7 @@ def _drop(part: ProducedEntries, reached: dict[str, int]) -> ProducedEntries:
     last = reached.get(part.producer, -1)
     kept = [entry for entry in part.entries if entry.sequence_id is None or entry.sequence_id > last]
     reached[part.producer] = max([last, *_numbers(kept)])
-    return part if len(kept) == len(part.entries) else ProducedEntries(entries=kept, producer=part.producer)
+    return part if len(kept) == len(part.entries) else replace(part, entries=kept)
 
 
 def advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerAdvance, ...]:

@@ -16,7 +16,11 @@ from logstore.errors import CatalogBusy, OutcomeUnknown, SextonError, StoreUnava
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,
+    BeginTransaction,
+    Begun,
     Commits,
+    Decided,
+    EndTransaction,
     Registered,
     RegisterSegment,
     Write,
@@ -61,6 +65,10 @@ class GroupCommitter:
     def submit(self, write: RegisterSegment) -> "Future[Registered]": ...
     @overload
     def submit(self, write: Acknowledge) -> "Future[Acknowledged]": ...
+    @overload
+    def submit(self, write: BeginTransaction) -> "Future[Begun]": ...
+    @overload
+    def submit(self, write: EndTransaction) -> "Future[Decided]": ...
     def submit(self, write: Write) -> "Future[Any]":
         """Queue a write; the future holds its result or the error that answers it, and it alone.
 
@@ -68,6 +76,9 @@ class GroupCommitter:
             CatalogBusy: No room within `patience_s`; the write was not queued.
             StoreUnavailable: The committer is closed, or its thread died; the write was not queued.
         """
+        return self._queue(write)
+
+    def _queue(self, write: Write) -> "Future[Any]":
         item = _Item(write, Future(), copy_context())
         with self._changed:
             room = self._changed.wait_for(
@@ -85,7 +96,11 @@ class GroupCommitter:
     def write(self, write: RegisterSegment, *, timeout_s: float | None = None) -> Registered: ...
     @overload
     def write(self, write: Acknowledge, *, timeout_s: float | None = None) -> Acknowledged: ...
-    def write(self, write: Write, *, timeout_s: float | None = None) -> Registered | Acknowledged:
+    @overload
+    def write(self, write: BeginTransaction, *, timeout_s: float | None = None) -> Begun: ...
+    @overload
+    def write(self, write: EndTransaction, *, timeout_s: float | None = None) -> Decided: ...
+    def write(self, write: Write, *, timeout_s: float | None = None) -> Registered | Acknowledged | Begun | Decided:
         """Commit one write and wait for its result.
 
         Args:
@@ -97,9 +112,9 @@ class GroupCommitter:
             OutcomeUnknown: It was being committed when the time was up.
             SextonError: What the catalog answered; see `Commits.commit`.
         """
-        future: Future[Any] = self.submit(write)
+        future: Future[Any] = self._queue(write)
         try:
-            result: Registered | Acknowledged = future.result(timeout_s)
+            result: Registered | Acknowledged | Begun | Decided = future.result(timeout_s)
         except Late:
             if future.cancel():
                 raise CatalogBusy(f"group commit: no turn within {timeout_s} s") from None

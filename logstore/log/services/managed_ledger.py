@@ -18,7 +18,7 @@ from logstore.log.services.read import READABLE, Reader
 from logstore.log.services.registration import Registrar
 from logstore.log.services.roll import Rolled, Roller, RollPolicy
 from logstore.log.services.tiered_segments import TieredSegments
-from logstore.ports.catalog import Ledgers, Topic
+from logstore.ports.catalog import Ledgers, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import Position, TopicId
 
@@ -36,6 +36,7 @@ class ManagedLedger:
         self,
         *,
         ledgers: Ledgers,
+        transactions: Transactions,
         objects: ObjectStore,
         committer: GroupCommitter,
         application: str,
@@ -48,13 +49,13 @@ class ManagedLedger:
 
         Args:
             ledgers: The catalog's ledgers.
+            transactions: The catalog's transactions: what readers may see.
             objects: The primary bucket.
             committer: This process's one writer of small changes.
             application: Whose ledgers these are, in storage's own statement.
             policy: When ledgers are full.
             clock: For tests; the process's own by default.
-            registration_timeout_s: A segment is registered within this time of its append's start or never;
-                shorter than the age at which reconciliation looks at an object.
+            registration_timeout_s: A segment is registered within this time of its append's start or never.
             tiered: Read where a primary copy is gone or damaged.
         """
         self._ledgers = ledgers
@@ -67,21 +68,27 @@ class ManagedLedger:
             clock=self._clock,
             patience_s=registration_timeout_s,
         )
-        placer = Placer(
-            ledgers=ledgers,
+        placer = self._placer(objects, committer, application)
+        self._appender = Appender(
+            ledgers=ledgers, placer=placer, clock=self._clock, registration_timeout_s=registration_timeout_s
+        )
+        self._reader = Reader(
+            ledgers=ledgers, transactions=transactions, objects=objects, clock=self._clock, tiered=tiered
+        )
+        self._lanes: dict[TopicId, AppendQueue] = {}
+        self._hints: dict[TopicId, tuple[Topic, TopicHints]] = {}
+        self._lanes_lock = threading.Lock()
+
+    def _placer(self, objects: ObjectStore, committer: GroupCommitter, application: str) -> Placer:
+        return Placer(
+            ledgers=self._ledgers,
             objects=objects,
-            registrar=Registrar(ledgers=ledgers, committer=committer, clock=self._clock),
+            registrar=Registrar(ledgers=self._ledgers, committer=committer, clock=self._clock),
             roller=self._roller,
             policy=self._policy,
             application=application,
             clock=self._clock,
         )
-        timeout_s = registration_timeout_s
-        self._appender = Appender(ledgers=ledgers, placer=placer, clock=self._clock, registration_timeout_s=timeout_s)
-        self._reader = Reader(ledgers=ledgers, objects=objects, clock=self._clock, tiered=tiered)
-        self._lanes: dict[TopicId, AppendQueue] = {}
-        self._hints: dict[TopicId, tuple[Topic, TopicHints]] = {}
-        self._lanes_lock = threading.Lock()
 
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
         """Store one producer's entries, all of them or none, one after the other in one ledger.
@@ -91,9 +98,12 @@ class ManagedLedger:
 
         Idempotency: repeating is safe for a producer with sequence ids; without, entries may be stored twice.
 
+        Entries of a transaction are seen by nobody until it commits, and entries behind them wait with them.
+
         Raises:
             InvalidInput: No entries, sequence ids without a producer or not ascending, a value that a segment
                 cannot hold. Nothing was written.
+            TransactionNotOpen: The transaction is decided, or there is none. Nothing was written.
             UnknownObject: No such topic.
             PreconditionFailed: The topic is not ACTIVE.
             StoreUnavailable, CatalogBusy: Not stored; bounded retries were not enough.
@@ -152,7 +162,7 @@ class ManagedLedger:
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
     ) -> Iterator[Entry]:
-        """Entries in order, up to what was registered when their ledger was reached.
+        """Entries in order that consumers may see now, up to the first message of an open transaction.
 
         Args:
             topic: Whose.

@@ -12,7 +12,16 @@ from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement, segm
 from logstore.log.services.registration import Registrar, telling
 from logstore.log.services.roll import Roller, RollPolicy
 from logstore.log.services.segment_file import vouching
-from logstore.ports.catalog import Ledger, Ledgers, ProducerAdvance, Registered, RegisterSegment, Segment, Topic
+from logstore.ports.catalog import (
+    Ledger,
+    Ledgers,
+    ProducerAdvance,
+    Registered,
+    RegisterSegment,
+    Segment,
+    Topic,
+    TransactionEntries,
+)
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 
@@ -53,6 +62,8 @@ class SegmentBody:
     entries: int
     sha256: str  # of the content, hexadecimal
     producers: tuple[ProducerAdvance, ...]
+    transactions: tuple[TransactionEntries, ...] = ()
+    markers: tuple[int, ...] = ()  # offsets
     upload: str  # unique: tells this upload from any other, even of equal content
 
 
@@ -119,6 +130,7 @@ class Placer:
 
         Raises:
             ProducerFenced: A producer's sequence moved on; encode again without what became a duplicate.
+            TransactionNotOpen: A transaction was decided; encode again without its entries.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: Not registered; bounded retries were not enough.
             OutcomeUnknown: Perhaps registered, and the catalog could not be asked.
@@ -205,6 +217,8 @@ def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: S
         size_bytes=len(body.content),
         sha256=body.sha256,
         producers=body.producers,
+        transactions=body.transactions,
+        markers=body.markers,
     )
 
 

@@ -7,10 +7,10 @@ silent (apache/pulsar#18620). Still listed: it reads the tiered copy. No copy ho
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -23,7 +23,7 @@ from logstore.log.entries import Entry
 from logstore.log.ledgers import LedgerState
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
-from logstore.ports.catalog import Ledger, Ledgers, Segment, Topic
+from logstore.ports.catalog import Ledger, Ledgers, Segment, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position
 
@@ -84,6 +84,7 @@ _FIRST_PAGE: Final = 8
 _MOST_OF_A_PAGE: Final = 1024
 
 _BEGINNING: Final = Position(LedgerId(-1), -1)
+_NONE: Final = BitMap()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +95,26 @@ class _View:
     hidden: frozenset[str]  # read for their own sake, not asked for
     state: CursorState | None
     upto: Position | None
+    unseen: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
 
 
 class Reader:
     """Reads a topic's entries from the copies of its ledgers."""
 
     def __init__(
-        self, *, ledgers: Ledgers, objects: ObjectStore, clock: Clock, tiered: TieredSegments | None = None
+        self,
+        *,
+        ledgers: Ledgers,
+        transactions: Transactions,
+        objects: ObjectStore,
+        clock: Clock,
+        tiered: TieredSegments | None = None,
     ) -> None:
-        """Find segments in `ledgers`; fetch them from the primary bucket that `objects` is, or from `tiered` copies."""
-        self._ledgers = ledgers
+        """Find segments in `ledgers`; fetch them from the primary bucket that `objects` is, or from `tiered` copies.
+
+        What of them may be seen `transactions` say.
+        """
+        self._ledgers, self._transactions = ledgers, transactions
         self._tiered = tiered
         self._objects = objects
         self._clock = clock
@@ -137,6 +148,10 @@ class Reader:
 
     def _scan(self, topic: Topic, view: _View, at: Position) -> Iterator[Entry]:
         source = SegmentSource(self._objects, self._tiered)
+        committed = self._committed(topic, view, at)
+        if committed is None:
+            return
+        view = committed
         while True:
             segments = self._segments(topic, view, at)
             wanted = ((ledger, segment, ids) for ledger, segment in segments if (ids := _wanted(segment, view, at)))
@@ -149,6 +164,15 @@ class Reader:
                 self._check_trimmed(topic, gone)
             else:
                 return
+
+    def _committed(self, topic: Topic, view: _View, at: Position) -> _View | None:
+        """The view up to the first message of an open transaction; None if there is nothing to see yet."""
+        marked = at if view.state is None else max(at, view.state.mark_delete)
+        frontier = self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
+        if frontier.last is None:
+            return None
+        upto = frontier.last if view.upto is None else min(view.upto, frontier.last)
+        return replace(view, upto=upto, unseen=frontier.hidden)
 
     def _segments(self, topic: Topic, view: _View, at: Position) -> Iterator[tuple[Ledger, Segment]]:
         """Registered segments at or after `at`, in order, looked up ledger by ledger as they are drawn."""
@@ -241,18 +265,19 @@ def _check_whole(ledger: Ledger, rows: Sequence[Segment], start: int) -> None:
 
 
 def _wanted(segment: Segment, view: _View, at: Position) -> BitMap:
-    """Entry ids of the segment at or after `at`, up to the limit, that the cursor has not acknowledged."""
+    """Entry ids of the segment at or after `at`, up to the limit, that consumers see and have not acknowledged."""
     first, end = segment.first_entry, segment.first_entry + segment.entries
     if segment.ledger_id == at.ledger_id:
         first = max(first, at.entry_id)
     if view.upto and segment.ledger_id >= view.upto.ledger_id:
         end = min(end, view.upto.entry_id + 1) if segment.ledger_id == view.upto.ledger_id else first
+    unseen = view.unseen.get(segment.ledger_id, _NONE)
     if view.state is None:
-        return BitMap(range(first, end))
+        return BitMap(range(first, end)) - unseen
     mark = view.state.mark_delete
     if segment.ledger_id <= mark.ledger_id:
         first = max(first, mark.entry_id + 1) if segment.ledger_id == mark.ledger_id else end
-    return BitMap(range(first, end)) - view.state.acknowledged.get(segment.ledger_id, BitMap())
+    return BitMap(range(first, end)) - view.state.acknowledged.get(segment.ledger_id, _NONE) - unseen
 
 
 def _entry(position: Position, row: dict[str, Any], hidden: frozenset[str]) -> Entry:

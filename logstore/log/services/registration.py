@@ -15,6 +15,7 @@ from logstore.errors import (
     RetryableError,
     StaleCatalog,
     TerminalError,
+    TransactionNotOpen,
 )
 from logstore.failpoints import effect
 from logstore.log.services.group_commit import GroupCommitter
@@ -69,7 +70,8 @@ class Registrar:
             deadline_s: On the clock's `monotonic_s`; not tried after it.
 
         Raises:
-            AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog: Refused; this number will never land.
+            AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: Refused; this number will
+                never land.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: Not registered; bounded retries were not enough.
             OutcomeUnknown: Perhaps registered, and the catalog could not be asked.
@@ -90,7 +92,7 @@ class Registrar:
             found = self._registered(write)
             if found is None:
                 raise
-        except (AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog):
+        except (AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen):
             found = self._registered(write) if doubts else None
             if found is None:
                 raise

@@ -10,10 +10,15 @@ from logstore.ports.catalog.batches import Cause, Claim, Detached, Ended, Filed,
 from logstore.ports.catalog.commits import (
     Acknowledge,
     Acknowledged,
+    BeginTransaction,
+    Begun,
     Commits,
+    Decided,
+    EndTransaction,
     ProducerAdvance,
     Registered,
     RegisterSegment,
+    TransactionEntries,
     Write,
     WriteResult,
 )
@@ -47,23 +52,37 @@ from logstore.ports.catalog.reconciliation import (
 )
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.topics import SubscriptionSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
+from logstore.ports.catalog.transactions import (
+    CoordinatorWork,
+    Frontier,
+    Settled,
+    StoredParticipant,
+    StoredTransaction,
+    TransactionCounts,
+    Transactions,
+)
 from logstore.ports.catalog.upkeep import Due, Forgotten, Upkeep
 
 __all__ = [
     "Acknowledge",
     "Acknowledged",
     "AuditLog",
+    "BeginTransaction",
+    "Begun",
     "Catalog",
     "Cause",
     "Claim",
     "Commits",
     "Components",
+    "CoordinatorWork",
     "Copies",
     "Cursors",
+    "Decided",
     "Decision",
     "Deletions",
     "Detached",
     "Due",
+    "EndTransaction",
     "Ended",
     "Fence",
     "Fences",
@@ -72,6 +91,7 @@ __all__ = [
     "FiledIntent",
     "Filing",
     "Forgotten",
+    "Frontier",
     "Identities",
     "Inflight",
     "Inspection",
@@ -99,9 +119,12 @@ __all__ = [
     "SchemaVersion",
     "Schemas",
     "Segment",
+    "Settled",
     "SnapshotChange",
     "Standing",
     "StoredCursor",
+    "StoredParticipant",
+    "StoredTransaction",
     "Subscription",
     "SubscriptionSummary",
     "Tally",
@@ -112,6 +135,9 @@ __all__ = [
     "TopicSummary",
     "Topics",
     "Totals",
+    "TransactionCounts",
+    "TransactionEntries",
+    "Transactions",
     "Upkeep",
     "Write",
     "WriteResult",
@@ -151,3 +177,5 @@ class Catalog(Protocol):
     def inspection(self) -> Inspection: ...  # noqa: D102
     @property
     def reconciliation(self) -> Reconciliation: ...  # noqa: D102
+    @property
+    def transactions(self) -> Transactions: ...  # noqa: D102

@@ -7,6 +7,7 @@ from typing import Protocol
 from logstore.cursors.state import Snapshot
 from logstore.errors import SextonError
 from logstore.positions import LedgerId, Position, TopicId
+from logstore.transactions.transactions import TransactionId, TransactionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,15 @@ class ProducerAdvance:
     producer: str
     first: int
     last: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEntries:
+    """Entries of a segment, one after the other, that belong to an open transaction."""
+
+    txn: TransactionId
+    offset: int  # in the segment
+    entries: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +40,8 @@ class RegisterSegment:
     size_bytes: int
     sha256: str | None = None  # of the object, hexadecimal; None: not known
     producers: tuple[ProducerAdvance, ...] = ()
+    transactions: tuple[TransactionEntries, ...] = ()
+    markers: tuple[int, ...] = ()  # offsets in the segment of entries that no consumer sees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +53,26 @@ class Acknowledge:
     positions: tuple[Position, ...] = ()
     up_to: Position | None = None
     snapshot: Snapshot | None = None  # what the sender has loaded; a transaction reads no object store
+    txn: TransactionId | None = None  # held by this open transaction until it is decided
 
 
-Write = RegisterSegment | Acknowledge
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginTransaction:
+    """Open a transaction. Repeated after an unknown outcome it opens another one; the first one times out."""
+
+    tc_id: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransaction:
+    """Decide a transaction; the same verb twice is answered twice."""
+
+    txn: TransactionId
+    commit: bool
+
+
+Write = RegisterSegment | Acknowledge | BeginTransaction | EndTransaction
 """A small write that travels in a group commit."""
 
 
@@ -65,7 +94,21 @@ class Acknowledged:
     snapshot_ledger: LedgerId | None = field(default=None, compare=False)  # where the rest of its state is
 
 
-WriteResult = Registered | Acknowledged | SextonError
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A transaction that is open."""
+
+    txn: TransactionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What became of a transaction: final at once where it has no participants."""
+
+    state: TransactionState
+
+
+WriteResult = Registered | Acknowledged | Begun | Decided | SextonError
 
 
 class Commits(Protocol):
@@ -77,7 +120,8 @@ class Commits(Protocol):
         A write that a rule refuses is answered with its error and does not disturb the others: `LedgerFenced`,
         `ProducerFenced`, `AlreadyExists` (segment number), `SnapshotNeeded` (an acknowledgement without the
         snapshot that its cursor has), `UnknownObject`, `InvalidInput`, `StaleCatalog`,
-        `PreconditionFailed` (topic not ACTIVE).
+        `PreconditionFailed` (topic not ACTIVE), `TransactionNotOpen`, `TransactionEnded` (decided otherwise, or past
+        its deadline), `AcknowledgementHeld` (by another transaction, or for good).
         Raises when the transaction as a whole failed: then none of them happened, unless it raises
         `OutcomeUnknown`.
         """

@@ -50,6 +50,7 @@ def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> Non
     with closing(GroupCommitter(world.catalog.commits)) as committer:
         managed = ManagedLedger(
             ledgers=world.catalog.ledgers,
+            transactions=world.catalog.transactions,
             objects=world.objects,
             committer=committer,
             application="sexton",

@@ -122,6 +122,7 @@ def _managed(world: World, objects: FakeObjectStore, **policy: float) -> Iterato
         closing(
             ManagedLedger(
                 ledgers=world.catalog.ledgers,
+                transactions=world.catalog.transactions,
                 objects=objects,
                 committer=committer,
                 application="sexton",

@@ -16,6 +16,7 @@ from logstore.errors import (
     SextonError,
     SnapshotNeeded,
     StaleCatalog,
+    Unsupported,
 )
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
@@ -76,7 +77,12 @@ class FakeCommits:
 
     def _one(self, write: Write) -> WriteResult:
         try:
-            return self._register(write) if isinstance(write, RegisterSegment) else self._acknowledge(write)
+            match write:
+                case RegisterSegment(transactions=()):
+                    return self._register(write)
+                case Acknowledge(txn=None):
+                    return self._acknowledge(write)
+            raise Unsupported("the catalog in memory has no transactions")
         except SextonError as refused:
             return refused
 

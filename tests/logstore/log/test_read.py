@@ -191,6 +191,7 @@ def test_read_sees_what_an_open_ledger_gained_since_it_was_listed(world: World) 
 
     world.catalog.ledgers.listed = listed  # type: ignore[method-assign]
     state = CursorState(world.catalog.spans(world.topic.topic_id)[-1].last)
+    assert not list(process.scan(world.topic, cursor_state=state)), "what may be seen is asked first"
     assert [entry.payload for entry in process.scan(world.topic, cursor_state=state)] == [b"new"]
 
 

@@ -20,6 +20,7 @@ def _written() -> World:
         closing(
             ManagedLedger(
                 ledgers=world.catalog.ledgers,
+                transactions=world.catalog.transactions,
                 objects=world.objects,
                 committer=committer,
                 application="sexton",

@@ -43,6 +43,7 @@ class World:
             closing(
                 ManagedLedger(
                     ledgers=self.catalog.ledgers,
+                    transactions=self.catalog.transactions,
                     objects=objects or self.objects,
                     committer=committer,
                     application="sexton",

@@ -115,7 +115,9 @@ class _Play:
             cursors=catalog.cursors, ledgers=catalog.ledgers, contents=contents, inline_bytes=limit, clock=clock
         )
         committer = self._open.enter_context(closing(GroupCommitter(catalog.commits)))
-        return Subscriptions(cursors=catalog.cursors, committer=committer, ledgers=snapshots)
+        return Subscriptions(
+            cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, ledgers=snapshots
+        )
 
     def _tick(self) -> float:
         self.now_s += 3.0

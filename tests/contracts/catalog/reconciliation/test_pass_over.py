@@ -135,6 +135,7 @@ def test_writer_that_wakes_late_uploads_again_under_a_later_number(world: World)
         closing(
             ManagedLedger(
                 ledgers=world.catalog.ledgers,
+                transactions=world.catalog.transactions,
                 objects=objects,
                 committer=committer,
                 application="sexton",

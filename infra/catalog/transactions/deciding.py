@@ -1,0 +1,125 @@
+"""Begin and end of transactions in a group commit, and the timeout that stands for an abort.
+
+`end` is where a transaction is decided: one SQL transaction sets its state, from which readers of every topic follow,
+and turns what it holds of subscriptions into acknowledgements. What comes later tells the logs, and changes no answer.
+
+Source: Pulsar's transaction coordinator; there the end is announced to each participant, and half of it is seen until
+the last one has heard.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyroaring import BitMap
+from sqlalchemy import Connection, Row, select, tuple_
+
+from infra.catalog import tables as t
+from infra.catalog.cursors.cursor_rows import LockedCursor, store
+from infra.catalog.transactions.participant_rows import participants_of
+from infra.catalog.transactions.transaction_rows import decide, insert_open, next_sequences
+from logstore.cursors.state import CursorState, beyond
+from logstore.errors import SextonError, UnknownObject
+from logstore.ports.catalog import BeginTransaction, Begun, Decided, EndTransaction, StoredParticipant, WriteResult
+from logstore.positions import LedgerId
+from logstore.transactions.transactions import TransactionId, TransactionState, decided
+
+Locked = Mapping[TransactionId, Row[Any]]
+"""Rows of `transaction` that this transaction of the database has locked."""
+
+
+def begin_all(connection: Connection, writes: Sequence[BeginTransaction], *, now_us: int) -> list[WriteResult]:
+    """Open transactions, each coordinator's in one statement."""
+    taken: dict[int, Any] = {}
+    for tc_id in sorted({write.tc_id for write in writes}):
+        count = sum(write.tc_id == tc_id for write in writes)
+        taken[tc_id] = iter(next_sequences(connection, tc_id, count))
+    opened = [(TransactionId(one.tc_id, next(taken[one.tc_id])), round(one.timeout_s * 1_000_000)) for one in writes]
+    if opened:
+        insert_open(connection, opened, now_us=now_us)
+    return [Begun(txn=txn) for txn, _ in opened]
+
+
+def end_all(
+    connection: Connection,
+    writes: Sequence[EndTransaction],
+    locked: Locked,
+    states: dict[TransactionId, TransactionState],
+    *,
+    now_us: int,
+) -> list[WriteResult]:
+    """Decide transactions whose rows are locked, in order; the second of two verbs for one meets the first.
+
+    `states` are those of the locked rows, and are changed with them.
+    """
+    results: list[WriteResult] = []
+    changed: dict[TransactionId, TransactionState] = {}
+    for write in writes:
+        state = _decided(write, locked, states, now_us)
+        if isinstance(state, TransactionState) and state is not states[write.txn]:
+            states[write.txn] = changed[write.txn] = state
+        results.append(state if isinstance(state, SextonError) else Decided(state=state))
+    final = put_decisions(connection, changed, now_us=now_us)
+    states.update(final)
+    return [
+        Decided(state=final.get(write.txn, found.state)) if isinstance(found, Decided) else found
+        for write, found in zip(writes, results, strict=True)
+    ]
+
+
+def _decided(
+    write: EndTransaction, locked: Locked, states: Mapping[TransactionId, TransactionState], now_us: int
+) -> TransactionState | SextonError:
+    row = locked.get(write.txn)
+    if row is None:
+        return UnknownObject("txn", expected="a transaction of this catalog", found=str(write.txn))
+    try:
+        return decided(write.txn, states[write.txn], commit=write.commit, expired=row.deadline_us <= now_us)
+    except SextonError as refused:
+        return refused
+
+
+def put_decisions(
+    connection: Connection, changed: Mapping[TransactionId, TransactionState], *, now_us: int, timed_out: bool = False
+) -> dict[TransactionId, TransactionState]:
+    """Write what was decided of locked, open transactions: the state of each, final where nobody is to be told."""
+    if not changed:
+        return {}
+    participants = participants_of(connection, list(changed))
+    states = {txn: state if participants[txn] else _final(state) for txn, state in changed.items()}
+    decide(connection, states, now_us=now_us, timed_out=timed_out)
+    _acknowledge(
+        connection,
+        [one for txn, state in states.items() if state.commits for one in participants[txn] if one.positions],
+    )
+    return states
+
+
+def _final(state: TransactionState) -> TransactionState:
+    return TransactionState.COMMITTED if state.commits else TransactionState.ABORTED
+
+
+def _acknowledge(connection: Connection, held: Sequence[StoredParticipant]) -> None:
+    """Let cursors have what committed transactions held of them; mark-delete moves with the next acknowledgement.
+
+    A cursor that was sought, or whose ledgers were detached since, keeps only what still counts.
+    """
+    wanted = sorted({(one.participant.topic_id, one.participant.subscription) for one in held})
+    if not wanted:
+        return
+    c = t.cursor.c
+    query = select(t.cursor).where(tuple_(c.topic_id, c.name).in_(wanted)).order_by(c.cursor_id).with_for_update()
+    cursors = {(row.topic_id, row.name): LockedCursor.of(row) for row in connection.execute(query)}
+    for one in held:
+        cursor = cursors.get((one.participant.topic_id, one.participant.subscription))
+        if cursor:
+            cursor.state = _with(cursor.state, one.positions)
+    store(connection, list(cursors.values()))
+
+
+def _with(state: CursorState, more: Mapping[LedgerId, BitMap]) -> CursorState:
+    acks = dict(state.acknowledged)
+    for ledger_id, bits in more.items():
+        kept = beyond(bits, ledger_id, state.mark_delete)
+        if kept:
+            acks[ledger_id] = acks[ledger_id] | kept if ledger_id in acks else kept
+    return CursorState(state.mark_delete, acks)

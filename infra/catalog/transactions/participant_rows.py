@@ -1,0 +1,137 @@
+"""Rows of participants of transactions: nothing else writes them. Their transactions' rows are locked.
+
+A participant is a topic with messages of a transaction, or a subscription with the acknowledgements that it holds.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from typing import Any, Final
+
+from pyroaring import BitMap
+from sqlalchemy import Connection, LargeBinary, Row, and_, delete, literal, select, true, tuple_, update
+from sqlalchemy.types import TypeEngine
+
+from infra.catalog import tables as t
+from infra.catalog.engine.many import BIG, TEXT, Statement, inserting, rows_of, value_of
+from infra.catalog.transactions.buffer_rows import txn_pairs
+from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
+from logstore.ports.catalog import Settled, StoredParticipant
+from logstore.positions import LedgerId, TopicId
+from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+
+_T = t.transaction.c
+_P = t.transaction_participant.c
+_Kinds = dict[str, TypeEngine[Any]]
+
+_OF_TRANSACTION: Final = and_(_P.tc_id == _T.tc_id, _P.sequence == _T.sequence)
+
+
+def join(connection: Connection, joined: Iterable[tuple[TransactionId, Participant, str]]) -> None:
+    """Insert participants that are not there, each with its topic's name; their open transactions are locked."""
+    rows = {(txn.tc_id, txn.sequence, one.topic_id, one.subscription, topic) for txn, one, topic in joined}
+    if rows:
+        _joining(connection.dialect.name).execute(connection, rows)
+
+
+@cache
+def _joining(dialect: str) -> Statement:
+    kinds: _Kinds = {"tc_id": BIG, "sequence": BIG, "topic_id": BIG, "subscription": TEXT, "topic": TEXT}
+    joined = rows_of(dialect, "joined", kinds)
+    columns = [joined.source.c[name] for name in kinds]
+    rows = select(*columns, literal(b"", LargeBinary())).where(true())  # SQLite reads ON as a join's without a WHERE
+    put = inserting(dialect, t.transaction_participant).from_select([*kinds, "positions"], rows)
+    return Statement(sql=put.on_conflict_do_nothing(), rows=joined)
+
+
+def hold(
+    connection: Connection, txn: TransactionId, participant: Participant, positions: Mapping[LedgerId, BitMap]
+) -> None:
+    """Set what a participant's transaction holds of its subscription, whose cursor is locked."""
+    mine = (_P.tc_id == txn.tc_id, _P.sequence == txn.sequence, _P.topic_id == participant.topic_id)
+    this = update(t.transaction_participant).where(*mine, _P.subscription == participant.subscription)
+    connection.execute(this.values(positions=pack_acknowledged(positions)))
+
+
+def held(
+    connection: Connection, subscriptions: Collection[tuple[TopicId, str]]
+) -> dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]]:
+    """What open transactions hold of each of these subscriptions."""
+    found: dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]] = {key: {} for key in subscriptions}
+    query = (
+        select(_P.topic_id, _P.subscription, _P.tc_id, _P.sequence, _P.positions)
+        .join(t.transaction, _OF_TRANSACTION)
+        .where(tuple_(_P.topic_id, _P.subscription).in_(sorted(found)), _T.state == TransactionState.OPEN.value)
+    )
+    for row in connection.execute(query) if found else ():
+        txn = TransactionId(row.tc_id, row.sequence)
+        found[TopicId(row.topic_id), row.subscription][txn] = unpack_acknowledged(row.positions)
+    return found
+
+
+def participants_of(
+    connection: Connection, txns: Collection[TransactionId]
+) -> dict[TransactionId, list[StoredParticipant]]:
+    """Participants, ascending, of each of the transactions."""
+    found: dict[TransactionId, list[StoredParticipant]] = {txn: [] for txn in txns}
+    rows = _participating(connection.dialect.name).execute(connection, txn_pairs(txns)) if found else ()
+    for row in rows:
+        found[TransactionId(row.tc_id, row.sequence)].append(_participant(row))
+    return found
+
+
+@cache
+def _participating(dialect: str) -> Statement:
+    asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
+    same = and_(_P.tc_id == asked.source.c.tc_id, _P.sequence == asked.source.c.sequence)
+    query = select(t.transaction_participant).join(asked.source, same)
+    return Statement(sql=query.order_by(_P.tc_id, _P.sequence, _P.topic_id, _P.subscription), rows=asked)
+
+
+def _participant(row: Row[Any]) -> StoredParticipant:
+    return value_of(
+        StoredParticipant,
+        row,
+        participant=Participant(TopicId(row.topic_id), row.subscription),
+        positions=unpack_acknowledged(row.positions),
+        how=Settled(row.how) if row.how else None,
+    )
+
+
+def settle_participants(
+    connection: Connection, done: Iterable[tuple[TransactionId, Participant, Settled]], *, now_us: int
+) -> int:
+    """Count participants of decided transactions as told; those that are stay as they are. How many are new."""
+    rows = [(txn.tc_id, txn.sequence, who.topic_id, who.subscription, how.value, now_us) for txn, who, how in done]
+    if not rows:
+        return 0
+    return _settling(connection.dialect.name).execute(connection, rows).rowcount
+
+
+@cache
+def _settling(dialect: str) -> Statement:
+    kinds: _Kinds = {
+        "tc_id": BIG,
+        "sequence": BIG,
+        "topic_id": BIG,
+        "subscription": TEXT,
+        "how": TEXT,
+        "settled_us": BIG,
+    }
+    told = rows_of(dialect, "told", kinds)
+    c = told.source.c
+    same = [_P[name] == c[name] for name in ("tc_id", "sequence", "topic_id", "subscription")]
+    mine = update(t.transaction_participant).where(*same, _P.settled_us.is_(None))
+    return Statement(sql=mine.values(how=c.how, settled_us=c.settled_us, last_error=None), rows=told)
+
+
+def put_errors(connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
+    """Write down why participants could not be told."""
+    mine = (_P.tc_id == txn.tc_id, _P.sequence == txn.sequence, _P.settled_us.is_(None))
+    for who, error in sorted(failures.items()):
+        this = (_P.topic_id == who.topic_id, _P.subscription == who.subscription)
+        connection.execute(update(t.transaction_participant).where(*mine, *this).values(last_error=error))
+
+
+def remove_participants(connection: Connection, pairs: Collection[tuple[int, int]]) -> None:
+    """Remove the participants of transactions that are forgotten."""
+    connection.execute(delete(t.transaction_participant).where(tuple_(_P.tc_id, _P.sequence).in_(pairs)))

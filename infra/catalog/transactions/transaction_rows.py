@@ -1,0 +1,203 @@
+"""Rows of coordinators and of transactions: nothing else writes these two tables.
+
+Locks: after topics, lists and ledgers, before sequences and cursors; of several transactions by id, all that a
+transaction of the database will need at once.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.types import TypeEngine
+
+from infra.catalog import tables as t
+from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
+from infra.catalog.transactions.buffer_rows import txn_pairs
+from infra.catalog.transactions.participant_rows import participants_of, remove_participants
+from logstore.ports.catalog import StoredParticipant, StoredTransaction
+from logstore.transactions.transactions import DECIDED, TransactionId, TransactionState
+
+_T = t.transaction.c
+_P = t.transaction_participant.c
+_C = t.transaction_coordinator.c
+_Kinds = dict[str, TypeEngine[Any]]
+
+
+def next_sequences(connection: Connection, tc_id: int, count: int) -> range:
+    """Take the coordinator's next ids; its row is made if there is none."""
+    connection.execute(ignoring_conflict(connection, t.transaction_coordinator).values(tc_id=tc_id, next_sequence=0))
+    taken = connection.execute(
+        update(t.transaction_coordinator)
+        .where(_C.tc_id == tc_id)
+        .values(next_sequence=_C.next_sequence + count)
+        .returning(_C.next_sequence)
+    ).scalar_one()
+    return range(taken - count, taken)
+
+
+def insert_open(connection: Connection, opened: Sequence[tuple[TransactionId, int]], *, now_us: int) -> None:
+    """Insert open transactions, each with its timeout in microseconds."""
+    rows = [
+        {
+            "tc_id": txn.tc_id,
+            "sequence": txn.sequence,
+            "state": TransactionState.OPEN.value,
+            "created_us": now_us,
+            "deadline_us": now_us + timeout_us,
+            "timed_out": 0,
+            "attempts": 0,
+        }
+        for txn, timeout_us in opened
+    ]
+    connection.execute(insert(t.transaction), rows)
+
+
+@cache
+def _locking(dialect: str) -> Statement:
+    asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
+    same = and_(_T.tc_id == asked.source.c.tc_id, _T.sequence == asked.source.c.sequence)
+    query = select(t.transaction).join(asked.source, same).order_by(_T.tc_id, _T.sequence)
+    return Statement(sql=query.with_for_update(of=t.transaction), rows=asked)
+
+
+def lock_transactions(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, Row[Any]]:
+    """Lock those of the transactions that exist, by id."""
+    pairs = txn_pairs(txns)
+    rows = _locking(connection.dialect.name).execute(connection, pairs).all() if pairs else []
+    return {TransactionId(row.tc_id, row.sequence): row for row in rows}
+
+
+def decide(
+    connection: Connection, states: Mapping[TransactionId, TransactionState], *, now_us: int, timed_out: bool
+) -> None:
+    """OPEN → what was decided, for locked transactions; a final state at once for those without participants."""
+    rows = [
+        {"tc": txn.tc_id, "seq": txn.sequence, "to": state.value, "end": now_us if state.is_final else None}
+        for txn, state in states.items()
+    ]
+    mine = update(t.transaction).where(_T.tc_id == bindparam("tc"), _T.sequence == bindparam("seq"))
+    values = {"state": bindparam("to"), "finished_us": bindparam("end"), "decided_us": now_us}
+    connection.execute(mine.values(**values, timed_out=int(timed_out)), rows)
+
+
+def stored(row: Row[Any], participants: Sequence[StoredParticipant]) -> StoredTransaction:
+    """A row of `transaction` as a value."""
+    return value_of(
+        StoredTransaction,
+        row,
+        txn=TransactionId(row.tc_id, row.sequence),
+        state=TransactionState(row.state),
+        timed_out=bool(row.timed_out),
+        participants=participants,
+    )
+
+
+def with_participants(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredTransaction]:
+    """Rows of `transaction` as values, in their order."""
+    found = participants_of(connection, [TransactionId(row.tc_id, row.sequence) for row in rows])
+    return [stored(row, found[TransactionId(row.tc_id, row.sequence)]) for row in rows]
+
+
+def one(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
+    """The transaction's row."""
+    return (_T.tc_id == txn.tc_id, _T.sequence == txn.sequence)
+
+
+def finish(connection: Connection, txns: Collection[TransactionId], *, now_us: int) -> list[TransactionId]:
+    """Let those of the decided transactions that owe nothing be final, and say which are, now or before."""
+    locked = lock_transactions(connection, txns)
+    told = participants_of(connection, list(locked))
+    owing = {txn for txn, participants in told.items() if any(one.settled_us is None for one in participants)}
+    ended: dict[str, list[tuple[int, int]]] = {}
+    for txn, row in locked.items():
+        if row.state in DECIDED and txn not in owing:
+            ended.setdefault(row.state, []).append((txn.tc_id, txn.sequence))
+    for state, pairs in ended.items():
+        final = TransactionState.COMMITTED if TransactionState(state).commits else TransactionState.ABORTED
+        _finishing(connection.dialect.name, final.value).execute(connection, [(*pair, now_us) for pair in pairs])
+    return sorted(txn for txn, row in locked.items() if row.state != TransactionState.OPEN.value and txn not in owing)
+
+
+@cache
+def _finishing(dialect: str, final: str) -> Statement:
+    ended = rows_of(dialect, "ended", {"tc_id": BIG, "sequence": BIG, "finished_us": BIG})
+    c = ended.source.c
+    mine = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
+    unclaimed = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
+    return Statement(sql=mine.values(state=final, finished_us=c.finished_us, **unclaimed), rows=ended)
+
+
+def states_of(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, TransactionState]:
+    """The state of each of the transactions that exists."""
+    found = _stating(connection.dialect.name).execute(connection, txn_pairs(txns))
+    return {TransactionId(row.tc_id, row.sequence): TransactionState(row.state) for row in found}
+
+
+@cache
+def _stating(dialect: str) -> Statement:
+    asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
+    same = and_(_T.tc_id == asked.source.c.tc_id, _T.sequence == asked.source.c.sequence)
+    return Statement(sql=select(_T.tc_id, _T.sequence, _T.state).join(asked.source, same), rows=asked)
+
+
+def take(
+    connection: Connection, txn: TransactionId, claim: Mapping[str, Any], *, workflow_id: str, now_us: int
+) -> bool:
+    """Claim one transaction unless another workflow works on it; whether it is this one's."""
+    free = or_(func.coalesce(_T.claim_until_us, 0) <= now_us, _T.claim_workflow == workflow_id)
+    return bool(connection.execute(update(t.transaction).where(*one(txn), free).values(**claim)).rowcount)
+
+
+def tell_failure(connection: Connection, txn: TransactionId, error: str, **claim: Any) -> None:  # noqa: ANN401
+    """Count an attempt of an unfinished transaction that failed, and set its claim's columns, if any are given."""
+    mine = update(t.transaction).where(*one(txn), _T.finished_us.is_(None))
+    connection.execute(mine.values(attempts=_T.attempts + 1, last_error=error, **claim))
+
+
+def put_claim(connection: Connection, txns: Collection[TransactionId], claim: Mapping[str, Any]) -> None:
+    """Set the claim's columns of locked transactions."""
+    if txns:
+        _claiming(connection.dialect.name).execute(
+            connection, [(one.tc_id, one.sequence, *claim.values()) for one in txns]
+        )
+
+
+@cache
+def _claiming(dialect: str) -> Statement:
+    kinds: _Kinds = {"tc_id": BIG, "sequence": BIG, "claim_workflow": TEXT, "claim_run": TEXT, "claim_until_us": BIG}
+    claimed = rows_of(dialect, "claimed", kinds)
+    c = claimed.source.c
+    mine = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
+    taken = {name: c[name] for name in ("claim_workflow", "claim_run", "claim_until_us")}
+    return Statement(sql=mine.values(taken), rows=claimed)
+
+
+def remove_finished(connection: Connection, before_us: int, limit: int) -> int:
+    """Remove transactions that finished before that time, oldest first, with their participants; how many."""
+    old = select(_T.tc_id, _T.sequence).where(_T.finished_us < before_us).order_by(_T.finished_us).limit(limit)
+    pairs = [(row.tc_id, row.sequence) for row in connection.execute(old)]
+    if pairs:
+        remove_participants(connection, pairs)
+        connection.execute(delete(t.transaction).where(tuple_(_T.tc_id, _T.sequence).in_(pairs)))
+    return len(pairs)
+
+
+def count_states(connection: Connection) -> Sequence[Row[Any]]:
+    """Of each state of unfinished transactions how many there are, and since when the oldest is in it."""
+    since = func.min(func.coalesce(_T.decided_us, _T.created_us)).label("since")
+    query = select(_T.state, func.count().label("rows"), since).where(_T.finished_us.is_(None)).group_by(_T.state)
+    return connection.execute(query).all()

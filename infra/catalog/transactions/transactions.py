@@ -1,0 +1,259 @@
+"""The port `Transactions` in SQL."""
+
+from collections.abc import Mapping, Sequence
+
+from pyroaring import BitMap
+from sqlalchemy import Connection, and_, func, or_, select, tuple_
+
+from infra.catalog import tables as t
+from infra.catalog.audits import audit
+from infra.catalog.deletion.runs import claimed_by
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.log.ledger_rows import list_query
+from infra.catalog.transactions import participant_rows as participants
+from infra.catalog.transactions import transaction_rows as rows
+from infra.catalog.transactions.buffer_rows import settle_ranges, views
+from infra.catalog.transactions.deciding import put_decisions
+from logstore.errors import ClaimHeld, TransactionNotDecided, UnknownObject
+from logstore.failpoints import effect
+from logstore.log.ledgers import Component
+from logstore.ports.catalog import (
+    Cause,
+    Claim,
+    CoordinatorWork,
+    Frontier,
+    Settled,
+    StoredParticipant,
+    StoredTransaction,
+    TransactionCounts,
+)
+from logstore.positions import LedgerId, Position, TopicId
+from logstore.transactions.transactions import DECIDED, Participant, TransactionId, TransactionState
+
+_T = t.transaction.c
+_UNFINISHED = _T.finished_us.is_(None)
+
+
+class SqlTransactions(OnDatabase):
+    """The `Transactions` port."""
+
+    def get(self, txn: TransactionId) -> StoredTransaction:
+        """See `Transactions.get`."""
+        return self._db.read(lambda connection: _existing(connection, txn))
+
+    def many(
+        self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
+    ) -> list[StoredTransaction]:
+        """See `Transactions.many`."""
+        query = select(t.transaction).where(_T.state.in_([one.value for one in states]) if states else _UNFINISHED)
+        if after is not None:
+            query = query.where(tuple_(_T.tc_id, _T.sequence) > (after.tc_id, after.sequence))
+        ordered = query.order_by(_T.tc_id, _T.sequence).limit(limit)
+        return self._db.read(lambda c: rows.with_participants(c, c.execute(ordered).all()))
+
+    def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
+        """See `Transactions.states`."""
+        return self._db.read(lambda connection: rows.states_of(connection, txns))
+
+    def counts(self) -> TransactionCounts:
+        """See `Transactions.counts`."""
+
+        def work(connection: Connection) -> TransactionCounts:
+            found = {TransactionState(row.state): row for row in rows.count_states(connection)}
+            since = [found[state].since for state in map(TransactionState, DECIDED) if state in found]
+            size = func.coalesce(func.sum(func.length(t.buffer_hidden.c.entries)), 0)
+            return TransactionCounts(
+                states={state: row.rows for state, row in found.items()},
+                oldest_open_us=found[TransactionState.OPEN].since if TransactionState.OPEN in found else None,
+                oldest_decided_us=min(since, default=None),
+                hidden_bytes=int(connection.execute(select(size)).scalar_one()),
+            )
+
+        return self._db.read(work)
+
+    def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
+        """See `Transactions.frontier`."""
+        return self._db.read(lambda connection: _frontier(connection, topic_id, from_ledger))
+
+    def held(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
+        """See `Transactions.held`."""
+        key = (topic_id, subscription)
+        return self._db.read(lambda connection: participants.held(connection, [key])[key])
+
+    def expire(self, tc_id: int, *, limit: int) -> int:
+        """See `Transactions.expire`."""
+
+        def work(connection: Connection) -> int:
+            now = self._db.now_us(connection)
+            late = (_T.tc_id == tc_id, _T.state == TransactionState.OPEN.value, _T.deadline_us <= now, _UNFINISHED)
+            query = select(_T.tc_id, _T.sequence).where(*late).order_by(_T.sequence).limit(limit)
+            found = connection.execute(query.with_for_update(skip_locked=True)).all()
+            states = {TransactionId(*row): TransactionState.ABORTING for row in found}
+            return len(put_decisions(connection, states, now_us=now, timed_out=True))
+
+        with effect("catalog.expire_transactions"):
+            return self._db.write(work)
+
+    def work_of(self, tc_id: int) -> CoordinatorWork:
+        """See `Transactions.work_of`."""
+
+        def work(connection: Connection) -> CoordinatorWork:
+            now, mine = self._db.now_us(connection), (_T.tc_id == tc_id, _UNFINISHED)
+            free = _T.state.in_(DECIDED) & (func.coalesce(_T.claim_until_us, 0) <= now)
+            unclaimed = select(func.count()).where(*mine, free).scalar_subquery()
+            is_open = _T.state == TransactionState.OPEN.value
+            deadline = select(func.min(_T.deadline_us)).where(*mine, is_open).scalar_subquery()
+            row = connection.execute(select(unclaimed.label("unclaimed"), deadline.label("deadline"))).one()
+            return CoordinatorWork(unclaimed=row.unclaimed, next_deadline_us=row.deadline, now_us=now)
+
+        return self._db.read(work)
+
+    def busy_coordinators(self) -> list[int]:
+        """See `Transactions.busy_coordinators`."""
+
+        def work(connection: Connection) -> list[int]:
+            now = self._db.now_us(connection)
+            free = _T.state.in_(DECIDED) & (func.coalesce(_T.claim_until_us, 0) <= now)
+            late = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
+            query = select(_T.tc_id).where(_UNFINISHED, or_(free, late)).distinct().order_by(_T.tc_id)
+            return list(connection.execute(query).scalars())
+
+        return self._db.read(work)
+
+    def claim(self, tc_id: int, claim: Claim, *, limit: int) -> list[StoredTransaction]:
+        """See `Transactions.claim`."""
+
+        def work(connection: Connection) -> list[StoredTransaction]:
+            now = self._db.now_us(connection)
+            own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
+            free = or_(func.coalesce(_T.claim_until_us, 0) <= now, own)
+            mine = (_T.tc_id == tc_id, _UNFINISHED, _T.state.in_(DECIDED), free)
+            query = select(t.transaction).where(*mine).order_by(_T.sequence).limit(limit)
+            found = connection.execute(query.with_for_update(skip_locked=True)).all()
+            rows.put_claim(
+                connection, [TransactionId(row.tc_id, row.sequence) for row in found], claimed_by(claim, now)
+            )
+            return rows.with_participants(connection, found)
+
+        with effect("catalog.claim_transactions"):
+            return self._db.write(work)
+
+    def claim_one(self, txn: TransactionId, claim: Claim) -> StoredTransaction:
+        """See `Transactions.claim_one`."""
+
+        def work(connection: Connection) -> StoredTransaction:
+            found = _existing(connection, txn, lock=True)
+            if found.state is TransactionState.OPEN:
+                raise TransactionNotDecided(str(txn))
+            if found.finished_us is not None:
+                return found
+            now = self._db.now_us(connection)
+            if not rows.take(connection, txn, claimed_by(claim, now), workflow_id=claim.workflow_id, now_us=now):
+                raise ClaimHeld(f"txn {txn}: expected nobody at work on it, found {found.claim_workflow}")
+            return found
+
+        with effect("catalog.claim_transaction"):
+            return self._db.write(work)
+
+    def settle(self, topic_id: TopicId, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> None:
+        """See `Transactions.settle`."""
+
+        def work(connection: Connection) -> None:
+            settle_ranges(connection, topic_id, {txn for txn, _, _ in done})
+            participants.settle_participants(connection, done, now_us=self._db.now_us(connection))
+
+        with effect("catalog.settle_topic"):
+            self._db.write(work)
+
+    def finish(self, txns: Sequence[TransactionId]) -> list[TransactionId]:
+        """See `Transactions.finish`."""
+        with effect("catalog.finish_transactions"):
+            return self._db.write(lambda connection: rows.finish(connection, txns, now_us=self._db.now_us(connection)))
+
+    def hand_over(self, failures: Mapping[TransactionId, str], *, to: Mapping[TransactionId, Claim]) -> None:
+        """See `Transactions.hand_over`."""
+
+        def work(connection: Connection) -> None:
+            now = self._db.now_us(connection)
+            for txn, error in sorted(failures.items()):
+                rows.tell_failure(connection, txn, error, **claimed_by(to[txn], now))
+
+        with effect("catalog.hand_over_transactions"):
+            self._db.write(work)
+
+    def failed(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
+        """See `Transactions.failed`."""
+
+        def work(connection: Connection) -> None:
+            told = "; ".join(f"{one}: {error}" for one, error in sorted(failures.items()))
+            rows.tell_failure(connection, txn, told)
+            participants.put_errors(connection, txn, failures)
+
+        with effect("catalog.transaction_failed"):
+            self._db.write(work)
+
+    def resolve(self, txn: TransactionId, participant: Participant, cause: Cause) -> StoredTransaction:
+        """See `Transactions.resolve`."""
+
+        def work(connection: Connection) -> StoredTransaction:
+            found = _existing(connection, txn)  # decided is decided: its row is locked behind the ledgers, by `finish`
+            known = next((one for one in found.participants if one.participant == participant), None)
+            if known is None:
+                told = ", ".join(str(one.participant) for one in found.participants) or "no participants"
+                raise UnknownObject("participant", expected=f"one of {told}", found=str(participant))
+            if found.state is TransactionState.OPEN:
+                raise TransactionNotDecided(str(txn))
+            if known.settled_us is None:
+                now = self._db.now_us(connection)
+                settle_ranges(connection, participant.topic_id, {txn})
+                participants.settle_participants(connection, [(txn, participant, Settled.RESOLVED)], now_us=now)
+                _audit(connection, found, known, cause, now)
+                rows.finish(connection, [txn], now_us=now)
+            return _existing(connection, txn)
+
+        with effect("catalog.resolve_participant"):
+            return self._db.write(work)
+
+    def forget(self, *, older_than_s: float, limit: int) -> int:
+        """See `Transactions.forget`."""
+
+        def work(connection: Connection) -> int:
+            before = self._db.now_us(connection) - round(older_than_s * 1_000_000)
+            return rows.remove_finished(connection, before, limit)
+
+        with effect("catalog.forget_transactions"):
+            return self._db.write(work)
+
+
+def _existing(connection: Connection, txn: TransactionId, *, lock: bool = False) -> StoredTransaction:
+    query = select(t.transaction).where(*rows.one(txn))
+    found = connection.execute(query.with_for_update() if lock else query).first()
+    if found is None:
+        raise UnknownObject("txn", expected="a transaction of this catalog", found=str(txn))
+    return rows.with_participants(connection, [found])[0]
+
+
+def _audit(connection: Connection, txn: StoredTransaction, of: StoredParticipant, cause: Cause, now_us: int) -> None:
+    detail = {"txn": str(txn.txn), "participant": str(of.participant), "state": txn.state.value}
+    about = of.participant.topic_id
+    audit(connection, "resolve-participant", cause, at_us=now_us, detail=detail, topic_id=about, topic=of.topic)
+
+
+def _frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
+    """The last entry is read first; see `views`."""
+    own = list_query(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
+    listed = (t.ledger.c.list_id == own, t.ledger.c.place.is_not(None), t.ledger.c.entries > 0)
+    last = select(t.ledger.c.ledger_id, t.ledger.c.entries).where(*listed).order_by(t.ledger.c.place.desc()).limit(1)
+    row = connection.execute(last).first()
+    view = views(connection, [topic_id], from_ledger=from_ledger)[topic_id]
+    if row is None:
+        return Frontier(last=None)
+    end = Position(LedgerId(row.ledger_id), row.entries - 1)
+    if view.first_open is None:
+        return Frontier(last=end, hidden=view.hidden)
+    first = view.first_open
+    if first.entry_id > 0:
+        return Frontier(last=Position(first.ledger_id, first.entry_id - 1), hidden=view.hidden)
+    before = connection.execute(last.where(t.ledger.c.ledger_id < first.ledger_id)).first()
+    end_before = Position(LedgerId(before.ledger_id), before.entries - 1) if before else None
+    return Frontier(last=end_before, hidden=view.hidden)

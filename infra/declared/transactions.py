@@ -1,0 +1,91 @@
+"""The tables of transactions as they are declared; see `models`."""
+
+from sqlalchemy import BigInteger, Index, Integer, LargeBinary, Text, text
+from sqlmodel import Field, SQLModel
+
+from infra.telemetry import current_trace_id
+
+Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER key
+
+
+class TransactionCoordinatorRow(SQLModel, table=True):
+    """Where the ids of one coordinator's transactions have arrived."""
+
+    __tablename__ = "transaction_coordinator"
+    tc_id: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
+    next_sequence: int = Field(default=0, sa_type=Big)
+
+
+class TransactionRow(SQLModel, table=True):
+    """A transaction. Its state alone says whether its messages are visible."""
+
+    __tablename__ = "transaction"
+    __table_args__ = (
+        Index(
+            "transaction_unfinished",
+            "tc_id",
+            "state",
+            "deadline_us",
+            sqlite_where=text("finished_us IS NULL"),
+            postgresql_where=text("finished_us IS NULL"),
+        ),
+        Index("transaction_by_end", "finished_us"),
+    )
+    tc_id: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
+    sequence: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    state: str
+    created_us: int = Field(sa_type=Big)
+    deadline_us: int = Field(sa_type=Big)
+    decided_us: int | None = Field(default=None, sa_type=Big)
+    finished_us: int | None = Field(default=None, sa_type=Big)
+    timed_out: int = Field(default=0, sa_type=Integer)  # 1: its deadline aborted it
+    claim_workflow: str | None = None
+    claim_run: str | None = None
+    claim_until_us: int | None = Field(default=None, sa_type=Big)
+    attempts: int = 0  # to tell its participants, after the first
+    last_error: str | None = Field(default=None, sa_type=Text)
+    trace_id: str | None = Field(
+        default=None, sa_column_kwargs={"default": current_trace_id, "onupdate": current_trace_id}
+    )
+
+
+class TransactionParticipantRow(SQLModel, table=True):
+    """A topic with messages of a transaction, or a subscription of it with the acknowledgements that it holds."""
+
+    __tablename__ = "transaction_participant"
+    __table_args__ = (Index("transaction_participant_by_topic", "topic_id", "subscription"),)
+    tc_id: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
+    sequence: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    subscription: str = Field(primary_key=True)  # empty: messages
+    topic: str
+    positions: bytes = Field(default=b"", sa_type=LargeBinary)  # acknowledged in the transaction, packed
+    settled_us: int | None = Field(default=None, sa_type=Big)  # since when the log tells of it
+    how: str | None = None  # MARKED, GONE or RESOLVED
+    last_error: str | None = Field(default=None, sa_type=Text)
+
+
+class BufferRangeRow(SQLModel, table=True):
+    """Entries of one transaction, one after the other in a ledger, until its topic is settled."""
+
+    __tablename__ = "buffer_range"
+    __table_args__ = (
+        Index("buffer_range_by_topic", "topic_id"),
+        Index("buffer_range_by_transaction", "tc_id", "sequence"),
+    )
+    ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    first_entry: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    entries: int = Field(sa_type=Big)
+    topic_id: int = Field(sa_type=Big)
+    tc_id: int = Field(sa_type=Integer)
+    sequence: int = Field(sa_type=Big)
+
+
+class BufferHiddenRow(SQLModel, table=True):
+    """Entries of a ledger that no consumer sees: markers, and messages of aborted transactions."""
+
+    __tablename__ = "buffer_hidden"
+    __table_args__ = (Index("buffer_hidden_by_topic", "topic_id", "ledger_id"),)
+    ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    topic_id: int = Field(sa_type=Big)
+    entries: bytes = Field(sa_type=LargeBinary)  # a roaring bitmap

@@ -1,0 +1,163 @@
+"""Transactions in the catalog, and their port. Begin, end, messages and acknowledgements travel in group commits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from pyroaring import BitMap
+
+from logstore.ports.catalog.batches import Cause, Claim
+from logstore.positions import LedgerId, Position, TopicId
+from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """What readers of a topic may see: entries up to `last`, inclusive, less those that are hidden."""
+
+    last: Position | None  # max_read_position; None: nothing
+    hidden: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
+
+
+class Settled(StrEnum):
+    """How a participant came to count as done."""
+
+    MARKED = "MARKED"  # its marker is in the log
+    GONE = "GONE"  # the topic or the subscription was deleted
+    RESOLVED = "RESOLVED"  # by an operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredParticipant:
+    """A participant of a transaction."""
+
+    participant: Participant
+    topic: str  # encoded
+    positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # acknowledged in the transaction
+    settled_us: int | None = None
+    how: Settled | None = None
+    last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTransaction:
+    """A transaction with its participants, ascending."""
+
+    txn: TransactionId
+    state: TransactionState
+    created_us: int
+    deadline_us: int
+    decided_us: int | None
+    finished_us: int | None
+    timed_out: bool
+    attempts: int
+    last_error: str | None
+    claim_workflow: str | None
+    trace_id: str | None
+    participants: Sequence[StoredParticipant]
+
+    @property
+    def owed(self) -> list[StoredParticipant]:
+        """Participants that are still to be told."""
+        return [one for one in self.participants if one.settled_us is None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorWork:
+    """What a coordinator has to do now, and when next."""
+
+    unclaimed: int  # decided transactions that no workflow works on
+    next_deadline_us: int | None  # of its open transactions
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionCounts:
+    """Numbers for people and gauges."""
+
+    states: Mapping[TransactionState, int]  # of unfinished ones
+    oldest_open_us: int | None  # since when the oldest open one is
+    oldest_decided_us: int | None  # since when the oldest decided one is not through
+    hidden_bytes: int  # of bitmaps of hidden entries
+
+
+class Transactions(Protocol):
+    """Rows of transactions. What decides one is a write of a group commit; here it is read, and its end told."""
+
+    def get(self, txn: TransactionId) -> StoredTransaction:
+        """The transaction.
+
+        Raises:
+            UnknownObject: There is none, or it was forgotten.
+        """
+
+    def many(
+        self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
+    ) -> list[StoredTransaction]:
+        """Transactions by id ascending, behind `after`; of these states, or unfinished ones if none is named."""
+
+    def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
+        """The state of each that exists, in one statement: what waiting clients poll."""
+
+    def counts(self) -> TransactionCounts:
+        """How many are unfinished, and since when."""
+
+    def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
+        """What readers may see, at one moment; hidden entries of earlier ledgers are left out.
+
+        Of a topic that does not exist there is nothing to see.
+        """
+
+    def held(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
+        """What open transactions have acknowledged of the subscription."""
+
+    def expire(self, tc_id: int, *, limit: int) -> int:
+        """Abort open transactions whose deadline has passed, by the catalog's clock; how many. Repeating is fine."""
+
+    def work_of(self, tc_id: int) -> CoordinatorWork:
+        """What the coordinator has to do."""
+
+    def busy_coordinators(self) -> list[int]:
+        """Coordinators with expired open transactions, or decided ones that no workflow works on; ascending."""
+
+    def claim(self, tc_id: int, claim: Claim, *, limit: int) -> list[StoredTransaction]:
+        """Take decided transactions that no workflow works on, or which are this workflow run's already.
+
+        Idempotency: claims lapse by the catalog's clock, so what a dead claimant took is taken again.
+        """
+
+    def claim_one(self, txn: TransactionId, claim: Claim) -> StoredTransaction:
+        """Take one decided transaction, or renew one's claim; one that is finished is answered as it is.
+
+        Raises:
+            UnknownObject: There is none.
+            ClaimHeld: Another workflow works on it.
+            TransactionNotDecided: It is open.
+        """
+
+    def settle(self, topic_id: TopicId, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> None:
+        """Count participants of one topic as told, and settle its buffer: all of one topic in one transaction.
+
+        Messages of aborted transactions become hidden for good; ranges go. Idempotency: what is settled stays so.
+        """
+
+    def finish(self, txns: Sequence[TransactionId]) -> list[TransactionId]:
+        """COMMITTING → COMMITTED, ABORTING → ABORTED for those that owe nothing more; which are final now."""
+
+    def hand_over(self, failures: Mapping[TransactionId, str], *, to: Mapping[TransactionId, Claim]) -> None:
+        """Give transactions whose participants could not all be told to workflows of their own, with the error."""
+
+    def failed(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
+        """Write down an attempt, and why each participant could not be told."""
+
+    def resolve(self, txn: TransactionId, participant: Participant, cause: Cause) -> StoredTransaction:
+        """Count a participant as told, by an operator's word, with a row in the audit log; repeating changes nothing.
+
+        Raises:
+            UnknownObject: No such transaction or participant.
+            TransactionNotDecided: It is open.
+        """
+
+    def forget(self, *, older_than_s: float, limit: int) -> int:
+        """Remove transactions that finished so long ago, with their participants; how many."""

@@ -1,0 +1,1 @@
+"""Transactions: one decision for messages on several topics and acknowledgements of several subscriptions."""

@@ -1,0 +1,98 @@
+"""Acknowledgements that a transaction holds of a subscription until it is decided.
+
+Source: Pulsar's PendingAckHandle: an entry that another transaction holds, or that is acknowledged, is a conflict.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pyroaring import BitMap
+
+from logstore.cursors.state import CursorState, LedgerSpan, acknowledge, acknowledge_to
+from logstore.errors import AcknowledgementHeld
+from logstore.positions import LedgerId, Position
+from logstore.transactions.transactions import TransactionId
+
+Positions = Mapping[LedgerId, BitMap]
+"""Entry ids by ledger; no bitmap is ever changed in place."""
+
+
+def taken(
+    subscription: str,
+    state: CursorState,
+    spans: Sequence[LedgerSpan],
+    held: Mapping[TransactionId, Positions],
+    txn: TransactionId,
+    *,
+    positions: Sequence[Position],
+    up_to: Position | None,
+) -> dict[LedgerId, BitMap]:
+    """What the transaction holds once it has acknowledged these too; what it holds already may be asked for again.
+
+    Args:
+        subscription: Its name.
+        state: The whole cursor.
+        spans: The topic's ledgers, as far as readers may see.
+        held: What open transactions hold of the subscription.
+        txn: Whose acknowledgement it is.
+        positions: Single entries.
+        up_to: Or everything up to and including this one that is neither acknowledged nor held by this transaction.
+
+    Raises:
+        InvalidInput: A position that no reader can have met.
+        AcknowledgementHeld: An entry that is acknowledged, or that another open transaction holds.
+    """
+    acknowledge(state, positions, spans)  # refuses positions that no entry has
+    own = {ledger_id: bits.copy() for ledger_id, bits in held.get(txn, {}).items()}
+    wanted = _single(subscription, state, own, positions)
+    if up_to is not None:
+        acknowledge_to(state, up_to, spans)
+        _join(wanted, _range(state, spans, up_to))
+    for other, theirs in held.items():
+        for ledger_id in theirs.keys() & wanted.keys() if other != txn else ():
+            both = theirs[ledger_id] & wanted[ledger_id]
+            if both:
+                position = str(Position(ledger_id, both.min()))
+                raise AcknowledgementHeld(subscription, position=position, found=f"it held by transaction {other}")
+    _join(own, wanted)
+    return own
+
+
+def _single(
+    subscription: str, state: CursorState, own: Positions, positions: Sequence[Position]
+) -> dict[LedgerId, BitMap]:
+    wanted: dict[LedgerId, BitMap] = {}
+    for position in positions:
+        if position.entry_id in own.get(position.ledger_id, ()):
+            continue
+        if state.covers(position):
+            raise AcknowledgementHeld(subscription, position=str(position), found="it acknowledged already")
+        wanted.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
+    return wanted
+
+
+def _range(state: CursorState, spans: Sequence[LedgerSpan], up_to: Position) -> dict[LedgerId, BitMap]:
+    """Entries up to the position that consumers see and have not acknowledged."""
+    mark, found = state.mark_delete, dict[LedgerId, BitMap]()
+    for span in spans:
+        if not mark.ledger_id <= span.ledger_id <= up_to.ledger_id:
+            continue
+        first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
+        end = min(span.entries, up_to.entry_id + 1) if span.ledger_id == up_to.ledger_id else span.entries
+        bits = BitMap(range(first, max(first, end))) - state.acknowledged.get(span.ledger_id, BitMap())
+        bits -= span.hidden or BitMap()
+        if bits:
+            found[span.ledger_id] = bits
+    return found
+
+
+def _join(into: dict[LedgerId, BitMap], more: Positions) -> None:
+    for ledger_id, bits in more.items():
+        into[ledger_id] = into[ledger_id] | bits if ledger_id in into else bits
+
+
+def without(state: CursorState, held: Mapping[TransactionId, Positions]) -> CursorState:
+    """The cursor as consumers meet it: what an open transaction holds is delivered to nobody else meanwhile."""
+    acks = dict(state.acknowledged)
+    for theirs in held.values():
+        _join(acks, theirs)
+    return CursorState(state.mark_delete, acks)

@@ -1,0 +1,1 @@
+"""What is done with transactions: their broadcast."""

@@ -1,0 +1,172 @@
+"""The broadcast of decided transactions: each participant's topic is told in its own log, and its buffer settled.
+
+Nothing here changes what readers see: the state of the transaction's row has decided that. A topic is told with one
+append for all transactions of a batch, and settled in one SQL transaction after it; when no participant is owed, the
+transaction is final.
+
+Any step may run twice. A marker that is written again says the same of the same transaction, and is hidden as the first
+one is; what is settled stays so. A process may die between any two steps: what it had claimed is claimed again.
+
+Source: Pulsar's transaction coordinator, which sends the end to each partition and subscription on its own.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Final
+
+from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import PreconditionFailed, SextonError, StaleCatalog, UnknownObject
+from logstore.failpoints import effect
+from logstore.log.services import ManagedLedger
+from logstore.ports.catalog import (
+    Settled,
+    StoredParticipant,
+    StoredTransaction,
+    Topic,
+    Topics,
+    TopicState,
+    Transactions,
+)
+from logstore.positions import TopicId
+from logstore.transactions.markers import Marker, Verb, as_entries
+from logstore.transactions.transactions import Participant, TransactionId
+
+_LOG: Final = logging.getLogger(__name__)
+_TOPICS: Final = 32
+"""Topics that are told at a time: each waits for storage."""
+
+_Told = tuple[StoredTransaction, StoredParticipant]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcasted:
+    """What became of a batch of transactions."""
+
+    finished: Sequence[TransactionId] = ()
+    failures: Mapping[TransactionId, Mapping[Participant, str]] = field(default_factory=dict)
+    topics_failed: int = 0
+    topics: int = 0
+
+
+class Broadcasts:
+    """Tells participants. Threads share one; close it."""
+
+    def __init__(
+        self,
+        *,
+        transactions: Transactions,
+        topics: Topics,
+        managed: ManagedLedger,
+        epoch: Callable[[], int],
+        advance: Callable[[TopicId, str], object],
+    ) -> None:
+        """Work on a catalog and its log.
+
+        Args:
+            transactions: The catalog's transactions.
+            topics: The catalog's topics.
+            managed: The log, to which markers are appended.
+            epoch: The catalog's epoch now.
+            advance: Moves a subscription over what has become contiguous; may fail, and is then done by the next
+                acknowledgement.
+        """
+        self._transactions, self._topics, self._managed = transactions, topics, managed
+        self._epoch, self._advance = epoch, advance
+        self._threads = ThreadPoolExecutor(_TOPICS, thread_name_prefix="broadcast")
+
+    def close(self) -> None:
+        """End the threads; what is under way ends first."""
+        self._threads.shutdown()
+
+    def settle(self, batch: Sequence[StoredTransaction]) -> Broadcasted:
+        """Tell all participants that are owed, topic by topic; a topic that fails holds up no other.
+
+        Args:
+            batch: Decided transactions, claimed by the caller.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: The catalog did not answer; nothing is lost, claims lapse.
+        """
+        owed: dict[TopicId, list[_Told]] = {}
+        for txn in batch:
+            for one in txn.owed:
+                owed.setdefault(one.participant.topic_id, []).append((txn, one))
+        epoch = self._epoch()
+        calls = {
+            topic_id: self._threads.submit(copy_context().run, self._tell, topic_id, told, epoch)
+            for topic_id, told in owed.items()
+        }
+        failures: dict[TransactionId, dict[Participant, str]] = {}
+        failed = 0
+        for topic_id, call in calls.items():
+            error = call.result()
+            if error is not None:
+                failed += 1
+                for txn, one in owed[topic_id]:
+                    failures.setdefault(txn.txn, {})[one.participant] = error
+        finished = self._transactions.finish([txn.txn for txn in batch if txn.txn not in failures])
+        self._move_on(batch, set(finished))
+        return Broadcasted(finished=finished, failures=failures, topics=len(calls), topics_failed=failed)
+
+    def _tell(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> str | None:
+        """Mark and settle one topic; the error in one sentence, if any."""
+        try:
+            how = self._mark(topic_id, told, epoch)
+            self._transactions.settle(topic_id, [(txn.txn, one.participant, how) for txn, one in told])
+        except SextonError as error:
+            _LOG.warning("topic %s: %d transactions could not be told: %s", topic_id, len(told), error)
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _mark(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> Settled:
+        """Append the markers of a topic, in the order of transactions; a topic that is gone needs none."""
+        markers = [
+            Marker(
+                txn=txn.txn,
+                verb=Verb.COMMIT if txn.state.commits else Verb.ABORT,
+                epoch=epoch,
+                subscription=one.participant.subscription,
+                positions=one.positions if txn.state.commits else {},
+            )
+            for txn, one in told
+        ]
+        name = told[0][1].topic
+        topic = Topic(topic_id=topic_id, name=name, state=TopicState.ACTIVE, policy=RetentionPolicy(), created_us=0)
+        try:
+            with effect("transactions.append_markers"):
+                self._managed.append(topic, as_entries(markers))
+        except (UnknownObject, PreconditionFailed) as error:
+            if isinstance(error, StaleCatalog) or self._stands(topic_id):
+                raise
+            return Settled.GONE
+        return Settled.MARKED
+
+    def _stands(self, topic_id: TopicId) -> bool:
+        """Whether the topic is there, and not being deleted: then a refusal has another reason."""
+        try:
+            return self._topics.by_id(topic_id).state is TopicState.ACTIVE
+        except UnknownObject:
+            return False
+
+    def _move_on(self, batch: Sequence[StoredTransaction], finished: set[TransactionId]) -> None:
+        """Let subscriptions move over what was acknowledged: nobody waits for it, and it may fail."""
+        moved = {
+            (one.participant.topic_id, one.participant.subscription)
+            for txn in batch
+            if txn.txn in finished and txn.state.commits
+            for one in txn.participants
+            if one.participant.subscription
+        }
+        for topic_id, subscription in sorted(moved):
+            self._threads.submit(copy_context().run, self._advanced, topic_id, subscription)
+
+    def _advanced(self, topic_id: TopicId, subscription: str) -> None:
+        try:
+            self._advance(topic_id, subscription)
+        except SextonError as error:
+            _LOG.info(
+                "topic %s, subscription %s: moves on with its next acknowledgement: %s", topic_id, subscription, error
+            )

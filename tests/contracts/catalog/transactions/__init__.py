@@ -1,0 +1,1 @@
+"""Transactions in SQL, on SQLite and on PostgreSQL."""

@@ -1,0 +1,158 @@
+"""Acknowledgements in a transaction: held until it is decided, all or nothing, and by one transaction at a time."""
+
+import pytest
+
+from logstore.errors import AcknowledgementHeld, InvalidInput, TransactionNotOpen, UnknownObject
+from logstore.ports.catalog import Acknowledge, Acknowledged, Topic
+from logstore.positions import Position
+from logstore.transactions.transactions import TransactionId
+from tests.contracts.catalog.steps import acknowledge, at, new_topic, race, roll
+from tests.contracts.catalog.transactions.steps import begin, end, hold, one, produce, settle
+from tests.contracts.catalog.worlds import SqlWorld
+
+pytestmark = pytest.mark.postgres
+_SUB = "billing"
+
+
+@pytest.fixture
+def topic(sql_world: SqlWorld) -> Topic:
+    """Ten entries and a subscription that stands before them."""
+    found = new_topic(sql_world)
+    produce(sql_world, found, (None, 10))
+    sql_world.catalog.cursors.subscribe(found.topic_id, _SUB, latest=False)
+    return found
+
+
+def _entry(world: SqlWorld, topic: Topic, number: int) -> Position:
+    return at(world.catalog.ledgers.listed(topic.topic_id)[0].ledger_id, number)
+
+
+def _covered(world: SqlWorld, topic: Topic) -> list[int]:
+    state = world.catalog.cursors.get(topic.topic_id, _SUB).state
+    return [number for number in range(10) if state.covers(_entry(world, topic, number))]
+
+
+def test_commit_acknowledges_what_was_held_and_abort_releases_it(sql_world: SqlWorld, topic: Topic) -> None:
+    """At once, before anything is told to the log."""
+    kept, gone = begin(sql_world), begin(sql_world)
+    hold(sql_world, topic, _SUB, kept, _entry(sql_world, topic, 1), _entry(sql_world, topic, 3))
+    hold(sql_world, topic, _SUB, kept, _entry(sql_world, topic, 4))
+    hold(sql_world, topic, _SUB, gone, _entry(sql_world, topic, 0))
+    assert _covered(sql_world, topic) == []
+    assert set(sql_world.catalog.transactions.held(topic.topic_id, _SUB)) == {kept, gone}
+    end(sql_world, kept, commit=True)
+    end(sql_world, gone, commit=False)
+    assert _covered(sql_world, topic) == [1, 3, 4]
+    assert sql_world.catalog.transactions.held(topic.topic_id, _SUB) == {}
+    positions = sql_world.catalog.transactions.get(kept).participants[0].positions
+    assert [list(bits) for bits in positions.values()] == [[1, 3, 4]], "its marker tells them"
+
+
+def test_abort_releases_exactly_what_its_own_transaction_held(sql_world: SqlWorld, topic: Topic) -> None:
+    """Source: apache/pulsar#14327."""
+    first, second = begin(sql_world), begin(sql_world)
+    hold(sql_world, topic, _SUB, first, _entry(sql_world, topic, 0))
+    hold(sql_world, topic, _SUB, second, _entry(sql_world, topic, 1))
+    end(sql_world, second, commit=False)
+    held = sql_world.catalog.transactions.held(topic.topic_id, _SUB)
+    assert list(held) == [first]
+
+
+def test_an_entry_is_held_by_one_transaction_and_never_after_it_was_acknowledged(
+    sql_world: SqlWorld, topic: Topic
+) -> None:
+    """The same one may ask again."""
+    first, second = begin(sql_world), begin(sql_world)
+    entry = _entry(sql_world, topic, 2)
+    for _ in range(2):
+        assert isinstance(hold(sql_world, topic, _SUB, first, entry), Acknowledged)
+    refused = hold(sql_world, topic, _SUB, second, _entry(sql_world, topic, 5), entry)
+    assert isinstance(refused, AcknowledgementHeld)
+    assert str(refused).endswith(f"expected entry {entry} to be free, found it held by transaction {first}")
+    assert second not in sql_world.catalog.transactions.held(topic.topic_id, _SUB), "nothing of it was held"
+    end(sql_world, first, commit=True)
+    assert isinstance(hold(sql_world, topic, _SUB, second, entry), AcknowledgementHeld)
+    acknowledge(sql_world, topic.topic_id, _SUB, (entry.ledger_id, 7))
+    assert isinstance(hold(sql_world, topic, _SUB, second, at(entry.ledger_id, 7)), AcknowledgementHeld)
+
+
+def test_many_transactions_at_once_hold_an_entry_for_one_of_them(sql_world: SqlWorld, topic: Topic) -> None:
+    """The cursor's lock decides."""
+    txns = [begin(sql_world) for _ in range(8)]
+    answers = race(lambda n: hold(sql_world, topic, _SUB, txns[n], _entry(sql_world, topic, 0)), runners=8)
+    assert sum(isinstance(answer, Acknowledged) for answer in answers) == 1
+    assert sum(isinstance(answer, AcknowledgementHeld) for answer in answers) == 7
+
+
+def test_up_to_holds_what_is_left_up_to_there_and_meets_what_others_hold(sql_world: SqlWorld, topic: Topic) -> None:
+    """Entries that are acknowledged are left out."""
+    first, second = begin(sql_world), begin(sql_world)
+    ledger = _entry(sql_world, topic, 0).ledger_id
+    acknowledge(sql_world, topic.topic_id, _SUB, up_to=(ledger, 1))
+    acknowledge(sql_world, topic.topic_id, _SUB, (ledger, 3))
+    hold(sql_world, topic, _SUB, first, up_to=at(ledger, 5))
+    assert [list(bits) for bits in sql_world.catalog.transactions.held(topic.topic_id, _SUB)[first].values()] == [
+        [2, 4, 5]
+    ]
+    assert isinstance(hold(sql_world, topic, _SUB, second, up_to=at(ledger, 9)), AcknowledgementHeld)
+    end(sql_world, first, commit=True)
+    assert _covered(sql_world, topic) == [0, 1, 2, 3, 4, 5]
+    assert isinstance(hold(sql_world, topic, _SUB, second, up_to=at(ledger, 9)), Acknowledged)
+
+
+def test_acknowledgement_outside_open_changes_nothing(sql_world: SqlWorld, topic: Topic) -> None:
+    """Source: apache/pulsar#15524."""
+    txn = begin(sql_world)
+    end(sql_world, txn, commit=True)
+    assert isinstance(hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, 0)), TransactionNotOpen)
+    assert isinstance(hold(sql_world, topic, _SUB, TransactionId(3, 3), _entry(sql_world, topic, 0)), UnknownObject)
+    assert _covered(sql_world, topic) == []
+
+
+def test_what_no_reader_can_have_met_is_not_acknowledged(sql_world: SqlWorld, topic: Topic) -> None:
+    """Neither plainly nor in a transaction: it would never be delivered once its own transaction commits."""
+    writer, reader = begin(sql_world), begin(sql_world)
+    hidden = produce(sql_world, topic, (writer, 1))
+    assert isinstance(hold(sql_world, topic, _SUB, reader, hidden), InvalidInput)
+    plain = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=hidden)
+    assert isinstance(one(sql_world, plain), InvalidInput)
+    end(sql_world, writer, commit=True)
+    assert isinstance(hold(sql_world, topic, _SUB, reader, hidden), Acknowledged)
+
+
+def test_mark_delete_passes_what_no_consumer_sees(sql_world: SqlWorld, topic: Topic) -> None:
+    """Markers and aborted messages keep no subscription back, and no ledger."""
+    txn = begin(sql_world)
+    produce(sql_world, topic, (txn, 2))
+    end(sql_world, txn, commit=False)
+    settle(sql_world, txn, topic)
+    produce(sql_world, topic, (None, 1), markers=[0])
+    ledger = _entry(sql_world, topic, 0).ledger_id
+    answer = acknowledge(sql_world, topic.topic_id, _SUB, up_to=(ledger, 9))
+    assert isinstance(answer, Acknowledged)
+    assert answer.mark_delete == at(ledger, 12)
+    roll(sql_world, topic.topic_id)
+    assert sql_world.phase_one(topic.topic_id).ledgers == 1
+
+
+def test_retention_passes_a_marker_that_came_after_the_last_acknowledgement(sql_world: SqlWorld, topic: Topic) -> None:
+    """The cursor's row still stands before it."""
+    ledger = _entry(sql_world, topic, 0).ledger_id
+    acknowledge(sql_world, topic.topic_id, _SUB, up_to=(ledger, 9))
+    produce(sql_world, topic, (None, 1), markers=[0])
+    roll(sql_world, topic.topic_id)
+    assert sql_world.phase_one(topic.topic_id).ledgers == 1
+
+
+def test_commit_to_a_subscription_that_was_sought_or_removed_changes_what_still_counts(
+    sql_world: SqlWorld, topic: Topic
+) -> None:
+    """A commit is never refused for what became of a cursor."""
+    txn, other = begin(sql_world), begin(sql_world)
+    hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, 1), _entry(sql_world, topic, 6))
+    sql_world.catalog.cursors.seek(topic.topic_id, _SUB, _entry(sql_world, topic, 5))
+    end(sql_world, txn, commit=True)
+    assert _covered(sql_world, topic) == [0, 1, 2, 3, 4, 6]
+    hold(sql_world, topic, _SUB, other, _entry(sql_world, topic, 8))
+    sql_world.sql("DELETE FROM cursor")
+    assert end(sql_world, other, commit=True).commits
