@@ -15,6 +15,7 @@ from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import checked_worker_id
+from logstore.transactions.transactions import MOST_COORDINATORS, TransactionId
 from workflows.deletion.values import (
     MOST_OBJECTS_PER_S,
     DeleteLedgerInput,
@@ -25,6 +26,7 @@ from workflows.deletion.values import (
 )
 from workflows.offload.values import OffloadAsk, OffloadPolicy
 from workflows.reconciliation.values import ReconcileOrphansInput
+from workflows.transactions.values import BroadcastTransactionInput, CoordinatorInput, SweepTransactionsInput
 
 MOST_IDS: Final = 10_000
 """Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
@@ -144,6 +146,11 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "run_id": _run_id,
     "older_than_s": _within(0, _MOST_AGE_S),
     "max_orphan_share": _within(0, 1),
+    "txn": _as(TransactionId.parse),
+    "tc_id": _within(0, MOST_COORDINATORS - 1),
+    "linger_s": _within(0, 60),
+    "pause_s": _within(0, _MONTH_S),
+    "most_pause_s": _within(0, _MONTH_S),
     "inventories": _inventories,
     "master": _master,
 }
@@ -184,6 +191,11 @@ def uploads_queue(task_queue: str) -> str:
     return f"{task_queue}-uploads"
 
 
+def transactions_queue(task_queue: str) -> str:
+    """The queue beside a task queue where coordinators and broadcasts work: they linger, and hold a thread each."""
+    return f"{task_queue}-transactions"
+
+
 def bulk_queue(task_queue: str) -> str:
     """The queue beside a task queue where its bulk jobs run, one at a time on each worker."""
     return f"{task_queue}-bulk"
@@ -192,6 +204,9 @@ def bulk_queue(task_queue: str) -> str:
 _SERVED: Final[Mapping[type, Callable[[str], str]]] = {
     OffloadPolicy: uploads_queue,
     ReconcileOrphansInput: bulk_queue,
+    CoordinatorInput: transactions_queue,
+    BroadcastTransactionInput: transactions_queue,
+    SweepTransactionsInput: transactions_queue,
 }
 
 

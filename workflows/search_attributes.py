@@ -3,14 +3,20 @@
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 TOPIC = SearchAttributeKey.for_keyword("SextonTopic")  # encoded name
 LEDGER_ID = SearchAttributeKey.for_int("SextonLedgerId")
 OUTCOME = SearchAttributeKey.for_keyword_list("SextonOutcome")  # every outcome that occurred
 RUN_ID = SearchAttributeKey.for_keyword("SextonRunId")  # batch or plan
+TRANSACTION = SearchAttributeKey.for_keyword("SextonTransaction")  # tc:sequence
 
-ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID)
+ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID, TRANSACTION)
+
+
+def of_transaction(txn: str, outcome: str) -> TypedSearchAttributes:
+    """Which transaction a job is about, and how it is: OWED while a participant is to be told."""
+    return TypedSearchAttributes([SearchAttributePair(TRANSACTION, txn), SearchAttributePair(OUTCOME, [outcome])])
 
 
 def ensure_topic(topic: str) -> None:

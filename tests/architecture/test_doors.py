@@ -28,6 +28,11 @@ _DOORS: Final = {
     "schema_version": "log.schemas",
     "segment": "log.ledger_rows",
     "topic": "log.topic_rows",
+    "buffer_hidden": "transactions.buffer_rows",
+    "buffer_range": "transactions.buffer_rows",
+    "transaction": "transactions.transaction_rows",
+    "transaction_coordinator": "transactions.transaction_rows",
+    "transaction_participant": "transactions.participant_rows",
 }
 """Table → its module of writes in `infra.catalog`."""
 

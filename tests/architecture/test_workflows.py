@@ -12,6 +12,7 @@ from workflows.deletion import values as deletion
 from workflows.jobs import Job
 from workflows.offload import values as offload
 from workflows.reconciliation import values as reconciliation
+from workflows.transactions import values as transactions
 
 _ROUTED = {"self._dispatch.execute"}
 
@@ -76,7 +77,12 @@ def test_jobs_are_what_workflows_take_and_answer() -> None:
     """Programs start a workflow by these names and types, and never import it."""
     told = {
         one.name: one
-        for one in [*vars(deletion).values(), *vars(offload).values(), *vars(reconciliation).values()]
+        for one in [
+            *vars(deletion).values(),
+            *vars(offload).values(),
+            *vars(reconciliation).values(),
+            *vars(transactions).values(),
+        ]
         if isinstance(one, Job)
     }
     hosted = {one.name: one for one in map(_Definition.must_from_class, WORKFLOWS)}

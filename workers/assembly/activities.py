@@ -12,6 +12,7 @@ from activities.offload import LedgerOffload
 from activities.reconciliation.applying import Applying
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import Planning
+from activities.transactions.coordination import Coordination
 from logstore.ports.owners import Owners
 from logstore.reconciliation.services.orphans import StoredOrphans
 from workers.assembly.log import LogStore
@@ -29,6 +30,7 @@ class Activities:
     offload: LedgerOffload
     planning: Planning
     applying: Applying
+    coordination: Coordination
 
     def of_owners(self) -> Sequence[Callable[..., Any]]:
         """Those that run at a topic's owner."""
@@ -43,12 +45,19 @@ class Activities:
         """Those of the queue of bulk jobs."""
         return [self.planning.run_bulk]
 
+    def of_transactions(self) -> Sequence[Callable[..., Any]]:
+        """Those of the queue of transactions."""
+        return [self.coordination.drain, self.coordination.tell]
+
     def all(self) -> Sequence[Callable[..., Any]]:
         """Every one."""
         return [
             *self.of_owners(),
             *self.of_uploads(),
             *self.of_bulk(),
+            *self.of_transactions(),
+            self.coordination.busy_coordinators,
+            self.coordination.forget,
             self.deletion.next_ranges,
             self.upkeep.adopt,
             self.upkeep.forget,
@@ -110,6 +119,11 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
         ),
         planning=planning,
         applying=applying,
+        coordination=Coordination(
+            transactions=catalog.transactions,
+            broadcasts=log.broadcasts,
+            finished_retention_s=log.policies.finished_retention_s,
+        ),
     )
 
 

@@ -54,13 +54,21 @@ def known_queues(queues: list[str] | None) -> list[str] | None:
     return queues
 
 
+def known_transaction(txn: str | None) -> str | None:
+    """A transaction's id, if it can be one."""
+    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
+
+    return None if txn is None else str(TransactionId.parse(txn))
+
+
 Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; stored in the audit log.", callback=_storable)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would go and change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the workflow's result.")]
 Transaction = Annotated[
-    str | None, typer.Option("--txn", metavar="TC:SEQ", help="Transactions come with a later release: refused.")
+    str | None,
+    typer.Option("--txn", metavar="TC:SEQ", help="As part of this open transaction.", callback=known_transaction),
 ]
 DurableDelete = Annotated[
     bool | None,

@@ -57,6 +57,7 @@ COMMANDS = {
         "orphans",
         ("orphans.report",),
     ),
+    "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn", "txn"),
     "audit": CommandEntry("Destructive acts, with actor and reason.", "ledger.explain", "audit"),
     "schedule": CommandEntry("Jobs that recur: sweep, trim and plan.", "workflow", "schedule"),
     "owners": CommandEntry("Which worker does the background work of which topics.", "owners", "owners"),

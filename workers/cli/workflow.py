@@ -40,6 +40,9 @@ class Kind(StrEnum):
     OFFLOAD_TOPIC = "offload-topic"
     OFFLOAD_LEDGER = "offload-ledger"
     SWEEP_DELETIONS = "sweep-deletions"
+    TRANSACTION_COORDINATOR = "transaction-coordinator"
+    BROADCAST_TRANSACTION = "broadcast-transaction"
+    SWEEP_TRANSACTIONS = "sweep-transactions"
     RECONCILE_ORPHANS = "reconcile-orphans"
     APPLY_ORPHANS = "apply-orphans"
 

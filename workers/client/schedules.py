@@ -32,12 +32,15 @@ from temporalio.service import RPCError, RPCStatusCode
 from workers.settings import Settings
 from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
 from workflows.jobs import Job, Request
-from workflows.limits import bulk_queue
+from workflows.limits import bulk_queue, transactions_queue
 from workflows.reconciliation.values import RECONCILE_ORPHANS, ReconcileOrphansInput
+from workflows.transactions.values import SWEEP_TRANSACTIONS, SweepTransactionsInput
 
 _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"
 _PLAN: Final = "sexton-plan"
+_TRANSACTIONS: Final = "sexton-transactions"
+_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _TRANSACTIONS)
 _OFF: Final = "its interval is 0s"
 """Note of a schedule that was paused because the settings turn it off; a pause by hand leaves another one."""
 _LEAST_CATCHUP: Final = timedelta(seconds=10)  # the server takes no less
@@ -98,6 +101,15 @@ def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]
             interval_s=settings.plan_interval,
             summary="compare storage with the catalog",
         ),
+        Recurring(
+            schedule_id=_TRANSACTIONS,
+            job=SWEEP_TRANSACTIONS,
+            arg=SweepTransactionsInput(
+                actor=_TRANSACTIONS, reason="schedule", queue=transactions_queue(settings.task_queue)
+            ),
+            interval_s=settings.sweep_interval,
+            summary="wake coordinators with work that nobody does",
+        ),
     )
 
 
@@ -114,7 +126,7 @@ async def apply_schedules(client: Client, settings: Settings, policy: DeletionPo
 
 async def list_schedules(client: Client) -> list[ScheduleRow]:
     """Those of our jobs that are scheduled."""
-    found = await asyncio.gather(*(_described(client.get_schedule_handle(name)) for name in (_SWEEP, _TRIM, _PLAN)))
+    found = await asyncio.gather(*(_described(client.get_schedule_handle(name)) for name in _NAMES))
     return [_row(one) for one in found if one]
 
 

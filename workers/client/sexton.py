@@ -26,6 +26,7 @@ from workers.client import schedules
 from workers.client.batches import Batches, released
 from workers.client.connections import connect_client
 from workers.client.reconciliation_jobs import ReconciliationJobs
+from workers.client.transactions import TransactionJobs
 from workers.client.visibility import WorkflowRow, visible_workflows
 from workers.client.waiting import Say, result_of
 from workers.settings import Settings
@@ -73,7 +74,7 @@ class Redriven:
     handle: Handle[Certificate] | None = None  # of their batch; None if there are no rows
 
 
-class Sexton(ReconciliationJobs):
+class Sexton(ReconciliationJobs, TransactionJobs):
     """Jobs on one Temporal namespace and one catalog.
 
     Input that a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.

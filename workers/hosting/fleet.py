@@ -48,11 +48,14 @@ from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topic import TrimTopic
 from workflows.deletion.trim_topics import TrimTopics
-from workflows.limits import bulk_queue, uploads_queue
+from workflows.limits import bulk_queue, transactions_queue, uploads_queue
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
+from workflows.transactions.broadcast_transaction import BroadcastTransaction
+from workflows.transactions.sweep_transactions import SweepTransactions
+from workflows.transactions.transaction_coordinator import TransactionCoordinator
 
 WORKFLOWS = [
     TrimTopic,
@@ -65,6 +68,9 @@ WORKFLOWS = [
     OffloadLedger,
     ReconcileOrphans,
     ApplyOrphans,
+    TransactionCoordinator,
+    BroadcastTransaction,
+    SweepTransactions,
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
@@ -104,6 +110,13 @@ class WorkerSet:
     def bulk(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
         """The worker for the bulk jobs of `queue`, one at a time: each may use the whole machine."""
         return self._worker(bulk_queue(queue), threads, 1, activities=self.activities.of_bulk())
+
+    def transactions(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
+        """The worker for coordinators and broadcasts of `queue`: a coordinator holds its thread while it lingers."""
+        activities = self.activities.of_transactions()
+        return self._worker(
+            transactions_queue(queue), threads, self.settings.transaction_coordinators, activities=activities
+        )
 
     def owner(self, worker_id: str, threads: ThreadPoolExecutor) -> Worker:
         """The worker for what this process owns: activities alone, and never versioned.
@@ -170,6 +183,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         ThreadPoolExecutor(settings.activity_threads, "owner") as owner_threads,
         ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
         ThreadPoolExecutor(len(queues), "bulk") as bulk_threads,
+        ThreadPoolExecutor(settings.transaction_coordinators, "transactions") as transaction_threads,
     ):
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await namespace.require(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
@@ -184,6 +198,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         workers = [crew.shared(queue, threads) for queue in queues]
         workers += [crew.uploader(queue, upload_threads) for queue in queues]
         workers += [crew.bulk(queue, bulk_threads) for queue in queues]
+        workers += [crew.transactions(queue, transaction_threads) for queue in queues]
         workers.append(crew.owner(name, owner_threads))
         async with alongside(prune_traces(settings)), _gauges(log, metrics), _taking_part(owners, stop) as gave_up:
             _log.info(

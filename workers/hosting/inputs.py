@@ -42,7 +42,16 @@ _REFUSED: Final = "input-refused"
 _IGNORED: Final = "signal-ignored"
 _KIND: Final = InvalidInput.__name__
 _TELLING: Final = {"initialize_workflow", "signal_workflow", "do_update"}
-_PARENTS: Final = ("trim-topic", "delete-topic", "delete-ledgers", "sweep-deletions", "offload-topic", "apply-orphans")
+_PARENTS: Final = (
+    "trim-topic",
+    "delete-topic",
+    "delete-ledgers",
+    "sweep-deletions",
+    "offload-topic",
+    "apply-orphans",
+    "transaction-coordinator",
+    "sweep-transactions",
+)
 """How ids of our jobs begin that start others: an id is all that a child knows of its parent."""
 
 _log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from pydantic import (
 
 from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ownership import MAX_BUNDLES
+from logstore.transactions.transactions import MOST_COORDINATORS
 from workers.settings.durations import LONGEST_S, format_duration, parse_duration
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
@@ -205,7 +206,8 @@ class Settings(BaseModel):
     deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600
     deletion_chunk: Annotated[Count, Field(le=1_000)] = 100
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = 30 * 86_400  # of finished rows; dead letters stay
-    sweep_interval: Interval = 60
+    sweep_interval: Interval = 60  # of deletions, and of transactions
+    transaction_coordinators: Annotated[Count, Field(le=MOST_COORDINATORS)] = 16  # may be raised at any time
     trim_interval: Interval = 300
     plan_interval: Interval = 86_400  # of reconciliations that are planned, and never applied
     ledger_max_entries: Count = 50_000

@@ -70,6 +70,7 @@ class FakeLog:
         self.subscriptions = SimpleNamespace(
             subscribe=self._subscribe,
             get=self._subscription,
+            reading=lambda topic_id, name: self._subscription(topic_id, name).state,
             all=lambda _: list(self.subscribed.values()),
             seek=self._seek,
             acknowledge=self._acknowledge,
@@ -162,8 +163,9 @@ class FakeLog:
         ]
 
     def _acknowledge(
-        self, topic_id: TopicId, name: str, *, positions: tuple[Position, ...], up_to: Position | None
+        self, topic_id: TopicId, name: str, *, positions: tuple[Position, ...], up_to: Position | None, txn: object
     ) -> Acknowledged:
+        assert txn is None
         self.written.append(Acknowledge(topic_id=topic_id, subscription=name, positions=positions, up_to=up_to))
         return Acknowledged(mark_delete=up_to or max(positions))
 

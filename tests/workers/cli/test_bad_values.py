@@ -25,12 +25,13 @@ _VALID: Final = {
     "WORKFLOW_ID": "delete-ledgers/b",
     "BUNDLE": "0",
     "RUN_ID": "plan-1",
+    "TC:SEQ": "3:17",
+    "--participant": "7",
     "--file": __file__,
     "--subscription": "billing",
     "--to": "4:0",
     "--build-id": "b",
 }
-_OF_A_LATER_RELEASE: Final = {"--txn"}  # refused with 3, whatever the value
 _ANY_PRINTABLE: Final = {"--reason", "--home"}  # where `..` is as good as anything
 
 
@@ -77,7 +78,7 @@ def _bad(parameter: Any) -> Iterator[str]:
         yield from _NUMBERS
         if name.startswith("--"):
             yield "-1"
-    elif name not in _OF_A_LATER_RELEASE:
+    else:
         yield from (text for text in _TEXTS if not (name in _ANY_PRINTABLE and text == ".."))
 
 

@@ -128,8 +128,6 @@ def test_usage_error_with_json_is_a_document_and_code_2(
     "args",
     [
         ("topic", "create", ORDERS, "--durable-delete"),
-        ("topic", "append", ORDERS, "--file", "-", "--txn", "1:1"),
-        ("topic", "ack", ORDERS, "--subscription", "s", "--to", "4:0", "--txn", "1:1"),
         ("ledger", "list", ORDERS, "--tombstones"),
         ("ledger", "delete", ORDERS, "1", "--durable-delete"),
         ("worker", "deploy", "--build-id", "b"),

@@ -12,7 +12,7 @@ from logstore.names import check_name
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, Interrupted, failure_of
-from workers.cli.options import TopicArgument, Transaction, refuse_later
+from workers.cli.options import TopicArgument, Transaction
 from workers.cli.output import Answer, note
 from workers.cli.progress import ProgressBar, watching
 from workers.cli.topic.topics import topic
@@ -62,11 +62,11 @@ def append(
 ) -> Answer:
     """Append JSON lines: key, payload or payload_b64, deliver_at, sequence_id, properties.
 
-    Every line is checked first: a bad one stops the command before anything is written.
+    Every line is checked first: a bad one stops the command before anything is written. With --txn nobody sees the
+    entries until the transaction commits.
     """
     from workers.cli.topic.json_lines import parse_lines, rereadable  # noqa: PLC0415 - start-up time
 
-    refuse_later("--txn", "transactions", given=txn is not None)
     if producer is not None:
         check_name("producer", producer)
     done = _Progress()
@@ -75,7 +75,7 @@ def append(
             lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None))
             target = context.topic(name)
             source.seek(0)
-            return _append_all(context, target, _Lines(source, producer, lines, batch), done, bar)
+            return _append_all(context, target, _Lines(source, producer, lines, batch, txn), done, bar)
     except KeyboardInterrupt:
         return _stopped(done, Interrupted(), ExitCode.INTERRUPTED)
 
@@ -86,6 +86,7 @@ class _Lines:
     producer: str | None
     total: int  # entries that were checked: what the file gained since is not read
     batch: int
+    txn: str | None
 
     def batches(self) -> "Iterator[tuple[int, list[NewEntry]]]":
         """The last line's number and the entries of each append."""
@@ -106,11 +107,14 @@ class _Lines:
 
 def _append_all(context: CommandContext, target: "Topic", lines: _Lines, done: _Progress, bar: ProgressBar) -> Answer:
     from logstore.log.entries import ProducedEntries  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
 
+    txn = TransactionId.parse(lines.txn) if lines.txn else None
     bar.say("appending")
     try:
         for number, entries in lines.batches():
-            result = context.log.managed.append(target, ProducedEntries(entries=entries, producer=lines.producer))
+            produced = ProducedEntries(entries=entries, producer=lines.producer, txn=txn)
+            result = context.log.managed.append(target, produced)
             done.count += result.count
             done.duplicates += result.duplicates
             done.first, done.last = done.first or result.first, result.last or done.last

@@ -9,7 +9,7 @@ from logstore.names import check_subscription
 from logstore.positions import LedgerId, Position
 from workers.cli.command import command
 from workers.cli.context import CommandContext
-from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction, refuse_later
+from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction
 from workers.cli.output import Answer
 from workers.cli.topic.documents import entry_document, entry_shown
 from workers.cli.topic.topics import topic
@@ -65,7 +65,7 @@ def _state(context: CommandContext, found: "Topic", subscription: str | None) ->
 
     if subscription is None:
         return CursorState(_BEGINNING)
-    return context.log.subscriptions.get(found.topic_id, check_subscription(subscription)).state
+    return context.log.subscriptions.reading(found.topic_id, check_subscription(subscription))
 
 
 @command(
@@ -85,15 +85,22 @@ def ack(
     to: UpTo = None,
     txn: Transaction = None,
 ) -> Answer:
-    """Acknowledge single entries, or everything up to one."""
-    refuse_later("--txn", "transactions", given=txn is not None)
+    """Acknowledge single entries, or everything up to one; with --txn when the transaction commits, or never."""
     if bool(position) == (to is not None):
         raise InvalidInput("position", expected="either --position or --to", found="both" if position else "neither")
     check_subscription(subscription)
     positions = tuple(Position.parse(one) for one in position or ())
     up_to = None if to is None else Position.parse(to, field="to")
     topic_id = context.topic(name).topic_id
-    answer = context.log.subscriptions.acknowledge(topic_id, subscription, positions=positions, up_to=up_to)
+    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
+
+    answer = context.log.subscriptions.acknowledge(
+        topic_id,
+        subscription,
+        positions=positions,
+        up_to=up_to,
+        txn=None if txn is None else TransactionId.parse(txn),
+    )
     return Answer(document={"mark_delete": str(answer.mark_delete)})
 
 

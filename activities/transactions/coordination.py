@@ -1,0 +1,154 @@
+"""The activities of coordinators and broadcasts: SQL is the queue, and what they claim they tell.
+
+Idempotency of all of them: what is decided stays decided, claims lapse, markers may be written twice; see `Broadcasts`.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from activities.deletion.claims import CLAIM_S, own_claim
+from activities.heartbeats import beating, defined
+from activities.transactions.values import BusyInput, Drained, DrainInput, ForgetInput, TellInput, Told
+from logstore.errors import StoreUnavailable
+from logstore.ports.catalog import Claim, StoredTransaction, Transactions
+from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
+from logstore.transactions.transactions import Owed, Participant, TransactionId
+from logstore.units import between_units
+
+_BATCH: Final = 500
+"""Transactions that are told at once."""
+
+_EXPIRED: Final = 1_000
+_MOST_HANDED: Final = 100  # ids in an answer; more of them are handed over by the next one
+_LOOK_S: Final = (0.003, 0.02)  # between two looks for work, at first and at last
+_EXPIRE_EVERY_S: Final = 1.0
+_SHOWN: Final = 20
+_TOLD: Final = 300  # characters of an error
+
+
+class Coordination:
+    """The activities, over ports."""
+
+    def __init__(self, *, transactions: Transactions, broadcasts: Broadcasts, finished_retention_s: float) -> None:
+        """Take the catalog's transactions, what tells their participants, and when finished ones are forgotten."""
+        self._transactions, self._broadcasts = transactions, broadcasts
+        self._retention_s = finished_retention_s
+
+    @defined(name="transactions.drain")
+    @beating()
+    def drain(self, request: DrainInput) -> Drained:
+        """Abort what has timed out, and tell the participants of what is decided, until there is nothing more to do.
+
+        It lingers a little: the next transaction is then told without a workflow task. Transactions with a participant
+        that cannot be told are handed to workflows of their own, unless nothing could be told at all.
+
+        Idempotency: what was told stays told, and what this attempt had claimed is claimed by the next.
+        Heartbeat: every two seconds.
+        Raises: StoreUnavailable, CatalogBusy (retry).
+        """
+        begun = worked = expired_at = time.monotonic()
+        finished = expired = 0
+        handed: list[str] = []
+        pause, first = _LOOK_S[0], True
+        while True:
+            between_units()
+            now = time.monotonic()
+            if first or now >= expired_at + _EXPIRE_EVERY_S:
+                expired += self._transactions.expire(request.tc_id, limit=_EXPIRED)
+                expired_at, first = now, False
+            batch = self._transactions.claim(request.tc_id, own_claim(), limit=_BATCH)
+            if batch:
+                done = self._broadcasts.settle(batch)
+                finished += len(done.finished)
+                handed += self._hand_over(done)
+                worked, pause = time.monotonic(), _LOOK_S[0]
+            idle = time.monotonic() - worked > request.linger_s
+            if idle or time.monotonic() - begun > request.most_s or len(handed) >= _MOST_HANDED:
+                return self._drained(request.tc_id, finished=finished, expired=expired, handed=handed)
+            if not batch:
+                time.sleep(pause)
+                pause = min(2 * pause, _LOOK_S[1])
+
+    def _hand_over(self, done: Broadcasted) -> list[str]:
+        """Give what failed to workflows of its own; if no topic could be told, the whole store is away: try again."""
+        if not done.failures:
+            return []
+        errors = {txn: _sentence(failures) for txn, failures in done.failures.items()}
+        if done.topics_failed == done.topics and done.topics > 1:
+            raise StoreUnavailable(f"transactions: no topic could be told: {next(iter(errors.values()))}")
+        claims = {txn: Claim(workflow_id=broadcast_id(txn), run_id="", ttl_s=CLAIM_S) for txn in errors}
+        self._transactions.hand_over(errors, to=claims)
+        for txn, failures in done.failures.items():
+            self._transactions.failed(txn, failures)
+        return [str(txn) for txn in sorted(errors)]
+
+    def _drained(self, tc_id: int, *, finished: int, expired: int, handed: list[str]) -> Drained:
+        work = self._transactions.work_of(tc_id)
+        deadline = None if work.next_deadline_us is None else (work.next_deadline_us - work.now_us) / 1_000_000
+        return Drained(
+            finished=finished,
+            expired=expired,
+            handed_over=handed,
+            more=work.unclaimed > 0,
+            next_deadline_s=deadline if deadline is None else max(0.0, deadline),
+        )
+
+    @defined(name="transactions.tell")
+    @beating()
+    def tell(self, request: TellInput) -> Told:
+        """Tell the participants of one decided transaction that are still owed; those that fail are named.
+
+        Idempotency: keyed by `txn`; of one that is finished the end is answered again.
+        Raises: UnknownObject, TransactionNotDecided, ClaimHeld (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        txn = TransactionId.parse(request.txn)
+        found = self._transactions.claim_one(txn, own_claim(CLAIM_S + request.wait_s))
+        if found.finished_us is None:
+            done = self._broadcasts.settle([found])
+            if failures := done.failures.get(txn):
+                self._transactions.failed(txn, failures)
+            found = self._transactions.get(txn)
+        return _told(found)
+
+    @defined(name="transactions.busy_coordinators")
+    @beating()
+    def busy_coordinators(self, request: BusyInput) -> list[int]:
+        """Coordinators with work that nobody does, the first of them.
+
+        Idempotency: reads only.
+        Raises: StoreUnavailable, CatalogBusy (retry).
+        """
+        return self._transactions.busy_coordinators()[: request.limit]
+
+    @defined(name="transactions.forget")
+    @beating()
+    def forget(self, request: ForgetInput) -> int:
+        """Forget a page of transactions that finished long ago; how many.
+
+        Idempotency: the next page, each time.
+        Raises: StoreUnavailable, CatalogBusy (retry).
+        """
+        return self._transactions.forget(older_than_s=self._retention_s, limit=request.limit)
+
+
+def broadcast_id(txn: TransactionId) -> str:
+    """`broadcast-transaction/{tc}-{sequence}`: the workflow that tells one transaction's participants alone."""
+    return f"broadcast-transaction/{txn.tc_id}-{txn.sequence}"
+
+
+def _sentence(failures: Mapping[Participant, str]) -> str:
+    return "; ".join(f"{one}: {error[:_TOLD]}" for one, error in sorted(failures.items())[:_SHOWN])
+
+
+def _told(found: StoredTransaction) -> Told:
+    owed = found.owed
+    return Told(
+        state=found.state.value,
+        settled=len(found.participants) - len(owed),
+        owed=[
+            Owed(participant=str(one.participant), topic=one.topic, error=(one.last_error or "")[:_TOLD])
+            for one in owed[:_SHOWN]
+        ],
+        owed_count=len(owed),
+    )

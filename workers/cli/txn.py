@@ -1,0 +1,202 @@
+"""`txn`: transactions from the command line, and what they still owe to whom."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from logstore.errors import InvalidInput
+from workers.cli.command import command, group
+from workers.cli.context import CommandContext
+from workers.cli.options import Reason, known_transaction
+from workers.cli.output import Answer, note
+from workers.cli.progress import watching
+from workers.cli.texts import plain, shown_us, topic_shown
+from workers.settings import parse_duration
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import StoredParticipant, StoredTransaction
+    from logstore.transactions.transactions import TransactionId
+    from workers.client import Sexton
+
+txn = group("txn", "Transactions: begin, commit, abort, and see what they still owe.")
+
+_STATES = ("OPEN", "COMMITTING", "COMMITTED", "ABORTING", "ABORTED")
+_MOST = 10_000
+
+
+def _known(text: str) -> str:
+    return known_transaction(text) or text
+
+
+def _known_participant(text: str) -> str:
+    from logstore.transactions.transactions import Participant  # noqa: PLC0415 - start-up time
+
+    return str(Participant.parse(text))
+
+
+def _known_state(state: str | None) -> str | None:
+    if state is not None and state.upper() not in _STATES:
+        raise InvalidInput("state", expected=f"one of {', '.join(_STATES)}", found=state)
+    return None if state is None else state.upper()
+
+
+Txn = Annotated[str, typer.Argument(metavar="TC:SEQ", callback=_known, help="As `txn begin` printed it.")]
+Timeout = Annotated[str, typer.Option("--timeout", metavar="T", help="Aborted unless it is decided by then.")]
+OfState = Annotated[
+    str | None,
+    typer.Option("--state", metavar="STATE", callback=_known_state, help=f"Only those: {', '.join(_STATES)}."),
+]
+ParticipantOption = Annotated[
+    str,
+    typer.Option(
+        "--participant",
+        metavar="P",
+        callback=_known_participant,
+        help="Topic id, or topic id/subscription, as `txn show` has it.",
+    ),
+]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="At most so many, by id.")]
+
+
+def _parsed(text: str) -> "TransactionId":
+    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
+
+    return TransactionId.parse(text)
+
+
+@command(txn, "begin", examples=["sexton txn begin", "sexton txn begin --timeout 10m --json"])
+def begin(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
+    """Open a transaction; use its id with `topic append --txn` and `topic ack --txn`."""
+    from logstore.transactions.transactions import check_timeout  # noqa: PLC0415 - start-up time
+
+    seconds = parse_duration(timeout, "timeout")
+    check_timeout(seconds)
+    context.require_store()
+
+    async def work(client: "Sexton") -> Answer:
+        transactions = client.transactions(context.log)
+        opened = await transactions.begin(seconds)
+        await transactions.flush()
+        return Answer(document={"txn": str(opened)})
+
+    return context.with_client(work)
+
+
+@command(txn, "commit", examples=["sexton txn commit 3:17"])
+def commit(context: CommandContext, transaction: Txn) -> Answer:
+    """Make all of a transaction visible at once, and wait until every participant has it."""
+    return _end(context, transaction, commit=True)
+
+
+@command(txn, "abort", examples=["sexton txn abort 3:17"])
+def abort(context: CommandContext, transaction: Txn) -> Answer:
+    """Let nothing of a transaction be visible, and wait until every participant has it."""
+    return _end(context, transaction, commit=False)
+
+
+def _end(context: CommandContext, text: str, *, commit: bool) -> Answer:
+    context.require_store()
+
+    async def work(client: "Sexton") -> Answer:
+        import asyncio  # noqa: PLC0415 - start-up time
+
+        transactions = client.transactions(context.log)
+        asked = transactions.commit if commit else transactions.abort
+        try:
+            with watching(f"telling the participants of {text}"):
+                state = await asked(_parsed(text))
+        except asyncio.CancelledError:
+            note(
+                f"no longer waiting; what was decided of {text} stays, and `sexton txn show {text}` says how far it is"
+            )
+            raise
+        await transactions.flush()
+        return Answer(document={"state": state.value})
+
+    return context.with_client(work)
+
+
+@command(
+    txn,
+    "resolve",
+    examples=["sexton txn resolve 3:17 --participant 7", "sexton txn resolve 3:17 --participant 7/billing"],
+)
+def resolve(
+    context: CommandContext, transaction: Txn, *, participant: ParticipantOption, reason: Reason = ""
+) -> Answer:
+    """Count a participant of a decided transaction as told, by hand: its log will not tell how it ended."""
+    from logstore.ports.catalog import Cause  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transactions import Participant  # noqa: PLC0415 - start-up time
+
+    context.require_store()
+    cause = Cause(actor=context.actor, reason=reason, workflow_id="")
+    found = context.catalog.transactions.resolve(_parsed(transaction), Participant.parse(participant), cause)
+
+    async def retry(client: "Sexton") -> None:
+        if found.finished_us is None:
+            await client.broadcast_transaction(found.txn)
+
+    context.with_client(retry)
+    return Answer(document=_document(found))
+
+
+@command(txn, "list", examples=["sexton txn list", "sexton txn list --state COMMITTING --json"])
+def list_(context: CommandContext, *, state: OfState = None, limit: Limit = 100) -> Answer:
+    """List transactions that are not over, or those of one state."""
+    from logstore.transactions.transactions import TransactionState  # noqa: PLC0415 - start-up time
+
+    states = [] if state is None else [TransactionState(state)]
+    found = context.catalog.transactions.many(states=states, limit=limit + 1)
+    if len(found) > limit:
+        note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
+    rows = [_document(one) for one in found[:limit]]
+    return Answer(
+        document=rows, shown=[_shown(one) for one in found[:limit]], beneath=("owed",), empty="no transactions"
+    )
+
+
+@command(txn, "show", examples=["sexton txn show 3:17", "sexton txn show 3:17 --json"])
+def show(context: CommandContext, transaction: Txn) -> Answer:
+    """Show a transaction with its participants, and which of them are still owed."""
+    found = context.catalog.transactions.get(_parsed(transaction))
+    return Answer(document=_document(found))
+
+
+def _document(found: "StoredTransaction") -> dict[str, Any]:
+    return {
+        "txn": str(found.txn),
+        "state": found.state.value,
+        "created": shown_us(found.created_us),
+        "deadline": shown_us(found.deadline_us),
+        "decided": None if found.decided_us is None else shown_us(found.decided_us),
+        "finished": None if found.finished_us is None else shown_us(found.finished_us),
+        "timed_out": found.timed_out,
+        "attempts": found.attempts,
+        "last_error": found.last_error,
+        "trace_id": found.trace_id,
+        "owed": len(found.owed),
+        "participants": [_participant(one) for one in found.participants],
+    }
+
+
+def _participant(one: "StoredParticipant") -> dict[str, Any]:
+    return {
+        "participant": str(one.participant),
+        "topic": one.topic,
+        "subscription": one.participant.subscription or None,
+        "acknowledged": sum(map(len, one.positions.values())),
+        "settled": None if one.settled_us is None else shown_us(one.settled_us),
+        "how": None if one.how is None else one.how.value,
+        "last_error": one.last_error,
+    }
+
+
+def _shown(found: "StoredTransaction") -> dict[str, object]:
+    owed = [f"{topic_shown(one.topic)} ({one.participant}): {one.last_error or 'not told yet'}" for one in found.owed]
+    return {
+        "txn": str(found.txn),
+        "state": found.state.value,
+        "deadline": shown_us(found.deadline_us),
+        "participants": plain(len(found.participants)),
+        "owed": "; ".join(owed) if found.state.value != "OPEN" else "",
+    }

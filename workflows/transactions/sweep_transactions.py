@@ -1,0 +1,64 @@
+"""`sweep-transactions`: coordinators with work that nobody does are woken, and old transactions are forgotten.
+
+Destroys rows of transactions that finished longer than `finished_retention` ago. Invariant: none; what it misses, the
+next one finds. To stop it, cancel or terminate it.
+
+1. Find coordinators with expired open transactions, or decided ones that no workflow works on.
+2. Wake each, or start it.
+3. Forget finished transactions, page by page.
+
+Source: Pulsar's recovery of the transaction coordinator (apache/pulsar#19200).
+"""
+
+from contextlib import suppress
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.transactions.coordination import Coordination
+    from activities.transactions.values import BusyInput, ForgetInput
+    from workflows import options
+    from workflows.transactions.values import (
+        TRANSACTION_COORDINATOR,
+        CoordinatorInput,
+        SweepTransactionsInput,
+        SweepTransactionsResult,
+    )
+
+_PAGE = 1_000
+
+
+@workflow.defn(name="sweep-transactions")
+class SweepTransactions:
+    """See the module's text."""
+
+    @workflow.run
+    async def run(self, request: SweepTransactionsInput) -> SweepTransactionsResult:
+        """Do the numbered steps."""
+        busy = await workflow.execute_activity_method(Coordination.busy_coordinators, BusyInput(), **options.CATALOG)
+        for tc_id in busy:
+            await _wake(CoordinatorInput(tc_id=tc_id, queue=request.queue))
+        forgotten = 0
+        while True:
+            page = await workflow.execute_activity_method(
+                Coordination.forget, ForgetInput(limit=_PAGE), **options.CATALOG
+            )
+            forgotten += page
+            if page < _PAGE or workflow.info().is_continue_as_new_suggested():
+                return SweepTransactionsResult(woken=len(busy), forgotten=forgotten)
+
+
+async def _wake(request: CoordinatorInput) -> None:
+    tc_id = request.tc_id
+    try:
+        await workflow.start_child_workflow(
+            TRANSACTION_COORDINATOR.name,
+            request,
+            id=TRANSACTION_COORDINATOR.id(tc_id),
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            static_summary=f"transactions of coordinator {tc_id}",
+        )
+    except WorkflowAlreadyStartedError:
+        with suppress(ApplicationError):  # it was terminated meanwhile: the next sweep starts it
+            await workflow.get_external_workflow_handle(TRANSACTION_COORDINATOR.id(tc_id)).signal("wake")

@@ -1,0 +1,89 @@
+"""What travels to and from the workflows of transactions, and by which names and ids programs know them."""
+
+from dataclasses import dataclass, field
+
+from logstore.transactions.transactions import Owed
+from workflows.jobs import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorInput:
+    """Which coordinator, and what an earlier run of it carried over."""
+
+    tc_id: int
+    linger_s: float = 1.0
+    queue: str = ""  # where its activities run, so that they take no thread from others; empty: where the workflow does
+    carried: "CoordinatorProgress | None" = None
+
+    def details(self) -> str:
+        """What the job does, and the command that shows how far it is; its *static details*."""
+        return (
+            f"Tells the participants of decided transactions of coordinator {self.tc_id}, and aborts what times out. "
+            "`sexton txn list` shows them."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorProgress:
+    """What a coordinator has done since it was started."""
+
+    finished: int = 0
+    expired: int = 0
+    handed_over: int = 0
+    drains: int = 0
+    owed: list[str] = field(default_factory=list)  # the last 20 that were handed over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastTransactionInput:
+    """Which transaction."""
+
+    txn: str  # tc:sequence
+    pause_s: float = 1.0  # before the second attempt; doubled by each further one
+    most_pause_s: float = 60.0
+    queue: str = ""
+    carried: "BroadcastProgress | None" = None
+
+    def details(self) -> str:
+        """What the job does, and the command that shows how far it is; its *static details*."""
+        return (
+            f"Tells every participant of transaction {self.txn} how it ended. `sexton txn show {self.txn}` shows which"
+            " are still owed, and `sexton txn resolve` counts one as done."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastProgress:
+    """How far the broadcast of one transaction is."""
+
+    state: str = ""
+    settled: int = 0
+    owed: list[Owed] = field(default_factory=list)  # the first 20
+    owed_count: int = 0
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTransactionsInput:
+    """A look at all coordinators."""
+
+    actor: str = ""
+    reason: str = ""
+    queue: str = ""  # of coordinators that it starts
+
+    def details(self) -> str:
+        """What the job does, and the command that shows how far it is; its *static details*."""
+        return "Wakes coordinators with work that nobody does. `sexton txn list` shows unfinished transactions."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTransactionsResult:
+    """What the look found."""
+
+    woken: int = 0
+    forgotten: int = 0
+
+
+TRANSACTION_COORDINATOR = Job("transaction-coordinator", CoordinatorInput, CoordinatorProgress)
+BROADCAST_TRANSACTION = Job("broadcast-transaction", BroadcastTransactionInput, BroadcastProgress)
+SWEEP_TRANSACTIONS = Job("sweep-transactions", SweepTransactionsInput, SweepTransactionsResult)
