@@ -29,6 +29,7 @@ from logstore.reconciliation import rules
 from logstore.reconciliation.files import FindingFiles
 from logstore.reconciliation.jobs import (
     LEFT_OUT,
+    ROWS_BEFORE,
     BulkJob,
     BulkProgress,
     BulkSummary,
@@ -211,12 +212,15 @@ class Planning:
         folder = published[VerifyFindings.name].folder
         totals = FindingFiles(Path(folder)).totals()
         facts = [fact for one in published.values() for fact in one.facts.items()]
+        compared = published[CompareSides.name]
         return PlanResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},
             ledgers=published[ReadReferences.name].counts["ledgers"],
             before_us=int(run.summary["before_us"]),
             report=folder,
+            rows_before_us=int(compared.facts.get(ROWS_BEFORE, run.summary["rows_before_us"])),
+            young=compared.counts["young"],
             left_out=[
                 f"{name.removeprefix(LEFT_OUT)}: {why}" for name, why in sorted(set(facts)) if name.startswith(LEFT_OUT)
             ],

@@ -37,7 +37,8 @@ class CompareSides:
     """Find candidates: what one side names and the other does not, or names otherwise.
 
     Its summary counts `stored`, `named` and `matched`, as `rules.Overlap` has them, of primary copies, and the same
-    of tiered ones as `tiered_stored`, `tiered_named` and `tiered_matched`.
+    of tiered ones as `tiered_stored`, `tiered_named` and `tiered_matched`; and as `young` the ledgers whose rows were
+    left out for their age. Its fact `ROWS_BEFORE` is the cut-off of rows: an inventory may have made it earlier.
     """
 
     run_id: str
@@ -73,6 +74,9 @@ class BulkProgress:
     done: int  # tasks
     tasks: int
 
+
+ROWS_BEFORE: Final = "rows_before_us"
+"""The fact of a comparison that says which rows were left out: microseconds since 1970, by the catalog's clock."""
 
 LEFT_OUT: Final = "left out: "
 """How the name of a fact begins that says of something, in a sentence, why it could not be compared."""

@@ -21,6 +21,8 @@ class PlanResult:
     before_us: int  # the cut-off, by the store's clock
     report: str  # folder of the findings
     left_out: list[str] = field(default_factory=list)  # what could not be compared, in sentences
+    rows_before_us: int = 0  # the cut-off of rows, by the catalog's clock; 0: a plan of an older build did not say
+    young: int = 0  # ledgers whose rows were left out: nothing is said of what is missing of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from infra.catalog.engine.adbc import adbc_connect, schema_of
 from infra.catalog.reconciliation import facts as sql
 from logstore.reconciliation.files import PAGE, SCHEMA
-from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary, CompareSides
+from logstore.reconciliation.jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareSides
 from logstore.reconciliation.rules import AGE_FLOOR_S
 from logstore.whole_files import replacing
 from spark.reconciliation.compare import compare, strange
@@ -58,7 +58,9 @@ def compare_sides(places: NativePlaces, run: JobRun, job: CompareSides) -> BulkS
     counts = run.spread("compare storage with the catalog", groups, partial(_compare, sides=sides))
     whole = {name: sum(one.get(name, 0) for one in counts) for name in counts[-1]}
     elsewhere = whole.pop(_ELSEWHERE)
-    facts = {f"{LEFT_OUT}copies": f"{elsewhere:,} tiered copies stand where nothing was listed"} if elsewhere else {}
+    facts = {ROWS_BEFORE: str(sides.limits.rows_before_us)}
+    if elsewhere:
+        facts[f"{LEFT_OUT}copies"] = f"{elsewhere:,} tiered copies stand where nothing was listed"
     return BulkSummary(counts=whole, facts=facts)
 
 
@@ -89,7 +91,7 @@ def _compare(group: int, *, sides: _Sides) -> dict[str, int]:
     named = _with_topics(found.candidates, ledgers, sides) if found.candidates.num_rows else found.candidates
     overlaps = asdict(found.primary)
     overlaps |= {f"tiered_{name}": value for name, value in asdict(found.tiered).items()}
-    return {"candidates": _put(path, [named]), _ELSEWHERE: found.elsewhere, **overlaps}
+    return {"candidates": _put(path, [named]), _ELSEWHERE: found.elsewhere, "young": found.young, **overlaps}
 
 
 def _with_topics(candidates: pa.Table, ledgers: pa.Table, sides: _Sides) -> pa.Table:

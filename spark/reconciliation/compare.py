@@ -39,12 +39,13 @@ _NUMBERS: Final = 100_000_000  # of segments in a ledger
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Candidates of a group, how its sides overlap, and how many tiered copies stand elsewhere."""
+    """Candidates of a group, how its sides overlap, and how much of it was not compared."""
 
     candidates: pa.Table
     primary: Overlap
     tiered: Overlap
-    elsewhere: int
+    elsewhere: int  # tiered copies that stand where nothing was listed
+    young: int  # ledgers whose rows are too young
 
 
 def compare(group: Group, limits: Limits) -> Compared:
@@ -70,6 +71,7 @@ def compare(group: Group, limits: Limits) -> Compared:
         primary=Overlap(stored=len(stored.ids), named=int((rows.primary > 0).sum()), matched=int(known.sum())),
         tiered=overlap(group, limits),
         elsewhere=count_elsewhere(group.copies, limits),
+        young=int((rows.created_us >= limits.rows_before_us).sum()),
     )
 
 

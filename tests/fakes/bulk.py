@@ -28,6 +28,7 @@ COMPARED = {
     "tiered_stored": 0,
     "tiered_named": 0,
     "tiered_matched": 0,
+    "young": 0,
 }
 _COUNTED = {
     ListStorage.name: ("objects",),

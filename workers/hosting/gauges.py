@@ -10,7 +10,7 @@ from temporalio.common import MetricMeter
 from logstore.errors import SextonError
 from logstore.ports.catalog import Inflight, ReconciliationRun, RunKind
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.results import plan_result
+from logstore.reconciliation.results import PlanResult, plan_result
 
 _LOOKED_AT = 100  # of plans that failed or are at work, behind which none is looked for
 EVERY_S = 15.0  # Prometheus' usual interval: each scrape sees a new value
@@ -79,17 +79,18 @@ class CatalogGauges:
 
 
 class PlanGauges:
-    """`sexton_reconciliation_missing_data`, and when its plan began, of the newest plan that finished.
+    """`sexton_reconciliation_missing_data`, and when the newest plan that finished began.
 
-    Every worker shows the same values: take the maximum over workers. Before a plan finished there is no gauge at all,
-    for a zero would say that nothing is missing.
+    A loss that a plan found stands until a later plan has looked at rows at least as young: one that left out more for
+    their age says nothing of it. Every worker shows the same values: take the maximum over workers. Before a plan
+    finished there is no gauge at all, for a zero would say that nothing is missing.
     """
 
     def __init__(self, meter: MetricMeter, runs: Callable[..., Sequence[ReconciliationRun]]) -> None:
         """Take the meter of the process's runtime, and how to ask the catalog: `Reconciliation.runs`."""
         self._runs = runs
         self._missing = meter.create_gauge(
-            "sexton_reconciliation_missing_data", "Ledgers whose objects are absent or short, at the newest plan"
+            "sexton_reconciliation_missing_data", "Findings of absent or short objects that no later plan refutes"
         )
         self._begun = meter.create_gauge(
             "sexton_reconciliation_plan_timestamp_seconds", "When the newest plan that finished began", "s"
@@ -102,7 +103,18 @@ class PlanGauges:
             SextonError: The catalog does not answer.
         """
         found = self._runs(RunKind.PLAN, limit=_LOOKED_AT)
-        newest = next((one for one in found if one.finished_us is not None), None)
-        if newest is not None:
-            self._missing.set(plan_result(newest.summary).findings.get(FindingKind.MISSING_DATA.value, 0))
-            self._begun.set(newest.created_us // 1_000_000)
+        finished = [one for one in found if one.finished_us is not None]
+        if finished:
+            self._missing.set(_missing([plan_result(one.summary) for one in finished]))
+            self._begun.set(finished[0].created_us // 1_000_000)
+
+
+def _missing(plans: Sequence[PlanResult]) -> int:
+    """The largest count of those plans, newest first, after which none has looked at rows as young as theirs."""
+    missing, looked_us = 0, -1
+    for plan in plans:
+        before_us = plan.rows_before_us or plan.before_us
+        if before_us > looked_us:
+            missing = max(missing, plan.findings.get(FindingKind.MISSING_DATA.value, 0))
+            looked_us = before_us
+    return missing

@@ -10,7 +10,7 @@ from activities.reconciliation.values import BulkInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import RunKind
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.jobs import LEFT_OUT, CompareSides, ListStorage, VerifyFindings
+from logstore.reconciliation.jobs import LEFT_OUT, ROWS_BEFORE, CompareSides, ListStorage, VerifyFindings
 from tests.activities.reconciliation.plans import DAY_S, JOBS, RUN, Plans, kinds
 from tests.activities.world import environment
 
@@ -28,6 +28,19 @@ def test_plan_counts_findings_and_bytes_of_every_kind(plans: Plans) -> None:
     assert (result.size_bytes["orphan_ledger"], result.size_bytes["missing_data"]) == (300, 5)
     assert result.left_out == ["bucket colder: StoreUnavailable: no answer"]
     assert result.ledgers == 4
+
+
+def test_plan_says_how_much_was_too_young_to_be_compared(plans: Plans) -> None:
+    """An inventory may have moved the cut-off of rows to an earlier time; else it is what the plan began with."""
+    plans.bulk.compared["young"] = 3
+    result = plans.plan()
+    assert (result.young, result.rows_before_us) == (3, plans.runs.run(RUN).summary["rows_before_us"])
+
+
+def test_plan_tells_the_cut_off_that_the_comparison_used(plans: Plans) -> None:
+    """It decides whether the plan may say that nothing is missing any more."""
+    plans.bulk.facts[ROWS_BEFORE] = "77"
+    assert plans.plan().rows_before_us == 77
 
 
 def test_plan_without_findings_is_a_plan(plans: Plans) -> None:

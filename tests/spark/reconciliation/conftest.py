@@ -9,7 +9,14 @@ import pytest
 from infra.objects.client import clock_s
 from logstore.reconciliation.files import FindingFiles
 from logstore.reconciliation.findings import Finding
-from logstore.reconciliation.jobs import BulkJob, CompareSides, ListStorage, ReadReferences, VerifyFindings
+from logstore.reconciliation.jobs import (
+    ROWS_BEFORE,
+    BulkJob,
+    CompareSides,
+    ListStorage,
+    ReadReferences,
+    VerifyFindings,
+)
 from spark.publication import Publication
 from spark.reconciliation.backend import native_mains
 from spark.runner import SparkJobs
@@ -79,6 +86,8 @@ def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
         ]
         for step in steps:
             done = jobs.run(step, lambda _: None)
+            if step.name == CompareSides.name and not inventories:
+                assert int(done.facts[ROWS_BEFORE]) == rows_us
             between(step.name)
         found = [finding for _, finding in FindingFiles(Path(done.folder)).all()]
         assert len(found) == sum(done.counts.values())

@@ -184,6 +184,13 @@ def test_comparison_finds_what_the_rules_say_and_nothing_else(world: World) -> N
     assert (world.found(), world.compared().primary.matched) == (_expected(world), len(known))
 
 
+def test_ledgers_that_are_too_young_are_counted() -> None:
+    """Whatever is missing of them: a plan must be able to say of how many it says nothing."""
+    world = World()
+    world.ledgers += [_ledger(at, {0: 1}, created_us=created) for at, created in ((1, _OLD), (2, _NOW), (3, _NEW))]
+    assert world.compared().young == 2
+
+
 def test_ledger_whose_sums_agree_is_not_read_segment_by_segment() -> None:
     world = World()
     _whole(world, 3, {0: 5, 1: 6})

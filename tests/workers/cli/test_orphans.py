@@ -61,6 +61,8 @@ class Asked:
             before_us=CUT_OFF_US,
             report=str(self.output),
             left_out=["bucket colder: no answer"],
+            rows_before_us=CUT_OFF_US - 3_600_000_000,
+            young=7,
         )
         self.runs.open_run(RUN, RunKind.PLAN, claim=CLAIM, summary={})
         self.runs.close_run(RUN, {"result": asdict(self.plan)})
@@ -163,6 +165,25 @@ def test_plan_that_is_not_waited_for_names_itself(run: Run, asked: Asked) -> Non
     """The run id of the plan is what `report` and `apply` take."""
     found = document(run("orphans", "plan", "--no-wait", "--json"))
     assert found == {"workflow_id": f"reconcile-orphans/{RUN}", "run_id": "run-1", "plan": RUN}
+
+
+def test_plan_says_how_much_it_left_out_for_its_age(run: Run, asked: Asked) -> None:
+    """Rows count as objects do: a ledger that is too young is not said to be whole."""
+    found = document(run("orphans", "plan", "--json"))
+    assert (found["young_ledgers"], found["ledgers"]) == (7, 40)
+    assert (found["before"], found["rows_before"]) == ("2025-11-22T08:26:40Z", "2025-11-22T07:26:40Z")
+    told = run("orphans", "plan").stdout
+    assert "7 of them, created since 2025-11-22T07:26:40Z" in told
+    assert "those written before 2025-11-22T08:26:40Z" in told
+
+
+def test_plan_shows_kinds_of_which_something_was_found(run: Run, asked: Asked) -> None:
+    """People look for what is there; the document has the zeros."""
+    told = run("orphans", "plan").stdout
+    assert "orphan_ledger" in told
+    assert "missing_data" not in told
+    asked.plan.findings.update(ZEROS)
+    assert "(nothing found)" in run("orphans", "plan").stdout
 
 
 def test_plan_that_found_missing_data_says_so(run: Run, asked: Asked) -> None:

@@ -16,6 +16,9 @@ from workers.hosting.gauges import CatalogGauges, DeletionGauges, PlanGauges
 _NAMES = ("sexton_deletion_estimated_inflight", "sexton_deletion_dead_lettered")
 
 
+_CLAIM = Claim(workflow_id="tests", run_id="", ttl_s=60)
+
+
 class _Catalog:
     def __init__(self) -> None:
         self.found = Inflight(estimated_inflight=7, dead_lettered=2)
@@ -65,10 +68,40 @@ def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(capl
     assert len(caplog.records) == 2, "a second outage is told again"
 
 
+@pytest.mark.parametrize(
+    ("plans", "shown"),
+    [
+        ([(100, 2), (50, 0)], 2),  # an older cut-off: the rows that lost their objects were left out
+        ([(100, 2), (50, 1)], 2),
+        ([(100, 2), (50, 3)], 3),
+        ([(100, 2), (100, 0)], 0),
+        ([(100, 2), (101, 0), (50, 0)], 0),
+        ([(100, 2), (50, 0), (99, 0)], 2),
+        ([(200, 1), (100, 2), (50, 0)], 2),
+    ],
+)
+def test_loss_stands_until_a_plan_has_looked_at_rows_as_young(plans: list[tuple[int, int]], shown: int) -> None:
+    """Oldest first: the cut-off of rows, and what is missing."""
+    meter, runs = FakeMeter(), FakeRuns()
+    for number, (rows_before_us, missing) in enumerate(plans):
+        runs.open_run(f"plan-{number}", RunKind.PLAN, claim=_CLAIM, summary={})
+        found = PlanResult(
+            findings={"missing_data": missing},
+            size_bytes={},
+            ledgers=1,
+            before_us=1_000 + number,
+            report="",
+            rows_before_us=rows_before_us,
+        )
+        runs.close_run(f"plan-{number}", {"result": asdict(found)})
+    PlanGauges(meter, runs.runs).read()
+    assert meter.values[series("sexton_reconciliation_missing_data")] == shown
+
+
 def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
     """A plan at work, or one that failed, says nothing; nor does silence say that nothing is missing."""
     meter, runs = FakeMeter(), FakeRuns()
-    gauges, claim = PlanGauges(meter, runs.runs), Claim(workflow_id="tests", run_id="", ttl_s=60)
+    gauges, claim = PlanGauges(meter, runs.runs), _CLAIM
     gauges.read()
     assert not meter.values
     for number, missing in enumerate((3, 1)):

@@ -1,6 +1,7 @@
 """`orphans plan` and `orphans apply`: storage compared with the catalog, and what was found removed."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import counted, finished, in_part, started
 from workers.cli.options import DryRun, Reason, Wait
 from workers.cli.output import Answer, note
+from workers.cli.texts import shown_us
 from workers.settings import checked_master, parse_duration
 
 if TYPE_CHECKING:
@@ -150,15 +152,25 @@ def _planned(result: Any, workflow_id: str) -> Answer:  # noqa: ANN401 - the wor
         "bytes": sizes,
         "report": found.report,
         "ledgers": found.ledgers,
+        "young_ledgers": found.young,
+        "before": shown_us(found.before_us),
+        "rows_before": shown_us(found.rows_before_us),
         "left_out": list(found.left_out),
         "workflow_id": workflow_id,
     }
-    rows = Answer(
-        document=[{"kind": name, "findings": rows, "bytes": sizes[name]} for name, rows in counts.items()],
-        title="findings",
-    )
-    shown = {name: document[name] for name in ("run_id", "report", "ledgers")}
-    return Answer(document=document, shown=shown, more=[rows])
+    shown = {
+        "run id": result.run_id,
+        "ledgers of the catalog": found.ledgers,
+        "too young to be judged": f"{found.young:,} of them, created since {shown_us(found.rows_before_us)}",
+        "objects judged": f"those written before {shown_us(found.before_us)}",
+    }
+    return Answer(document=document, shown=shown, more=[_by_kind(counts, sizes)])
+
+
+def _by_kind(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
+    """A row for each kind of which something was found."""
+    rows = [{"kind": name, "findings": found, "bytes": sizes[name]} for name, found in counts.items() if found]
+    return Answer(document=rows, title="findings", empty="nothing found")
 
 
 @command(
