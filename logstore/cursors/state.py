@@ -119,6 +119,19 @@ def advance(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
     return CursorState(mark, {ledger: bits for ledger, bits in acks.items() if bits and ledger in listed})
 
 
+def backlog(state: CursorState, spans: Sequence[LedgerSpan]) -> int:
+    """How many entries that consumers may see the cursor has not acknowledged."""
+    left, mark = 0, state.mark_delete
+    for span in spans:
+        if span.ledger_id < mark.ledger_id:
+            continue
+        first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
+        done = _passed(state.acknowledged.get(span.ledger_id), span)
+        passed = len(done & BitMap(range(first, max(first, span.entries)))) if done else 0
+        left += max(0, span.entries - first) - passed
+    return left
+
+
 def _passed(acknowledged: BitMap | None, span: LedgerSpan) -> BitMap | None:
     if acknowledged is None or span.hidden is None:
         return span.hidden if acknowledged is None else acknowledged

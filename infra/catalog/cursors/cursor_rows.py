@@ -7,10 +7,10 @@ from typing import Any, Self
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import value_of
-from infra.catalog.log.ledger_rows import data_list
+from infra.catalog.engine.many import any_of, value_of
 from infra.catalog.transactions.buffer_rows import BufferView, views
 from logstore.cursors.state import CursorState, LedgerSpan, advance, pack_acknowledged, unpack_acknowledged
+from logstore.log.ledgers import Component
 from logstore.ports.catalog import StoredCursor
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -27,22 +27,24 @@ def spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -
 
 def spans_of(connection: Connection, wanted: Mapping[TopicId, int]) -> dict[TopicId, list[LedgerSpan]]:
     """As `spans`, of several topics, each from a ledger id on."""
-    listed = {topic_id: _listed(connection, topic_id, first) for topic_id, first in wanted.items()}
+    lists, ledger = t.ledger_list.c, t.ledger.c
+    query = (
+        select(lists.topic_id, ledger.ledger_id, ledger.entries)
+        .select_from(t.ledger_list.join(t.ledger, ledger.list_id == lists.list_id))
+        .where(
+            lists.topic_id.in_(any_of(connection.dialect.name, wanted)),
+            lists.component == Component.MANAGED_LEDGER.value,
+            ledger.place.is_not(None),
+            ledger.ledger_id >= min(wanted.values(), default=0),
+        )
+        .order_by(ledger.ledger_id)
+    )
+    listed: dict[TopicId, list[LedgerSpan]] = {topic_id: [] for topic_id in wanted}
+    for topic_id, ledger_id, entries in connection.execute(query):
+        if ledger_id >= wanted[topic_id]:
+            listed[topic_id].append(LedgerSpan(LedgerId(ledger_id), entries))
     buffers = views(connection, wanted, from_ledger=min(wanted.values(), default=-1))
     return {topic_id: _visible(found, buffers[topic_id]) for topic_id, found in listed.items()}
-
-
-def _listed(connection: Connection, topic_id: TopicId, from_ledger: int) -> list[LedgerSpan]:
-    query = (
-        select(t.ledger.c.ledger_id, t.ledger.c.entries)
-        .where(
-            t.ledger.c.list_id == data_list(connection, topic_id),
-            t.ledger.c.place.is_not(None),
-            t.ledger.c.ledger_id >= from_ledger,
-        )
-        .order_by(t.ledger.c.ledger_id)
-    )
-    return [LedgerSpan(LedgerId(row.ledger_id), row.entries) for row in connection.execute(query)]
 
 
 def _visible(listed: list[LedgerSpan], buffer: BufferView) -> list[LedgerSpan]:

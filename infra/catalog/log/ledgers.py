@@ -10,8 +10,9 @@ from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reop
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import any_of, value_of
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
-from infra.catalog.log.sums import backlog_of, totals_of
+from infra.catalog.log.sums import backlogs_in, totals_of
 from infra.catalog.log.topic_rows import active_topic
+from infra.catalog.transactions.buffer_rows import views
 from logstore.cursors.state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.failpoints import effect
@@ -37,12 +38,14 @@ class SqlLedgers(OnDatabase):
 
     def totals(self, topic_id: TopicId) -> Totals:
         """See `Ledgers.totals`."""
-        return self._db.read(lambda connection: totals_of(connection, [topic_id])[topic_id])
+        return self._db.read(
+            lambda connection: totals_of(connection, [topic_id], views(connection, [topic_id]))[topic_id]
+        )
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         """See `Ledgers.backlogs`."""
         listed = _listed_query(topic_id)
-        return self._db.read(lambda connection: [backlog_of(connection, listed, state) for state in states])
+        return self._db.read(lambda connection: backlogs_in(connection, topic_id, listed, states))
 
     def last(self, topic_id: TopicId) -> Ledger | None:
         """See `Ledgers.last`."""

@@ -1,13 +1,17 @@
 """Sums over the data ledgers of topics, made by the database: no row of a ledger is read for them."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Select, case, func, select
 
 from infra.catalog import tables as t
+from infra.catalog.cursors.cursor_rows import spans_of
 from infra.catalog.engine.many import any_of
-from logstore.cursors.state import CursorState
+from infra.catalog.transactions.buffer_rows import BufferView, views
+from infra.catalog.transactions.frontier import frontier_of
+from logstore.cursors.state import CursorState, backlog
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Totals
 from logstore.positions import LedgerId, Position, TopicId
@@ -18,8 +22,12 @@ _LISTED = t.ledger_list.join(t.ledger, _L.list_id == _LISTS.list_id)
 _IS_DATA = (_LISTS.component == Component.MANAGED_LEDGER.value) & _L.place.is_not(None)
 
 
-def totals_of(connection: Connection, topic_ids: Collection[TopicId]) -> dict[TopicId, Totals]:
-    """Sums over the listed ledgers of each topic, and the first and the last entry of them."""
+Buffers = Mapping[TopicId, BufferView]
+"""Of each topic what `views` answers, read behind its ledgers."""
+
+
+def totals_of(connection: Connection, topic_ids: Collection[TopicId], buffers: Buffers) -> dict[TopicId, Totals]:
+    """Sums over the listed ledgers of each topic, their first entry, and the last one that readers may see."""
     filled = case((_L.entries > 0, _L.ledger_id))
     sums = (func.count(), func.sum(_L.entries), func.sum(_L.size_bytes), func.min(filled), func.max(filled))
     asked = _LISTS.topic_id.in_(any_of(connection.dialect.name, topic_ids))
@@ -31,6 +39,9 @@ def totals_of(connection: Connection, topic_ids: Collection[TopicId]) -> dict[To
         ends = connection.execute(select(_L.ledger_id, _L.entries).where(_L.ledger_id.in_(wanted)))
         entries = {row.ledger_id: row.entries for row in ends}
     found = {TopicId(topic_id): _totals(told, entries) for topic_id, *told in rows}
+    for topic_id, view in buffers.items():
+        if view.first_open is not None:
+            found[topic_id] = replace(found[topic_id], last=frontier_of(connection, topic_id, -1).last)
     return {topic_id: found.get(topic_id, _NOTHING) for topic_id in topic_ids}
 
 
@@ -48,7 +59,31 @@ def _totals(told: Iterable[Any], entries: dict[int, int]) -> Totals:
     )
 
 
-def backlog_of(connection: Connection, listed: Select[Any], state: CursorState) -> int:
+def _of_transactions(
+    connection: Connection, states: Mapping[tuple[TopicId, str], CursorState], buffers: Buffers
+) -> dict[tuple[TopicId, str], int]:
+    """Backlogs of cursors on topics with open transactions or hidden entries; the others are not in it."""
+    asked = {
+        topic_id: min(state.mark_delete.ledger_id for (one, _), state in states.items() if one == topic_id)
+        for topic_id, buffer in buffers.items()
+        if (buffer.first_open is not None or buffer.hidden) and any(one == topic_id for one, _ in states)
+    }
+    listed = spans_of(connection, asked) if asked else {}
+    return {key: backlog(state, listed[key[0]]) for key, state in states.items() if key[0] in listed}
+
+
+def backlogs_in(
+    connection: Connection, topic_id: TopicId, listed: Select[Any], states: Sequence[CursorState]
+) -> list[int]:
+    """Of each state what is left of the topic's listed ledgers; states may be whole, where rows hold a part."""
+    if not states:
+        return []
+    keys = {(topic_id, str(number)): state for number, state in enumerate(states)}
+    found = _of_transactions(connection, keys, views(connection, [topic_id]))
+    return [found[key] if key in found else _backlog(connection, listed, state) for key, state in keys.items()]
+
+
+def _backlog(connection: Connection, listed: Select[Any], state: CursorState) -> int:
     """Entries of the listed ledgers beyond the cursor's mark, without those that it has acknowledged one by one."""
     mark = state.mark_delete
     left = _beyond(mark.ledger_id, mark.entry_id)
@@ -60,9 +95,12 @@ def backlog_of(connection: Connection, listed: Select[Any], state: CursorState) 
 
 
 def backlogs_of(
-    connection: Connection, topic_ids: Collection[TopicId], states: dict[tuple[TopicId, str], CursorState]
+    connection: Connection,
+    topic_ids: Collection[TopicId],
+    states: Mapping[tuple[TopicId, str], CursorState],
+    buffers: Buffers,
 ) -> dict[tuple[TopicId, str], int]:
-    """As `backlog_of`, of all cursors of the topics at once; `states` are those of their rows."""
+    """As `backlogs_in`, of all cursors of the topics at once; `states` are those of their rows."""
     c = t.cursor.c
     query = (
         select(c.topic_id, c.name, func.sum(_beyond(c.mark_ledger, c.mark_entry)).label("left"))
@@ -77,7 +115,8 @@ def backlogs_of(
     }
     named = {ledger_id for state in states.values() for ledger_id in state.acknowledged}
     listed = _still_listed(connection, named)
-    return {key: _without(left.get(key, 0), state, listed) for key, state in states.items()}
+    found = {key: _without(left.get(key, 0), state, listed) for key, state in states.items()}
+    return found | _of_transactions(connection, states, buffers)
 
 
 def _beyond(mark_ledger: Any, mark_entry: Any) -> Any:  # noqa: ANN401 - numbers, or columns

@@ -11,6 +11,7 @@ from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.sums import backlogs_of, totals_of
 from infra.catalog.log.topic_rows import TOPIC, create_topic, topic_of, topic_row
+from infra.catalog.transactions.buffer_rows import views
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
@@ -73,8 +74,9 @@ def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSum
     query = select(t.cursor).where(t.cursor.c.topic_id.in_(any_of(connection.dialect.name, ids)))
     rows = connection.execute(query).all()
     cursors = {(TopicId(row.topic_id), row.name): stored(row) for row in rows}
-    totals = totals_of(connection, ids)
-    backlogs = backlogs_of(connection, ids, {key: one.state for key, one in cursors.items()})
+    buffers = views(connection, ids)
+    totals = totals_of(connection, ids, buffers)
+    backlogs = backlogs_of(connection, ids, {key: one.state for key, one in cursors.items()}, buffers)
     of_topic: dict[TopicId, list[StoredCursor]] = {topic_id: [] for topic_id in ids}
     for (topic_id, _), cursor in cursors.items():
         of_topic[topic_id].append(cursor)

@@ -9,14 +9,13 @@ from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.runs import claimed_by
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.log.ledger_rows import list_query
 from infra.catalog.transactions import participant_rows as participants
 from infra.catalog.transactions import transaction_rows as rows
-from infra.catalog.transactions.buffer_rows import settle_ranges, views
+from infra.catalog.transactions.buffer_rows import settle_ranges
 from infra.catalog.transactions.deciding import put_decisions
+from infra.catalog.transactions.frontier import frontier_of
 from logstore.errors import ClaimHeld, TransactionNotDecided, UnknownObject
 from logstore.failpoints import effect
-from logstore.log.ledgers import Component
 from logstore.ports.catalog import (
     Cause,
     Claim,
@@ -27,7 +26,7 @@ from logstore.ports.catalog import (
     StoredTransaction,
     TransactionCounts,
 )
-from logstore.positions import LedgerId, Position, TopicId
+from logstore.positions import LedgerId, TopicId
 from logstore.transactions.transactions import DECIDED, Participant, TransactionId, TransactionState
 
 _T = t.transaction.c
@@ -73,7 +72,7 @@ class SqlTransactions(OnDatabase):
 
     def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
         """See `Transactions.frontier`."""
-        return self._db.read(lambda connection: _frontier(connection, topic_id, from_ledger))
+        return self._db.read(lambda connection: frontier_of(connection, topic_id, from_ledger))
 
     def held(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
         """See `Transactions.held`."""
@@ -237,23 +236,3 @@ def _audit(connection: Connection, txn: StoredTransaction, of: StoredParticipant
     detail = {"txn": str(txn.txn), "participant": str(of.participant), "state": txn.state.value}
     about = of.participant.topic_id
     audit(connection, "resolve-participant", cause, at_us=now_us, detail=detail, topic_id=about, topic=of.topic)
-
-
-def _frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
-    """The last entry is read first; see `views`."""
-    own = list_query(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
-    listed = (t.ledger.c.list_id == own, t.ledger.c.place.is_not(None), t.ledger.c.entries > 0)
-    last = select(t.ledger.c.ledger_id, t.ledger.c.entries).where(*listed).order_by(t.ledger.c.place.desc()).limit(1)
-    row = connection.execute(last).first()
-    view = views(connection, [topic_id], from_ledger=from_ledger)[topic_id]
-    if row is None:
-        return Frontier(last=None)
-    end = Position(LedgerId(row.ledger_id), row.entries - 1)
-    if view.first_open is None:
-        return Frontier(last=end, hidden=view.hidden)
-    first = view.first_open
-    if first.entry_id > 0:
-        return Frontier(last=Position(first.ledger_id, first.entry_id - 1), hidden=view.hidden)
-    before = connection.execute(last.where(t.ledger.c.ledger_id < first.ledger_id)).first()
-    end_before = Position(LedgerId(before.ledger_id), before.entries - 1) if before else None
-    return Frontier(last=end_before, hidden=view.hidden)

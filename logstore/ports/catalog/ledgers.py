@@ -52,7 +52,7 @@ class Totals:
     entries: int
     size_bytes: int
     first: Position | None  # the first entry of any; None: there is none
-    last: Position | None
+    last: Position | None  # that readers may see; None: nothing
 
 
 class Ledgers(Protocol):

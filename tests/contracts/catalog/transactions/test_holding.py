@@ -156,3 +156,35 @@ def test_commit_to_a_subscription_that_was_sought_or_removed_changes_what_still_
     hold(sql_world, topic, _SUB, other, _entry(sql_world, topic, 8))
     sql_world.sql("DELETE FROM cursor")
     assert end(sql_world, other, commit=True).commits
+
+
+def test_views_agree_on_the_committed_frontier(sql_world: SqlWorld, topic: Topic) -> None:
+    """Last position, backlog and statistics: what nobody can see is nobody's backlog (apache/pulsar#21466)."""
+    catalog, ledger = sql_world.catalog, _entry(sql_world, topic, 0).ledger_id
+    acknowledge(sql_world, topic.topic_id, _SUB, (ledger, 3))
+    writer, gone = begin(sql_world), begin(sql_world)
+    produce(sql_world, topic, (gone, 2), (None, 1))
+    roll(sql_world, topic.topic_id)
+    produce(sql_world, topic, (writer, 4), (None, 1))
+    assert _views(sql_world, topic) == ("0:9", 9)
+    end(sql_world, gone, commit=False)
+    assert _views(sql_world, topic) == ("0:12", 10)
+    settle(sql_world, gone, topic)
+    assert _views(sql_world, topic) == ("0:12", 10)
+    end(sql_world, writer, commit=True)
+    assert _views(sql_world, topic) == ("1:4", 15)
+    produce(sql_world, topic, (None, 2), markers=[0, 1])
+    assert _views(sql_world, topic) == ("1:6", 15)
+    assert catalog.topics.summary(topic).totals.entries == 20
+
+
+def _views(world: SqlWorld, topic: Topic) -> tuple[str, int]:
+    """Last position and backlog, the same whoever is asked."""
+    catalog = world.catalog
+    state = catalog.cursors.get(topic.topic_id, _SUB).state
+    summary = catalog.topics.summary(topic)
+    last = str(catalog.transactions.frontier(topic.topic_id).last)
+    assert last == str(summary.totals.last) == str(catalog.ledgers.totals(topic.topic_id).last)
+    (behind,) = catalog.ledgers.backlogs(topic.topic_id, [state])
+    assert behind == summary.subscriptions[0].backlog
+    return last, behind
