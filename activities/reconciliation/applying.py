@@ -53,7 +53,7 @@ from logstore.reconciliation.results import (
     together,
 )
 from logstore.reconciliation.services.orphans import StoredOrphans, is_copy, is_object
-from logstore.reconciliation.services.runs import finished_plan
+from logstore.reconciliation.services.runs import apply_of, finished_plan
 from logstore.units import between_units
 
 _ASKING: Final = 8
@@ -90,7 +90,9 @@ class Applying:
             StoreUnavailable, CatalogBusy (retry).
         """
         plan, begun = self._finished_plan(request.run_id)
-        rules.check_share(plan.findings, plan.ledgers, request.max_orphan_share)
+        before = apply_of(self._runs, request.run_id)
+        if before is None or before.finished_us is None:  # one that is over removes nothing more
+            rules.check_share(plan.findings, plan.ledgers, request.max_orphan_share)
         self._stored.confirm()
         pages = self._findings(request.run_id, plan).pages
         facts = {

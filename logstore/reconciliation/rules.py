@@ -53,8 +53,8 @@ def check_age(older_than_s: float, *, unsafe: bool) -> None:
         raise InvalidInput("older-than", expected="0s or more: no cut-off lies in the future", found=older_than_s)
     if older_than_s < AGE_FLOOR_S and not unsafe:
         raise PreconditionFailed(
-            f"older-than: expected {AGE_FLOOR_S}s or more, found {older_than_s:g}s; an upload may take 45 minutes,"
-            " and what it writes would look like an orphan; --unsafe-age allows it where nobody writes"
+            f"older-than: expected {_shown(AGE_FLOOR_S)} or more, found {_shown(older_than_s)}; an upload may take"
+            " 45 minutes, and what it writes would look like an orphan; --unsafe-age allows it where nobody writes"
         )
 
 
@@ -102,14 +102,25 @@ def check_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> 
         PreconditionFailed: More.
     """
     if not 0 <= max_share <= 1:
-        raise InvalidInput("max-orphan-share", expected="0 to 1", found=max_share)
-    doomed = sum(findings.get(kind.value, 0) for kind in _SHARED)
+        raise InvalidInput("max-orphan-share", expected="a number from 0 to 1", found=max_share)
+    weighed = {kind.value: findings.get(kind.value, 0) for kind in _SHARED}
+    doomed = sum(weighed.values())
     share = doomed / (ledgers + doomed) if doomed else 0.0
     if share > max_share:
+        told = ", ".join(f"{rows:,} {kind}" for kind, rows in weighed.items() if rows)
         raise PreconditionFailed(
-            f"orphan share: expected at most {max_share:g} of {ledgers + doomed:,} ledgers, found {share:.3g}"
-            f" ({doomed:,}); read the report, and give --max-orphan-share {_rounded_up(share)} if it is right"
+            f"orphan share: expected at most {max_share:g} of all ledgers, found {share:.3g}: {doomed:,} of"
+            f" {ledgers + doomed:,} ledgers ({ledgers:,} of the catalog, {doomed:,} found) would go: {told};"
+            f" read the report, and give --max-orphan-share {_rounded_up(share)} if it is right"
         )
+
+
+def _shown(seconds: float) -> str:
+    """An age as it is typed: 90m, or 1h."""
+    for unit, size in (("h", 3_600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:g}s"
 
 
 def _rounded_up(share: float) -> float:

@@ -74,7 +74,9 @@ class FakeRuns:
     def run(self, run_id: str) -> ReconciliationRun:
         """See the port."""
         if run_id not in self._runs:
-            raise UnknownObject("run_id", expected="a plan or an apply", found=run_id)
+            raise UnknownObject(
+                "run id", expected="that of a plan or an apply, as `orphans list` shows it", found=run_id
+            )
         return self._runs[run_id].run
 
     def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:

@@ -55,7 +55,7 @@ COMMANDS = {
         "What storage holds and nobody refers to: find it, look at it, remove it.",
         "orphans.runs",
         "orphans",
-        ("orphans.report",),
+        ("orphans.apply", "orphans.report", "orphans.history"),
     ),
     "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn", "txn"),
     "audit": CommandEntry("Destructive acts, with actor and reason.", "ledger.explain", "audit"),

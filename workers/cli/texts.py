@@ -37,3 +37,8 @@ def shown_us(moment_us: int) -> str:
     """Microseconds since 1970 as RFC 3339, UTC."""
     seconds, rest = divmod(moment_us, 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest).isoformat().replace("+00:00", "Z")
+
+
+def shown_s(moment_us: int) -> str:
+    """The same to the second, which is what people look for."""
+    return f"{datetime.fromtimestamp(moment_us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"

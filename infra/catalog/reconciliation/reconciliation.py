@@ -122,7 +122,7 @@ class SqlReconciliation(OnDatabase):
 def _known(connection: Connection, run_id: str) -> Row[Any]:
     row = connection.execute(select(t.run).where(_R.run_id == run_id, _OURS)).first()
     if row is None:
-        raise UnknownObject("run id", expected="that of a plan or an apply", found=run_id)
+        raise UnknownObject("run id", expected="that of a plan or an apply, as `orphans list` shows it", found=run_id)
     return row
 
 

@@ -1,8 +1,8 @@
 """Runs of plans, as those judge them who show or apply one."""
 
-from logstore.errors import PreconditionFailed
-from logstore.ports.catalog import ReconciliationRun, RunKind
-from logstore.reconciliation.results import PlanResult, plan_result
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.ports.catalog import Reconciliation, ReconciliationRun, RunKind
+from logstore.reconciliation.results import PlanResult, apply_run_id, plan_result
 
 
 def finished_plan(run: ReconciliationRun) -> PlanResult:
@@ -16,3 +16,11 @@ def finished_plan(run: ReconciliationRun) -> PlanResult:
     if run.finished_us is None:
         raise PreconditionFailed(f"plan {run.run_id}: expected one that finished, found no summary; plan again")
     return plan_result(run.summary)
+
+
+def apply_of(runs: Reconciliation, run_id: str) -> ReconciliationRun | None:
+    """The apply of a plan, at work or finished; None where nobody has applied it."""
+    try:
+        return runs.run(apply_run_id(run_id))
+    except UnknownObject:
+        return None

@@ -109,6 +109,14 @@ def test_more_orphaned_offloads_than_may_be_are_refused(plans: Plans) -> None:
     assert plans.begin_apply(max_orphan_share=0.2).findings == 1
 
 
+def test_plan_that_was_applied_answers_what_it_came_to_whatever_the_share(plans: Plans) -> None:
+    """Nothing more goes, so that there is nothing to refuse."""
+    plans.orphan_ledger(7)
+    plans.plan()
+    done = plans.apply()
+    assert plans.begin_apply(max_orphan_share=0.0).done == done
+
+
 def test_another_catalog_s_bucket_is_refused_at_each_step(plans: Plans) -> None:
     """Also if it changed hands in the middle."""
     plans.orphan_ledger(7)

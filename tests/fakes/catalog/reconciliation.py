@@ -106,7 +106,9 @@ class FakeReconciliation(Batches):
     def _shown(self, run_id: str) -> ReconciliationRun:
         run = self._catalog.runs.get(run_id)
         if run is None or run.kind not in _KINDS:
-            raise UnknownObject("run id", expected="that of a plan or an apply", found=run_id)
+            raise UnknownObject(
+                "run id", expected="that of a plan or an apply, as `orphans list` shows it", found=run_id
+            )
         return ReconciliationRun(
             run_id=run_id,
             kind=RunKind(run.kind),

@@ -24,6 +24,7 @@ from workflows.reconciliation.values import ApplyOrphansProgress, ApplyOrphansRe
 
 RUN = "plan-8c1d5f0e9a3b"
 CLAIM = Claim(workflow_id="tests", run_id="", ttl_s=60)
+BEGUN = {"actor": "ann", "reason": "a test"}
 CUT_OFF_US = 1_763_800_000_000_000
 ZEROS = dict.fromkeys((kind.value for kind in FindingKind), 0)
 FINDINGS = [
@@ -64,14 +65,14 @@ class Asked:
             rows_before_us=CUT_OFF_US - 3_600_000_000,
             young=7,
         )
-        self.runs.open_run(RUN, RunKind.PLAN, claim=CLAIM, summary={})
-        self.runs.close_run(RUN, {"result": asdict(self.plan)})
+        self.runs.open_run(RUN, RunKind.PLAN, claim=CLAIM, summary=BEGUN)
+        self.runs.close_run(RUN, {**BEGUN, "result": asdict(self.plan)})
         self.done = ApplyCounts(applied={"orphan_ledger": 1}, skipped={"it is young": 2}, objects=3, size_bytes=300)
 
     def applied(self) -> None:
         """Let the plan be applied."""
         run_id = f"apply-{RUN}"
-        self.runs.open_run(run_id, RunKind.APPLY, claim=CLAIM, summary={"folder": str(self.folder / RUN)})
+        self.runs.open_run(run_id, RunKind.APPLY, claim=CLAIM, summary={**BEGUN, "folder": str(self.folder / RUN)})
         fates = FateFiles(self.folder / RUN / "fates")
         fates.put(0, [Ended(number=0, fate=Fate.DELETED, objects=3, size_bytes=300)])
         fates.put(1, [Ended(number=2, fate=Fate.KEPT, reason="a workflow works on it")])
@@ -153,6 +154,12 @@ def test_inventory_of_the_examples_is_taken(run: Run, asked: Asked) -> None:
         assert run(*line.split()).exit_code == 0
 
 
+def test_age_below_the_floor_is_refused_in_the_words_it_was_typed_in(run: Run, asked: Asked) -> None:
+    """No number of seconds that nobody typed."""
+    error = document(run("orphans", "plan", "--older-than", "59m", "--json"), 3)["error"]
+    assert error["message"].startswith("older-than: expected 1h or more, found 59m;")
+
+
 @pytest.mark.parametrize(("age", "code"), [("30m", 3), ("0s", 3), ("-1s", 2), ("tomorrow", 2)])
 def test_plan_with_an_impossible_age_starts_nothing(age: str, code: int, run: Run, asked: Asked) -> None:
     """Below the floor it is refused, and a cut-off in the future is none (iceberg#4195)."""
@@ -165,6 +172,17 @@ def test_plan_that_is_not_waited_for_names_itself(run: Run, asked: Asked) -> Non
     """The run id of the plan is what `report` and `apply` take."""
     found = document(run("orphans", "plan", "--no-wait", "--json"))
     assert found == {"workflow_id": f"reconcile-orphans/{RUN}", "run_id": "run-1", "plan": RUN}
+
+
+@pytest.mark.parametrize("args", [["plan"], ["apply", RUN]])
+def test_run_of_temporal_is_told_apart_from_the_plan(args: list[str], run: Run, asked: Asked) -> None:
+    """Two things are called run id, and one of them is what every other command takes."""
+    told = run("orphans", *args, "--no-wait")
+    lines = {tuple(line.split()[:1]): line.split()[-1] for line in told.stdout.splitlines() if line.strip()}
+    assert lines["plan",] == RUN
+    assert "Temporal's run  run-1" in told.stdout
+    assert "run id" not in told.stdout
+    assert f"sexton orphans report {RUN}" in told.stderr
 
 
 def test_plan_says_how_much_it_left_out_for_its_age(run: Run, asked: Asked) -> None:
@@ -221,19 +239,45 @@ def test_apply_tried_out_names_what_would_go_and_starts_nothing(run: Run, asked:
     assert found["applied"]["orphan_ledger"] == 1
     assert found["applied"]["stalled_deletion"] == 1
     assert "foreign" not in found["applied"]
-    assert (
-        "orphan share"
-        in document(run("orphans", "apply", RUN, "--dry-run", "--max-orphan-share", "0", "--json"), 3)["error"][
-            "message"
-        ]
-    )
+    assert asked.started == []
+
+
+def test_apply_tried_out_that_would_be_refused_is_counted_all_the_same(run: Run, asked: Asked) -> None:
+    """Who decides upon the share must see what would go."""
+    tried = ("orphans", "apply", RUN, "--dry-run", "--max-orphan-share", "0")
+    found = document(run(*tried, "--json"), 3)
+    assert found["error"]["type"] == "PreconditionFailed"
+    assert "1 of 41 ledgers (40 of the catalog, 1 found) would go: 1 orphan_ledger;" in found["error"]["message"]
+    assert (found["applied"]["orphan_ledger"], found["bytes"]["orphan_ledger"]) == (1, 300)
+    told = run(*tried)
+    assert told.exit_code == 3
+    assert "orphan_ledger" in told.stdout
+    assert "it would be refused: orphan share" in told.stderr
+
+
+def test_apply_tried_out_of_a_plan_that_was_applied_says_so(run: Run, asked: Asked) -> None:
+    """Nothing more would go, so that no guard refuses it."""
+    asked.applied()
+    asked.runs.close_run(f"apply-{RUN}", {"result": asdict(asked.done), "folder": str(asked.folder / RUN)})
+    told = run("orphans", "apply", RUN, "--dry-run", "--max-orphan-share", "0", "--json")
+    assert set(document(told)["applied"].values()) == {0}
+    assert "this plan was applied by 2025-06-15T15:06:40Z" in told.stderr
+
+
+@pytest.mark.parametrize("share", ["20%", "1.1", "-0.1", "nan", "a fifth"])
+def test_share_that_is_none_says_the_rule(share: str, run: Run, asked: Asked) -> None:
+    """One in percent is the likeliest."""
+    error = document(run("orphans", "apply", RUN, f"--max-orphan-share={share}", "--json"), 2)["error"]
+    assert error["message"] == f"max-orphan-share: expected a number from 0 to 1, found {share!r}"
     assert asked.started == []
 
 
 @pytest.mark.parametrize("command", ["apply", "report"])
 def test_unknown_run_is_bad_input_and_one_without_a_summary_is_refused(command: str, run: Run, asked: Asked) -> None:
-    """By name."""
-    assert "plan-0" in document(run("orphans", command, "plan-0", "--json"), 2)["error"]["message"]
+    """By name, and with the command that knows the ids."""
+    told = document(run("orphans", command, "plan-0", "--json"), 2)["error"]["message"]
+    assert "plan-0" in told
+    assert "`orphans list`" in told
     asked.runs.open_run("plan-1", RunKind.PLAN, claim=CLAIM, summary={})
     args = ["--dry-run"] if command == "apply" else []
     assert "no summary" in document(run("orphans", command, "plan-1", *args, "--json"), 3)["error"]["message"]
@@ -290,6 +334,36 @@ def test_report_without_its_files_says_where_they_would_be(run: Run, asked: Aske
     message = document(run("orphans", "report", RUN, "--json"), 3)["error"]["message"]
     assert str(asked.output) in message
     assert "bulk_dir" in message
+
+
+# -- the list
+
+
+def test_list_names_plans_and_applies_by_the_id_that_commands_take(run: Run, asked: Asked) -> None:
+    """A scheduled plan takes its id by itself: here it is told."""
+    asked.applied()
+    asked.runs.open_run("plan-2", RunKind.PLAN, claim=CLAIM, summary={"actor": "schedule", "reason": ""})
+    asked.runs.age(RUN, seconds=60)
+    asked.runs.age(f"apply-{RUN}", seconds=30)
+    asked.runs.close_run(f"apply-{RUN}", {**BEGUN, "result": asdict(asked.done)})
+    rows = document(run("orphans", "list", "--json"))
+    assert [(row["run_id"], row["kind"], row["state"]) for row in rows] == [
+        ("plan-2", "plan", "unfinished"),
+        (RUN, "apply", "finished"),
+        (RUN, "plan", "finished"),
+    ]
+    assert [row["counts"] for row in rows[:2]] == [{}, {"applied": 1, "kept": 2, "failed": 0}]
+    assert (rows[2]["counts"]["orphan_ledger"], rows[2]["counts"]["missing_data"]) == (1, 0)
+    assert (rows[2]["begun"], rows[2]["finished"]) == ("2025-06-15T15:05:40Z", "2025-06-15T15:06:40Z")
+    told = run("orphans", "list").stdout
+    assert "1 orphan_ledger, 1 stalled_deletion, 1 foreign" in told
+    assert len(document(run("orphans", "list", "--limit", "2", "--json"))) == 2
+
+
+def test_list_without_runs_says_what_makes_one(run: Run, services: FakeServices) -> None:
+    """An empty catalog."""
+    services.log.catalog.reconciliation = FakeRuns()
+    assert "sexton orphans plan" in run("orphans", "list").stdout
 
 
 # -- the page

@@ -2,16 +2,16 @@
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.orphans.reported import Reported
-from workers.cli.orphans.runs import RunId, orphans
+from workers.cli.orphans.runs import PLAN, RunId, orphans
 from workers.cli.output import Answer, note
 
 if TYPE_CHECKING:
@@ -22,16 +22,15 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At mo
 Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write one page with charts there; it needs no other file.")
 ]
-_PLAN = "plan-8c1d5f0e9a3b"
 
 
 @command(
     orphans,
     "report",
     examples=[
-        f"sexton orphans report {_PLAN}",
-        f"sexton orphans report {_PLAN} --kind missing_data --json",
-        f"sexton orphans report {_PLAN} --html orphans.html",
+        f"sexton orphans report {PLAN}",
+        f"sexton orphans report {PLAN} --kind missing_data --json",
+        f"sexton orphans report {PLAN} --html orphans.html",
     ],
 )
 def report(
@@ -50,19 +49,15 @@ def report(
 
 def _reported(runs: "Reconciliation", run_id: str) -> Reported:
     from logstore.reconciliation.files import FindingFiles  # noqa: PLC0415
-    from logstore.reconciliation.results import apply_run_id  # noqa: PLC0415
-    from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415
+    from logstore.reconciliation.services.runs import apply_of, finished_plan  # noqa: PLC0415
 
     result = finished_plan(runs.run(run_id))
     folder = Path(result.report)
     if not folder.is_dir():
         where = "run this where the folder of bulk output is, the setting bulk_dir"
         raise PreconditionFailed(f"plan {run_id}: expected its findings in {folder}, found no such folder; {where}")
-    try:
-        applied: Any = runs.run(apply_run_id(run_id)).summary
-    except UnknownObject:
-        applied = None
-    fates = Path(applied["folder"]) / "fates" if applied else None
+    applied = apply_of(runs, run_id)
+    fates = Path(applied.summary["folder"]) / "fates" if applied else None
     return Reported(run_id=run_id, result=result, files=FindingFiles(folder), fates=fates)
 
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logstore.reconciliation.findings import FindingKind
-from workers.cli.texts import topic_shown
+from workers.cli.texts import shown_s, topic_shown
 
 if TYPE_CHECKING:
     from logstore.reconciliation.files import Ended, FindingFiles
@@ -51,13 +50,9 @@ def _row(number: int, finding: "Finding", ended: "Ended | None") -> dict[str, ob
         "row_id": finding.row_id,
         "objects": finding.objects,
         "size_bytes": finding.size_bytes,
-        "newest": _time(finding.newest_us),
+        "newest": None if finding.newest_us is None else shown_s(finding.newest_us),
         "statement": dict(finding.statement),
         "detail": finding.detail,
         "fate": ended.fate.value if ended else None,
         "reason": ended.reason if ended else None,
     }
-
-
-def _time(micros: int | None) -> str | None:
-    return None if micros is None else f"{datetime.fromtimestamp(micros / 1e6, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,4 +1,4 @@
-"""`orphans plan` and `orphans apply`: storage compared with the catalog, and what was found removed."""
+"""`orphans plan`: storage compared with the catalog; and what all commands about orphans share."""
 
 import re
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from logstore.reconciliation import rules
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import counted, finished, in_part, started
-from workers.cli.options import DryRun, Reason, Wait
+from workers.cli.jobs import finished, started
+from workers.cli.options import Wait
 from workers.cli.output import Answer, note
-from workers.cli.texts import shown_us
+from workers.cli.texts import shown_s
 from workers.settings import checked_master, parse_duration
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 def known_run(run_id: str) -> str:
     """A run id, if it can be one."""
     if not _RUN_ID.fullmatch(run_id):
-        raise InvalidInput("run_id", expected="that of a plan, as `orphans plan` printed it", found=run_id)
+        raise InvalidInput("run id", expected="that of a plan, as `orphans list` shows it", found=run_id)
     return run_id
 
 
@@ -38,17 +38,9 @@ def _known_master(master: str | None) -> str:
     return "" if master is None else checked_master(master)
 
 
-def _known_share(share: float) -> float:
-    if not 0 <= share <= 1:
-        raise InvalidInput("max-orphan-share", expected="0 to 1", found=share)
-    return share
-
-
-OlderThan = Annotated[
-    str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger, by the store's own clock.")
-]
+OlderThan = Annotated[str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger; 1h or more.")]
 UnsafeAge = Annotated[
-    bool, typer.Option("--unsafe-age", help="Take an age below 1h: nobody writes to the store, nor offloads.")
+    bool, typer.Option("--unsafe-age", help="Allow an age below 1h. Only if nobody writes or offloads meanwhile.")
 ]
 Inventory = Annotated[
     list[str] | None,
@@ -69,18 +61,9 @@ Master = Annotated[
     ),
 ]
 RunId = Annotated[
-    str, typer.Argument(metavar="RUN_ID", callback=known_run, help="Of a plan, as `orphans plan` printed it.")
+    str, typer.Argument(metavar="RUN_ID", callback=known_run, help="Of a plan, as `orphans list` shows it.")
 ]
-MaxShare = Annotated[
-    float,
-    typer.Option(
-        "--max-orphan-share",
-        metavar="SHARE",
-        callback=_known_share,
-        help="Refuse to remove more of all ledgers; 0 to 1.",
-    ),
-]
-_PLAN = "plan-8c1d5f0e9a3b"
+PLAN = "plan-8c1d5f0e9a3b"  # of examples
 
 
 @command(
@@ -116,10 +99,18 @@ def plan(
             actor=context.actor,
         )
         if not wait:
-            return Answer(document={**started(client, handle), "plan": handle.id.partition("/")[2]})
+            return begun(client, handle)
         return _planned(await finished(client, handle, "planning"), handle.id)
 
     return context.with_client(work)
+
+
+def begun(client: "Sexton", handle: Any) -> Answer:  # noqa: ANN401 - Temporal's handle, of any result
+    """What was started. People see the plan's id apart from Temporal's run, whose id none of these commands takes."""
+    document, plan_id = started(client, handle), handle.id.partition("/")[2]
+    note(f"once it has ended: sexton orphans report {plan_id}")
+    shown = {"plan": plan_id, "workflow": handle.id, "Temporal's run": document["run_id"]}
+    return Answer(document={**document, "plan": plan_id}, shown=shown)
 
 
 def _seen_by_workers(path: str) -> str:
@@ -153,85 +144,21 @@ def _planned(result: Any, workflow_id: str) -> Answer:  # noqa: ANN401 - the wor
         "report": found.report,
         "ledgers": found.ledgers,
         "young_ledgers": found.young,
-        "before": shown_us(found.before_us),
-        "rows_before": shown_us(found.rows_before_us),
+        "before": shown_s(found.before_us),
+        "rows_before": shown_s(found.rows_before_us),
         "left_out": list(found.left_out),
         "workflow_id": workflow_id,
     }
     shown = {
-        "run id": result.run_id,
+        "plan": result.run_id,
         "ledgers of the catalog": found.ledgers,
-        "too young to be judged": f"{found.young:,} of them, created since {shown_us(found.rows_before_us)}",
-        "objects judged": f"those written before {shown_us(found.before_us)}",
+        "too young to be judged": f"{found.young:,} of them, created since {shown_s(found.rows_before_us)}",
+        "objects judged": f"those written before {shown_s(found.before_us)}",
     }
-    return Answer(document=document, shown=shown, more=[_by_kind(counts, sizes)])
+    return Answer(document=document, shown=shown, more=[by_kind(counts, sizes)])
 
 
-def _by_kind(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
+def by_kind(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
     """A row for each kind of which something was found."""
     rows = [{"kind": name, "findings": found, "bytes": sizes[name]} for name, found in counts.items() if found]
     return Answer(document=rows, title="findings", empty="nothing found")
-
-
-@command(
-    orphans,
-    "apply",
-    examples=[
-        f"sexton orphans apply {_PLAN} --dry-run",
-        f'sexton orphans apply {_PLAN} --reason "first clean-up"',
-        f"sexton orphans apply {_PLAN} --max-orphan-share 0.2 --no-wait --json",
-    ],
-)
-def apply(
-    context: CommandContext,
-    run_id: RunId,
-    *,
-    max_orphan_share: MaxShare = rules.MAX_ORPHAN_SHARE,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    wait: Wait = True,
-) -> Answer:
-    """Remove what a plan found, after another look at each finding. The same plan applied again is joined."""
-    found = context.catalog.reconciliation.run(run_id)
-    if dry_run:
-        return _preview(found, max_orphan_share)
-
-    async def work(client: "Sexton") -> Answer:
-        handle = await client.apply_orphans(
-            run_id, max_orphan_share=max_orphan_share, reason=reason, actor=context.actor
-        )
-        if not wait:
-            return Answer(document=started(client, handle))
-        return _applied(await finished(client, handle, "applying"), handle.id)
-
-    return context.with_client(work)
-
-
-def _preview(run: Any, max_orphan_share: float) -> Answer:  # noqa: ANN401 - the port's own type
-    """What the plan would have applied, each after another look; guards refuse as they would."""
-    from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415 - start-up time
-
-    result = finished_plan(run)
-    rules.check_share(result.findings, result.ledgers, max_orphan_share)
-    going = {kind.value: result.findings.get(kind.value, 0) for kind in FindingKind if kind.applied}
-    sizes = {name: result.size_bytes.get(name, 0) for name in going}
-    return Answer(document={"dry_run": True, "run_id": run.run_id, "applied": going, "bytes": sizes})
-
-
-def _applied(result: Any, workflow_id: str) -> Answer:  # noqa: ANN401 - the workflow's own type
-    done = result.done
-    document: dict[str, object] = {
-        "run_id": result.run_id,
-        "applied": counted(done.applied),
-        "skipped": counted(done.skipped),
-        "failed": int(done.failed),
-        "objects": int(done.objects),
-        "bytes": int(done.size_bytes),
-        "workflow_id": workflow_id,
-    }
-    note(f"what became of each: sexton orphans report {result.run_id}")
-    if not done.failed:
-        return Answer(document=document)
-    note("dead letters: sexton deletion list --state DEAD_LETTERED")
-    failed = [{"id": int(number), "error": why} for number, why in done.failures.items()]
-    return in_part({**document, "failed_count": int(done.failed)}, failed)

@@ -79,7 +79,8 @@ def test_run_of_another_kind_or_unknown_is_refused_by_name(world: World) -> None
     with pytest.raises(PreconditionFailed, match="batch plan-1: expected a name never used"):
         file(world, "plan-1")
     for unknown in ("batch-1", "nothing"):
-        with pytest.raises(UnknownObject, match=f"run id: expected that of a plan or an apply, found '{unknown}'"):
+        told = f"run id: expected that of a plan or an apply, as `orphans list` shows it, found '{unknown}'"
+        with pytest.raises(UnknownObject, match=told):
             port.run(unknown)
         with pytest.raises(UnknownObject, match="run id"):
             port.close_run(unknown, {})
