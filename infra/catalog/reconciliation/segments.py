@@ -11,13 +11,14 @@ from infra.catalog.deletion.runs import SEVERAL_TOPICS
 from infra.catalog.engine.many import BIG, Statement, among, rows_of
 from infra.catalog.log.ledger_rows import pass_over
 from infra.catalog.log.topic_rows import hold_topics
-from logstore.log.ledgers import CopyKind, LedgerState
+from logstore.log.ledgers import CopyKind, LedgerState, segment_key
 from logstore.ports.catalog import Cause
 from logstore.positions import LedgerId
 
 _L, _S, _C = t.ledger.c, t.segment.c, t.ledger_copy.c
 _FAR: Final = 64
 """Numbers above a ledger's highest that lost races explain; phase two asks for each number below it by name."""
+_MOST_KEYS: Final = 10  # in a row of the audit log: a sample
 
 Segments = Mapping[int, tuple[LedgerId, int]]
 
@@ -35,10 +36,21 @@ def pass_segments_over(connection: Connection, segments: Segments, cause: Cause,
     if passed:
         pass_over(connection, {ledger_id: at for ledger_id, at in passed if _takes_more(ledgers[ledger_id])})
         ids = sorted({ledger_id for ledger_id, _ in passed})
-        about: dict[str, Any] = {"topic_id": SEVERAL_TOPICS, "topic": None, "span": Span.of(ids)}
-        detail = {"segments": len(passed), "kept": len(kept)}
+        about: dict[str, Any] = {**_topic(connection, ids), "span": Span.of(ids)}
+        keys = [segment_key(ledger_id, at) for ledger_id, at in passed[:_MOST_KEYS]]
+        detail = {"segments": len(passed), "kept": len(kept), "keys": keys}
         audit(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
     return kept
+
+
+def _topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
+    """Whose the ledgers are; none is named where they are several topics'."""
+    of_ledgers = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
+    named = of_ledgers.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    query = select(t.topic.c.topic_id, t.topic.c.name).select_from(named).where(among(connection, _L.ledger_id, ids))
+    found = connection.execute(query.distinct().limit(2)).all()
+    one = found[0] if len(found) == 1 else None
+    return {"topic_id": one.topic_id if one else SEVERAL_TOPICS, "topic": one.name if one else None}
 
 
 def _locked(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:

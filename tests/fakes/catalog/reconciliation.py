@@ -7,7 +7,7 @@ from typing import Any
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
-from logstore.log.ledgers import Component, CopyKind, LedgerState
+from logstore.log.ledgers import Component, CopyKind, LedgerState, segment_key
 from logstore.ports.catalog import Cause, Claim, Detached
 from logstore.ports.catalog.reconciliation import (
     FiledCopy,
@@ -235,7 +235,9 @@ class FakeReconciliation(Batches):
                 if row.state is LedgerState.OPEN:
                     self._catalog.ledger_rows[ledger_id] = replace(row, last_segment=max(row.last_segment, at))
             if passed:
-                self._catalog.audit("pass-over-segments", cause, {"segments": len(passed), "kept": len(kept)})
+                keys = [segment_key(*one) for one in passed[:10]]
+                told = {"segments": len(passed), "kept": len(kept), "keys": keys}
+                self._catalog.audit("pass-over-segments", cause, told)
             return kept
 
     def _reason_to_keep(self, ledger_id: LedgerId, number: int) -> str | None:

@@ -36,6 +36,7 @@ def test_segment_passed_over_is_refused_and_the_next_number_taken(world: World) 
     assert [one.number for one in world.catalog.ledgers.segments(ledger)] == [0, 4]
     (audited,) = world.audited("pass-over-segments")
     assert (audited.detail["segments"], audited.detail["kept"], audited.reason) == (1, 0, "a test")
+    assert audited.detail["keys"] == [segment_key(ledger, 3)], "what went is known after the object is gone"
 
 
 def test_segment_that_must_stay_is_kept_and_named(world: World) -> None:
