@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from temporalio import activity, workflow
-from temporalio.api.enums.v1 import EventType
+from temporalio.api.enums.v1 import EventType, PendingActivityState, TimeoutType
 from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import PollWorkflowTaskQueueRequest
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
@@ -21,6 +23,7 @@ from tests.workflows.house import House, assert_eventually
 from tests.workflows.offload.offloading import offload_all
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, planned
 from workers.client import Sexton
+from workers.client import waiting as waits_for
 from workers.client.waiting import JobStopped, _tree, result_of
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
@@ -120,6 +123,38 @@ async def test_waiting_for_an_activity_that_is_retried_says_its_last_error(house
     house.world.fill(3)
     async with house.worker(instead=[next_ranges]), waiting(house, await house.trim()) as waits:
         await waits.hears("activity deletion.next_ranges of delete-ledgers/", "StoreUnavailable: planned")
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("lost", [True, False])
+async def test_waiting_for_an_activity_says_whether_a_worker_was_lost(
+    running: bool, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that died is no error that somebody must mend; until that is noticed its name stands there."""
+
+    async def served(*_: object) -> str:
+        return "nobody has picked it up"
+
+    monkeypatch.setattr(waits_for, "_served", served)
+    states = PendingActivityState
+    state = states.PENDING_ACTIVITY_STATE_STARTED if running else states.PENDING_ACTIVITY_STATE_SCHEDULED
+    one = PendingActivityInfo(state=state, attempt=2 if lost else 1, last_worker_identity="7@host")
+    one.activity_type.name = "reconciliation.run_bulk"
+    one.activity_options.heartbeat_timeout.FromSeconds(60)
+    if lost:
+        one.last_failure.message = "activity Heartbeat timeout"
+        one.last_failure.timeout_failure_info.timeout_type = TimeoutType.TIMEOUT_TYPE_HEARTBEAT
+    look: Any = SimpleNamespace(id="reconcile-orphans/plan-1", queue="sexton")
+    told = await waits_for._of_activity(cast("Client", None), look, one)
+    assert told.startswith("activity reconciliation.run_bulk of reconcile-orphans/plan-1 ")
+    assert ("after attempt 1 lost its worker" in told) is lost
+    assert "tried again" not in told
+    if running:
+        assert "is being done by 7@host" in told
+        assert "a worker's first one starts Spark" in told
+        assert "another one takes it up after 60 s of silence" in told
+    else:
+        assert told.endswith("nobody has picked it up")
 
 
 async def test_waiting_for_a_paused_batch_says_how_to_resume_it(house: House) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.enums.v1 import EventType, PendingActivityState, TaskQueueType
+from temporalio.api.enums.v1 import EventType, PendingActivityState, TaskQueueType, TimeoutType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.taskqueue.v1 import TaskQueue
@@ -56,6 +56,7 @@ _LEFT: Final = {
     APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
 }
 _PAUSABLE: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name}
+_SLOW: Final = {"reconciliation.run_bulk": ", a worker's first one starts Spark"}
 _SWEPT: Final = "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
 
 
@@ -207,14 +208,28 @@ async def _of_activity(client: Client, look: _Look, one: PendingActivityInfo) ->
     name = f"activity {one.activity_type.name} of {look.id}"
     if one.paused:
         return f"{name} is paused; `temporal activity unpause --workflow-id {look.id} --activity-id {one.activity_id}`"
-    if one.HasField("last_failure"):
+    lost = one.last_failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
+    if one.HasField("last_failure") and not lost:
         sentence = _innermost(one.last_failure)
         return f"{name} is tried again and again (attempt {one.attempt}): {sentence}; it goes on once that is mended"
+    before = f", after attempt {one.attempt - 1} lost its worker" if lost else ""
     if one.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
-        worker = f" by {one.last_worker_identity}" if one.last_worker_identity else ""
-        return f"{name} is being done{worker}, since {one.last_started_time.ToDatetime():%H:%M:%S} UTC; wait for it"
+        return f"{name} is being done{_by_worker(one)}{before}; wait for it{_until_noticed(one)}"
     queue = one.activity_options.task_queue.name or look.queue
-    return f"{name} waits: " + await _served(client, queue, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
+    return f"{name} waits{before}: " + await _served(client, queue, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
+
+
+def _by_worker(one: PendingActivityInfo) -> str:
+    worker = f" by {one.last_worker_identity}" if one.last_worker_identity else ""
+    return f"{worker}, since {one.last_started_time.ToDatetime():%H:%M:%S} UTC"
+
+
+def _until_noticed(one: PendingActivityInfo) -> str:
+    """What may take long, and when it would be found out that the worker is gone."""
+    slow = _SLOW.get(one.activity_type.name, "")
+    silent_s = one.activity_options.heartbeat_timeout.ToSeconds()
+    taken = f"; if that worker is lost, another one takes it up after {silent_s} s of silence" if silent_s else ""
+    return f"{slow}{taken}"
 
 
 async def _served(client: Client, queue: str, kind: TaskQueueType.ValueType) -> str:
