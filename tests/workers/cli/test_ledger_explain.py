@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import text
 
 from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.log.ledgers import CopyKind, ledger_prefix, meta_key
+from logstore.log.ledgers import CopyKind, ledger_prefix, meta_key, segment_key
 from logstore.names import TopicName
 from logstore.ownership import BundleId, bundle_name, bundle_of
+from logstore.ports.catalog import Cause
 from logstore.positions import LedgerId
 from tests.activities.world import BATCH, NAME, World, certify_input, chunk_input, open_world
 from tests.activities.world import run as run_activity
@@ -179,6 +180,17 @@ def test_explain_of_a_listed_ledger_without_objects_calls_it_data_loss(run: Run,
     )
 
 
+def test_explain_of_a_listed_ledger_that_lost_a_segment_calls_it_data_loss(run: Run, world: World) -> None:
+    """The ledger's own statement still stands, so that storage holds something of the copy."""
+    (lost,) = world.fill(1)
+    world.objects.delete([segment_key(lost, 1)])
+    found = _explained(run, lost)
+    assert found["verdict"] == (
+        "listed, but storage lacks 1 of 2 segments of its LEDGER copy, and no other copy: this is data loss"
+    )
+    assert found["copies"][0]["storage"]["detail"] == "1 of 2 segments absent"
+
+
 def test_explain_of_a_ledger_that_came_back_says_so(run: Run, world: World) -> None:
     """Storage that holds a deleted ledger again is not called confirmed."""
     (gone,) = world.fill(1)
@@ -236,6 +248,14 @@ def test_explain_for_people_fits_a_narrow_terminal(run: Run, world: World) -> No
         assert [line for line in lines if len(line) > 80 and len(line.split()) > 2] == []
         assert {"row", "owner", "references", "copies", "intents", "decisions, newest first"} <= set(lines)
         assert said in " ".join(shown.split())
+
+
+def test_audit_list_of_a_topic_names_the_segments_that_were_passed_over(run: Run, world: World) -> None:
+    """Their objects go next, and this row is what is left of them."""
+    (kept,) = world.fill(1)
+    world.catalog.reconciliation.pass_over({0: (kept, 9)}, cause=Cause(actor="ann", reason="a test", workflow_id="w"))
+    (row,) = document(run("audit", "list", "--topic", NAME, "--json"))
+    assert (row["act"], row["topic"], row["detail"]["keys"]) == ("pass-over-segments", NAME, [segment_key(kept, 9)])
 
 
 def test_audit_list_tells_who_did_what_and_why(run: Run, world: World) -> None:

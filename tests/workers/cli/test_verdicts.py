@@ -1,6 +1,7 @@
 """The sentence: one for each place where a ledger can stand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,9 @@ def test_verdict_of_a_listed_ledger_that_storage_lacks_is_that() -> None:
     assert verdict(history, [_seen(Finding.ABSENT)]).endswith("and no other copy: this is data loss")
     tiered = _seen(Finding.OWN, copy=CopyKind.OFFLOADED_LEDGER)
     assert verdict(history, [_seen(Finding.ABSENT), tiered]).endswith("and it is read from its other copy")
+    short = replace(_seen(Finding.OWN), segments=3, absent=2)
+    assert "lacks 2 of 3 segments of its LEDGER copy, and no other copy: this is data loss" in verdict(history, [short])
+    assert verdict(history, [short, tiered]).endswith("and it is read from its other copy")
     assert "somebody else's: why" in verdict(history, [_seen(Finding.FOREIGN)])
     assert verdict(history, [_seen(None)]) == "listed and needed by subscription a"
     assert verdict(history, [_seen(Finding.ABSENT, state="WRITING")]) == "listed and needed by subscription a"

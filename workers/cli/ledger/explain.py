@@ -1,12 +1,13 @@
 """`ledger explain`: everything known of one ledger; `audit list`: destructive acts with their reasons."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.deletion.intents import missing_property
+from logstore.deletion.intents import Finding, missing_property
 from logstore.errors import InvalidInput, SextonError
+from logstore.log.ledgers import CopyKind, CopyState, segment_key
 from logstore.names import TopicName
 from logstore.ownership import bundle_name, bundle_of
 from logstore.ports.catalog import Decision, Fences, FiledIntent, KnownCopy, LedgerHistory
@@ -38,13 +39,20 @@ def explain(context: CommandContext, ledger_id: Id) -> Answer:
     It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said.
     """
     history = context.catalog.inspection.ledger(LedgerId(ledger_id), decisions=_DECISIONS)
-    seen = [look(context.log.storages, copy) for copy in history.copies]
+    named = [segment_key(history.ledger_id, one.number) for one in context.catalog.ledgers.segments(history.ledger_id)]
+    seen = [look(context.log.storages, copy, named if copy.state == CopyState.LIVE else ()) for copy in history.copies]
     found = document(history, seen, bundle=_bundle(context.catalog.fences, history))
     return Answer(document=found, text=in_sections(found))
 
 
-def look(storages: "Storages", copy: KnownCopy) -> ExaminedCopy:
-    """Ask storage what it holds of a copy; an error in its place is told."""
+def look(storages: "Storages", copy: KnownCopy, named: Sequence[str]) -> ExaminedCopy:
+    """Ask storage what it holds of a copy; an error in its place is told.
+
+    Args:
+        storages: Where copies stand.
+        copy: One that the catalog knows.
+        named: Keys of the segments that a primary copy consists of, as the catalog registered them.
+    """
     intent = copy.intent
     storage, missing = storages.get(intent.copy.value), intent.damage or missing_property(intent)
     if missing or storage is None:
@@ -52,13 +60,17 @@ def look(storages: "Storages", copy: KnownCopy) -> ExaminedCopy:
         return ExaminedCopy(copy=copy, finding=None, detail=f"not asked: {why}")
     try:
         stored, stated = storage.inspect(intent), storage.statement(intent)
+        mine = frozenset(named if intent.copy is CopyKind.LEDGER else ())
+        absent = len(mine.difference(stored.data_keys)) if stored.finding is Finding.OWN else 0
         return ExaminedCopy(
             copy=copy,
             finding=stored.finding,
             objects=stored.objects,
             size_bytes=stored.size_bytes,
             statement=None if stated is None else dict(stated),
-            detail=stored.detail,
+            detail=f"{absent:,} of {len(mine):,} segments absent" if absent else stored.detail,
+            segments=len(mine),
+            absent=absent,
         )
     except SextonError as error:
         return ExaminedCopy(copy=copy, finding=None, detail=f"storage did not answer: {error}")

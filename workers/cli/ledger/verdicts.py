@@ -22,6 +22,8 @@ class ExaminedCopy:
     size_bytes: int = 0
     statement: dict[str, str] | None = None
     detail: str = ""
+    segments: int = 0  # that the catalog names in it, as far as that was asked
+    absent: int = 0  # of them, those that storage does not hold
 
     @property
     def kind(self) -> str:
@@ -40,11 +42,15 @@ def verdict(history: LedgerHistory, seen: Sequence[ExaminedCopy]) -> str:
 def _lost(seen: Sequence[ExaminedCopy]) -> str | None:
     """A contradiction of a LIVE copy's row comes before everything else."""
     live = [one for one in seen if one.copy.state == CopyState.LIVE]
-    whole = any(one.finding is not Finding.ABSENT for one in live)
+    whole = any(one.finding is not Finding.ABSENT and not one.absent for one in live)
+    there = "and it is read from its other copy" if whole else "and no other copy: this is data loss"
     for one in live:
         if one.finding is Finding.ABSENT:
-            there = "and it is read from its other copy" if whole else "and no other copy: this is data loss"
             return f"listed, but storage holds nothing of its {one.kind} copy, {there}"
+        if one.absent:
+            return (
+                f"listed, but storage lacks {one.absent:,} of {one.segments:,} segments of its {one.kind} copy, {there}"
+            )
         if one.finding is Finding.FOREIGN:
             return f"listed, but storage says that its {one.kind} copy is somebody else's: {one.detail}"
     return None
