@@ -8,6 +8,7 @@ import urllib.request
 import pytest
 
 from tests.e2e.shell import ROOT, Inside, Shell
+from tests.logstore.eventually import assert_eventually
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(420)]
 
@@ -37,6 +38,7 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     _be_programmed(shell)
     _be_measured(inside)
     _be_refused(inside)
+    _transact(inside)
     _outgrow_and_describe(inside)
     kept = _be_deleted(inside)
     stopped = shell.json("down")["stopped"]
@@ -57,7 +59,38 @@ def _be_scheduled(shell: Shell) -> None:
         "sexton-plan": ("reconcile-orphans", 86_400, False),
         "sexton-sweep": ("sweep-deletions", 60, False),
         "sexton-trim": ("trim-topics", 30 * 86_400, False),
+        "sexton-transactions": ("sweep-transactions", 60, False),
     }
+
+
+def _transact(shell: Shell) -> None:
+    """Two topics and a subscription in one transaction; another one is aborted, and a third times out."""
+    source, target = "persistent://public/default/paid", "persistent://public/default/shipped"
+    for name in (source, target):
+        shell.json("topic", "create", name)
+    shell.json("topic", "subscribe", source, "shipping", "--from", "earliest")
+    first = shell.json("topic", "append", source, "--file", "-", stdin=_lines("one", "two"))["first"]
+    kept, gone = (shell.json("txn", "begin", "--timeout", "10m")["txn"] for _ in range(2))
+    late = shell.json("txn", "begin", "--timeout", "1s")["txn"]
+    for txn, payload in ((kept, "kept"), (gone, "gone")):
+        shell.json("topic", "append", target, "--file", "-", "--txn", txn, stdin=_lines(payload))
+    shell.json("topic", "ack", source, "--subscription", "shipping", "--position", first, "--txn", kept)
+    conflict = ("topic", "ack", source, "--subscription", "shipping", "--position", first, "--txn", gone)
+    assert shell.json(*conflict, code=3)["error"]["type"] == "AcknowledgementHeld"
+    assert shell.json("topic", "read", target) == []
+    assert len(shell.json("topic", "read", source, "--subscription", "shipping")) == 1
+    assert shell.json("txn", "commit", kept) == {"state": "COMMITTED"}
+    assert shell.json("txn", "abort", gone) == {"state": "ABORTED"}
+    assert len(shell.json("topic", "read", target)) == 1
+    assert shell.json("topic", "show", source)["subscriptions"][0]["backlog"] == 1
+    assert shell.json("txn", "commit", gone, code=3)["error"]["type"] == "TransactionEnded"
+    found = shell.json("txn", "show", kept)
+    assert {(one["subscription"], one["how"]) for one in found["participants"]} == {
+        (None, "MARKED"),
+        ("shipping", "MARKED"),
+    }
+    assert_eventually(lambda: shell.json("txn", "show", late)["state"] == "ABORTED", within_s=60)
+    assert shell.json("txn", "list") == []
 
 
 def _be_deleted(shell: Shell) -> str:

@@ -83,6 +83,25 @@ class Auditor:
             found += pq.read_table(io.BytesIO(body), columns=["payload"]).column("payload").to_pylist()
         return found
 
+    def transactions(self) -> dict[str, str]:
+        """The state of each transaction, by its id."""
+        return {f"{tc}:{at}": state for tc, at, state in self._rows('SELECT tc_id, sequence, state FROM "transaction"')}
+
+    def markers(self, topic_id: int) -> dict[str, set[str]]:
+        """What the objects of a topic's log say of transactions, by id: how each ended."""
+        query = (
+            "SELECT s.ledger_id, s.number FROM segment s JOIN ledger l ON l.ledger_id = s.ledger_id"
+            " JOIN ledger_list ll ON ll.list_id = l.list_id WHERE ll.topic_id = ?"
+        )
+        found: dict[str, set[str]] = {}
+        for ledger_id, number in self._rows(query, topic_id):
+            key = f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/{number:08d}.parquet"
+            body = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            for row in pq.read_table(io.BytesIO(body), columns=["txn_tc", "txn_seq", "marker"]).to_pylist():
+                if row["marker"] is not None:
+                    found.setdefault(f"{row['txn_tc']}:{row['txn_seq']}", set()).add(row["marker"])
+        return found
+
     def listed(self, topic_id: int) -> set[int]:
         """Ledgers that the catalog lists for the topic."""
         query = (

@@ -31,11 +31,12 @@ from workers.demo.report import (
 )
 from workers.demo.scenario import WrittenTopic, planned, write_topics
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
+from workers.demo.transactions import DEATH, check_transactions, transact
 from workers.operations.stack import ANY_METRICS_PORT, at, prepare, stack_options, start_worker
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicResult
 
-_FIRST, _SECOND = "worker-1", "worker-2"
+_FIRST, _SECOND, _THIRD = "worker-1", "worker-2", "worker-3"
 _WORKERS = {
     **ANY_METRICS_PORT,
     "SEXTON_OWNERSHIP": "zookeeper",
@@ -140,6 +141,8 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     ]
     say("planting orphans, and looking for them with Spark")
     orphans = _reconciled(settings, auditor, written)
+    say("committing one transaction and aborting another over three topics and a subscription")
+    shown.insert(3, _transacted(settings, auditor, say))
     return DemoReport(
         shown=shown,
         orphans=orphans,
@@ -158,6 +161,18 @@ def _reconciled(settings: Settings, auditor: Auditor, written: Sequence[WrittenT
     before = auditor.stored(), auditor.stored(tiered=True)
     told = asyncio.run(reconcile(settings))
     return check_orphans(before, (auditor.stored(), auditor.stored(tiered=True)), planted, told)
+
+
+def _transacted(settings: Settings, auditor: Auditor, say: Say) -> PromiseRow:
+    """The worker dies in the middle of the broadcast, and another goes on."""
+    second = ServiceProcess(_SECOND, StackHome.at(settings.home))
+
+    def replace_worker() -> None:
+        say(f"{_SECOND} was killed by SIGKILL in the middle of the broadcast")
+        start_worker(settings, name=_THIRD, extra=_WORKERS, alone=True, on_progress=say)
+
+    done = asyncio.run(transact(settings, lambda: second.running() is None, replace_worker))
+    return check_transactions(settings, auditor, done)
 
 
 def _contest(written: Sequence[WrittenTopic]) -> list[str]:
@@ -191,7 +206,8 @@ async def _trim_through_a_crash(
     states = [state for state, _ in auditor.intents().values()]
     death = _Death(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
     say(f"{_FIRST} was killed by SIGKILL with {death.unfinished} deletions unfinished")
-    await asyncio.to_thread(start_worker, settings, name=_SECOND, extra=_WORKERS, alone=True, on_progress=say)
+    dies = {failpoints.VARIABLE: DEATH, **_WORKERS}  # in the first broadcast of a transaction
+    await asyncio.to_thread(start_worker, settings, name=_SECOND, extra=dies, alone=True, on_progress=say)
     say("waiting for the trims")
     return [await handle.result() for handle in handles], death
 

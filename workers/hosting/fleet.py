@@ -32,7 +32,7 @@ from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
-from workers.hosting.gauges import CatalogGauges, DeletionGauges, PlanGauges
+from workers.hosting.gauges import CatalogGauges, DeletionGauges, PlanGauges, TransactionGauges
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
@@ -252,4 +252,5 @@ def _gauges(log: LogStore, metrics: Metrics | None) -> AbstractAsyncContextManag
         return nullcontext()
     meter, catalog = metrics.runtime.metric_meter, log.catalog
     deletions, plans = DeletionGauges(meter, catalog.deletions.inflight), PlanGauges(meter, catalog.reconciliation.runs)
-    return alongside(CatalogGauges(deletions.read, plans.read).run())
+    transactions = TransactionGauges(meter, catalog.transactions.counts)
+    return alongside(CatalogGauges(deletions.read, plans.read, transactions.read).run())

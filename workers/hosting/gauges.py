@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from temporalio.common import MetricMeter
 
 from logstore.errors import SextonError
-from logstore.ports.catalog import Inflight, ReconciliationRun, RunKind
+from logstore.ports.catalog import Inflight, ReconciliationRun, RunKind, TransactionCounts
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.results import PlanResult, plan_result
+from logstore.transactions.transactions import TransactionState
 
 _LOOKED_AT = 100  # of plans that failed or are at work, behind which none is looked for
 EVERY_S = 15.0  # Prometheus' usual interval: each scrape sees a new value
@@ -49,6 +50,39 @@ class DeletionGauges:
         self._inflight.set(found.estimated_inflight)
         self._dead.set(found.dead_lettered)
         self._read_at.set(int(time.time()))
+
+
+class TransactionGauges:
+    """Unfinished transactions by state, and how old the oldest are, read from SQL; take the maximum over workers."""
+
+    def __init__(self, meter: MetricMeter, counts: Callable[[], TransactionCounts]) -> None:
+        """Take the meter of the process's runtime, and how to ask the catalog."""
+        self._ask = counts
+        self._rows = meter.create_gauge("sexton_transactions_unfinished", "Transactions that are not over, by state")
+        self._ages = {
+            "open": meter.create_gauge("sexton_transactions_oldest_open_seconds", "Age of the oldest open one", "s"),
+            "decided": meter.create_gauge(
+                "sexton_transactions_oldest_decided_seconds",
+                "Since when the oldest decided one has participants that are not told",
+                "s",
+            ),
+        }
+        self._hidden = meter.create_gauge(
+            "sexton_transactions_hidden_bytes", "Bitmaps of markers and of aborted messages, in the catalog"
+        )
+
+    def read(self) -> None:
+        """Read once.
+
+        Raises:
+            SextonError: The catalog does not answer.
+        """
+        found, now_us = self._ask(), time.time_ns() // 1000
+        for state in (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING):
+            self._rows.set(found.states.get(state, 0), {"state": state.value})
+        for name, since in (("open", found.oldest_open_us), ("decided", found.oldest_decided_us)):
+            self._ages[name].set(0 if since is None else max(0, now_us - since) // 1_000_000)
+        self._hidden.set(found.hidden_bytes)
 
 
 class CatalogGauges:

@@ -3,15 +3,17 @@
 import logging
 import time
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Claim, Inflight, RunKind
+from logstore.ports.catalog import Claim, Inflight, RunKind, TransactionCounts
 from logstore.reconciliation.results import PlanResult
+from logstore.transactions.transactions import TransactionState
 from tests.fakes.meter import FakeMeter, series
 from tests.fakes.reconciliation import FakeRuns
-from workers.hosting.gauges import CatalogGauges, DeletionGauges, PlanGauges
+from workers.hosting.gauges import CatalogGauges, DeletionGauges, PlanGauges, TransactionGauges
 
 _NAMES = ("sexton_deletion_estimated_inflight", "sexton_deletion_dead_lettered")
 
@@ -112,3 +114,29 @@ def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
     gauges.read()
     assert meter.values[series("sexton_reconciliation_missing_data")] == 1
     assert meter.values[series("sexton_reconciliation_plan_timestamp_seconds")] == runs.now_us // 1_000_000
+
+
+def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state without transactions is zero, and not the last value that it had."""
+    meter, now_us = FakeMeter(), 1_000_000_000
+    monkeypatch.setattr("workers.hosting.gauges.time", SimpleNamespace(time_ns=lambda: now_us * 1_000))
+    answers = [
+        TransactionCounts(
+            states={TransactionState.OPEN: 3, TransactionState.ABORTING: 1},
+            oldest_open_us=now_us - 90_000_000,
+            oldest_decided_us=now_us - 7_000_000,
+            hidden_bytes=12,
+        ),
+        TransactionCounts(states={}, oldest_open_us=None, oldest_decided_us=None, hidden_bytes=12),
+    ]
+    gauges = TransactionGauges(meter, lambda: answers.pop(0))
+    shown = []
+    for _ in range(2):
+        gauges.read()
+        rows = [
+            meter.values[series("sexton_transactions_unfinished", state=state)]
+            for state in ("OPEN", "COMMITTING", "ABORTING")
+        ]
+        ages = [meter.values[series(f"sexton_transactions_oldest_{which}_seconds")] for which in ("open", "decided")]
+        shown.append((rows, ages, meter.values[series("sexton_transactions_hidden_bytes")]))
+    assert shown == [([3, 0, 1], [90, 7], 12), ([0, 0, 0], [0, 0], 12)]
