@@ -87,9 +87,7 @@ class ApplyOrphans:
             while self._progress.pages_done < begun.pages:
                 await self._while_paused()
                 await self._apply(begun)
-                if workflow.info().is_continue_as_new_suggested():
-                    await workflow.wait_condition(workflow.all_handlers_finished)
-                    workflow.continue_as_new(replace(request, carried=self._progress))
+                await self._go_on()
         done = begun.done or await self._conclude()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return self._ended(done)
@@ -144,6 +142,12 @@ class ApplyOrphans:
                 raise
             return refusal
 
+    async def _go_on(self) -> None:
+        """In a new run, once the history of this one is long enough."""
+        if workflow.info().is_continue_as_new_suggested():
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            workflow.continue_as_new(replace(self._request, carried=self._progress))
+
     async def _while_paused(self) -> None:
         if self._progress.paused:
             self._at("waiting for `resume`")
@@ -192,6 +196,7 @@ class ApplyOrphans:
                 started = await batches.start_batch(request, summary=f"{filed.intents} orphaned copies")
                 break
             await asyncio.sleep(_AGAIN.total_seconds())
+            await self._go_on()  # an operator may have paused that batch; a page that is filed again is the same
         await batches.certificate_within(started, None)
 
     async def _conclude(self) -> ApplyCounts:

@@ -16,7 +16,7 @@ from tests.workflows.house import Gate, House, assert_eventually, details_of, fa
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
 from workers.client.batches import Batches
 from workers.client.waiting import result_of
-from workflows.deletion.values import SetRate
+from workflows.deletion.values import DeletionPolicy, SetRate
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.values import ApplyOrphansProgress
 
@@ -214,6 +214,30 @@ async def test_terminated_apply_goes_on_where_it_was_when_it_is_asked_for_again(
         done = (await second.result()).done
     assert (done.applied, done.objects) == ({"orphan_ledger": 4}, 12)
     assert not any(house.world.left_of(one) for one in ledgers)
+
+
+async def test_apply_that_waits_long_for_an_earlier_batch_keeps_its_history_short(house: House) -> None:
+    """An operator has paused that batch, for as long as it may take."""
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    ledgers = orphan_ledgers(house, 3, page=3)
+    await planned(house)
+    gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
+    batch = f"delete-ledgers/orphans-{run_id(house)}-0"
+    async with house.worker():
+        first = await apply(house)
+        await assert_eventually(gate.reached.is_set)
+        await Batches(house.client).pause(batch)
+        await first.terminate()
+        gate.open()
+        second = await apply(house)
+        run = house.client.get_workflow_handle(second.id, run_id=second.first_execution_run_id)
+
+        async def has_gone_on() -> bool:
+            return (await run.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
+
+        await assert_eventually(has_gone_on)
+        await Batches(house.client).resume(batch)
+        assert (await second.result()).done.applied == {"orphan_ledger": 3}
 
 
 async def test_apply_whose_worker_is_lost_goes_on_at_another(house: House) -> None:
