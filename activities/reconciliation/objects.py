@@ -106,7 +106,7 @@ class ObjectDeletion:
                     answer.abort_uploads(one.key)
                 answer = self._stored.upload(one, before_us=before_us)
             if isinstance(answer, str) and answer != ENDED_UPLOAD:
-                done |= {kept.number: kept for kept in _kept({at: answer})}
+                (done[at],) = _kept({at: answer})
             else:
                 done[at] = _ended(at, one, None if answer == ENDED_UPLOAD else _PARTS_LEFT)
         return done
