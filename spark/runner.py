@@ -94,16 +94,22 @@ class SparkJobs:
     def __init__(self, session: WarmSession, publication: Publication, mains: Callable[[], Mapping[str, Main]]) -> None:
         """Run the mains that the back end has, by the names of their jobs; it is asked when the first one runs."""
         self._session, self._publication, self._mains = session, publication, cache(mains)
+        self._turn = threading.Lock()
 
     def published(self, run_id: str, name: str) -> BulkSummary | None:
         """See `BulkJobs.published`."""
         return self._publication.summary(run_id, name)
 
     def run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
-        """See `BulkJobs.run`."""
-        done = self.published(job.run_id, job.name)
-        if done:
-            return done
+        """See `BulkJobs.run`; one at a time, for the session of one master ends that of another with its jobs."""
+        while not self._turn.acquire(timeout=_LOOK_S):
+            on_progress(BulkProgress(stage=f"{job.name} waits for another job", done=0, tasks=0))
+        try:
+            return self.published(job.run_id, job.name) or self._run(job, on_progress, master)
+        finally:
+            self._turn.release()
+
+    def _run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], master: str) -> BulkSummary:
         main = self._mains().get(job.name)
         if main is None:
             raise Unsupported(f"bulk job {job.name}: this back end has none")

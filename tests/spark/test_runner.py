@@ -3,8 +3,10 @@
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -111,6 +113,31 @@ def test_error_of_the_watcher_cancels_the_job_and_what_it_submits_later(
         jobs(main).run(_JOB, stop)
     assert later
     assert warm.get().sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+def test_second_job_waits_for_the_first_and_may_be_cancelled_meanwhile(
+    jobs: Callable[[Main], SparkJobs], warm: WarmSession
+) -> None:
+    """A worker may serve several queues, and each job may name a cluster of its own."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def main(run: JobRun, job: ReadReferences) -> BulkSummary:
+        began.set()
+        go_on.wait(60)
+        return BulkSummary(counts={"alive": int(run.spark is warm.get())})
+
+    def stop(found: BulkProgress) -> None:
+        assert found.stage == "read-references waits for another job"
+        raise _Stop
+
+    runner = jobs(main)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(runner.run, _JOB, _quiet)
+        began.wait(60)
+        with pytest.raises(_Stop):
+            runner.run(ReadReferences(run_id="run-2"), stop, master="local[1]")
+        go_on.set()
+        assert first.result().counts == {"alive": 1}
 
 
 def test_task_whose_process_is_killed_is_done_again(jobs: Callable[[Main], SparkJobs], tmp_path: Path) -> None:
