@@ -58,7 +58,7 @@ def _pairs(rows: Sequence[dict[str, Any]], kind: FindingKind, detail: str) -> pa
         objects=[sum(part != "upload" for part in row["part_list"]) for row in rows],
         size_bytes=[row["size_bytes_sum"] for row in rows],
         newest_us=[row["modified_us_max"] for row in rows],
-        detail=detail,
+        detail=[f"an unfinished upload: {detail}" if set(row["part_list"]) == {"upload"} else detail for row in rows],
     )
 
 

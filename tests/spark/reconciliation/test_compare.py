@@ -246,7 +246,9 @@ def test_tiered_copy_that_is_named_and_absent(tiered: list[Any], copy: dict[str,
 def test_upload_that_nobody_finished_is_an_orphan_without_objects() -> None:
     world = World(tiered=[_tiered("u9", "upload"), _tiered("u8", "upload", at=YOUNG)])
     rows = world.compared().candidates.to_pylist()
-    assert [(row["kind"], row["uuid"], row["objects"]) for row in rows] == [("orphan_offload", "u9", 0)]
+    assert [(row["kind"], row["uuid"], row["objects"], row["detail"]) for row in rows] == [
+        ("orphan_offload", "u9", 0, "an unfinished upload: no context names it")
+    ]
 
 
 def test_strange_object_is_foreign_once_it_is_old() -> None:

@@ -53,7 +53,12 @@ class Asked:
         self.runs, self.folder = FakeRuns(), folder
         self.output = folder / RUN / "output"
         self.output.mkdir(parents=True)
-        pq.write_table(as_table(FINDINGS), self.output / "part-0.parquet", row_group_size=2)
+        self.found(FINDINGS)
+        self.done = ApplyCounts(applied={"orphan_ledger": 1}, skipped={"it is young": 2}, objects=3, size_bytes=300)
+
+    def found(self, findings: list[Finding]) -> None:
+        """Let the plan have found these, and nothing else."""
+        pq.write_table(as_table(findings), self.output / "part-0.parquet", row_group_size=2)
         totals = FindingFiles(self.output).totals()
         self.plan = PlanResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
@@ -65,9 +70,9 @@ class Asked:
             rows_before_us=CUT_OFF_US - 3_600_000_000,
             young=7,
         )
+        self.runs = FakeRuns()
         self.runs.open_run(RUN, RunKind.PLAN, claim=CLAIM, summary=BEGUN)
         self.runs.close_run(RUN, {**BEGUN, "result": asdict(self.plan)})
-        self.done = ApplyCounts(applied={"orphan_ledger": 1}, skipped={"it is young": 2}, objects=3, size_bytes=300)
 
     def applied(self) -> None:
         """Let the plan be applied."""
@@ -304,6 +309,56 @@ def test_report_shows_findings_as_rows(run: Run, asked: Asked) -> None:
     assert rows[0]["topic"] == "persistent://shop/main/a b"
     assert (rows[0]["kind"], rows[0]["ledger_id"], rows[0]["newest"]) == ("orphan_ledger", 7, "2025-10-13T08:26:40Z")
     assert (rows[2]["row_id"], rows[2]["fate"]) == (12, None)
+
+
+LOST = Finding(
+    kind=FindingKind.MISSING_DATA,
+    ledger_id=LedgerId(9),
+    topic="persistent://shop/main/lost",
+    key="ledgers/09/0000000000000009/00000000.parquet",
+    size_bytes=77,
+)
+ODD = Finding(kind=FindingKind.MISMATCH, key="odd\u202egnp.exe\u0007", objects=1, size_bytes=2)
+
+
+def test_report_begins_with_what_a_person_must_look_at(run: Run, asked: Asked, services: FakeServices) -> None:
+    """Numbers stay those of the files, which a failed apply names too."""
+    asked.found([*FINDINGS, ODD, LOST])
+    services.log.catalog.reconciliation = asked.runs
+    rows = document(run("orphans", "report", RUN, "--json"))
+    assert [(row["id"], row["kind"]) for row in rows[:3]] == [
+        (4, "missing_data"),
+        (3, "mismatch"),
+        (0, "orphan_ledger"),
+    ]
+    assert [row["id"] for row in rows[3:]] == [1, 2]
+
+
+def test_report_for_people_begins_with_a_summary(run: Run, asked: Asked) -> None:
+    """What was looked at and when, what was found, and who applied it; `--wide` has it once."""
+    for wide in ((), ("--wide",)):
+        told = run("orphans", "report", RUN, *wide).stdout
+        assert told.count("2025-06-15T15:06:40Z, by ann (a test)") == 1
+        assert "40, 7 of them too young to be judged" in told
+        assert "written before 2025-11-22T08:26:40Z" in told
+        assert "1 orphan_ledger, 1 stalled_deletion, 1 foreign" in told
+        assert "not yet" in told
+    asked.applied()
+    assert "not finished, by ann (a test)" in run("orphans", "report", RUN).stdout
+
+
+def test_page_shows_characters_that_cannot_be_seen_and_counts_no_lost_bytes(
+    run: Run, asked: Asked, services: FakeServices, tmp_path: Path
+) -> None:
+    """A name may turn the direction of the text around it; what is lost is in storage of no topic."""
+    asked.found([ODD, LOST])
+    services.log.catalog.reconciliation = asked.runs
+    text, seen = page_of(run, tmp_path / "orphans.html")
+    assert "odd\\u202egnp.exe\\x07" in seen.text
+    assert "\u202e" not in text
+    assert "Data is missing: 1 finding." in seen.text
+    assert "77 B" not in seen.text
+    assert f"What the plan {RUN} found" in seen.text
 
 
 def test_report_of_an_applied_plan_says_what_became_of_each(run: Run, asked: Asked) -> None:

@@ -6,7 +6,6 @@ Findings pass by once for the charts and once for the table, a page of them in m
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from logstore.reconciliation.findings import FindingKind
 from logstore.whole_files import replacing
-from workers.cli.texts import topic_shown
+from workers.cli.texts import harmless, topic_shown
 
 if TYPE_CHECKING:
     from logstore.reconciliation.findings import Finding
@@ -31,8 +30,9 @@ _AGES: Final = (
 )
 _OLDER: Final = "over a year"
 _UNKNOWN: Final = "unknown"
-_COLUMNS: Final = ("id", "kind", "topic", "ledger_id", "bucket", "key", "objects", "size_bytes", "newest", "detail")
-_FATE: Final = ("fate", "reason")
+_COLUMNS: Final = ("id", "kind", "topic", "ledger_id", "where", "objects", "size_bytes", "newest", "detail")
+_FATE: Final = ("what became of it",)
+_TOGETHER: Final = {"where": ("bucket", "key"), "what became of it": ("fate", "reason")}  # in one cell, to fit a screen
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #60646c; --paper: #ffffff; --line: #d9d9e0;
   --bar: #3e63dd; --alarm: #ce2c31; --card: #f7f7f9; }
@@ -41,14 +41,16 @@ _STYLE: Final = """
 body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin: 0 0 .3rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-p, dl { color: var(--soft); margin: .2rem 0; } .alarm { color: var(--alarm); font-weight: 600; }
+p, dl { color: var(--soft); margin: .2rem 0; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dd { margin: 0; }
+.alarm { color: var(--alarm); font-weight: 600; }
 figure { margin: 1rem 0; padding: 1rem; background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
 figcaption { font-weight: 600; margin-bottom: .6rem; } svg { width: 100%; max-width: 60rem; height: auto; }
 svg text { font: 13px system-ui, sans-serif; fill: var(--ink); } svg .value { fill: var(--soft); }
 svg .bar { fill: var(--bar); } svg .alarming { fill: var(--alarm); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
-th { white-space: nowrap; } td { overflow-wrap: anywhere; min-width: 7.5rem; }
+th { white-space: nowrap; } td { overflow-wrap: anywhere; min-width: 5rem; }
 td.number { text-align: right; min-width: 0; white-space: nowrap; font-variant-numeric: tabular-nums; }
 """
 
@@ -72,7 +74,7 @@ class _Sums:
     def add(self, finding: "Finding", before_us: int) -> None:
         self.kinds[finding.kind] += 1
         self.ages[_age(finding.newest_us, before_us)] += 1
-        if finding.size_bytes:
+        if finding.size_bytes and finding.kind is not FindingKind.MISSING_DATA:  # those bytes are nowhere
             self.topics[finding.topic] += finding.size_bytes
             if len(self.topics) > _MOST_TOPICS:
                 self.topics = Counter(dict(self.topics.most_common(_MOST_TOPICS // 2)))
@@ -97,7 +99,7 @@ def write_page(found: "Reported", path: Path, *, kind: FindingKind | None, limit
 
 
 def _parts(found: "Reported", sums: _Sums, kind: FindingKind | None, limit: int) -> Iterator[str]:
-    title = f"Orphans of plan {found.run_id}"
+    title = f"What the plan {found.plan.run_id} found"
     yield "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
     yield '<meta name=viewport content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>\n"
@@ -118,22 +120,23 @@ def _parts(found: "Reported", sums: _Sums, kind: FindingKind | None, limit: int)
 
 
 def _topics_title(sums: _Sums) -> str:
-    return f"Bytes by topic, the first {_TOPICS}" + (", about: there are very many topics" if sums.forgotten else "")
+    return f"Bytes in storage by topic, the first {_TOPICS}" + (
+        ", about: there are very many topics" if sums.forgotten else ""
+    )
 
 
 def _beginning(found: "Reported", sums: _Sums) -> Iterator[str]:
-    result = found.result
-    cut_off = f"{datetime.fromtimestamp(result.before_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    yield f"<p>{result.ledgers:,} ledgers compared; objects younger than {cut_off} were left out.</p>\n"
-    yield f"<p>{'Applied: each row says what became of it.' if found.fates else 'Nothing was removed yet.'}</p>\n"
-    if sums.kinds[FindingKind.MISSING_DATA]:
-        yield f"<p class=alarm>Data is missing: {sums.kinds[FindingKind.MISSING_DATA]:,} findings.</p>\n"
-    for sentence in result.left_out:
-        yield f"<p>Not compared: {escape(sentence)}</p>\n"
+    lost = sums.kinds[FindingKind.MISSING_DATA]
+    if lost:
+        yield f"<p class=alarm>Data is missing: {lost:,} {'finding' if lost == 1 else 'findings'}.</p>\n"
+    told = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in found.summary().items())
+    yield f"<dl>{told}</dl>\n"
+    for sentence in found.result.left_out:
+        yield f"<p>Not compared: {_text(sentence)}</p>\n"
 
 
 def _table(found: "Reported", sums: _Sums, kind: FindingKind | None, limit: int) -> Iterator[str]:
-    rows, columns = sum(sums.kinds.values()), (*_COLUMNS, *(_FATE if found.fates else ()))
+    rows, columns = sum(sums.kinds.values()), (*_COLUMNS, *(_FATE if found.applied else ()))
     yield f"<h2>Findings</h2><p>{min(rows, limit):,} of {rows:,}</p><div class=scroll><table><thead><tr>"
     yield "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns) + "</tr></thead><tbody>\n"
     for row in islice(found.rows(kind), limit):
@@ -142,10 +145,15 @@ def _table(found: "Reported", sums: _Sums, kind: FindingKind | None, limit: int)
 
 
 def _cell(row: Mapping[str, object], name: str) -> str:
-    value = row[name]
-    if isinstance(value, int):
-        return f"<td class=number>{value if name in {'id', 'ledger_id'} else f'{value:,}'}</td>"
-    return f"<td>{'' if value is None else escape(str(value))}</td>"
+    if isinstance(row.get(name), int):
+        return f"<td class=number>{row[name] if name in {'id', 'ledger_id'} else f'{row[name]:,}'}</td>"
+    values = [row[one] for one in _TOGETHER.get(name, (name,))]
+    return f"<td>{'<br>'.join(_text(str(value)) for value in values if value not in {None, ''})}</td>"
+
+
+def _text(value: str) -> str:
+    """As text of the page; a character that cannot be seen, or turns the direction of others, is spelled out."""
+    return escape(harmless(value))
 
 
 def _topic(name: str) -> str:
@@ -197,10 +205,10 @@ def _drawn(at: int, one: _Bar, most: int) -> str:
     top, middle = at * _ROW + 3, at * _ROW + _ROW // 2 + 4
     length = max(2, round(_BAR * one.value / most)) if one.value else 0
     kind = "bar alarming" if one.alarming and one.value else "bar"
-    whole = escape(f"{one.name}: {one.told}")
+    whole = _text(f"{one.name}: {one.told}")
     return (
         f"<g><title>{whole}</title>"
-        f'<text class="name" x="{_NAME - 8}" y="{middle}" text-anchor="end">{escape(_short(one.name))}</text>'
+        f'<text class="name" x="{_NAME - 8}" y="{middle}" text-anchor="end">{_text(_short(one.name))}</text>'
         f'<rect class="{kind}" x="{_NAME}" y="{top}" width="{length}" height="{_ROW - 6}" rx="3"/>'
         f'<text class="value" x="{_NAME + length + 8}" y="{middle}">{escape(one.told)}</text></g>'
     )

@@ -44,21 +44,21 @@ def report(
     if len(rows) > limit:
         note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
     rows = rows[:limit]
-    return Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("detail",), empty="no findings")
+    table = Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("detail",), empty="no findings")
+    return Answer(document=rows, shown=found.summary(), wide=found.summary(), more=[table])
 
 
 def _reported(runs: "Reconciliation", run_id: str) -> Reported:
     from logstore.reconciliation.files import FindingFiles  # noqa: PLC0415
     from logstore.reconciliation.services.runs import apply_of, finished_plan  # noqa: PLC0415
 
-    result = finished_plan(runs.run(run_id))
+    plan = runs.run(run_id)
+    result = finished_plan(plan)
     folder = Path(result.report)
     if not folder.is_dir():
         where = "run this where the folder of bulk output is, the setting bulk_dir"
         raise PreconditionFailed(f"plan {run_id}: expected its findings in {folder}, found no such folder; {where}")
-    applied = apply_of(runs, run_id)
-    fates = Path(applied.summary["folder"]) / "fates" if applied else None
-    return Reported(run_id=run_id, result=result, files=FindingFiles(folder), fates=fates)
+    return Reported(plan=plan, result=result, files=FindingFiles(folder), applied=apply_of(runs, run_id))
 
 
 def _shown(row: dict[str, object]) -> dict[str, object]:
@@ -82,4 +82,4 @@ def _page(found: Reported, kind: FindingKind | None, limit: int, html: str) -> A
     if not html.isprintable() or not path.parent.is_dir() or path.is_dir():
         raise InvalidInput("html", expected="a file in a folder that exists", found=html)
     rows = write_page(found, path, kind=kind, limit=limit)
-    return Answer(document={"run_id": found.run_id, "html": str(path), "findings": rows})
+    return Answer(document={"run_id": found.plan.run_id, "html": str(path), "findings": rows})
