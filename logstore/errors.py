@@ -36,6 +36,7 @@ SextonError
 │   ├── CorruptData                an object that cannot be what the catalog says
 │   └── NoProgress                 the same count, late attempt: a person must look
 └── ServiceFailed                  a service could not be started or reached
+    ├── ProgramMissing             a program that we run is not installed here, or is too old
     └── ServiceRefused             a service answers, and refuses us: our identity, our address or our clock
 ```
 
@@ -242,6 +243,10 @@ class ServiceFailed(SextonError):
         super().__init__(f"{service}: {problem}; {advice}")
         self.service = service
         self.problem = problem
+
+
+class ProgramMissing(ServiceFailed):
+    """A program that we run is not installed on this machine, or is too old: nothing but an installation helps."""
 
 
 class ServiceRefused(ServiceFailed):

@@ -149,7 +149,7 @@ class Planning:
             complete one is published.
         Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job with all that it
             submits later.
-        Raises: InvalidInput, PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
+        Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         seen = BulkProgress(stage=request.job, done=0, tasks=0)
 

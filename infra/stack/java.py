@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from logstore.errors import ServiceFailed
+from logstore.errors import ProgramMissing
 
 OLDEST_JAVA = 17  # Spark 4 and ZooKeeper 3.9 as shipped with it are built for it
 
-_ADVICE = "install a JDK or JRE 17 or newer and set JAVA_HOME, or put `java` on the PATH"
+_ADVICE = (
+    "install a JDK or JRE 17 or newer and set JAVA_HOME, or put `java` on the PATH; `sexton doctor` says which is found"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +31,17 @@ def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
     A JAVA_HOME without a `bin/java` is passed over; one that is too old is refused, since Spark would use it.
 
     Raises:
-        ServiceFailed: There is none, it does not run, or it is older than 17.
+        ProgramMissing: There is none, it does not run, or it is older than 17.
     """
     environ = os.environ if environ is None else environ
     found = _locate(environ)
     if found is None:
-        raise ServiceFailed("java", "no Java was found by JAVA_HOME or on the PATH", advice=_ADVICE)
+        raise ProgramMissing("java", "no Java was found by JAVA_HOME or on the PATH", advice=_ADVICE)
     version = _version_of(found)
     if version is None:
-        raise ServiceFailed("java", f"{found} does not tell its version", advice=_ADVICE)
+        raise ProgramMissing("java", f"{found} does not tell its version", advice=_ADVICE)
     if version < OLDEST_JAVA:
-        raise ServiceFailed("java", f"{found} is Java {version}, and {OLDEST_JAVA} or newer is needed", advice=_ADVICE)
+        raise ProgramMissing("java", f"{found} is Java {version}, and {OLDEST_JAVA} or newer is needed", advice=_ADVICE)
     return JavaRuntime(path=found, version=version)
 
 

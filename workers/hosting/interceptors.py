@@ -12,7 +12,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from activities.dispatch import Done
 from infra.telemetry import current_trace_id
 from infra.telemetry.logs import bind
-from logstore.errors import InvalidInput, NotOwner, SextonError, TerminalError
+from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError, TerminalError
 from workers.hosting.facts import ATTEMPT, ERROR_TYPE, FIELD, facts_of
 from workers.hosting.traced_runs import naming_trace
 
@@ -109,6 +109,6 @@ def to_application_error(error: SextonError) -> ApplicationError:
         str(error),
         *([{FIELD: error.field}] if isinstance(error, InvalidInput) else []),
         type=type(error).__name__,
-        non_retryable=isinstance(error, TerminalError),
+        non_retryable=isinstance(error, TerminalError | ProgramMissing),
         category=ApplicationErrorCategory.BENIGN if benign else ApplicationErrorCategory.UNSPECIFIED,
     )

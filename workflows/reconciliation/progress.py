@@ -8,8 +8,10 @@ from temporalio.exceptions import ActivityError
 
 from logstore import errors
 from logstore.deletion.intents import Refusal
-from logstore.reconciliation.results import ApplyCounts, together
-from workflows.reconciliation.values import ApplyOrphansProgress
+from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences
+from logstore.reconciliation.results import ApplyCounts, PlanResult, together
+from workflows.reconciliation.values import ApplyOrphansProgress, ReconcileOrphansProgress
 from workflows.refusals import refusal_of
 
 _REFUSALS: Final = frozenset(
@@ -17,6 +19,15 @@ _REFUSALS: Final = frozenset(
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.PreconditionFailed | errors.InvalidInput)
 )
+_WORDS: Final = {
+    (ListStorage.name, "objects"): "objects of ledgers in storage",
+    (ListStorage.name, "strange"): "other objects in storage",
+    (ListStorage.name, "uploads"): "unfinished uploads in storage",
+    (ReadReferences.name, "ledgers"): "ledgers in the catalog",
+    (CompareSides.name, "young"): "ledgers too young to be judged",
+    (CompareSides.name, "candidates"): "differences, each of which is looked at once more",
+}
+"""What an operator reads of the counts of bulk jobs; the others are for the guards."""
 
 
 def refused(error: ActivityError) -> Refusal | None:
@@ -39,6 +50,26 @@ def with_page(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrpha
         left=max(0, progress.intents - done),
         counts=whole,
     )
+
+
+def plan_shown(progress: ReconcileOrphansProgress, told: str) -> str:
+    """Markdown for an operator: where the plan is, and how much it has looked at."""
+    done = "".join(
+        f"- {progress.counts[job][name]:,} {words}\n"
+        for (job, name), words in _WORDS.items()
+        if name in progress.counts.get(job, ())
+    )
+    return f"run `{progress.run_id}`: **{progress.step}**\n\n{done}\n{told}"
+
+
+def findings_shown(found: PlanResult) -> str:
+    """Markdown for an operator: kinds of which something was found, and what was left out."""
+    rows = "".join(
+        f"- **{kind.value}** — {found.findings[kind.value]:,}, {found.size_bytes.get(kind.value, 0):,} bytes\n"
+        for kind in FindingKind
+        if found.findings.get(kind.value)
+    )
+    return (rows or "- nothing found\n") + "".join(f"- not compared: {sentence}\n" for sentence in found.left_out)
 
 
 def shown(progress: ApplyOrphansProgress, doing: str) -> str:

@@ -28,11 +28,10 @@ with workflow.unsafe.imports_passed_through():
         PlanBegun,
         PlanInput,
     )
-    from logstore.reconciliation.findings import FindingKind
     from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
     from logstore.reconciliation.results import PlanResult
     from workflows import options, refusals, search_attributes
-    from workflows.reconciliation.progress import refused
+    from workflows.reconciliation.progress import findings_shown, plan_shown, refused
     from workflows.reconciliation.values import (
         ReconcileOrphansInput,
         ReconcileOrphansProgress,
@@ -78,7 +77,7 @@ class ReconcileOrphans:
             self._at("ended", refusals.shown(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return ReconcileOrphansResult(run_id=self._run_id, refused=refusal)
-        self._at("ended", _findings(found))
+        self._at("ended", findings_shown(found))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["PLANNED"])])
         return ReconcileOrphansResult(run_id=self._run_id, found=found)
 
@@ -123,16 +122,4 @@ class ReconcileOrphans:
 
     def _at(self, step: str, told: str = "") -> None:
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=step, counts=self._progress.counts)
-        done = "".join(
-            f"- {job}: " + ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())) + "\n"
-            for job, counts in self._progress.counts.items()
-        )
-        workflow.set_current_details(f"run `{self._run_id}`: **{step}**\n\n{done}\n{told}")
-
-
-def _findings(found: PlanResult) -> str:
-    rows = "".join(
-        f"- **{kind.value}** — {found.findings.get(kind.value, 0):,}, {found.size_bytes.get(kind.value, 0):,} bytes\n"
-        for kind in FindingKind
-    )
-    return rows + "".join(f"- not compared: {sentence}\n" for sentence in found.left_out)
+        workflow.set_current_details(plan_shown(self._progress, told))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.stack.java import find_java, parse_java_version
-from logstore.errors import ServiceFailed
+from logstore.errors import ProgramMissing
 
 
 def _install(folder: Path, banner: str) -> Path:
@@ -50,19 +50,19 @@ def test_java_home_that_is_empty_falls_back_to_the_path(tmp_path: Path) -> None:
 
 def test_java_absent_is_one_clear_sentence(tmp_path: Path) -> None:
     """Without Java the user reads what to install."""
-    with pytest.raises(ServiceFailed, match=r"^java: no Java was found.*; install a JDK or JRE 17 or newer"):
+    with pytest.raises(ProgramMissing, match=r"^java: no Java was found.*; install a JDK or JRE 17 or newer"):
         find_java({"PATH": str(tmp_path)})
 
 
 def test_java_too_old_is_named_with_its_version(tmp_path: Path) -> None:
     """An old Java is named by path and version instead of failing inside a server."""
     java = _install(tmp_path / "jdk" / "bin", 'openjdk version "11.0.2"')
-    with pytest.raises(ServiceFailed, match=f"{java} is Java 11, and 17 or newer is needed"):
+    with pytest.raises(ProgramMissing, match=f"{java} is Java 11, and 17 or newer is needed"):
         find_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": "/usr/bin:/bin"})
 
 
 def test_java_that_does_not_run_is_named(tmp_path: Path) -> None:
     """A broken Java is named too."""
     java = _install(tmp_path / "jdk" / "bin", "Error: could not find libjava.so")
-    with pytest.raises(ServiceFailed, match=f"{java} does not tell its version"):
+    with pytest.raises(ProgramMissing, match=f"{java} does not tell its version"):
         find_java({"JAVA_HOME": str(tmp_path / "jdk")})

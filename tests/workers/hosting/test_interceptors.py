@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.testing import ActivityEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
-from logstore.errors import StoreUnavailable
+from logstore.errors import ProgramMissing, ServiceFailed, StoreUnavailable
 from tests.fakes.meter import FakeMeter, series
 from workers.hosting.interceptors import ActivityEdge
 
@@ -41,6 +41,15 @@ def _met(error: Exception, *, attempt: int, meter: FakeMeter) -> BaseException:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - looked at by the tests
         asyncio.run(env.run(work))
     return caught.value
+
+
+def test_program_that_is_not_installed_is_not_asked_for_again() -> None:
+    """Spark's Java: six attempts, a minute apart, find no other; a service that is away may come back."""
+    missing = _met(ProgramMissing("java", "no Java was found", advice="install one"), attempt=1, meter=FakeMeter())
+    away = _met(ServiceFailed("spark", "no session", advice="look"), attempt=1, meter=FakeMeter())
+    assert isinstance(missing, ApplicationError)
+    assert isinstance(away, ApplicationError)
+    assert (missing.type, missing.non_retryable, away.non_retryable) == ("ProgramMissing", True, False)
 
 
 @pytest.mark.parametrize(("attempt", "final"), [(1, False), (9, False), (10, True), (11, True)])

@@ -47,7 +47,9 @@ async def test_plan_goes_its_steps_and_says_what_it_found(house: House) -> None:
     assert result.found
     assert (result.found.findings["orphan_ledger"], result.found.size_bytes["orphan_ledger"]) == (3, 900)
     assert set(result.found.findings) == {kind.value for kind in FindingKind}
-    assert "**orphan_ledger** — 3, 900 bytes" in details
+    assert "- **orphan_ledger** — 3, 900 bytes\n" in details
+    assert "- 1,000 ledgers in the catalog\n" in details
+    assert not any(word in details for word in ("matched", "tiered_named", "foreign")), "counters, and kinds of zero"
     assert (progress.step, progress.counts["compare-sides"]["matched"]) == ("ended", 3)
     assert not unfinished(house)
     described = await handle.describe()
@@ -129,7 +131,7 @@ async def test_refused_age_and_refused_bucket_open_no_run(house: House) -> None:
     """Nothing is begun."""
     async with house.worker():
         assert (refused := (await (await plan(house, older_than_s=60.0)).result()).refused)
-        assert "3600s or more" in refused.message
+        assert "expected 1h or more, found 1m" in refused.message
         house.world.tiered.refusal = CatalogMismatch("bucket", expected="ours", found="theirs", advice="look")
         assert (refused := (await (await plan(house)).result()).refused)
     assert refused.type == "CatalogMismatch"
