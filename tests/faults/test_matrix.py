@@ -22,8 +22,8 @@ from workers.hosting.fleet import WORKFLOWS
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults many times as many runs
 
-_PAIRS = 4  # of interruptions, in each course
-_WRITES = 24  # one in so many is the last that a process makes
+_PAIRS = 2  # of interruptions, in each course
+_WRITES = 40  # one in so many is the last that a process makes
 _EVERY = 1_000  # hits of one point, with --all-faults
 _MET_ALONE = {"bulk.publish"}
 """Met by the tests of publication: the courses have bulk jobs that publish without Spark."""
@@ -134,7 +134,7 @@ def test_main_job_interrupted_twice_keeps_every_promise(
         for one in interruptions(courses[name].hits, effect, moment, action, most=_EVERY)
     ]
     assert len(every) > 100, f"{name}: too few interruptions to choose from"
-    for _ in range(_PAIRS * (40 if pytestconfig.getoption("--all-faults") else 1)):
+    for _ in range(_PAIRS * (80 if pytestconfig.getoption("--all-faults") else 1)):
         first, second = sorted(dice.sample(every, 2))
         if first.point != second.point:  # a point is armed once
             _survive(courses[name], first, second)
