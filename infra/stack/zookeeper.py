@@ -1,5 +1,6 @@
 """ZooKeeper, run from the jars that PySpark brings."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from infra.stack.process import ServiceProcess
 from infra.stack.service import Command, Service, ServiceHealth, ask, child_environment
 from logstore.errors import ServiceFailed
 
+_NEEDED = ("zookeeper", "slf4j", "log4j", "netty", "snappy", "metrics-core")
 _CONFIG = """\
 tickTime=500
 dataDir=./data
@@ -41,13 +43,14 @@ def _command(home: StackHome, ports: ChosenPorts) -> Command:
         str(find_java().path),
         "-Xmx256m",
         "-XX:TieredStopAtLevel=1",  # half the work of a start goes into code that the little it has to do never repays
+        "-XX:+UseSerialGC",
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.net.preferIPv4Stack=true",
         "-Dzookeeper.jmx.log4j.disable=true",
         "-Dlog4j2.level=WARN",
         f"-Djava.io.tmpdir={home.scratch}",
         "-cp",
-        f"{_jars()}/*",
+        _class_path(),
         "org.apache.zookeeper.server.ZooKeeperServerMain",
         "zoo.cfg",
     )
@@ -67,6 +70,11 @@ def _probe(ports: ChosenPorts) -> ServiceHealth:
         return ServiceHealth(name=ZOOKEEPER, ok=False, detail=f"listens on port {ports.zookeeper} but does not serve")
     version = lines[0].removeprefix("Zookeeper version: ").split("-")[0]
     return ServiceHealth(name=ZOOKEEPER, ok=True, detail=f"server {version} on {LOOPBACK}:{ports.zookeeper}")
+
+
+def _class_path() -> str:
+    """What the server is made of: to open all that Spark needs as well takes Java as long as the rest of the start."""
+    return os.pathsep.join(str(jar) for needed in _NEEDED for jar in sorted(_jars().glob(f"{needed}-*.jar")))
 
 
 def _jars() -> Path:
