@@ -64,7 +64,7 @@ def known_transaction(txn: str | None) -> str | None:
 Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; stored in the audit log.", callback=_storable)
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would go and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the workflow's result.")]
 Transaction = Annotated[
     str | None,

@@ -41,8 +41,13 @@ def table(rows: Sequence[Row], *, width: int | None, beneath: Sequence[str] = ()
     """
     names = [name for name in rows[0] if width is None or name not in beneath]
     headings = [_words(name) for name in names]
+    grouped = {name for name in names if any(_is_long(row.get(name)) for row in rows)}
     cells = [
-        [_cell(row.get(name), heading, width) for name, heading in zip(names, headings, strict=True)] for row in rows
+        [
+            _cell(row.get(name), heading, width, grouped=name in grouped)
+            for name, heading in zip(names, headings, strict=True)
+        ]
+        for row in rows
     ]
     numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
     widths = [
@@ -88,6 +93,11 @@ def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
+def _is_long(value: object) -> bool:
+    """Whether the number has commas: then all of its column have, so that they can be compared."""
+    return isinstance(value, int) and "," in plain(value)
+
+
 def _is_time(value: object) -> bool:
     return value is None or (isinstance(value, str) and _TIME.fullmatch(value) is not None)
 
@@ -96,11 +106,14 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _cell(value: object, heading: str, width: int | None) -> Text:
+def _cell(value: object, heading: str, width: int | None, *, grouped: bool = False) -> Text:
     if isinstance(value, bool):
         return Text("yes", _GOOD) if value else Text("no", _BAD)
     is_id = heading in _IDS or heading.endswith(" id")  # to be typed again: without commas
-    text = harmless(str(value) if is_id and isinstance(value, int) else plain(value)).replace("\n", " ")
+    if isinstance(value, int):
+        text = str(value) if is_id else f"{value:,}" if grouped else plain(value)
+    else:
+        text = harmless(plain(value)).replace("\n", " ")
     if width is not None and (time := _TIME.fullmatch(text)):
         text = f"{time[1]} {time[2]}"
     return Text(text, _COLOURS.get(text, "") if heading in _STATES else "")  # `Text`: brackets in a name are no markup

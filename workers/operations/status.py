@@ -108,7 +108,8 @@ def _objects(settings: Settings) -> str:
 
 def _zookeeper(settings: Settings) -> str:
     with open_session(settings) as session:
-        return f"{len(Directory(session, MAX_BUNDLES).live_workers())} workers have a session"
+        alive = len(Directory(session, MAX_BUNDLES).live_workers())
+        return f"{alive} {'worker has' if alive == 1 else 'workers have'} a session"
 
 
 def _lost(settings: Settings) -> Row | None:

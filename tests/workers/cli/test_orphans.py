@@ -1,7 +1,7 @@
 """`orphans plan`, `report` and `apply`: what they ask for, what they answer, and their exit codes."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,6 +200,12 @@ def test_plan_says_how_much_it_left_out_for_its_age(run: Run, asked: Asked) -> N
     assert "those written before 2025-11-22T08:26:40Z" in told
 
 
+def test_plan_that_left_nothing_out_says_so(run: Run, asked: Asked) -> None:
+    """No time stands there for nothing."""
+    asked.plan = replace(asked.plan, young=0)
+    assert "none of them" in run("orphans", "plan").stdout
+
+
 def test_plan_shows_kinds_of_which_something_was_found(run: Run, asked: Asked) -> None:
     """People look for what is there; the document has the zeros."""
     told = run("orphans", "plan").stdout
@@ -370,6 +376,17 @@ def test_report_of_an_applied_plan_says_what_became_of_each(run: Run, asked: Ask
         (None, None),
         ("kept", "a workflow works on it"),
     ]
+
+
+def test_report_tells_a_fate_apart_from_why_a_thing_was_found(run: Run, asked: Asked) -> None:
+    """A ledger was not deleted because no row named it: that is why it was found."""
+    assert "fate" not in run("orphans", "report", RUN).stdout
+    asked.applied()
+    told = [line.strip() for line in run("orphans", "report", RUN).stdout.splitlines()]
+    at = next(number for number, line in enumerate(told) if line.startswith("0  orphan_ledger"))
+    assert told[at].endswith("deleted")
+    assert told[at + 1] == "no row names it"
+    assert "kept: a workflow works on it" in told
 
 
 def test_report_takes_a_kind_and_a_limit(run: Run, asked: Asked) -> None:

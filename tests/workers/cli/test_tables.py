@@ -39,6 +39,12 @@ def test_table_without_a_width_holds_every_name_whole(names: list[str]) -> None:
     assert [line.plain.split() for line in lines[2:]] == [[name, name[::-1]] for name in names]
 
 
+def test_numbers_of_one_column_are_written_alike() -> None:
+    """One with commas lets all have them; a column of small ones has none."""
+    lines = table([{"bytes": 2_773, "objects": 4_100}, {"bytes": 8_904_000, "objects": 7}], width=None)
+    assert [line.plain.split() for line in lines[2:]] == [["2,773", "4100"], ["8,904,000", "7"]]
+
+
 def test_table_short_of_room_cuts_names_in_their_middle_and_keeps_numbers_states_and_the_error() -> None:
     """Times are shown to the minute; ids have no commas; the error stands beneath its row, in whole."""
     error = "METADATA_MISMATCH: expected the owner of somebody, found another one's " + "x" * 90

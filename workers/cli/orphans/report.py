@@ -44,7 +44,8 @@ def report(
     if len(rows) > limit:
         note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
     rows = rows[:limit]
-    table = Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("detail",), empty="no findings")
+    shown = [_shown(row, applied=found.applied is not None) for row in rows]
+    table = Answer(document=rows, shown=shown, beneath=("detail", "reason"), empty="no findings")
     return Answer(document=rows, shown=found.summary(), wide=found.summary(), more=[table])
 
 
@@ -61,9 +62,8 @@ def _reported(runs: "Reconciliation", run_id: str) -> Reported:
     return Reported(plan=plan, result=result, files=FindingFiles(folder), applied=apply_of(runs, run_id))
 
 
-def _shown(row: dict[str, object]) -> dict[str, object]:
-    """A row as people see it."""
-    told = [str(row[name]) for name in ("fate", "reason", "detail") if row[name]]
+def _shown(row: dict[str, object], *, applied: bool) -> dict[str, object]:
+    """A row as people see it: why it was found, and why apply did what it did, stand on lines of their own."""
     return {
         "id": row["id"],
         "kind": row["kind"],
@@ -71,7 +71,9 @@ def _shown(row: dict[str, object]) -> dict[str, object]:
         or (f"deletion {row['row_id']}" if row["row_id"] is not None else f"ledger {row['ledger_id']}"),
         "objects": row["objects"],
         "bytes": row["size_bytes"],
-        "detail": ": ".join(told),
+        **({"fate": row["fate"]} if applied else {}),
+        "detail": row["detail"],
+        "reason": f"{row['fate']}: {row['reason']}" if row["reason"] else "",
     }
 
 

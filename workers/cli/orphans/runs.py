@@ -149,10 +149,11 @@ def _planned(result: Any, workflow_id: str) -> Answer:  # noqa: ANN401 - the wor
         "left_out": list(found.left_out),
         "workflow_id": workflow_id,
     }
+    since = shown_s(found.rows_before_us)
     shown = {
         "plan": result.run_id,
         "ledgers of the catalog": found.ledgers,
-        "too young to be judged": f"{found.young:,} of them, created since {shown_s(found.rows_before_us)}",
+        "too young to be judged": f"{found.young:,} of them, created since {since}" if found.young else "none of them",
         "objects judged": f"those written before {shown_s(found.before_us)}",
     }
     return Answer(document=document, shown=shown, more=[by_kind(counts, sizes)])
