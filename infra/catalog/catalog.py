@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infra.catalog.offload.offloads import SqlOffloads
     from infra.catalog.ownership.fences import SqlFences
     from infra.catalog.reconciliation.reconciliation import SqlReconciliation
+    from infra.catalog.transactions.snapshots import SqlTransactionSnapshots
     from infra.catalog.transactions.transactions import SqlTransactions
 
 
@@ -61,6 +62,7 @@ class SqlCatalog:
     offloads: "SqlOffloads" = _port("offload.offloads", "SqlOffloads")
     reconciliation: "SqlReconciliation" = _port("reconciliation.reconciliation", "SqlReconciliation")
     transactions: "SqlTransactions" = _port("transactions.transactions", "SqlTransactions")
+    transaction_snapshots: "SqlTransactionSnapshots" = _port("transactions.snapshots", "SqlTransactionSnapshots")
 
     def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:
         """Take the database; its schema is checked by `check_version`, not here.

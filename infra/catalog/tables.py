@@ -60,6 +60,16 @@ buffer_hidden = Table(
     Column("topic_id", Big, nullable=False),
     Column("entries", LargeBinary, nullable=False),
 )
+transaction_snapshot = Table(
+    "transaction_snapshot",
+    metadata,
+    Column("topic_id", Big, primary_key=True, autoincrement=False),
+    Column("ledger_id", Big),
+    Column("read_ledger", Big, nullable=False, default=-1),
+    Column("read_entry", Big, nullable=False, default=-1),
+    Column("changes", Big, nullable=False, default=0),
+    Column("due_us", Big),
+)
 catalog = Table(
     "catalog",
     metadata,

@@ -89,3 +89,19 @@ class BufferHiddenRow(SQLModel, table=True):
     ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     topic_id: int = Field(sa_type=Big)
     entries: bytes = Field(sa_type=LargeBinary)  # a roaring bitmap
+
+
+class TransactionSnapshotRow(SQLModel, table=True):
+    """Which ledger holds the snapshot of a topic's buffer, and when the next one is due."""
+
+    __tablename__ = "transaction_snapshot"
+    __table_args__ = (
+        Index("transaction_snapshot_by_ledger", "ledger_id"),
+        Index("transaction_snapshot_by_due", "due_us"),
+    )
+    topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    ledger_id: int | None = Field(default=None, sa_type=Big)
+    read_ledger: int = Field(default=-1, sa_type=Big)  # the last entry that the snapshot knows of
+    read_entry: int = Field(default=-1, sa_type=Big)
+    changes: int = Field(default=0, sa_type=Big)  # settled since the newest snapshot was begun
+    due_us: int | None = Field(default=None, sa_type=Big)  # null: nothing has changed

@@ -24,6 +24,8 @@ from logstore.ports.catalog import Catalog
 from logstore.ports.objects import Buckets, OwnedStore
 from logstore.ports.storage import Storages
 from logstore.transactions.services.broadcast import Broadcasts
+from logstore.transactions.services.rebuilding import Rebuilder
+from logstore.transactions.services.snapshots import BufferSnapshots
 
 _DAY_S: Final = 86_400.0
 
@@ -57,6 +59,8 @@ class LogStore:
     schemas: SchemaRegistry
     offloader: Offloader
     broadcasts: Broadcasts
+    buffer_snapshots: BufferSnapshots
+    rebuilder: Rebuilder  # of transaction buffers
     bulk: BulkJobs
     store_now_us: Callable[[], int]  # the object store's own clock, in microseconds since 1970
 
@@ -86,7 +90,9 @@ def assemble(
     clock = clock or Clock()
     committer = GroupCommitter(catalog.commits)
     managed = _managed(catalog, objects, policies, committer, clock, buckets=buckets)
-    subscriptions, schemas = _components(catalog, objects, policies, committer, clock)
+    contents = _contents(catalog, objects, policies, clock)
+    subscriptions = _subscriptions(catalog, contents, policies, committer, clock)
+    buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
     broadcasts = _broadcasts(catalog, managed, subscriptions)
     try:
         yield LogStore(
@@ -98,9 +104,11 @@ def assemble(
             committer=committer,
             managed=managed,
             subscriptions=subscriptions,
-            schemas=schemas,
+            schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
             offloader=_offloader(catalog, objects, buckets, policies, clock),
             broadcasts=broadcasts,
+            buffer_snapshots=buffer_snapshots,
+            rebuilder=_rebuilder(catalog, objects, buckets, buffer_snapshots),
             bulk=bulk,
             store_now_us=store_now_us,
         )
@@ -149,11 +157,8 @@ def _storages(catalog: Catalog, objects: OwnedStore, buckets: Buckets) -> Storag
     }
 
 
-def _components(
-    catalog: Catalog, objects: OwnedStore, policies: Policies, committer: GroupCommitter, clock: Clock
-) -> tuple[Subscriptions, SchemaRegistry]:
-    """The services that keep their contents in component ledgers."""
-    contents = ComponentLedgers(
+def _contents(catalog: Catalog, objects: OwnedStore, policies: Policies, clock: Clock) -> ComponentLedgers:
+    return ComponentLedgers(
         components=catalog.components,
         ledgers=catalog.ledgers,
         objects=objects,
@@ -161,6 +166,11 @@ def _components(
         patience_s=policies.registration_timeout_s,
         clock=clock,
     )
+
+
+def _subscriptions(
+    catalog: Catalog, contents: ComponentLedgers, policies: Policies, committer: GroupCommitter, clock: Clock
+) -> Subscriptions:
     snapshots = CursorLedgers(
         cursors=catalog.cursors,
         ledgers=catalog.ledgers,
@@ -168,10 +178,19 @@ def _components(
         inline_bytes=policies.cursor_inline_bytes,
         clock=clock,
     )
-    subscriptions = Subscriptions(
+    return Subscriptions(
         cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, ledgers=snapshots
     )
-    return subscriptions, SchemaRegistry(schemas=catalog.schemas, contents=contents)
+
+
+def _rebuilder(catalog: Catalog, objects: OwnedStore, buckets: Buckets, snapshots: BufferSnapshots) -> Rebuilder:
+    return Rebuilder(
+        ledgers=catalog.ledgers,
+        transactions=catalog.transactions,
+        objects=objects,
+        tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
+        snapshots=snapshots,
+    )
 
 
 def _offloader(catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies: Policies, clock: Clock) -> Offloader:

@@ -37,6 +37,7 @@ from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
+from workers.hosting.snapshot_upkeep import write_snapshots
 from workers.hosting.trace_upkeep import alongside, prune_traces
 from workers.hosting.traced_runs import WorkflowEdge
 from workers.identity import namespace
@@ -200,7 +201,12 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         workers += [crew.bulk(queue, bulk_threads) for queue in queues]
         workers += [crew.transactions(queue, transaction_threads) for queue in queues]
         workers.append(crew.owner(name, owner_threads))
-        async with alongside(prune_traces(settings)), _gauges(log, metrics), _taking_part(owners, stop) as gave_up:
+        async with (
+            alongside(prune_traces(settings)),
+            alongside(write_snapshots(log.buffer_snapshots.write_due)),
+            _gauges(log, metrics),
+            _taking_part(owners, stop) as gave_up,
+        ):
             _log.info(
                 "serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address"
             )

@@ -22,6 +22,7 @@ from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
 from infra.catalog.log.schemas import remove_versions
 from infra.catalog.log.topic_rows import begin_deletion, remove_producers, remove_topic, topic_row
 from infra.catalog.transactions.buffer_rows import remove_buffer
+from infra.catalog.transactions.snapshot_rows import remove_snapshot
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState
@@ -29,7 +30,11 @@ from logstore.positions import TopicId
 
 _Removals = Mapping[str, Callable[[Connection, TopicId], int]]
 
-_NAMING: Final[_Removals] = {"cursor": remove_cursors, "schema_version": remove_versions}
+_NAMING: Final[_Removals] = {
+    "cursor": remove_cursors,
+    "schema_version": remove_versions,
+    "transaction_snapshot": remove_snapshot,
+}
 """Rows that name ledgers of the topic's lists, in lock order: they go in the transaction that detaches those."""
 
 _ATTACHED: Final[_Removals] = {

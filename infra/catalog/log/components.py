@@ -1,9 +1,9 @@
 """Ledgers of components in SQL: their lists, made on demand, and how a ledger joins and leaves one."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
@@ -17,6 +17,13 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Cause, Ledger, Topic
 from logstore.positions import LedgerId, TopicId
+
+BY_ROW: Final[Mapping[str, ColumnElement[Any]]] = {
+    Component.MANAGED_CURSOR.value: t.cursor.c.snapshot_ledger,
+    Component.SCHEMA_STORAGE.value: t.schema_version.c.ledger_id,
+    Component.TXN_SNAPSHOT.value: t.transaction_snapshot.c.ledger_id,
+}
+"""Components whose ledgers are in use where a row names them, a place in the list or not; and that row's column."""
 
 
 class SqlComponents(OnDatabase):

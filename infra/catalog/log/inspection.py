@@ -182,6 +182,10 @@ def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
     versions = select(v.version).where(v.topic_id == row.topic_id, v.ledger_id == row.ledger_id).order_by(v.version)
     for version in connection.execute(versions).scalars():
         yield Reference(kind=ReferenceKind.SCHEMA, facts={"version": version})
+    s = t.transaction_snapshot.c
+    buffers = select(s.read_ledger, s.read_entry).where(s.topic_id == row.topic_id, s.ledger_id == row.ledger_id)
+    for at, entry in connection.execute(buffers):
+        yield Reference(kind=ReferenceKind.TXN_SNAPSHOT, facts={"read_to": f"{at}:{entry}"})
     writing = (c.kind == CopyKind.OFFLOADED_LEDGER.value, c.state == CopyState.WRITING.value)
     offloads = select(as_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
     for context in connection.execute(offloads).scalars():

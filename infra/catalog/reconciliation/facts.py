@@ -13,6 +13,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
+from infra.catalog.log.components import BY_ROW
 from infra.catalog.offload.contexts import as_text
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
@@ -61,7 +62,7 @@ def copies(first: int, end: int) -> Select[Any]:
 
 
 def named_ledgers(first: int, end: int) -> Select[Any]:
-    """Ledgers of these ids that a cursor or a schema's version names, with the component that each names.
+    """Ledgers of these ids that a row of their component names, as `BY_ROW` has them, with that component.
 
     These components' ledgers are in use where such a row names them, a place in the list or not.
     """
@@ -73,12 +74,6 @@ def named_ledgers(first: int, end: int) -> Select[Any]:
     )
     named = union(*each).subquery()
     return select(named.c.ledger_id, named.c.component)
-
-
-BY_ROW: Final[dict[str, ColumnElement[Any]]] = {
-    Component.MANAGED_CURSOR.value: t.cursor.c.snapshot_ledger,
-    Component.SCHEMA_STORAGE.value: t.schema_version.c.ledger_id,
-}
 
 
 def lists() -> Select[Any]:

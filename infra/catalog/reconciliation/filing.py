@@ -26,11 +26,12 @@ from infra.catalog.deletion.runs import (
     told_before,
 )
 from infra.catalog.engine.many import among
+from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import canonical, lock_lists, set_generation
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.offload.contexts import as_text, context_or_none
 from logstore.deletion.intents import DeletionState
-from logstore.log.ledgers import Component, CopyKind, LedgerState
+from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import Detached
 from logstore.ports.catalog.reconciliation import Filing, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
@@ -208,10 +209,7 @@ def _detach(connection: Connection, page: PageOfFindings, kept: dict[int, str], 
     of_list = t.ledger.outerjoin(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     query = select(_L.ledger_id, _L.place, _L.state, t.ledger_list.c.component).select_from(of_list)
     found = {row.ledger_id: row for row in connection.execute(query.where(among(connection, _L.ledger_id, ids)))}
-    by_row = {
-        Component.MANAGED_CURSOR.value: _names(connection, t.cursor.c.snapshot_ledger, ids),
-        Component.SCHEMA_STORAGE.value: _names(connection, t.schema_version.c.ledger_id, ids),
-    }
+    by_row = {component: _names(connection, key, ids) for component, key in BY_ROW.items()}
     for number, ledger_id in page.unreferenced.items():
         if why := _reason_to_stay(found.get(ledger_id), by_row):
             kept[number] = f"ledger {ledger_id}: {why}"

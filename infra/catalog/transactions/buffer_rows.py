@@ -65,6 +65,19 @@ def views(
     return found
 
 
+def open_entries(connection: Connection, topic_id: TopicId) -> dict[TransactionId, dict[LedgerId, BitMap]]:
+    """Entries of each open transaction in a topic."""
+    columns = (_B.tc_id, _B.sequence, _B.ledger_id, _B.first_entry, _B.entries)
+    mine = (_B.topic_id == topic_id, _T.state == TransactionState.OPEN.value)
+    found: dict[TransactionId, dict[LedgerId, BitMap]] = {}
+    for tc_id, sequence, ledger_id, first, entries in connection.execute(
+        select(*columns).join(t.transaction, _SAME).where(*mine)
+    ):
+        bits = BitMap(range(first, first + entries))
+        _add(found.setdefault(TransactionId(tc_id, sequence), {}), LedgerId(ledger_id), bits)
+    return found
+
+
 def _add(into: dict[LedgerId, BitMap], ledger_id: LedgerId, more: BitMap) -> None:
     into[ledger_id] = into[ledger_id] | more if ledger_id in into else more
 

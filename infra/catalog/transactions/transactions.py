@@ -9,11 +9,13 @@ from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.runs import claimed_by
 from infra.catalog.engine.database import OnDatabase
+from infra.catalog.log.topic_rows import topic_row
 from infra.catalog.transactions import participant_rows as participants
 from infra.catalog.transactions import transaction_rows as rows
 from infra.catalog.transactions.buffer_rows import settle_ranges
 from infra.catalog.transactions.deciding import put_decisions
 from infra.catalog.transactions.frontier import frontier_of
+from infra.catalog.transactions.snapshot_rows import count_changes
 from logstore.errors import ClaimHeld, TransactionNotDecided, UnknownObject
 from logstore.failpoints import effect
 from logstore.ports.catalog import (
@@ -24,6 +26,7 @@ from logstore.ports.catalog import (
     Settled,
     StoredParticipant,
     StoredTransaction,
+    TopicState,
     TransactionCounts,
 )
 from logstore.positions import LedgerId, TopicId
@@ -158,8 +161,7 @@ class SqlTransactions(OnDatabase):
         """See `Transactions.settle`."""
 
         def work(connection: Connection) -> None:
-            settle_ranges(connection, topic_id, {txn for txn, _, _ in done})
-            participants.settle_participants(connection, done, now_us=self._db.now_us(connection))
+            _settle(connection, topic_id, done, now_us=self._db.now_us(connection))
 
         with effect("catalog.settle_topic"):
             self._db.write(work)
@@ -204,8 +206,7 @@ class SqlTransactions(OnDatabase):
                 raise TransactionNotDecided(str(txn))
             if known.settled_us is None:
                 now = self._db.now_us(connection)
-                settle_ranges(connection, participant.topic_id, {txn})
-                participants.settle_participants(connection, [(txn, participant, Settled.RESOLVED)], now_us=now)
+                _settle(connection, participant.topic_id, [(txn, participant, Settled.RESOLVED)], now_us=now)
                 _audit(connection, found, known, cause, now)
                 rows.finish(connection, [txn], now_us=now)
             return _existing(connection, txn)
@@ -222,6 +223,24 @@ class SqlTransactions(OnDatabase):
 
         with effect("catalog.forget_transactions"):
             return self._db.write(work)
+
+
+def _settle(
+    connection: Connection,
+    topic_id: TopicId,
+    done: Sequence[tuple[TransactionId, Participant, Settled]],
+    *,
+    now_us: int,
+) -> None:
+    """Locks: the topic, ledgers; a topic that is gone has nothing left to take a snapshot of."""
+    try:
+        standing = topic_row(connection, topic_id, share=True).state is TopicState.ACTIVE
+    except UnknownObject:
+        standing = False
+    settle_ranges(connection, topic_id, {txn for txn, _, _ in done})
+    changes = participants.settle_participants(connection, done, now_us=now_us)
+    if standing and changes:
+        count_changes(connection, topic_id, changes, now_us=now_us)
 
 
 def _existing(connection: Connection, txn: TransactionId, *, lock: bool = False) -> StoredTransaction:

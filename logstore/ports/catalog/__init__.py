@@ -52,6 +52,13 @@ from logstore.ports.catalog.reconciliation import (
 )
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.topics import SubscriptionSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
+from logstore.ports.catalog.transaction_snapshots import (
+    SNAPSHOT_AFTER_S,
+    SNAPSHOT_CHANGES,
+    SnapshotSwitch,
+    StoredSnapshot,
+    TransactionSnapshots,
+)
 from logstore.ports.catalog.transactions import (
     CoordinatorWork,
     Frontier,
@@ -64,6 +71,8 @@ from logstore.ports.catalog.transactions import (
 from logstore.ports.catalog.upkeep import Due, Forgotten, Upkeep
 
 __all__ = [
+    "SNAPSHOT_AFTER_S",
+    "SNAPSHOT_CHANGES",
     "Acknowledge",
     "Acknowledged",
     "AuditLog",
@@ -121,9 +130,11 @@ __all__ = [
     "Segment",
     "Settled",
     "SnapshotChange",
+    "SnapshotSwitch",
     "Standing",
     "StoredCursor",
     "StoredParticipant",
+    "StoredSnapshot",
     "StoredTransaction",
     "Subscription",
     "SubscriptionSummary",
@@ -137,6 +148,7 @@ __all__ = [
     "Totals",
     "TransactionCounts",
     "TransactionEntries",
+    "TransactionSnapshots",
     "Transactions",
     "Upkeep",
     "Write",
@@ -179,3 +191,5 @@ class Catalog(Protocol):
     def reconciliation(self) -> Reconciliation: ...  # noqa: D102
     @property
     def transactions(self) -> Transactions: ...  # noqa: D102
+    @property
+    def transaction_snapshots(self) -> TransactionSnapshots: ...  # noqa: D102

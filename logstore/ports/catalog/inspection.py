@@ -18,6 +18,7 @@ class ReferenceKind(StrEnum):
     CURSOR = "CURSOR"  # a subscription that has not acknowledged all of it, with its mark-delete
     CURSOR_SNAPSHOT = "CURSOR_SNAPSHOT"  # a subscription whose state it holds
     SCHEMA = "SCHEMA"  # the version of the topic's schema that it holds
+    TXN_SNAPSHOT = "TXN_SNAPSHOT"  # its topic's transactions, of which it holds the buffer up to an entry
     OFFLOAD = "OFFLOAD"  # a tiered copy that is being written
 
 

@@ -25,6 +25,7 @@ class RunKind(StrEnum):
 
     PLAN = "reconcile-orphans"
     APPLY = "apply-orphans"
+    SNAPSHOTS = "build-transaction-snapshots"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ from tests.fakes.catalog.phase_one import FakePhaseOne
 from tests.fakes.catalog.reconciliation import FakeReconciliation
 from tests.fakes.catalog.schemas import FakeSchemas
 from tests.fakes.catalog.topics import FakeTopics
-from tests.fakes.catalog.transactions import FakeTransactions
+from tests.fakes.catalog.transactions import FakeTransactions, FakeTransactionSnapshots
 from tests.fakes.catalog.upkeep import FakeUpkeep
 
 
@@ -122,6 +122,7 @@ class FakeCatalog:
         self.upkeep = FakeUpkeep(self)
         self.reconciliation = FakeReconciliation(self)
         self.transactions = FakeTransactions(self)
+        self.transaction_snapshots = FakeTransactionSnapshots()
 
     def advance(self, *, seconds: float) -> None:
         """Move the catalog's clock."""

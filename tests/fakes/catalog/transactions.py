@@ -29,3 +29,10 @@ class FakeTransactions:
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(f"the catalog in memory has no transactions: {name}")
+
+
+class FakeTransactionSnapshots:
+    """A log without transactions has no snapshots of them."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"the catalog in memory has no transactions: {name}")

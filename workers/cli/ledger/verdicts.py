@@ -73,6 +73,7 @@ def _kept(live: LiveLedger, references: Sequence[Reference]) -> str:
 _REASONS: Mapping[ReferenceKind, Callable[[Mapping[str, object]], str]] = {
     ReferenceKind.OFFLOAD: lambda _: "listed; its tiered copy is being written",
     ReferenceKind.CURSOR_SNAPSHOT: lambda facts: f"listed: it holds the state of subscription {facts['subscription']}",
+    ReferenceKind.TXN_SNAPSHOT: lambda facts: f"listed: it holds its topic's transactions up to {facts['read_to']}",
     ReferenceKind.SCHEMA: lambda facts: f"listed: it holds version {facts['version']} of its topic's schema",
 }
 

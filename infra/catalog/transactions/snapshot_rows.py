@@ -1,0 +1,69 @@
+"""Rows of snapshots of transaction buffers: nothing else writes `transaction_snapshot`.
+
+Its locks come behind those of topic, list and ledgers.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, case, delete, func, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.engine.many import any_of, inserting
+from logstore.ports.catalog import SNAPSHOT_AFTER_S, SNAPSHOT_CHANGES, SnapshotSwitch, StoredSnapshot
+from logstore.positions import LedgerId, Position, TopicId
+
+_S = t.transaction_snapshot.c
+
+
+def stored_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredSnapshot:
+    """What the row says; of a topic without one, nothing."""
+    query = select(t.transaction_snapshot).where(_S.topic_id == topic_id)
+    row = connection.execute(query.with_for_update() if lock else query).first()
+    if row is None:
+        return StoredSnapshot()
+    read_to = Position(LedgerId(row.read_ledger), row.read_entry)
+    return StoredSnapshot(ledger_id=row.ledger_id, read_to=read_to, due_us=row.due_us)
+
+
+def count_changes(connection: Connection, topic_id: TopicId, changes: int, *, now_us: int) -> None:
+    """Count transactions that were settled in a topic, whose row is share-locked, and say when a snapshot is due."""
+    later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
+    due = now_us if changes >= SNAPSHOT_CHANGES else later
+    known = _S.changes + changes
+    sooner = case(
+        (known >= SNAPSHOT_CHANGES, now_us), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later
+    )
+    put = inserting(connection.dialect.name, t.transaction_snapshot).values(
+        topic_id=topic_id, read_ledger=-1, read_entry=-1, changes=changes, due_us=due
+    )
+    connection.execute(
+        put.on_conflict_do_update(index_elements=["topic_id"], set_={"changes": known, "due_us": sooner})
+    )
+
+
+def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) -> list[TopicId]:
+    """Take rows that are due, without waiting for those that somebody takes just now."""
+    due = select(_S.topic_id).where(_S.due_us <= now_us).order_by(_S.due_us, _S.topic_id).limit(limit)
+    found = [TopicId(one) for one in connection.execute(due.with_for_update(skip_locked=True)).scalars()]
+    if found:
+        connection.execute(_of(connection, found).values(changes=0, due_us=until_us))
+    return found
+
+
+def _of(connection: Connection, topic_ids: Collection[TopicId]) -> Any:  # noqa: ANN401 - SQLAlchemy's update
+    return update(t.transaction_snapshot).where(_S.topic_id.in_(any_of(connection.dialect.name, topic_ids)))
+
+
+def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: LedgerId) -> None:
+    """Name the topic's snapshot, under the lock of its list; the next one is due if there were changes meanwhile."""
+    values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
+    put = inserting(connection.dialect.name, t.transaction_snapshot)
+    put = put.values(topic_id=switch.topic_id, changes=0, **values)
+    due = case((_S.changes > 0, _S.due_us), else_=None)
+    connection.execute(put.on_conflict_do_update(index_elements=["topic_id"], set_={**values, "due_us": due}))
+
+
+def remove_snapshot(connection: Connection, topic_id: TopicId) -> int:
+    """Remove the row of a topic that is being deleted, and say how many."""
+    return connection.execute(delete(t.transaction_snapshot).where(_S.topic_id == topic_id)).rowcount

@@ -1,0 +1,1 @@
+"""Transactions above their catalog: broadcasts, snapshots and rebuilds."""

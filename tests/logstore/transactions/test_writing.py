@@ -1,0 +1,112 @@
+"""Snapshots are written when they are due, whole or not at all, wherever their writer dies."""
+
+from pathlib import Path
+
+import pytest
+
+from logstore import failpoints
+from logstore.errors import StoreUnavailable
+from logstore.failpoints import SimulatedCrash
+from logstore.log.ledgers import Component, ledger_prefix
+from logstore.transactions.buffer import Buffer
+from tests.logstore.transactions.histories import History, Step, open_history
+
+_ABORTED: list[Step] = [("begin", 0, 0), ("produce", 0, 1), ("decide", 0, 0), ("settle", 0, 1)]
+_EFFECTS = [
+    "transactions.write_snapshot",
+    "catalog.create_component_ledger",
+    "component.put_meta",
+    "component.put_segment",
+    "catalog.publish_transaction_snapshot",
+]
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return open_history(tmp_path)
+
+
+def _make_due(history: History) -> None:
+    history.world.sql("UPDATE transaction_snapshot SET due_us = 1")
+
+
+def _snapshots(history: History) -> list[int]:
+    found = history.world.catalog.components.listed(history.world.topic.topic_id)
+    return [one.ledger_id for one in found if one.component is Component.TXN_SNAPSHOT]
+
+
+def test_due_snapshot_is_what_sql_says_and_replaces_the_one_before(history: History) -> None:
+    """And what it replaces is deleted in two phases, as every ledger is."""
+    log, topic_id = history.world.log, history.world.topic.topic_id
+    history.take(_ABORTED)
+    assert log.buffer_snapshots.write_due() == 0
+    _make_due(history)
+    assert (log.buffer_snapshots.write_due(), log.buffer_snapshots.write_due()) == (1, 0)
+    assert log.buffer_snapshots.load(topic_id) == history.in_sql()
+    (first,) = _snapshots(history)
+    history.take([("begin", 0, 0), *_ABORTED])
+    _make_due(history)
+    log.buffer_snapshots.write_due()
+    assert log.buffer_snapshots.load(topic_id) == history.in_sql()
+    assert log.rebuilder.rebuild(topic_id) == history.in_sql()
+    assert _snapshots(history) != [first]
+    assert [row[0] for row in history.world.sql("SELECT ledger_id FROM pending_deletion")] == [first]
+
+
+@pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])
+def test_writer_that_dies_leaves_the_old_snapshot_or_the_new_one(history: History, point: str) -> None:
+    """Never half of one; its lease ends, and the next writer makes it whole."""
+    log, topic_id = history.world.log, history.world.topic.topic_id
+    history.take(_ABORTED)
+    _make_due(history)
+    log.buffer_snapshots.write_due()
+    before = log.buffer_snapshots.load(topic_id)
+    history.take(_ABORTED)
+    _make_due(history)
+    failpoints.arm(point, "crash")
+    with pytest.raises(SimulatedCrash):
+        log.buffer_snapshots.write_due()
+    failpoints.disarm()
+    assert log.buffer_snapshots.load(topic_id) in (before, history.in_sql())
+    assert len(_snapshots(history)) == 1
+    _make_due(history)
+    log.buffer_snapshots.write_due()
+    assert log.buffer_snapshots.load(topic_id) == history.in_sql()
+    (standing,) = _snapshots(history)
+    rows = {row[0] for row in history.world.sql("SELECT ledger_id FROM ledger")}
+    intents = {row[0] for row in history.world.sql("SELECT ledger_id FROM pending_deletion")}
+    stored = {key.partition(".")[0].rsplit("/", 1)[0] for key in history.world.objects.keys}
+    assert stored <= {ledger_prefix(one).rstrip("/") for one in rows | intents}, "each object is some row's"
+    assert standing in rows
+
+
+def test_store_that_is_away_costs_a_line_and_no_other_topic_its_snapshot(
+    history: History, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is due again after its lease."""
+    history.take(_ABORTED)
+    _make_due(history)
+
+    def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(history.world.objects, "put_if_absent", fail)
+        patched.setattr("logstore.clock._TRIES", 1)
+        assert history.world.log.buffer_snapshots.write_due() == 1
+    assert "its transactions' snapshot is not written: away" in caplog.text
+    assert _snapshots(history) == []
+    assert history.world.catalog.transaction_snapshots.current(history.world.topic.topic_id).due_us is not None
+
+
+def test_snapshot_that_knows_less_replaces_nothing(history: History) -> None:
+    """And nothing is written for it."""
+    log, topic_id = history.world.log, history.world.topic.topic_id
+    history.take(_ABORTED)
+    older = history.in_sql()
+    history.take(_ABORTED)
+    assert log.buffer_snapshots.replace(topic_id, history.in_sql())
+    stored = list(history.world.objects.keys)
+    assert not log.buffer_snapshots.replace(topic_id, older)
+    assert not log.buffer_snapshots.replace(topic_id, Buffer())
+    assert (history.world.objects.keys, log.buffer_snapshots.load(topic_id)) == (stored, history.in_sql())
