@@ -234,6 +234,7 @@ def test_apply_answers_what_was_done_and_kept(run: Run, asked: Asked) -> None:
     assert (found["objects"], found["bytes"]) == (3, 300)
     (started,) = asked.started
     assert (started["run_id"], started["max_orphan_share"], started["reason"]) == (RUN, 0.5, "clean")
+    assert "run id" not in run("orphans", "apply", RUN).stdout
 
 
 def test_apply_that_failed_in_part_exits_5_and_names_what_failed(run: Run, asked: Asked) -> None:
@@ -429,6 +430,7 @@ def test_list_names_plans_and_applies_by_the_id_that_commands_take(run: Run, ask
     assert (rows[2]["begun"], rows[2]["finished"]) == ("2025-06-15T15:05:40Z", "2025-06-15T15:06:40Z")
     told = run("orphans", "list").stdout
     assert "1 orphan_ledger, 1 stalled_deletion, 1 foreign" in told
+    assert "at work, refused or failed" in told
     assert len(document(run("orphans", "list", "--limit", "2", "--json"))) == 2
 
 

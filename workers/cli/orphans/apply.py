@@ -91,7 +91,9 @@ def _preview(runs: "Reconciliation", run: "ReconciliationRun", max_orphan_share:
     sizes = {name: result.size_bytes.get(name, 0) if rows else 0 for name, rows in going.items()}
     document: dict[str, object] = {"dry_run": True, "run_id": run.run_id, "applied": going, "bytes": sizes}
     answer = Answer(
-        document=document, shown={"plan": run.run_id}, more=[replace(by_kind(going, sizes), title="would be applied")]
+        document=document,
+        shown={"plan": run.run_id},
+        more=[replace(by_kind(going, sizes), title="would be applied", empty="nothing")],
     )
     try:
         rules.check_share(going, result.ledgers, max_orphan_share)
@@ -115,7 +117,8 @@ def _applied(result: Any, workflow_id: str) -> Answer:  # noqa: ANN401 - the wor
     }
     note(f"what became of each: sexton orphans report {result.run_id}")
     if not done.failed:
-        return Answer(document=document)
+        rest = {name: value for name, value in document.items() if name != "run_id"}
+        return Answer(document=document, shown={"plan": result.run_id, **rest})
     note("dead letters: sexton deletion list --state DEAD_LETTERED")
     failed = [{"id": int(number), "error": why} for number, why in done.failures.items()]
     return in_part({**document, "failed_count": int(done.failed)}, failed)

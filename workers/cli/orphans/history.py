@@ -1,6 +1,7 @@
 """`orphans list`: plans and applies, newest first."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +28,7 @@ def list_runs(context: CommandContext, *, limit: Limit = 20) -> Answer:
     newest = sorted(found, key=lambda one: one.created_us, reverse=True)[:limit]
     rows = [_row(one) for one in newest]
     columns = ("run_id", "kind", "state", "begun")
-    shown = [{name: row[name] for name in columns} | {"counts": _told(row["counts"])} for row in rows]
+    shown = [{name: row[name] for name in columns} | {"counts": _told(row)} for row in rows]
     return Answer(document=rows, shown=shown, beneath=("counts",), empty="no plans; `sexton orphans plan` makes one")
 
 
@@ -59,6 +60,6 @@ def _counts(run: "ReconciliationRun", *, is_plan: bool) -> dict[str, int]:
     return {"applied": sum(done.applied.values()), "kept": sum(done.skipped.values()), "failed": done.failed}
 
 
-def _told(counts: object) -> str:
-    found = counts if isinstance(counts, dict) else {}
-    return ", ".join(f"{rows:,} {name}" for name, rows in found.items() if rows)
+def _told(row: Mapping[str, Any]) -> str:
+    told = ", ".join(f"{rows:,} {name}" for name, rows in row["counts"].items() if rows)
+    return told or ("at work, refused or failed" if row["finished"] is None else "nothing found")

@@ -84,4 +84,5 @@ def _page(found: Reported, kind: FindingKind | None, limit: int, html: str) -> A
     if not html.isprintable() or not path.parent.is_dir() or path.is_dir():
         raise InvalidInput("html", expected="a file in a folder that exists", found=html)
     rows = write_page(found, path, kind=kind, limit=limit)
-    return Answer(document={"run_id": found.plan.run_id, "html": str(path), "findings": rows})
+    document: dict[str, object] = {"html": str(path), "findings": rows}
+    return Answer(document={"run_id": found.plan.run_id, **document}, shown={"plan": found.plan.run_id, **document})
