@@ -3,8 +3,9 @@
 Idempotency of all of them: what is decided stays decided, claims lapse, markers may be written twice; see `Broadcasts`.
 """
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from activities.deletion.claims import CLAIM_S, own_claim
@@ -21,8 +22,7 @@ _BATCH: Final = 500
 
 _EXPIRED: Final = 1_000
 _MOST_HANDED: Final = 100  # ids in an answer; more of them are handed over by the next one
-_LOOK_S: Final = (0.003, 0.02)  # between two looks for work, at first and at last
-_EXPIRE_EVERY_S: Final = 1.0
+_LOOK_S: Final = (0.003, 0.03)  # between two looks for work, at first and at last
 _SHOWN: Final = 20
 _TOLD: Final = 300  # characters of an error
 
@@ -34,6 +34,7 @@ class Coordination:
         """Take the catalog's transactions, what tells their participants, and when finished ones are forgotten."""
         self._transactions, self._broadcasts = transactions, broadcasts
         self._retention_s = finished_retention_s
+        self._serving = threading.Lock()  # one at a time in a process: the more are told at once, the less each costs
 
     @defined(name="transactions.drain")
     @beating()
@@ -47,28 +48,47 @@ class Coordination:
         Heartbeat: every two seconds.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        begun = worked = expired_at = time.monotonic()
-        finished = expired = 0
-        handed: list[str] = []
-        pause, first = _LOOK_S[0], True
+        expired = self._expire(request.tc_id)
+        if not self._serving.acquire(timeout=request.linger_s):  # what another one serves, it serves for all
+            return self._drained(request.tc_id, finished=0, expired=expired, handed=[])
+        try:
+            finished, handed = self._serve(request)
+        finally:
+            self._serving.release()
+        expired += self._expire(request.tc_id)
+        return self._drained(request.tc_id, finished=finished, expired=expired, handed=handed)
+
+    def _serve(self, request: DrainInput) -> tuple[int, list[str]]:
+        """Tell what is decided, whichever coordinator's it is, until there was nothing for a while."""
+        begun = worked = time.monotonic()
+        finished, handed, pause, first = 0, list[str](), _LOOK_S[0], True
         while True:
             between_units()
-            now = time.monotonic()
-            if first or now >= expired_at + _EXPIRE_EVERY_S:
-                expired += self._transactions.expire(request.tc_id, limit=_EXPIRED)
-                expired_at, first = now, False
-            batch = self._transactions.claim(request.tc_id, own_claim(), limit=_BATCH)
+            batch: Sequence[StoredTransaction] = ()
+            if first or self._transactions.work_of(request.tc_id).undone:  # a read: nobody is locked for a look
+                first = False  # what an earlier attempt of this activity had claimed is claimed by it again
+                batch = self._transactions.claim(own_claim(), limit=_BATCH)
             if batch:
                 done = self._broadcasts.settle(batch)
                 finished += len(done.finished)
                 handed += self._hand_over(done)
                 worked, pause = time.monotonic(), _LOOK_S[0]
-            idle = time.monotonic() - worked > request.linger_s
-            if idle or time.monotonic() - begun > request.most_s or len(handed) >= _MOST_HANDED:
-                return self._drained(request.tc_id, finished=finished, expired=expired, handed=handed)
+            now = time.monotonic()
+            if now - worked > request.linger_s or now - begun > request.most_s or len(handed) >= _MOST_HANDED:
+                return finished, handed
             if not batch:
                 time.sleep(pause)
-                pause = min(2 * pause, _LOOK_S[1])
+                pause = min(1.5 * pause, _LOOK_S[1])
+
+    def _expire(self, tc_id: int) -> int:
+        """Abort the coordinator's open transactions whose deadline has passed; how many."""
+        count = 0
+        while True:
+            between_units()
+            work = self._transactions.work_of(tc_id)
+            if work.next_deadline_us is None or work.next_deadline_us > work.now_us:
+                return count
+            count += self._transactions.expire(tc_id, limit=_EXPIRED)
 
     def _hand_over(self, done: Broadcasted) -> list[str]:
         """Give what failed to workflows of its own; if no topic could be told, the whole store is away: try again."""
@@ -90,7 +110,7 @@ class Coordination:
             finished=finished,
             expired=expired,
             handed_over=handed,
-            more=work.unclaimed > 0,
+            more=work.undone,
             next_deadline_s=deadline if deadline is None else max(0.0, deadline),
         )
 

@@ -23,8 +23,8 @@ class TransactionRow(SQLModel, table=True):
     __table_args__ = (
         Index(
             "transaction_unfinished",
-            "tc_id",
             "state",
+            "tc_id",
             "deadline_us",
             sqlite_where=text("finished_us IS NULL"),
             postgresql_where=text("finished_us IS NULL"),

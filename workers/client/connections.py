@@ -79,7 +79,7 @@ class OwnJobs:
         """Compare nothing yet."""
         self.client = client
         self._settings = settings
-        self._compared = False
+        self._compared, self._comparing = False, asyncio.Lock()
 
     async def ours(self) -> Client:
         """The client, once primary bucket and namespace were compared with the catalog.
@@ -90,9 +90,10 @@ class OwnJobs:
         Raises:
             CatalogMismatch: One of them is another catalog's.
         """
-        if not self._compared:
-            await namespace.require(self.client, await asyncio.to_thread(self._catalog_id))
-            self._compared = True
+        async with self._comparing:  # many that begin at once compare once
+            if not self._compared:
+                await namespace.require(self.client, await asyncio.to_thread(self._catalog_id))
+                self._compared = True
         return self.client
 
     def page_of(self, workflow_id: str, run_id: str | None) -> str:

@@ -46,6 +46,9 @@ _WOKEN_S: Final = 0.5
 _UNMOVED_S: Final = 1.0
 """After that a coordinator is woken again: a signal may be lost."""
 
+_REST: Final = 3
+"""Times as long as a look took is waited before the next one, so that looking takes no processor from the work."""
+
 _PAUSE_S: Final = (0.002, 0.05)  # between two looks at the states of what is waited for
 
 
@@ -151,12 +154,13 @@ class TransactionClient:
         """Ask for the states of all that is waited for, in one statement at a time."""
         pause = _PAUSE_S[0]
         while self._waiting:
+            began = time.monotonic()
             try:
                 states = await asyncio.to_thread(self._log.catalog.transactions.states, list(self._waiting))
             except Exception as error:  # noqa: BLE001 - told to all that wait
                 self._fail(error)
                 return
-            moved = False
+            moved, asked_s = False, time.monotonic() - began
             for txn, state in states.items():
                 if state.is_final and txn in self._waiting:
                     future, _ = self._waiting.pop(txn)
@@ -165,6 +169,7 @@ class TransactionClient:
                         future.set_result(state)
             self._wake_late()
             pause = _PAUSE_S[0] if moved else min(pause * 1.2, _PAUSE_S[1])
+            pause = max(pause, _REST * asked_s)
             await asyncio.sleep(pause)
 
     def _fail(self, error: Exception) -> None:

@@ -21,7 +21,7 @@ from workers.demo.auditor import Auditor
 from workers.demo.report import PromiseRow
 from workers.settings import Settings
 
-DEATH: Final = "catalog.settle_topic.after=kill@1"
+DEATH: Final = "transactions.append_markers.after=kill@1"
 """The worker that first tells a topic how a transaction ended dies before it tells the next."""
 
 _SOURCE: Final = "billing"

@@ -111,13 +111,13 @@ def hide(connection: Connection, topics: Mapping[LedgerId, TopicId], more: Mappi
     connection.execute(put, rows)
 
 
-def settle_ranges(connection: Connection, topic_id: TopicId, txns: Collection[TransactionId]) -> None:
-    """Remove the ranges of decided transactions in a topic; those of aborted ones are hidden first.
+def settle_ranges(connection: Connection, done: Collection[tuple[TopicId, TransactionId]]) -> None:
+    """Remove the ranges of decided transactions in topics; those of aborted ones are hidden first.
 
     The ledgers are locked, ascending, as an append locks them: a marker may be hidden in them meanwhile.
     """
-    mine = _settling(connection.dialect.name).execute(connection, txn_pairs(txns)).all()
-    mine = [row for row in mine if row.topic_id == topic_id]
+    rows = _settling(connection.dialect.name).execute(connection, txn_pairs(txn for _, txn in done)).all()
+    mine = [row for row in rows if (row.topic_id, TransactionId(row.tc_id, row.sequence)) in done]
     if not mine:
         return
     aborted: dict[LedgerId, BitMap] = {}
@@ -129,7 +129,7 @@ def settle_ranges(connection: Connection, topic_id: TopicId, txns: Collection[Tr
         wanted = ids.in_(any_of(connection.dialect.name, aborted))
         standing = set(connection.execute(select(ids).where(wanted).order_by(ids).with_for_update()).scalars())
         left = {one: bits for one, bits in aborted.items() if one in standing}  # not of ledgers that are gone
-        hide(connection, dict.fromkeys(left, topic_id), left)
+        hide(connection, {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in mine}, left)
     _removing(connection.dialect.name).execute(connection, [(row.ledger_id, row.first_entry) for row in mine])
 
 
@@ -138,7 +138,7 @@ def _settling(dialect: str) -> Statement:
     asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
     c = asked.source.c
     query = (
-        select(_B.ledger_id, _B.first_entry, _B.entries, _B.topic_id, _T.state)
+        select(_B.ledger_id, _B.first_entry, _B.entries, _B.topic_id, _B.tc_id, _B.sequence, _T.state)
         .join(t.transaction, _SAME)
         .join(asked.source, and_(_B.tc_id == c.tc_id, _B.sequence == c.sequence))
         .where(_T.state != TransactionState.OPEN.value)

@@ -1,15 +1,17 @@
 """The port `Transactions` in SQL."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from pyroaring import BitMap
-from sqlalchemy import Connection, and_, func, or_, select, tuple_
+from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, tuple_
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.runs import claimed_by
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.log.topic_rows import topic_row
+from infra.catalog.engine.many import among
+from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.transactions import participant_rows as participants
 from infra.catalog.transactions import transaction_rows as rows
 from infra.catalog.transactions.buffer_rows import settle_ranges
@@ -34,6 +36,13 @@ from logstore.transactions.transactions import DECIDED, Participant, Transaction
 
 _T = t.transaction.c
 _UNFINISHED = _T.finished_us.is_(None)
+_FREE = func.coalesce(_T.claim_until_us, 0) <= bindparam("now")
+_OPEN = (_T.tc_id == bindparam("tc"), _UNFINISHED, _T.state == TransactionState.OPEN.value)
+_WORK = select(
+    exists().where(_UNFINISHED, _T.state.in_(DECIDED), _FREE).label("undone"),
+    select(func.min(_T.deadline_us)).where(*_OPEN).scalar_subquery().label("deadline"),
+)
+"""Built once: a coordinator looks for work again and again."""
 
 
 class SqlTransactions(OnDatabase):
@@ -100,13 +109,9 @@ class SqlTransactions(OnDatabase):
         """See `Transactions.work_of`."""
 
         def work(connection: Connection) -> CoordinatorWork:
-            now, mine = self._db.now_us(connection), (_T.tc_id == tc_id, _UNFINISHED)
-            free = _T.state.in_(DECIDED) & (func.coalesce(_T.claim_until_us, 0) <= now)
-            unclaimed = select(func.count()).where(*mine, free).scalar_subquery()
-            is_open = _T.state == TransactionState.OPEN.value
-            deadline = select(func.min(_T.deadline_us)).where(*mine, is_open).scalar_subquery()
-            row = connection.execute(select(unclaimed.label("unclaimed"), deadline.label("deadline"))).one()
-            return CoordinatorWork(unclaimed=row.unclaimed, next_deadline_us=row.deadline, now_us=now)
+            now = self._db.now_us(connection)
+            row = connection.execute(_WORK, {"now": now, "tc": tc_id}).one()
+            return CoordinatorWork(undone=bool(row.undone), next_deadline_us=row.deadline, now_us=now)
 
         return self._db.read(work)
 
@@ -122,15 +127,15 @@ class SqlTransactions(OnDatabase):
 
         return self._db.read(work)
 
-    def claim(self, tc_id: int, claim: Claim, *, limit: int) -> list[StoredTransaction]:
+    def claim(self, claim: Claim, *, limit: int) -> list[StoredTransaction]:
         """See `Transactions.claim`."""
 
         def work(connection: Connection) -> list[StoredTransaction]:
             now = self._db.now_us(connection)
             own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
             free = or_(func.coalesce(_T.claim_until_us, 0) <= now, own)
-            mine = (_T.tc_id == tc_id, _UNFINISHED, _T.state.in_(DECIDED), free)
-            query = select(t.transaction).where(*mine).order_by(_T.sequence).limit(limit)
+            mine = (_UNFINISHED, _T.state.in_(DECIDED), free)
+            query = select(t.transaction).where(*mine).order_by(_T.tc_id, _T.sequence).limit(limit)
             found = connection.execute(query.with_for_update(skip_locked=True)).all()
             rows.put_claim(
                 connection, [TransactionId(row.tc_id, row.sequence) for row in found], claimed_by(claim, now)
@@ -157,19 +162,14 @@ class SqlTransactions(OnDatabase):
         with effect("catalog.claim_transaction"):
             return self._db.write(work)
 
-    def settle(self, topic_id: TopicId, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> None:
+    def settle(self, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> list[TransactionId]:
         """See `Transactions.settle`."""
 
-        def work(connection: Connection) -> None:
-            _settle(connection, topic_id, done, now_us=self._db.now_us(connection))
+        def work(connection: Connection) -> list[TransactionId]:
+            return _settle(connection, done, now_us=self._db.now_us(connection))
 
-        with effect("catalog.settle_topic"):
-            self._db.write(work)
-
-    def finish(self, txns: Sequence[TransactionId]) -> list[TransactionId]:
-        """See `Transactions.finish`."""
-        with effect("catalog.finish_transactions"):
-            return self._db.write(lambda connection: rows.finish(connection, txns, now_us=self._db.now_us(connection)))
+        with effect("catalog.settle_transactions"):
+            return self._db.write(work)
 
     def hand_over(self, failures: Mapping[TransactionId, str], *, to: Mapping[TransactionId, Claim]) -> None:
         """See `Transactions.hand_over`."""
@@ -206,9 +206,8 @@ class SqlTransactions(OnDatabase):
                 raise TransactionNotDecided(str(txn))
             if known.settled_us is None:
                 now = self._db.now_us(connection)
-                _settle(connection, participant.topic_id, [(txn, participant, Settled.RESOLVED)], now_us=now)
+                _settle(connection, [(txn, participant, Settled.RESOLVED)], now_us=now)
                 _audit(connection, found, known, cause, now)
-                rows.finish(connection, [txn], now_us=now)
             return _existing(connection, txn)
 
         with effect("catalog.resolve_participant"):
@@ -226,21 +225,20 @@ class SqlTransactions(OnDatabase):
 
 
 def _settle(
-    connection: Connection,
-    topic_id: TopicId,
-    done: Sequence[tuple[TransactionId, Participant, Settled]],
-    *,
-    now_us: int,
-) -> None:
-    """Locks: the topic, ledgers; a topic that is gone has nothing left to take a snapshot of."""
-    try:
-        standing = topic_row(connection, topic_id, share=True).state is TopicState.ACTIVE
-    except UnknownObject:
-        standing = False
-    settle_ranges(connection, topic_id, {txn for txn, _, _ in done})
-    changes = participants.settle_participants(connection, done, now_us=now_us)
-    if standing and changes:
-        count_changes(connection, topic_id, changes, now_us=now_us)
+    connection: Connection, done: Sequence[tuple[TransactionId, Participant, Settled]], *, now_us: int
+) -> list[TransactionId]:
+    """Locks: topics, ledgers, transactions; a topic that is gone has nothing left to take a snapshot of."""
+    changes = Counter(one.topic_id for _, one, _ in done)
+    hold_topics(connection, changes)
+    c = t.topic.c
+    standing = select(c.topic_id).where(among(connection, c.topic_id, changes), c.state == TopicState.ACTIVE.value)
+    active = set(connection.execute(standing).scalars())
+    settle_ranges(connection, {(one.topic_id, txn) for txn, one, _ in done})
+    if participants.settle_participants(connection, done, now_us=now_us):
+        for topic_id, count in sorted(changes.items()):
+            if topic_id in active:
+                count_changes(connection, topic_id, count, now_us=now_us)
+    return rows.finish(connection, {txn for txn, _, _ in done}, now_us=now_us)
 
 
 def _existing(connection: Connection, txn: TransactionId, *, lock: bool = False) -> StoredTransaction:

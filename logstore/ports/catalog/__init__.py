@@ -136,7 +136,6 @@ __all__ = [
     "StoredParticipant",
     "StoredSnapshot",
     "StoredTransaction",
-    "Subscription",
     "SubscriptionSummary",
     "Tally",
     "Topic",

@@ -65,10 +65,10 @@ class StoredTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorWork:
-    """What a coordinator has to do now, and when next."""
+    """What is to be done now, and when next."""
 
-    unclaimed: int  # decided transactions that no workflow works on
-    next_deadline_us: int | None  # of its open transactions
+    undone: bool  # there are decided transactions, of any coordinator, that no workflow works on
+    next_deadline_us: int | None  # of the coordinator's open transactions
     now_us: int
 
 
@@ -121,8 +121,10 @@ class Transactions(Protocol):
     def busy_coordinators(self) -> list[int]:
         """Coordinators with expired open transactions, or decided ones that no workflow works on; ascending."""
 
-    def claim(self, tc_id: int, claim: Claim, *, limit: int) -> list[StoredTransaction]:
+    def claim(self, claim: Claim, *, limit: int) -> list[StoredTransaction]:
         """Take decided transactions that no workflow works on, or which are this workflow run's already.
+
+        They may be of any coordinator: what many decided at once is told in one batch.
 
         Idempotency: claims lapse by the catalog's clock, so what a dead claimant took is taken again.
         """
@@ -136,14 +138,17 @@ class Transactions(Protocol):
             TransactionNotDecided: It is open.
         """
 
-    def settle(self, topic_id: TopicId, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> None:
-        """Count participants of one topic as told, and settle its buffer: all of one topic in one transaction.
+    def settle(self, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> list[TransactionId]:
+        """Count participants as told and settle the buffers of their topics, of many transactions in one.
 
-        Messages of aborted transactions become hidden for good; ranges go. Idempotency: what is settled stays so.
+        Messages of aborted transactions become hidden for good; ranges go. COMMITTING → COMMITTED and ABORTING →
+        ABORTED for those that owe nothing more.
+
+        Idempotency: what is settled stays so, and what is final is answered again.
+
+        Returns:
+            Those of the transactions that are final now, ascending.
         """
-
-    def finish(self, txns: Sequence[TransactionId]) -> list[TransactionId]:
-        """COMMITTING → COMMITTED, ABORTING → ABORTED for those that owe nothing more; which are final now."""
 
     def hand_over(self, failures: Mapping[TransactionId, str], *, to: Mapping[TransactionId, Claim]) -> None:
         """Give transactions whose participants could not all be told to workflows of their own, with the error."""

@@ -1,8 +1,8 @@
 """The broadcast of decided transactions: each participant's topic is told in its own log, and its buffer settled.
 
 Nothing here changes what readers see: the state of the transaction's row has decided that. A topic is told with one
-append for all transactions of a batch, and settled in one SQL transaction after it; when no participant is owed, the
-transaction is final.
+append for all transactions of a batch; what was told is settled in one SQL transaction for all topics after it, and a
+transaction that owes nothing more is final with it.
 
 Any step may run twice. A marker that is written again says the same of the same transaction, and is hidden as the first
 one is; what is settled stays so. A process may die between any two steps: what it had claimed is claimed again.
@@ -37,6 +37,12 @@ from logstore.transactions.transactions import Participant, TransactionId
 _LOG: Final = logging.getLogger(__name__)
 _TOPICS: Final = 32
 """Topics that are told at a time: each waits for storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    sentence: str
+
 
 _Told = tuple[StoredTransaction, StoredParticipant]
 
@@ -100,26 +106,27 @@ class Broadcasts:
             for topic_id, told in owed.items()
         }
         failures: dict[TransactionId, dict[Participant, str]] = {}
+        done: list[tuple[TransactionId, Participant, Settled]] = []
         failed = 0
         for topic_id, call in calls.items():
-            error = call.result()
-            if error is not None:
-                failed += 1
-                for txn, one in owed[topic_id]:
-                    failures.setdefault(txn.txn, {})[one.participant] = error
-        finished = self._transactions.finish([txn.txn for txn in batch if txn.txn not in failures])
+            how = call.result()
+            failed += isinstance(how, _Failure)
+            for txn, one in owed[topic_id]:
+                if isinstance(how, _Failure):
+                    failures.setdefault(txn.txn, {})[one.participant] = how.sentence
+                else:
+                    done.append((txn.txn, one.participant, how))
+        finished = self._transactions.settle(done) if done else []
         self._move_on(batch, set(finished))
         return Broadcasted(finished=finished, failures=failures, topics=len(calls), topics_failed=failed)
 
-    def _tell(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> str | None:
-        """Mark and settle one topic; the error in one sentence, if any."""
+    def _tell(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> Settled | _Failure:
+        """Mark one topic; or the error in one sentence."""
         try:
-            how = self._mark(topic_id, told, epoch)
-            self._transactions.settle(topic_id, [(txn.txn, one.participant, how) for txn, one in told])
+            return self._mark(topic_id, told, epoch)
         except SextonError as error:
             _LOG.warning("topic %s: %d transactions could not be told: %s", topic_id, len(told), error)
-            return f"{type(error).__name__}: {error}"
-        return None
+            return _Failure(f"{type(error).__name__}: {error}")
 
     def _mark(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> Settled:
         """Append the markers of a topic, in the order of transactions; a topic that is gone needs none."""

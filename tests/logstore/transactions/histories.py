@@ -78,8 +78,8 @@ class History:
     def settle(self, which: int, count: int) -> None:
         """Tell all that are decided, or die between marker and settlement: both are told again by the next one."""
         claim = Claim(workflow_id=f"c-{which % 2}", run_id="r", ttl_s=0)
-        batch = self.world.catalog.transactions.claim(which % 2, claim, limit=100)
-        with self._dying("catalog.settle_topic.before" if count % 3 == 0 else ""):
+        batch = self.world.catalog.transactions.claim(claim, limit=100)
+        with self._dying("catalog.settle_transactions.before" if count % 3 == 0 else ""):
             self.world.log.broadcasts.settle(batch)
 
     @contextmanager

@@ -40,7 +40,7 @@ def upgrade() -> None:
     op.create_index(
         "transaction_unfinished",
         "transaction",
-        ["tc_id", "state", "deadline_us"],
+        ["state", "tc_id", "deadline_us"],
         sqlite_where=unfinished,
         postgresql_where=unfinished,
     )

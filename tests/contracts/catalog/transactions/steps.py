@@ -110,8 +110,8 @@ def visible(world: SqlWorld, topic_id: TopicId) -> list[Position]:
     ]
 
 
-def settle(world: SqlWorld, txn: TransactionId, topic: Topic, *subscriptions: str) -> None:
-    """Tell the topic's participants of one transaction."""
+def settle(world: SqlWorld, txn: TransactionId, topic: Topic, *subscriptions: str) -> list[TransactionId]:
+    """Tell the topic's participants of one transaction; which are final."""
     names = subscriptions or ("",)
     done = [(txn, Participant(topic.topic_id, name), Settled.MARKED) for name in names]
-    world.catalog.transactions.settle(topic.topic_id, done)
+    return world.catalog.transactions.settle(done)

@@ -71,8 +71,7 @@ def test_settled_messages_need_the_row_no_more(sql_world: SqlWorld) -> None:
     before = visible(sql_world, topic.topic_id)
     for txn in (gone, kept):
         for _ in range(2):  # an answer may be lost
-            settle(sql_world, txn, topic)
-            assert sql_world.catalog.transactions.finish([txn]) == [txn]
+            assert settle(sql_world, txn, topic) == [txn]
     assert sql_world.catalog.transactions.forget(older_than_s=-1, limit=10) == 2
     assert visible(sql_world, topic.topic_id) == before
     assert [position.entry_id for position in before] == [0, 1, 5]
@@ -187,13 +186,13 @@ def test_claim_takes_each_decided_transaction_once(sql_world: SqlWorld) -> None:
     produce(sql_world, topic, *[(txn, 1) for txn in txns])
     for txn in txns[:3]:
         end(sql_world, txn, commit=True)
-    took = race(lambda n: sql_world.catalog.transactions.claim(0, claim(f"w{n}"), limit=2), runners=4)
+    took = race(lambda n: sql_world.catalog.transactions.claim(claim(f"w{n}"), limit=2), runners=4)
     claimed = [found.txn for answer in took if not isinstance(answer, Exception) for found in answer]
-    left = sql_world.catalog.transactions.claim(0, claim("last"), limit=9)
+    left = sql_world.catalog.transactions.claim(claim("last"), limit=9)
     assert sorted([*claimed, *(found.txn for found in left)]) == txns[:3]
     sql_world.sql('UPDATE "transaction" SET claim_until_us = 1')
-    assert sql_world.catalog.transactions.work_of(0).unclaimed == 3
-    again = sql_world.catalog.transactions.claim(0, claim("next"), limit=9)
+    assert sql_world.catalog.transactions.work_of(0).undone
+    again = sql_world.catalog.transactions.claim(claim("next"), limit=9)
     assert [found.txn for found in again] == txns[:3]
     assert [str(found.participants[0].participant) for found in again] == [str(topic.topic_id)] * 3
 
@@ -222,8 +221,7 @@ def test_failures_are_written_to_each_participant_and_owed_is_what_is_left(sql_w
     produce(sql_world, second, (txn, 1))
     end(sql_world, txn, commit=True)
     sql_world.catalog.transactions.failed(txn, {Participant(second.topic_id): "away"})
-    settle(sql_world, txn, first)
-    assert sql_world.catalog.transactions.finish([txn]) == []
+    assert settle(sql_world, txn, first) == []
     found = sql_world.catalog.transactions.get(txn)
     assert [(one.topic, one.last_error) for one in found.owed] == [(second.name, "away")]
 
