@@ -166,6 +166,19 @@ class Commands:
             assert child.descent.cancellation == ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED
             self._ask_to_cancel(child)
 
+    def _do_signal_external_workflow_execution(self, execution: Execution, command: Any) -> None:
+        told, heard = WorkflowActivationJob(), WorkflowActivationJob()
+        heard.resolve_signal_external_workflow.seq = command.seq
+        of = self.executions.get(command.workflow_execution.workflow_id)
+        if of and of.is_open:
+            told.signal_workflow.signal_name = command.signal_name
+            told.signal_workflow.originating_event_id = next(self._numbers)
+            told.signal_workflow.input.extend(command.args)
+            self._later(of, told)
+        else:
+            heard.resolve_signal_external_workflow.failure.CopyFrom(failures.not_found())
+        self._later(execution, heard)
+
     def _ask_to_cancel(self, execution: Execution) -> None:
         job = WorkflowActivationJob()
         job.cancel_workflow.reason = "its parent"

@@ -31,6 +31,13 @@ def terminated() -> Failure:
     return failure
 
 
+def not_found() -> Failure:
+    """Of a signal to a workflow that does not run."""
+    failure = Failure(message="Unable to signal external workflow because it was not found", source="Server")
+    failure.application_failure_info.type = "ExternalWorkflowExecutionNotFound"
+    return failure
+
+
 def of_activity(command: ScheduleActivity, cause: Failure, state: RetryState.ValueType) -> Failure:
     """What a workflow gets of an activity."""
     failure = Failure(message="Activity task failed", cause=cause)

@@ -232,6 +232,7 @@ class House:
             trimming.trim_page,
             trimming.count_batch,
             *self._of_reconciliation(),
+            *self._of_transactions(),
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)
@@ -259,6 +260,10 @@ class House:
             applying.record_page,
             applying.conclude_apply,
         ]
+
+    def _of_transactions(self) -> list[Activity]:
+        one = self.world.activities.coordination
+        return [one.drain, one.tell, one.busy_coordinators, one.forget]
 
     async def trim(self) -> WorkflowHandle[TrimTopic, TrimTopicResult]:
         """Start or join the topic's trim."""

@@ -20,6 +20,7 @@ from workflows.deletion.values import (
 )
 from workflows.offload.values import OffloadLedgerInput, OffloadTopicInput
 from workflows.reconciliation.values import ApplyOrphansInput, ReconcileOrphansInput
+from workflows.transactions.values import BroadcastTransactionInput, CoordinatorInput, SweepTransactionsInput
 
 _ROOT = Path(__file__).resolve().parents[2]
 _STARTS = {"start_workflow", "start_child_workflow", "execute_child_workflow", "ScheduleActionStartWorkflow"}
@@ -39,6 +40,9 @@ _REQUESTS = (
     ReconcileOrphansInput(run_id="plan-1"),
     ReconcileOrphansInput(),
     ApplyOrphansInput(run_id="plan-1", **_BY),
+    CoordinatorInput(tc_id=3),
+    BroadcastTransactionInput(txn="3:17"),
+    SweepTransactionsInput(**_BY),
 )
 
 

@@ -42,6 +42,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "offload-ledger": {"ledger_id": 1, "topic": _NAME},
     "reconcile-orphans": _WHY | {"run_id": "plan-1"},
     "apply-orphans": _WHY | {"run_id": "plan-1"},
+    "transaction-coordinator": {"tc_id": 3},
+    "broadcast-transaction": {"txn": "3:17"},
+    "sweep-transactions": _WHY,
 }
 _ENDLESS = "x" * 2_100
 
@@ -107,6 +110,16 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
     "reconcile-orphans master": ("master", _beyond(kind="reconcile-orphans", master=_ENDLESS)),
     "apply-orphans run": ("run_id", _beyond(kind="apply-orphans", run_id="")),
     "apply-orphans share": ("max_orphan_share", _beyond(kind="apply-orphans", max_orphan_share=1.5)),
+    "transaction-coordinator id": ("tc_id", _beyond(kind="transaction-coordinator", tc_id=4_096)),
+    "transaction-coordinator linger": ("linger_s", _beyond(kind="transaction-coordinator", linger_s=10**6)),
+    "transaction-coordinator queue": ("queue", _beyond(kind="transaction-coordinator", queue="nobody")),
+    "broadcast-transaction txn": ("txn", _beyond(kind="broadcast-transaction", txn="3-17")),
+    "broadcast-transaction txn of no coordinator": ("txn", _beyond(kind="broadcast-transaction", txn="4096:1")),
+    "broadcast-transaction pause": ("pause_s", _beyond(kind="broadcast-transaction", pause_s=-1)),
+    "broadcast-transaction pauses": ("most_pause_s", _beyond(kind="broadcast-transaction", most_pause_s=10**9)),
+    "broadcast-transaction queue": ("queue", _beyond(kind="broadcast-transaction", queue=_ENDLESS)),
+    "sweep-transactions reason": ("reason", _beyond(kind="sweep-transactions", reason=_ENDLESS)),
+    "sweep-transactions queue": ("queue", _beyond(kind="sweep-transactions", queue="nobody")),
     **{
         f"{kind} {field} of {value}": (f"policy.{field}", _beyond(kind=kind, policy={field: value}))
         for kind, field, value in (

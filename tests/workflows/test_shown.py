@@ -34,6 +34,8 @@ from activities.reconciliation.values import (
     PageInput,
     PlanInput,
 )
+from activities.transactions.values import BusyInput, DrainInput, TellInput
+from activities.transactions.values import ForgetInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, _name, assert_eventually, details_of
@@ -112,6 +114,10 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "reconciliation.delete_objects": (_PAGE, "page 3, run p, batch b"),
     "reconciliation.record_page": (_PAGE, "page 3, run p, batch b"),
     "reconciliation.conclude_apply": (PlanInput(run_id="p"), "run p"),
+    "transactions.drain": (DrainInput(tc_id=3), "coordinator 3"),
+    "transactions.tell": (TellInput(txn="3:17"), "transaction 3:17"),
+    "transactions.busy_coordinators": (BusyInput(limit=4_096), "at most 4,096 rows"),
+    "transactions.forget": (TransactionsToForget(limit=1_000), "at most 1,000 rows"),
 }
 
 
@@ -240,6 +246,9 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         "delete-ledger": "**1**",
         "reconcile-orphans": "plan-1",
         "apply-orphans": "plan-1",
+        "transaction-coordinator": "coordinator 3",
+        "broadcast-transaction": "transaction 3:17",
+        "sweep-transactions": type_,
     }
     assert about.get(type_, _TOPIC) in told
 

@@ -9,6 +9,7 @@ LEDGER: Final = "sexton.ledger"
 LEDGERS: Final = "sexton.ledgers"
 OUTCOME: Final = "sexton.outcome"
 BATCH: Final = "sexton.batch"
+TXN: Final = "sexton.txn"
 ROW_RANGE: Final = "sexton.row_range"
 ATTEMPT: Final = "sexton.attempt"
 EXIT_CODE: Final = "sexton.exit_code"
@@ -22,7 +23,7 @@ _MOST_ERROR = 1_000  # characters of a sentence; the whole of it is in the failu
 
 
 def facts_of(value: object) -> dict[str, Fact]:
-    """Topic, ledgers, batch, range of rows and outcome, as far as a request or a result names them.
+    """Topic, ledgers, batch, transaction, range of rows and outcome, as far as a request or a result names them.
 
     Args:
         value: What an activity or a workflow takes or returns: its fields have the same names everywhere, and one that
@@ -34,7 +35,7 @@ def facts_of(value: object) -> dict[str, Fact]:
 def _facts(value: object) -> Iterator[tuple[str, Fact]]:
     request = getattr(value, "order", value)  # a topic's deletion has what was asked for in one field
     key, chunk = getattr(value, "key", value), getattr(value, "chunk", None)
-    for name, attribute in ((TOPIC, "topic"), (BATCH, "batch_id")):
+    for name, attribute in ((TOPIC, "topic"), (BATCH, "batch_id"), (TXN, "txn")):
         found = getattr(request, attribute, None) or getattr(value, attribute, None)
         if isinstance(found, str) and found:
             yield name, found
@@ -90,7 +91,7 @@ MOST_BYTES: Final = 200
 
 
 def summary_of(request: object) -> str:
-    """Rows, ledgers, topics, batch and topic, as far as the request names them, in at most `MOST_BYTES` of UTF-8.
+    """Rows, ledgers, topics, transaction and batch, as far as the request names them, in at most `MOST_BYTES` of UTF-8.
 
     Args:
         request: What an activity or a workflow takes. The answer depends on nothing else: replay gives it again.
@@ -117,6 +118,10 @@ def _parts(request: object) -> Iterator[str]:
         yield f"copy {key.copy}"
     if LEDGERS in facts:
         yield _ledgers(request)
+    if TXN in facts:
+        yield f"transaction {facts[TXN]}"
+    if isinstance(getattr(request, "tc_id", None), int):
+        yield f"coordinator {getattr(request, 'tc_id')}"  # noqa: B009 - a request of any type
     yield from _page(request)
     yield from _run(request)
     if BATCH in facts:

@@ -58,6 +58,7 @@ async def _wake(request: CoordinatorInput) -> None:
             id=TRANSACTION_COORDINATOR.id(tc_id),
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             static_summary=f"transactions of coordinator {tc_id}",
+            static_details=request.details(),
         )
     except WorkflowAlreadyStartedError:
         with suppress(ApplicationError):  # it was terminated meanwhile: the next sweep starts it

@@ -89,14 +89,16 @@ class TransactionCoordinator:
 
     async def _hand_over(self, drained: Drained) -> None:
         for txn in drained.handed_over:
+            request = BroadcastTransactionInput(txn=txn, queue=self._request.queue)
             with suppress(WorkflowAlreadyStartedError):
                 await workflow.start_child_workflow(
                     BROADCAST_TRANSACTION.name,
-                    BroadcastTransactionInput(txn=txn, queue=self._request.queue),
+                    request,
                     id=BROADCAST_TRANSACTION.id(txn.replace(":", "-")),
                     parent_close_policy=workflow.ParentClosePolicy.ABANDON,
                     search_attributes=search_attributes.of_transaction(txn, "OWED"),
                     static_summary=f"tell the participants of {txn}",
+                    static_details=request.details(),
                 )
 
     def _tell(self, drained: Drained) -> None:
