@@ -34,7 +34,7 @@ from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.replay import reconciled, routed
+from tests.replay import reconciled, routed, transacted
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
@@ -554,6 +554,17 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         reconciled.apply_continued,
     ),
     "offload-topic": (offload_all_complete, offload_all_failed, offload_all_running, offload_all_continued),
+    "transaction-coordinator": (
+        transacted.coordinator_running,
+        transacted.coordinator_that_hands_over,
+        transacted.coordinator_continued,
+    ),
+    "broadcast-transaction": (
+        transacted.broadcast_complete,
+        transacted.broadcast_failed,
+        transacted.broadcast_running,
+    ),
+    "sweep-transactions": (transacted.sweep_complete, transacted.sweep_failed, transacted.sweep_running),
 }
 
 

@@ -1,0 +1,141 @@
+"""Scenes of coordinators, broadcasts and their sweep; see `record`. Each has a coordinator of its own."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from temporalio import activity
+from temporalio.client import WorkflowFailureError, WorkflowHandle
+
+from activities.transactions.values import BusyInput
+from logstore.transactions.transactions import TransactionId
+from tests.workflows.house import Gate, House, assert_eventually
+from tests.workflows.transactions.parties import Parties, broadcast_id, owing, worked
+from workflows.transactions.broadcast_transaction import BroadcastTransaction
+from workflows.transactions.sweep_transactions import SweepTransactions
+from workflows.transactions.transaction_coordinator import TransactionCoordinator
+from workflows.transactions.values import SWEEP_TRANSACTIONS, SweepTransactionsInput
+
+Handle = WorkflowHandle[Any, Any]
+
+
+@asynccontextmanager
+async def _parties(house: House) -> AsyncIterator[Parties]:
+    with pytest.MonkeyPatch.context() as patch:
+        async with house.worker():
+            yield Parties(house, patch)
+
+
+async def coordinator_running(house: House) -> Handle:
+    """It tells two transactions, and times another one out at its deadline; then it waits."""
+    async with _parties(house) as parties:
+        kept, gone = parties.decided(tc_id=10), parties.decided(tc_id=10, commit=False)
+        late = parties.begin(tc_id=10, timeout_s=0.3)
+        handle = await parties.coordinator(tc_id=10)
+        await parties.told(kept, gone, late)
+        await worked(handle, finished=3)
+    return handle
+
+
+async def coordinator_that_hands_over(house: House) -> Handle:
+    """One topic is away, and comes back."""
+    async with _parties(house) as parties:
+        stuck = parties.decided(tc_id=11)
+        parties.away.add(parties.topics[1].topic_id)
+        handle = await parties.coordinator(tc_id=11)
+        await worked(handle)
+        await owing(house.client.get_workflow_handle_for(BroadcastTransaction.run, broadcast_id(stuck)))
+        parties.away.clear()
+        await parties.told(stuck)
+    return handle
+
+
+async def coordinator_continued(house: House) -> Handle:
+    """Signals without end."""
+    async with _parties(house) as parties:
+        handle = await parties.coordinator(tc_id=12)
+        newest = house.client.get_workflow_handle_for(TransactionCoordinator.run, handle.id)
+        while (await newest.describe()).run_id == handle.first_execution_run_id:
+            txn = parties.decided(tc_id=12)
+            await newest.signal(TransactionCoordinator.wake)
+            await parties.told(txn)
+    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
+async def broadcast_complete(house: House) -> Handle:
+    """A participant is away, and comes back; somebody asks for a try."""
+    async with _parties(house) as parties:
+        txn = parties.decided(tc_id=13)
+        parties.away.add(parties.topics[0].topic_id)
+        handle = await parties.broadcast(txn, pause_s=1_000.0, most_pause_s=1_000.0)
+        await owing(handle)
+        parties.away.clear()
+        await handle.signal(BroadcastTransaction.retry)
+        await handle.result()
+    return handle
+
+
+async def broadcast_failed(house: House) -> Handle:
+    """There is no such transaction."""
+    async with _parties(house) as parties:
+        handle = await parties.broadcast(TransactionId(14, 99))
+        with suppress(WorkflowFailureError):
+            await handle.result()
+    return handle
+
+
+async def broadcast_running(house: House) -> Handle:
+    """A participant is away."""
+    async with _parties(house) as parties:
+        txn = parties.decided(tc_id=15)
+        parties.away.add(parties.topics[0].topic_id)
+        handle = await parties.broadcast(txn)
+        await owing(handle)
+    return handle
+
+
+async def sweep_complete(house: House) -> Handle:
+    """It starts one coordinator and wakes another one."""
+    async with _parties(house) as parties:
+        await worked(await parties.coordinator(tc_id=16))
+        first, second = parties.decided(tc_id=16), parties.decided(tc_id=17)
+        handle = await _sweep(house)
+        await handle.result()
+        await parties.told(first, second)
+    return handle
+
+
+async def sweep_failed(house: House) -> Handle:
+    """Its input is refused."""
+    async with house.worker():
+        handle = await _sweep(house, reason="x" * 3_000)
+        with suppress(WorkflowFailureError):
+            await handle.result()
+    return handle
+
+
+async def sweep_running(house: House) -> Handle:
+    """It looks for coordinators with work."""
+    gate = Gate()
+    real = house.world.activities.coordination.busy_coordinators
+
+    @activity.defn(name="transactions.busy_coordinators")
+    def busy(request: BusyInput) -> list[int]:
+        gate.wait()
+        return real(request)
+
+    async with house.worker(instead=[busy]):
+        handle = await _sweep(house)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle
+
+
+async def _sweep(house: House, **more: Any) -> Handle:
+    return await house.client.start_workflow(
+        SweepTransactions.run,
+        SweepTransactionsInput(**more),
+        id=f"{SWEEP_TRANSACTIONS.id()}/{house.queue}",
+        task_queue=house.queue,
+    )
