@@ -185,6 +185,11 @@ class TransactionNotOpen(PreconditionFailed):
         """Name the transaction as `tc:sequence`, what was asked, and the state found."""
         super().__init__(f"txn {txn}: {doing}: expected state OPEN, found {state}")
         self.txn = txn
+        self._doing, self._state = doing, state
+
+    def again(self) -> "TransactionNotOpen":
+        """The same for another caller: threads that raise one instance would write over each other's traceback."""
+        return TransactionNotOpen(self.txn, doing=self._doing, state=self._state)
 
 
 class TransactionEnded(PreconditionFailed):

@@ -23,7 +23,7 @@ from tests.faults.tiered import Tiered, look_tiered, wrong_tiered_at_any_moment,
 
 _KEY = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>.+)")
 _SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
-_OUTLIVE = {"pending_deletion", "run", "audit"}
+_OUTLIVE = {"pending_deletion", "run", "audit", "transaction_participant"}
 """Tables that may name a topic that is gone."""
 _COMPARED = (
     "SELECT topic_id, name, state FROM topic ORDER BY topic_id",
@@ -35,6 +35,9 @@ _COMPARED = (
     "SELECT * FROM schema_version ORDER BY topic_id, version",
     "SELECT * FROM pending_deletion ORDER BY row_id",
     "SELECT next_ledger_id FROM catalog",
+    'SELECT tc_id, sequence, state, finished_us FROM "transaction" ORDER BY tc_id, sequence',
+    "SELECT * FROM buffer_range ORDER BY ledger_id, first_entry",
+    "SELECT * FROM buffer_hidden ORDER BY ledger_id",
 )
 
 LONG_GONE = 999_999

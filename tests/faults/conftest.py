@@ -17,12 +17,13 @@ from tests.faults.offloading import COLD, Offloading
 from tests.faults.operators import Operators
 from tests.faults.reconciling import LOSING, Reconciling
 from tests.faults.scene import PAIR, SHORT
+from tests.faults.transacting import PARTIES, Transacting
 from tests.faults.world import World
 
 SEED = 20_261_120
 
 
-COURSES = ("short", "offload", "together", "delete", "clear", "reconcile", "remove")
+COURSES = ("short", "offload", "together", "delete", "clear", "reconcile", "transact", "remove")
 Start = Callable[..., Operators]
 
 
@@ -65,6 +66,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     `together`: two topics trimmed in one batch, from where they are written. `delete`: these, written and deleted.
     `clear`: a topic with tiered copies of every state is deleted.
     `reconcile`: objects that nobody refers to are planned and removed.
+    `transact`: transactions over two topics and a subscription are decided in every way, and told.
     `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     """
     written, pair = Operators(World(fresh(), template)), Operators(World(fresh(), template), PAIR)
@@ -83,6 +85,9 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     def reconcile(**more: Any) -> Operators:
         return Reconciling(World(fresh(), template), LOSING, **more)
 
+    def transact(**more: Any) -> Operators:
+        return Transacting(World(fresh(), template), PARTIES, **more)
+
     def forked(one: Operators) -> Start:
         return lambda **more: one.fork(one.world.fork(fresh()), **more)
 
@@ -93,6 +98,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
         "delete": _course(delete, Operators.delete),
         "clear": _course(forked(cold), _clear),
         "reconcile": _course(reconcile, _reconcile),
+        "transact": _course(transact, _transact),
         "remove": _course(forked(written), Operators.run),
     }
 
@@ -124,6 +130,11 @@ def _clear(operators: Operators) -> Operators:
 def _reconcile(operators: Operators) -> Operators:
     assert isinstance(operators, Reconciling)
     return operators.reconcile()
+
+
+def _transact(operators: Operators) -> Operators:
+    assert isinstance(operators, Transacting)
+    return operators.transact()
 
 
 class _Unstarted(threading.Thread):

@@ -12,7 +12,6 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -106,7 +105,7 @@ class Appender:
         """Take out the parts of a transaction that is decided; nothing of any part was stored."""
         others = [part for part in parts if str(part.txn) != refused.txn]
         answers = iter(self.append(topic, hints, others) if others else ())
-        return [next(answers) if str(part.txn) != refused.txn else copy(refused) for part in parts]
+        return [next(answers) if str(part.txn) != refused.txn else refused.again() for part in parts]
 
     def _without_duplicates(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float

@@ -1,0 +1,1 @@
+"""Transactions in any order of events, judged by a serial model."""

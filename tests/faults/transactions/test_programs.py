@@ -1,0 +1,65 @@
+"""Programs that were once wrong, and what a log does with a batch of which a part is refused."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from logstore.errors import TransactionNotOpen
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.services import AppendResult
+from logstore.log.services.placement import TopicHints
+from logstore.ports.catalog import BeginTransaction, EndTransaction
+from logstore.transactions.markers import Verb
+from tests.faults.transactions.machine import Transactions
+
+
+@pytest.fixture
+def model() -> Iterator[Transactions]:
+    """Topics with subscriptions."""
+    made = Transactions()
+    made.begin()
+    yield made
+    made.teardown()
+
+
+def _part(text: str, **more: object) -> ProducedEntries:
+    return ProducedEntries(entries=[NewEntry(payload=text.encode())], **more)  # type: ignore[arg-type]  # its fields
+
+
+def test_append_in_a_decided_transaction_is_refused_alone(model: Transactions) -> None:
+    """The others of its batch are stored; found by the machine, as a `TypeError` of all of them."""
+    txn = model.log.committer.write(BeginTransaction(tc_id=0, timeout_s=60)).txn
+    model.log.committer.write(EndTransaction(txn=txn, commit=True))
+    topic = model.topics["a"]
+    parts = [_part("first"), _part("late", txn=txn), _part("late too", txn=txn), _part("last")]
+    first, late, too, last = model.log.managed._appender.append(topic, TopicHints(), parts)
+    assert isinstance(first, AppendResult)
+    assert isinstance(last, AppendResult)
+    assert isinstance(late, TransactionNotOpen)
+    assert isinstance(too, TransactionNotOpen)
+    assert late is not too, "each caller raises its own"
+    assert str(late) == f"txn {txn}: append: expected state OPEN, found COMMITTED"
+    assert [entry.payload for entry in model.log.managed.scan(topic)] == [b"first", b"last"]
+    with pytest.raises(TransactionNotOpen):
+        model.log.managed.append(topic, _part("later", txn=txn))
+
+
+@pytest.mark.parametrize("verb", Verb)
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_late_marker_changes_nothing_that_readers_see(model: Transactions, verb: Verb, epoch: int) -> None:
+    """Of one that is open, committed, aborted or unknown, of whatever epoch (Bufstream 0.1.0, Jepsen)."""
+    for number in range(3):
+        model.begin_transaction(tc=0)
+        model.append(topic=0, count=1, txn=4 * number + number)
+    model.end(txn=0, commit=True)
+    texts = list(model.ids)
+    model.acknowledge(topic=0, sub=0, which=0, count=1, up_to=False, txn=4 * len(texts) + 1)
+    for txn in range(12):
+        for sub in ("", "s"):
+            model.late_marker(topic=0, txn=txn, verb=verb, epoch=epoch, sub=sub)
+            model.readers_see_what_the_model_says()
+    fates = {name: model.log.catalog.transactions.get(txn).state for name, txn in model.ids.items()}
+    model.drain(tc=0, lapsed=False)
+    model.readers_see_what_the_model_says()
+    model.settle()
+    assert len(fates) == 3
