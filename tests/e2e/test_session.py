@@ -1,7 +1,10 @@
 """A short session on a throw-away stack, and what is refused in it."""
 
+import base64
 import json
 import re
+import subprocess
+import sys
 import time
 import urllib.request
 
@@ -39,6 +42,7 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     _be_measured(inside)
     _be_refused(inside)
     _transact(inside)
+    _do_exactly_once(shell, inside)
     _outgrow_and_describe(inside)
     kept = _be_deleted(inside)
     stopped = shell.json("down")["stopped"]
@@ -91,6 +95,34 @@ def _transact(shell: Shell) -> None:
     }
     assert_eventually(lambda: shell.json("txn", "show", late)["state"] == "ABORTED", within_s=60)
     assert shell.json("txn", "list") == []
+
+
+def _do_exactly_once(shell: Shell, inside: Shell) -> None:
+    """The example consumes, transforms and produces; it is killed in the midst, and two of it run at once."""
+    names = {name: f"persistent://shop/main/{name}" for name in ("paid", "shipped", "invoices")}
+    for name in names.values():
+        inside.json("topic", "create", name)
+    inside.json("topic", "subscribe", names["paid"], "shipping", "--from", "earliest")
+    payloads = [f"order {number}" for number in range(12)]
+    inside.json("topic", "append", names["paid"], "--file", "-", stdin=_lines(*payloads))
+    program = str(ROOT / "docs" / "examples" / "exactly_once.py")
+    killed = subprocess.Popen(
+        [sys.executable, program], cwd=shell.folder, env=shell.environ, stdout=subprocess.PIPE, text=True
+    )
+    assert killed.stdout
+    assert killed.stdout.readline().endswith("2 entries\n")
+    killed.kill()
+    killed.communicate()
+    others = [
+        subprocess.Popen([sys.executable, program], cwd=shell.folder, env=shell.environ, stdout=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    assert [one.wait(120) for one in others] == [0, 0]
+    wanted = sorted(payload.upper() for payload in payloads)
+    for target in ("shipped", "invoices"):
+        read = inside.json("topic", "read", names[target], "--max", "100")
+        assert sorted(base64.b64decode(entry["payload_b64"]).decode() for entry in read) == wanted
+    assert inside.json("topic", "read", names["paid"], "--subscription", "shipping") == []
 
 
 def _be_deleted(shell: Shell) -> str:
@@ -197,7 +229,7 @@ def _outgrow_and_describe(shell: Shell) -> None:
     schema = shell.json("topic", "schema", "set", _TOPIC, "--file", "-", stdin='{"type": "string"}')
     assert shell.run("topic", "schema", "show", _TOPIC).stdout == '{"type": "string"}'
     shell.json("topic", "trim", _TOPIC)
-    retired = [one for one in shell.json("deletion", "list") if one["component"] == "MANAGED_CURSOR"]
+    retired = [one for one in shell.json("deletion", "list", "--topic", _TOPIC) if one["component"] == "MANAGED_CURSOR"]
     assert [one["ledger_id"] < cursor["ledger_id"] for one in retired] == [True]
     _wait_until_nothing_is_inflight(shell)  # the sweep may have come first
     listed = [one["ledger_id"] for one in shell.json("ledger", "list", _TOPIC)]
