@@ -26,7 +26,12 @@ from workflows.deletion.values import (
 )
 from workflows.offload.values import OffloadAsk, OffloadPolicy
 from workflows.reconciliation.values import ReconcileOrphansInput
-from workflows.transactions.values import BroadcastTransactionInput, CoordinatorInput, SweepTransactionsInput
+from workflows.transactions.values import (
+    BroadcastTransactionInput,
+    BuildTransactionSnapshotsInput,
+    CoordinatorInput,
+    SweepTransactionsInput,
+)
 
 MOST_IDS: Final = 10_000
 """Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
@@ -83,6 +88,11 @@ def _ids(most: int) -> Rule:
         return f"1 to {most:,} ids, each 0 or more"
 
     return rule
+
+
+def _topics(found: list[int]) -> str | None:
+    """None of them stands for all."""
+    return _ids(MOST_IDS)(found) if found else None
 
 
 def _run_id(found: str) -> str | None:
@@ -159,6 +169,7 @@ _OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
     DeleteLedgerInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a row whose topic was damaged by hand
     TrimTopicsInput: {"batch_id": _or_empty(_ANYWHERE["batch_id"])},
     ReconcileOrphansInput: {"run_id": _or_empty(_run_id)},
+    BuildTransactionSnapshotsInput: {"run_id": _or_empty(_run_id), "topic_ids": _topics},
     ExplicitDetach: {"ledger_ids": _ids(MOST_IDS)},
     OffloadAsk: {"ledger_ids": _ids(MOST_OFFLOADED)},
 }
@@ -204,6 +215,7 @@ def bulk_queue(task_queue: str) -> str:
 _SERVED: Final[Mapping[type, Callable[[str], str]]] = {
     OffloadPolicy: uploads_queue,
     ReconcileOrphansInput: bulk_queue,
+    BuildTransactionSnapshotsInput: bulk_queue,
     CoordinatorInput: transactions_queue,
     BroadcastTransactionInput: transactions_queue,
     SweepTransactionsInput: transactions_queue,

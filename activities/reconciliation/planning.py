@@ -5,15 +5,15 @@ keeps what it began with and what it came to first. A run without a summary is n
 """
 
 from collections.abc import Callable, Mapping
-from contextvars import copy_context
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from temporalio import activity
 
+from activities.bulk import OwnOutput, run_to_end
 from activities.deletion.claims import own_claim
-from activities.heartbeats import beating, defined, raise_if_cancelled
+from activities.heartbeats import beating, defined
 from activities.reconciliation.values import (
     BeginPlanInput,
     BulkInput,
@@ -21,8 +21,7 @@ from activities.reconciliation.values import (
     PlanBegun,
     PlanInput,
 )
-from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.failpoints import effect
+from logstore.errors import InvalidInput, UnknownObject
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
 from logstore.reconciliation import rules
@@ -31,8 +30,6 @@ from logstore.reconciliation.jobs import (
     LEFT_OUT,
     ROWS_BEFORE,
     BulkJob,
-    BulkProgress,
-    BulkSummary,
     CompareSides,
     ListStorage,
     ReadReferences,
@@ -41,18 +38,12 @@ from logstore.reconciliation.jobs import (
 from logstore.reconciliation.results import RESULT, PlanResult, plan_result
 from logstore.reconciliation.services.orphans import StoredOrphans
 from logstore.units import between_units
-from logstore.whole_files import put_first
 
 RUN_CLAIM_S: Final = 86_400.0
 """Of a run, renewed by each step: it only keeps the run from being forgotten, which comes to what died a day later."""
 
 _MOST_FORGOTTEN: Final = 100
 _STEPS: Final = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
-
-
-def mark_of(folder: Path) -> Path:
-    """The file in a run's folder that holds the id of its catalog: several may keep output under one `bulk_dir`."""
-    return folder / "catalog"
 
 
 class Planning:
@@ -79,6 +70,7 @@ class Planning:
             finished_retention_s: After which runs and their output are forgotten.
         """
         self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
+        self._output = OwnOutput(bulk=bulk, identities=identities)
         self._store_now_us, self._retention_s = store_now_us, finished_retention_s
 
     @defined(name="reconciliation.begin_plan")
@@ -93,13 +85,11 @@ class Planning:
         """
         rules.check_age(request.older_than_s, unsafe=request.unsafe_age)
         self._stored.confirm()
-        self._require_own(request.run_id, self._owner(request.run_id))
+        self._output.require(request.run_id)
         run = self._runs.open_run(
             request.run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=self._beginning(request)
         )
-        with effect("reconciliation.mark_output"):  # a folder that is marked and of no run is forgotten: the run first
-            owner = put_first(mark_of(self._bulk.folder(request.run_id)), self._identities.catalog_id())
-        self._require_own(request.run_id, owner)
+        self._output.mark(request.run_id)
         self._forget_old_runs()
         return PlanBegun(done=plan_result(run.summary) if run.finished_us is not None else None)
 
@@ -117,17 +107,6 @@ class Planning:
             "inventories": list(request.inventories),
         }
 
-    def _owner(self, run_id: str) -> str | None:
-        mark = mark_of(self._bulk.folder(run_id))
-        return mark.read_text(encoding="utf-8") if mark.exists() else None
-
-    def _require_own(self, run_id: str, owner: str | None) -> None:
-        if owner not in {None, self._identities.catalog_id()}:
-            raise PreconditionFailed(
-                f"run {run_id}: expected an id that no other catalog uses in this folder of bulk output,"
-                f" found one of catalog {owner}; give another id, or each catalog a bulk_dir of its own"
-            )
-
     def _forget_old_runs(self) -> None:
         while self._runs.forget(older_than_s=self._retention_s, limit=_MOST_FORGOTTEN):
             between_units()
@@ -137,9 +116,8 @@ class Planning:
             try:
                 self._runs.run(run_id)
             except UnknownObject:
-                if self._owner(run_id) == own:
-                    with effect("reconciliation.forget_output"):
-                        self._bulk.forget(run_id)
+                if self._output.owner(run_id) == own:
+                    self._output.forget(run_id)
 
     @defined(name="reconciliation.run_bulk")
     def run_bulk(self, request: BulkInput) -> BulkResult:
@@ -151,18 +129,9 @@ class Planning:
             submits later.
         Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
-        seen = BulkProgress(stage=request.job, done=0, tasks=0)
-
-        def progress(found: BulkProgress) -> None:
-            nonlocal seen
-            seen = found
-            stop()
-
-        stop = _in_this_context(raise_if_cancelled)
-        with beating(lambda: (seen.stage, seen.done, seen.tasks)):
-            job = _job(request, self._held(request.run_id))
-            with effect("reconciliation.run_bulk"):
-                summary = self._bulk.run(job, progress, master=request.master)
+        summary = run_to_end(
+            self._bulk, request.job, lambda: _job(request, self._held(request.run_id)), master=request.master
+        )
         return BulkResult(counts=dict(summary.counts))
 
     @defined(name="reconciliation.check_sides")
@@ -175,7 +144,7 @@ class Planning:
         """
         begun = self._runs.run(request.run_id).summary
         listed, read, compared = (
-            self._published(request.run_id, name).counts
+            self._output.published(request.run_id, name).counts
             for name in (ListStorage.name, ReadReferences.name, CompareSides.name)
         )
         rules.check_sides(
@@ -208,7 +177,7 @@ class Planning:
         return plan_result(run.summary)
 
     def _counted(self, run: ReconciliationRun) -> PlanResult:
-        published = {name: self._published(run.run_id, name) for name in _STEPS}
+        published = {name: self._output.published(run.run_id, name) for name in _STEPS}
         folder = published[VerifyFindings.name].folder
         totals = FindingFiles(Path(folder)).totals()
         facts = [fact for one in published.values() for fact in one.facts.items()]
@@ -225,12 +194,6 @@ class Planning:
                 f"{name.removeprefix(LEFT_OUT)}: {why}" for name, why in sorted(set(facts)) if name.startswith(LEFT_OUT)
             ],
         )
-
-    def _published(self, run_id: str, name: str) -> BulkSummary:
-        found = self._bulk.published(run_id, name)
-        if found is None:
-            raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
-        return found
 
     def _held(self, run_id: str) -> Mapping[str, Any]:
         """What the run began with; it is held further."""
@@ -270,9 +233,3 @@ def _count(findings: Mapping[str, int]) -> None:
     for kind, rows in findings.items():
         if rows:
             counter.add(rows, {"kind": kind})
-
-
-def _in_this_context(call: Callable[[], None]) -> Callable[[], None]:
-    """The call as of the activity that runs here, for a thread that knows of none."""
-    context = copy_context()
-    return lambda: context.run(call)

@@ -6,6 +6,8 @@ Storage is listed first, then ledgers are read, then intents: rows precede objec
 from dataclasses import dataclass, field
 from typing import Final
 
+from logstore.transactions.jobs import BuildBuffers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListStorage:
@@ -62,8 +64,8 @@ class VerifyFindings:
     name = "verify-findings"
 
 
-BulkJob = ListStorage | ReadReferences | CompareSides | VerifyFindings
-"""All of them; another protocol's jobs join here."""
+BulkJob = ListStorage | ReadReferences | CompareSides | VerifyFindings | BuildBuffers
+"""All of them; that of transactions, and another protocol's, join here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from logstore.positions import TopicId
 from logstore.reconciliation.files import PAGE, as_table
 from logstore.reconciliation.findings import Finding
 from logstore.reconciliation.jobs import (
@@ -17,6 +18,8 @@ from logstore.reconciliation.jobs import (
     ReadReferences,
     VerifyFindings,
 )
+from logstore.transactions.buffer import Buffer
+from logstore.transactions.jobs import BufferFiles, BuildBuffers
 from spark.publication import Publication
 
 COMPARED = {
@@ -46,6 +49,7 @@ class FakeBulkJobs:
         self.findings: list[Finding] = []  # what is found
         self.page = PAGE  # findings of a page
         self.compared = dict(COMPARED)  # what jobs count
+        self.buffers: dict[TopicId, Buffer] = {}  # what is rebuilt
         self.facts: dict[str, str] = {}  # of each of these jobs
         self.ran: list[BulkJob] = []  # one that was published before does not run again
         self.masters: list[str] = []
@@ -74,9 +78,19 @@ class FakeBulkJobs:
         counted = _COUNTED.get(job.name)
         if counted:
             summary = BulkSummary(counts={name: self.compared[name] for name in counted}, facts=dict(self.facts))
+        if isinstance(job, BuildBuffers):
+            summary = self._build(folder, job)
         if isinstance(job, VerifyFindings):
             pq.write_table(as_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
         return self._publication.publish(job.run_id, job.name, folder, summary)
+
+    def _build(self, folder: Path, job: BuildBuffers) -> BulkSummary:
+        """A part for each topic."""
+        built = {one: found for one, found in self.buffers.items() if not job.topics or one in job.topics}
+        for part, item in enumerate(built.items()):
+            BufferFiles(folder).write(part, iter([item]))
+        counts = dict.fromkeys(("empty", "gone"), 0) | {"unreadable": len(self.facts), "topics": len(built)}
+        return BulkSummary(counts={**counts, "buffers": len(built), "parts": len(built)}, facts=dict(self.facts))
 
     def published(self, run_id: str, name: str) -> BulkSummary | None:
         return self._publication.summary(run_id, name)

@@ -5,7 +5,7 @@ from contextlib import closing
 from functools import partial
 from typing import Final, Self
 
-from activities.reconciliation.planning import mark_of
+from activities.bulk import mark_of
 from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload.tiered import data_key
 from logstore.positions import LedgerId

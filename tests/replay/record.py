@@ -565,6 +565,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         transacted.broadcast_running,
     ),
     "sweep-transactions": (transacted.sweep_complete, transacted.sweep_failed, transacted.sweep_running),
+    "build-transaction-snapshots": (transacted.build_complete, transacted.build_failed, transacted.build_running),
 }
 
 

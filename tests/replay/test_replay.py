@@ -38,6 +38,7 @@ COUNTS = {
     "transaction-coordinator/v1": 3,
     "broadcast-transaction/v1": 3,
     "sweep-transactions/v1": 3,
+    "build-transaction-snapshots/v1": 3,
 }
 RECORDED = sorted(HISTORIES.glob("*/*/*.json"))
 _MINUTE = timedelta(minutes=1)

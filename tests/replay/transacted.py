@@ -9,8 +9,11 @@ from temporalio import activity
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from activities.transactions.values import BusyInput
+from logstore.errors import CorruptData
+from logstore.reconciliation.jobs import BulkJob
 from logstore.transactions.transactions import TransactionId
 from tests.workflows.house import Gate, House, assert_eventually
+from tests.workflows.transactions.builds import buffer_of_topic, build
 from tests.workflows.transactions.parties import Parties, broadcast_id, owing, worked
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.sweep_transactions import SweepTransactions
@@ -139,3 +142,37 @@ async def _sweep(house: House, **more: Any) -> Handle:
         id=f"{SWEEP_TRANSACTIONS.id()}/{house.queue}",
         task_queue=house.queue,
     )
+
+
+async def build_complete(house: House) -> Handle:
+    """One topic."""
+    buffer_of_topic(house)
+    async with house.worker():
+        handle = await build(house)
+        await handle.result()
+    return handle
+
+
+async def build_failed(house: House) -> Handle:
+    """What the bulk job reads is damaged."""
+
+    def fail(_job: BulkJob, _beat: object) -> None:
+        raise CorruptData("a checksum differs")
+
+    house.world.bulk.meanwhile = fail
+    async with house.worker():
+        handle = await build(house)
+        with suppress(WorkflowFailureError):
+            await handle.result()
+    return handle
+
+
+async def build_running(house: House) -> Handle:
+    """Its bulk job is at work."""
+    gate = Gate()
+    house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
+    async with house.worker():
+        handle = await build(house)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle

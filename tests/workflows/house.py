@@ -233,6 +233,7 @@ class House:
             trimming.count_batch,
             *self._of_reconciliation(),
             *self._of_transactions(),
+            *self._of_building(),
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)
@@ -246,6 +247,10 @@ class House:
         gate = Gate()
         self.world.objects.plan(Fault(operation=operation, kind=FaultKind.CALL, action=gate.wait))
         return gate
+
+    def _of_building(self) -> list[Activity]:
+        building = self.world.activities.building
+        return [building.begin_build, building.build_buffers, building.switch_snapshots, building.conclude_build]
 
     def _of_reconciliation(self) -> list[Activity]:
         planning, applying = self.world.activities.planning, self.world.activities.applying

@@ -45,6 +45,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "transaction-coordinator": {"tc_id": 3},
     "broadcast-transaction": {"txn": "3:17"},
     "sweep-transactions": _WHY,
+    "build-transaction-snapshots": _WHY | {"run_id": "snapshots-1"},
 }
 _ENDLESS = "x" * 2_100
 
@@ -119,6 +120,9 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
     "broadcast-transaction pauses": ("most_pause_s", _beyond(kind="broadcast-transaction", most_pause_s=10**9)),
     "broadcast-transaction queue": ("queue", _beyond(kind="broadcast-transaction", queue=_ENDLESS)),
     "sweep-transactions reason": ("reason", _beyond(kind="sweep-transactions", reason=_ENDLESS)),
+    "build-transaction-snapshots run": ("run_id", _beyond(kind="build-transaction-snapshots", run_id="../x")),
+    "build-transaction-snapshots topics": ("topic_ids", _beyond(kind="build-transaction-snapshots", topic_ids=[-1])),
+    "build-transaction-snapshots queue": ("queue", _beyond(kind="build-transaction-snapshots", queue="nobody")),
     "sweep-transactions queue": ("queue", _beyond(kind="sweep-transactions", queue="nobody")),
     **{
         f"{kind} {field} of {value}": (f"policy.{field}", _beyond(kind=kind, policy={field: value}))

@@ -34,7 +34,15 @@ from activities.reconciliation.values import (
     PageInput,
     PlanInput,
 )
-from activities.transactions.values import BusyInput, DrainInput, TellInput
+from activities.transactions.values import (
+    BeginBuildInput,
+    BuildInput,
+    BusyInput,
+    ConcludeBuildInput,
+    DrainInput,
+    SwitchInput,
+    TellInput,
+)
 from activities.transactions.values import ForgetInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
@@ -117,6 +125,10 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "transactions.drain": (DrainInput(tc_id=3), "coordinator 3"),
     "transactions.tell": (TellInput(txn="3:17"), "transaction 3:17"),
     "transactions.busy_coordinators": (BusyInput(limit=4_096), "at most 4,096 rows"),
+    "transactions.begin_build": (BeginBuildInput(run_id="s", actor="me"), "run s"),
+    "transactions.build_buffers": (BuildInput(run_id="s"), "run s"),
+    "transactions.switch_snapshots": (SwitchInput(run_id="s", page=3), "page 3, run s"),
+    "transactions.conclude_build": (ConcludeBuildInput(run_id="s", counts={}), "run s"),
     "transactions.forget": (TransactionsToForget(limit=1_000), "at most 1,000 rows"),
 }
 
@@ -249,6 +261,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         "transaction-coordinator": "coordinator 3",
         "broadcast-transaction": "transaction 3:17",
         "sweep-transactions": type_,
+        "build-transaction-snapshots": "snapshots-1",
     }
     assert about.get(type_, _TOPIC) in told
 

@@ -12,6 +12,7 @@ from activities.offload import LedgerOffload
 from activities.reconciliation.applying import Applying
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import Planning
+from activities.transactions.building import BufferBuilding
 from activities.transactions.coordination import Coordination
 from logstore.ports.owners import Owners
 from logstore.reconciliation.services.orphans import StoredOrphans
@@ -31,6 +32,7 @@ class Activities:
     planning: Planning
     applying: Applying
     coordination: Coordination
+    building: BufferBuilding
 
     def of_owners(self) -> Sequence[Callable[..., Any]]:
         """Those that run at a topic's owner."""
@@ -43,7 +45,7 @@ class Activities:
 
     def of_bulk(self) -> Sequence[Callable[..., Any]]:
         """Those of the queue of bulk jobs."""
-        return [self.planning.run_bulk]
+        return [self.planning.run_bulk, self.building.build_buffers]
 
     def of_transactions(self) -> Sequence[Callable[..., Any]]:
         """Those of the queue of transactions."""
@@ -58,6 +60,9 @@ class Activities:
             *self.of_transactions(),
             self.coordination.busy_coordinators,
             self.coordination.forget,
+            self.building.begin_build,
+            self.building.switch_snapshots,
+            self.building.conclude_build,
             self.deletion.next_ranges,
             self.upkeep.adopt,
             self.upkeep.forget,
@@ -123,6 +128,12 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
             transactions=catalog.transactions,
             broadcasts=log.broadcasts,
             finished_retention_s=log.policies.finished_retention_s,
+        ),
+        building=BufferBuilding(
+            runs=catalog.reconciliation,
+            identities=catalog.identities,
+            bulk=log.bulk,
+            snapshots=log.buffer_snapshots,
         ),
     )
 

@@ -23,8 +23,10 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
 
     def mains() -> Mapping[str, "Main"]:
         from spark.reconciliation.backend import native_mains  # noqa: PLC0415
+        from spark.transactions.building import transaction_mains  # noqa: PLC0415
 
-        return native_mains(native_places(settings))
+        places = native_places(settings)
+        return {**native_mains(places), **transaction_mains(places)}
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:

@@ -61,11 +61,27 @@ def known_transaction(txn: str | None) -> str | None:
     return None if txn is None else str(TransactionId.parse(txn))
 
 
+def known_master(master: str | None) -> str:
+    """The URL of a Spark cluster, if it can be one; empty: none was given."""
+    from workers.settings import checked_master  # noqa: PLC0415 - start-up time
+
+    return "" if master is None else checked_master(master)
+
+
 Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; stored in the audit log.", callback=_storable)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the workflow's result.")]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        callback=known_master,
+        help="A Spark cluster; by default that of the workers' settings.",
+    ),
+]
 Transaction = Annotated[
     str | None,
     typer.Option("--txn", metavar="TC:SEQ", help="As part of this open transaction.", callback=known_transaction),

@@ -7,7 +7,8 @@ import typer
 from logstore.errors import InvalidInput
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.options import Reason, known_transaction
+from workers.cli.jobs import counted, in_part, run_job
+from workers.cli.options import Master, Reason, Wait, known_transaction
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
 from workers.cli.texts import plain, shown_us, topic_shown
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from logstore.ports.catalog import StoredParticipant, StoredTransaction
     from logstore.transactions.transactions import TransactionId
     from workers.client import Sexton
+    from workflows.transactions.values import BuildTransactionSnapshotsResult
 
 txn = group("txn", "Transactions: begin, commit, abort, and see what they still owe.")
 
@@ -56,6 +58,13 @@ ParticipantOption = Annotated[
     ),
 ]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="At most so many, by id.")]
+
+
+OneTopic = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, or else --all.", show_default=False),
+]
+All = Annotated[bool, typer.Option("--all", help="Of every topic.")]
 
 
 def _parsed(text: str) -> "TransactionId":
@@ -160,6 +169,51 @@ def show(context: CommandContext, transaction: Txn) -> Answer:
     """Show a transaction with its participants, and which of them are still owed."""
     found = context.catalog.transactions.get(_parsed(transaction))
     return Answer(document=_document(found))
+
+
+@command(
+    txn,
+    "snapshot",
+    examples=[
+        "sexton txn snapshot persistent://public/default/orders",
+        'sexton txn snapshot --all --reason "after a restore" --json',
+    ],
+)
+def snapshot(
+    context: CommandContext,
+    name: OneTopic = None,
+    *,
+    all_topics: All = False,
+    master: Master = None,
+    reason: Reason = "",
+    wait: Wait = True,
+) -> Answer:
+    """Rebuild what is open and what is aborted from the log of a topic, or of all, and keep it as a snapshot.
+
+    Workers write snapshots by themselves after changes; this reads whole logs, and mends a snapshot that is damaged.
+    """
+    if (name is None) is not all_topics:
+        found = "neither" if name is None else f"{name} and --all"
+        raise InvalidInput("topic", expected="the name of one topic, or --all", found=found)
+    topics = None if name is None else [context.topic(name)]
+    context.require_store()
+    return run_job(
+        context,
+        lambda client: client.build_transaction_snapshots(
+            topics, master=master or "", reason=reason, actor=context.actor
+        ),
+        "building snapshots",
+        _built,
+        wait=wait,
+    )
+
+
+def _built(workflow_id: str, result: "BuildTransactionSnapshotsResult") -> Answer:
+    document = {"workflow_id": workflow_id, "run_id": result.run_id, **counted(result.counts)}
+    if not result.counts.get("unreadable"):
+        return Answer(document=document)
+    left = (one.partition(": ") for one in result.left_out)
+    return in_part(document, [{"topic": topic, "error": why} for topic, _, why in left])
 
 
 def _document(found: "StoredTransaction") -> dict[str, Any]:

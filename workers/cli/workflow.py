@@ -43,6 +43,7 @@ class Kind(StrEnum):
     TRANSACTION_COORDINATOR = "transaction-coordinator"
     BROADCAST_TRANSACTION = "broadcast-transaction"
     SWEEP_TRANSACTIONS = "sweep-transactions"
+    BUILD_TRANSACTION_SNAPSHOTS = "build-transaction-snapshots"
     RECONCILE_ORPHANS = "reconcile-orphans"
     APPLY_ORPHANS = "apply-orphans"
 

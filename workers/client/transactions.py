@@ -14,6 +14,7 @@ Example:
 import asyncio
 import random
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from temporalio.client import WorkflowHandle
 from temporalio.common import SearchAttributePair
 
-from logstore.errors import OutcomeUnknown
+from logstore.errors import InvalidInput, OutcomeUnknown
 from logstore.ports.catalog import Acknowledged, BeginTransaction, EndTransaction, Topic
 from logstore.positions import Position
 from logstore.transactions.transactions import TransactionId, TransactionState, check_timeout
@@ -29,9 +30,12 @@ from workers.client.connections import OwnJobs
 from workflows import limits, search_attributes
 from workflows.transactions.values import (
     BROADCAST_TRANSACTION,
+    BUILD_TRANSACTION_SNAPSHOTS,
     TRANSACTION_COORDINATOR,
     BroadcastProgress,
     BroadcastTransactionInput,
+    BuildTransactionSnapshotsInput,
+    BuildTransactionSnapshotsResult,
     CoordinatorInput,
 )
 
@@ -231,3 +235,36 @@ class TransactionJobs(OwnJobs):
             about=[SearchAttributePair(search_attributes.TRANSACTION, str(txn))],
             signal="retry",
         )
+
+    async def build_transaction_snapshots(
+        self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
+    ) -> WorkflowHandle[Any, BuildTransactionSnapshotsResult]:
+        """Rebuild transaction buffers from the logs of topics, and keep them as their snapshots.
+
+        What a guard refuses is in the result's `refused`; `result_of` raises it.
+
+        Args:
+            topics: At least one, at most 10,000; None: every topic.
+            master: A Spark cluster; empty: that of the workers' settings.
+            reason: Kept in the run.
+            actor: Who asks.
+
+        Raises:
+            InvalidInput: No topics, too many, or what can be no cluster.
+        """
+        if topics is not None and not topics:
+            raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)
+        run_id = f"snapshots-{uuid.uuid4().hex[:12]}"
+        request = BuildTransactionSnapshotsInput(
+            run_id=run_id,
+            actor=actor,
+            reason=reason,
+            topic_ids=sorted({int(one.topic_id) for one in topics or ()}),
+            master=master,
+            queue=limits.bulk_queue(self._settings.task_queue),
+        )
+        about: list[SearchAttributePair[Any]] = [SearchAttributePair(search_attributes.RUN_ID, run_id)]
+        if topics is not None and len(request.topic_ids) == 1:
+            about.append(SearchAttributePair(search_attributes.TOPIC, topics[0].name))
+        summary = f"transaction snapshots of {len(request.topic_ids) or 'all'} topics"
+        return await self.start(BUILD_TRANSACTION_SNAPSHOTS, request, run_id, summary=summary, about=about)

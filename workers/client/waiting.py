@@ -30,6 +30,7 @@ from logstore.errors import SextonError
 from workflows.deletion.values import DELETE_LEDGERS
 from workflows.offload.values import OFFLOAD_TOPIC
 from workflows.reconciliation.values import APPLY_ORPHANS, RECONCILE_ORPHANS
+from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
 
 Say = Callable[[str], None]
 
@@ -53,6 +54,7 @@ _SERVE: Final = "start one with `sexton worker run`, or `sexton up`"
 _LEFT: Final = {
     OFFLOAD_TOPIC.name: "what was copied stays copied; ask for the rest again",
     RECONCILE_ORPHANS.name: "it has changed nothing; plan again",
+    BUILD_TRANSACTION_SNAPSHOTS.name: "snapshots that it has switched to stay; ask for the rest again",
     APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
 }
 _PAUSABLE: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name}

@@ -55,6 +55,7 @@ from workflows.offload.offload_topic import OffloadTopic
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
+from workflows.transactions.build_transaction_snapshots import BuildTransactionSnapshots
 from workflows.transactions.sweep_transactions import SweepTransactions
 from workflows.transactions.transaction_coordinator import TransactionCoordinator
 
@@ -72,6 +73,7 @@ WORKFLOWS = [
     TransactionCoordinator,
     BroadcastTransaction,
     SweepTransactions,
+    BuildTransactionSnapshots,
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)

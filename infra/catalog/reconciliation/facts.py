@@ -18,6 +18,7 @@ from infra.catalog.offload.contexts import as_text
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
+from logstore.ports.catalog import TopicState
 
 MOST_LEDGERS: Final = 5_000
 """That one statement names by their ids."""
@@ -179,6 +180,16 @@ def topic_segments(topic_id: int) -> Select[Any]:
     mine = (lists.c.topic_id == topic_id, lists.c.component == Component.MANAGED_LEDGER.value, _L.place.is_not(None))
     columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, _text(c.sha256, "sha256"))
     return select(*columns).select_from(source).where(*mine).order_by(_L.place, c.number)
+
+
+def topic_sizes() -> Select[Any]:
+    """Each topic that is not being deleted, with how many segments its data ledgers have; by `topic_id`."""
+    c, lists = t.topic.c, t.ledger_list
+    data = (lists.c.topic_id == c.topic_id) & (lists.c.component == Component.MANAGED_LEDGER.value)
+    source = t.topic.outerjoin(lists, data).outerjoin(t.ledger, _L.list_id == lists.c.list_id)
+    size = cast(func.coalesce(func.sum(_L.segments), literal_column("0", t.Big)), t.Big).label("segments")
+    active = c.state == TopicState.ACTIVE.value
+    return select(c.topic_id, size).select_from(source).where(active).group_by(c.topic_id).order_by(c.topic_id)
 
 
 def _among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger ids") -> ColumnElement[bool]:

@@ -3,7 +3,7 @@
 Its locks come behind those of topic, list and ledgers.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, case, delete, func, select, update
@@ -26,20 +26,23 @@ def stored_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = F
     return StoredSnapshot(ledger_id=row.ledger_id, read_to=read_to, due_us=row.due_us)
 
 
-def count_changes(connection: Connection, topic_id: TopicId, changes: int, *, now_us: int) -> None:
-    """Count transactions that were settled in a topic, whose row is share-locked, and say when a snapshot is due."""
+def count_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
+    """Count transactions that were settled in topics, which are share-locked, and say when their snapshots are due."""
+    if not changes:
+        return
     later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
-    due = now_us if changes >= SNAPSHOT_CHANGES else later
-    known = _S.changes + changes
+    put = inserting(connection.dialect.name, t.transaction_snapshot)
+    known = _S.changes + put.excluded.changes
     sooner = case(
         (known >= SNAPSHOT_CHANGES, now_us), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later
     )
-    put = inserting(connection.dialect.name, t.transaction_snapshot).values(
-        topic_id=topic_id, read_ledger=-1, read_entry=-1, changes=changes, due_us=due
-    )
-    connection.execute(
-        put.on_conflict_do_update(index_elements=["topic_id"], set_={"changes": known, "due_us": sooner})
-    )
+    put = put.on_conflict_do_update(index_elements=["topic_id"], set_={"changes": known, "due_us": sooner})
+    new = {"read_ledger": -1, "read_entry": -1}
+    rows = [
+        {"topic_id": one, "changes": count, "due_us": now_us if count >= SNAPSHOT_CHANGES else later, **new}
+        for one, count in sorted(changes.items())
+    ]
+    connection.execute(put, rows)
 
 
 def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) -> list[TopicId]:

@@ -235,9 +235,7 @@ def _settle(
     active = set(connection.execute(standing).scalars())
     settle_ranges(connection, {(one.topic_id, txn) for txn, one, _ in done})
     if participants.settle_participants(connection, done, now_us=now_us):
-        for topic_id, count in sorted(changes.items()):
-            if topic_id in active:
-                count_changes(connection, topic_id, count, now_us=now_us)
+        count_changes(connection, {one: count for one, count in changes.items() if one in active}, now_us=now_us)
     return rows.finish(connection, {txn for txn, _, _ in done}, now_us=now_us)
 
 

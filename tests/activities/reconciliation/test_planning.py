@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from temporalio.exceptions import CancelledError
 
-from activities.reconciliation.planning import mark_of
+from activities.bulk import mark_of
 from activities.reconciliation.values import BulkInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import RunKind

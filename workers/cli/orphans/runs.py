@@ -13,10 +13,10 @@ from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.jobs import finished, started
-from workers.cli.options import Wait
+from workers.cli.options import Master, Wait
 from workers.cli.output import Answer, note
 from workers.cli.texts import shown_s
-from workers.settings import checked_master, parse_duration
+from workers.settings import parse_duration
 
 if TYPE_CHECKING:
     from workers.client import Sexton
@@ -34,10 +34,6 @@ def known_run(run_id: str) -> str:
     return run_id
 
 
-def _known_master(master: str | None) -> str:
-    return "" if master is None else checked_master(master)
-
-
 OlderThan = Annotated[str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger; 1h or more.")]
 UnsafeAge = Annotated[
     bool, typer.Option("--unsafe-age", help="Allow an age below 1h. Only if nobody writes or offloads meanwhile.")
@@ -49,15 +45,6 @@ Inventory = Annotated[
         metavar="PATH",
         help="The manifest.json of an S3 Inventory, a file that the workers can read: it stands in for listing its"
         " bucket. Repeatable.",
-    ),
-]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        "--master",
-        metavar="URL",
-        callback=_known_master,
-        help="A Spark cluster; by default that of the workers' settings.",
     ),
 ]
 RunId = Annotated[

@@ -1,0 +1,1 @@
+"""Bulk jobs of transactions, on a real Spark and real servers."""

@@ -1,0 +1,103 @@
+"""Buffers of many topics out of their logs, on a real Spark and a real object store."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from logstore.deletion.retention import RetentionPolicy
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import segment_key
+from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
+from logstore.positions import TopicId
+from logstore.reconciliation.jobs import BulkSummary
+from logstore.transactions.buffer import Buffer
+from logstore.transactions.jobs import BufferFiles, BuildBuffers
+from logstore.transactions.transactions import TransactionId
+from spark.publication import Publication
+from spark.runner import SparkJobs
+from spark.session import WarmSession
+from spark.transactions.building import transaction_mains
+from workers.assembly.adapters import open_log
+from workers.assembly.bulk import native_places
+from workers.assembly.log import LogStore
+from workers.settings import Settings
+
+pytestmark = pytest.mark.external_service
+
+
+@pytest.fixture
+def log(settings: Settings) -> Iterator[LogStore]:
+    with open_log(settings) as opened:
+        yield opened
+
+
+def _topic(log: LogStore, name: str) -> Topic:
+    return log.catalog.topics.create(f"persistent://tenant/namespace/{name}", RetentionPolicy())
+
+
+def _append(log: LogStore, topic: Topic, txn: TransactionId | None = None) -> None:
+    log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x")] * 2, txn=txn))
+
+
+def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
+    """One transaction of two entries; None leaves it open."""
+    txn = log.committer.submit(BeginTransaction(tc_id=0, timeout_s=600)).result().txn
+    _append(log, topic, txn)
+    if commit is not None:
+        log.committer.submit(EndTransaction(txn=txn, commit=commit)).result()
+        claim = Claim(workflow_id="w", run_id="r", ttl_s=0)
+        log.broadcasts.settle(log.catalog.transactions.claim(claim, limit=10))
+
+
+def _built(
+    settings: Settings, warm: WarmSession, folder: Path, *topics: Topic
+) -> tuple[BulkSummary, dict[TopicId, Buffer]]:
+    jobs = SparkJobs(warm, Publication(folder), lambda: transaction_mains(native_places(settings)))
+    job = BuildBuffers(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
+    done = jobs.run(job, lambda _: None)
+    files = BufferFiles(Path(done.folder))
+    return done, dict(one for part in range(done.counts["parts"]) for one in files.read(part))
+
+
+def test_buffers_of_all_topics_are_those_of_sql(
+    log: LogStore, settings: Settings, warm: WarmSession, tmp_path: Path
+) -> None:
+    """Whole logs are read, in every ledger; topics without transactions need no snapshot, a damaged one stops none."""
+    topics = [_topic(log, name) for name in ("first", "second", "third")]
+    for topic in topics:
+        _append(log, topic)
+        _ended(log, topic, commit=False)
+        log.managed.roll(topic)
+        _ended(log, topic, commit=True)
+        _ended(log, topic, commit=None)
+    _append(log, _topic(log, "plain"))
+    lost = _topic(log, "lost")
+    _ended(log, lost, commit=False)
+    ledger_id = log.catalog.ledgers.listed(lost.topic_id)[0].ledger_id
+    log.objects.delete([segment_key(ledger_id, 0)])
+    expected = {one.topic_id: log.catalog.transaction_snapshots.buffer(one.topic_id) for one in topics}
+    assert all(one.hidden and one.open for one in expected.values())
+
+    done, found = _built(settings, warm, tmp_path)
+    assert found == expected
+    counts = {name: done.counts[name] for name in ("topics", "buffers", "empty", "gone", "unreadable")}
+    assert counts == {"topics": 5, "buffers": 3, "empty": 1, "gone": 0, "unreadable": 1}
+    (why,) = done.facts.items()
+    assert why[0] == f"left out: topic {lost.topic_id}"
+    assert f"{ledger_id:016x}" in why[1]
+
+
+def test_topics_that_were_asked_for_are_built_and_those_gone_are_counted(
+    log: LogStore, settings: Settings, warm: WarmSession, tmp_path: Path
+) -> None:
+    """One of which a deletion has begun has no use for a snapshot."""
+    from logstore.ports.catalog import Cause  # noqa: PLC0415
+
+    wanted, gone, other = (_topic(log, name) for name in ("wanted", "gone", "other"))
+    for topic in (wanted, gone, other):
+        _ended(log, topic, commit=False)
+    log.catalog.phase_one.begin_topic(gone.topic_id, gone.name, Cause(actor="tests", reason="", workflow_id="w"))
+    done, found = _built(settings, warm, tmp_path, wanted, gone)
+    assert found == {wanted.topic_id: log.catalog.transaction_snapshots.buffer(wanted.topic_id)}
+    assert (done.counts["gone"], done.counts["topics"]) == (1, 2)
