@@ -106,6 +106,7 @@ class Seen:
     intents: Mapping[int, Intent]
     cursors: tuple[Cursor, ...]
     schemas: tuple[Schema, ...]
+    snapshots: Mapping[int, str]  # of transaction buffers: topics by ledger
     batches: Mapping[str, bool]  # batch id -> finished
     audit: tuple[tuple[str, str, dict[str, Any]], ...]  # act, workflow id, detail
     topics: Mapping[int, str]  # names by topic id
@@ -208,6 +209,12 @@ def look(
             intents=_intents(connection),
             cursors=_cursors(connection),
             schemas=_schemas(connection),
+            snapshots=dict(
+                connection.execute(
+                    "SELECT s.ledger_id, t.name FROM transaction_snapshot s JOIN topic t ON t.topic_id = s.topic_id"
+                    " WHERE s.ledger_id IS NOT NULL"
+                ).fetchall()
+            ),
             batches={row[0]: row[1] is not None for row in connection.execute("SELECT run_id, finished_us FROM run")},
             audit=tuple(
                 (row[0], row[1], json.loads(row[2]))
@@ -345,6 +352,7 @@ def _unnamed(seen: Seen) -> Iterator[str]:
     """A component's ledger is listed just as long as a row needs it: never lost (#20638), never leaked (#982)."""
     needed = {it.snapshot: (it.topic, "MANAGED_CURSOR", {"cursor": it.name}) for it in seen.cursors}
     needed |= {it.ledger_id: (it.topic, "SCHEMA_STORAGE", {"schema": it.topic}) for it in seen.schemas}
+    needed |= {ledger_id: (topic, "TXN_SNAPSHOT", {}) for ledger_id, topic in seen.snapshots.items()}
     needed.pop(None, None)
     listed = {
         row: (it.topic, it.component, dict(it.keys))

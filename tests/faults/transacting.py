@@ -146,6 +146,7 @@ class Transacting(Operators):
         """One coordinator tells them, and times out what is late; it was started by a sweep."""
         self._sweep("begin")
         self._work(until=self._is_quiet)
+        self._write_snapshots("first")
 
     def _delete_one(self) -> None:
         """Of a transaction over three topics one is deleted while it is open."""
@@ -175,6 +176,7 @@ class Transacting(Operators):
             self._lapse()
             self._sweep(f"{self._turn} {len(self.driver.made)}")
             self._work(until=self._is_quiet)
+        self._write_snapshots("second")
 
     # -- what must be so
 
@@ -276,6 +278,16 @@ class Transacting(Operators):
     def _lapse(self) -> None:
         with closing(sqlite3.connect(self.world.database)) as connection, connection:
             connection.execute('UPDATE "transaction" SET claim_until_us = 1 WHERE claim_until_us > 0')
+
+    def _write_snapshots(self, name: str) -> None:
+        """Of every buffer that has changed; the second one of a topic takes the place of the first."""
+
+        def write() -> int:
+            with closing(sqlite3.connect(self.world.database)) as connection, connection:
+                connection.execute("UPDATE transaction_snapshot SET due_us = 1 WHERE due_us > 0")
+            return self._process.buffer_snapshots.write_due()
+
+        self._client(f"snapshots {name}", write)
 
     def _wake(self) -> object:
         request, workflow_id = CoordinatorInput(tc_id=_TC, linger_s=0), TRANSACTION_COORDINATOR.id(_TC)
