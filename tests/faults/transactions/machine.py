@@ -46,21 +46,18 @@ from workers.assembly.log import LogStore
 TOPICS: Final = ("a", "b", "c")
 SUBS: Final = ("s", "t")
 _TCS: Final = (0, 1)
-_POINTS: Final = [
-    f"{name}.{moment}"
-    for name in (
-        "append.register",
-        "catalog.group_commit",
-        "transactions.append_markers",
-        "catalog.settle_topic",
-        "catalog.finish_transactions",
-        "catalog.claim_transactions",
-        "catalog.hand_over_transactions",
-        "catalog.transaction_failed",
-        "catalog.expire_transactions",
-    )
-    for moment in ("before", "after", "reported_failed")
-]
+EFFECTS: Final = {
+    "append.register",
+    "catalog.group_commit",
+    "transactions.append_markers",
+    "catalog.settle_transactions",
+    "catalog.claim_transactions",
+    "catalog.claim_transaction",
+    "catalog.hand_over_transactions",
+    "catalog.transaction_failed",
+    "catalog.expire_transactions",
+}
+_POINTS: Final = [f"{name}.{moment}" for name in sorted(EFFECTS) for moment in ("before", "after", "reported_failed")]
 _CAUSE: Final = Cause(actor="tests", reason="the model", workflow_id="")
 _NOT_DONE: Final = (RetryableError, OutcomeUnknown, SimulatedCrash)
 

@@ -7,9 +7,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import seed as seeded
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.faults.transactions.machine import Transactions
+from tests.faults.effects import named_in_source
+from tests.faults.transactions.machine import EFFECTS, Transactions
 
 _PARTS = 2  # so that each stays short
+
+
+def test_effects_that_the_machine_dies_at_exist() -> None:
+    """One that was renamed would never happen again."""
+    assert named_in_source().keys() >= EFFECTS
 
 
 class _Settled(Transactions):
