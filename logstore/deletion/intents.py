@@ -140,7 +140,7 @@ _ESSENTIAL = {
     Component.MANAGED_CURSOR: ("cursor",),
     Component.SCHEMA_STORAGE: ("schema",),
     Component.DELAYED_INDEX: ("bucket",),
-    Component.TXN_SNAPSHOT: ("snapshot",),
+    Component.TXN_SNAPSHOT: (),  # a topic has one list of them
 }
 
 

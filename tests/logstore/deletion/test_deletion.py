@@ -13,7 +13,7 @@ _KEYS = {
     Component.MANAGED_CURSOR: {"cursor": "billing"},
     Component.SCHEMA_STORAGE: {"schema": "v1"},
     Component.DELAYED_INDEX: {"bucket": "3"},
-    Component.TXN_SNAPSHOT: {"snapshot": "9"},
+    Component.TXN_SNAPSHOT: {},
 }
 
 

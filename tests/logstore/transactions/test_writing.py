@@ -8,7 +8,9 @@ from logstore import failpoints
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.log.ledgers import Component, ledger_prefix
+from logstore.positions import LedgerId
 from logstore.transactions.buffer import Buffer
+from tests.activities.world import chunk_input, done
 from tests.logstore.transactions.histories import History, Step, open_history
 
 _ABORTED: list[Step] = [("begin", 0, 0), ("produce", 0, 1), ("decide", 0, 0), ("settle", 0, 1)]
@@ -51,6 +53,20 @@ def test_due_snapshot_is_what_sql_says_and_replaces_the_one_before(history: Hist
     assert log.rebuilder.rebuild(topic_id) == history.in_sql()
     assert _snapshots(history) != [first]
     assert [row[0] for row in history.world.sql("SELECT ledger_id FROM pending_deletion")] == [first]
+
+
+def test_superseded_snapshot_is_deleted_by_the_next_trim_of_its_topic(history: History) -> None:
+    """With all of its objects; no person has to look at it."""
+    log, world = history.world.log, history.world
+    history.take(_ABORTED)
+    assert log.buffer_snapshots.replace(world.topic.topic_id, history.in_sql())
+    (first,) = _snapshots(history)
+    assert log.buffer_snapshots.replace(world.topic.topic_id, history.in_sql())
+    world.detach()
+    done(world.deletion.delete_chunk, chunk_input())
+    assert world.outcomes() == {"DELETED": 1}
+    assert world.left_of(LedgerId(first)) == []
+    assert log.buffer_snapshots.load(world.topic.topic_id) == history.in_sql()
 
 
 @pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])

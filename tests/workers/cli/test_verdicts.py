@@ -80,6 +80,11 @@ def _needed(*names: str) -> list[Reference]:
         ),
         (
             _live(),
+            [_listed(last=True), Reference(kind=ReferenceKind.TXN_SNAPSHOT, facts={"read_to": "7:9"})],
+            "listed: it holds its topic's transactions up to 7:9",
+        ),
+        (
+            _live(),
             [*_needed("a"), Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": "u"})],
             "listed; its tiered copy is being written",
         ),

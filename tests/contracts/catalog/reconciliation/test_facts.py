@@ -14,7 +14,8 @@ from infra.catalog.reconciliation import facts
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import Ended, Topic
+from logstore.ports.catalog import Ended, SnapshotSwitch, Topic
+from logstore.transactions.buffer import NOWHERE
 from tests.contracts.catalog.log.component_steps import CURSOR, cursor_newborn, publish
 from tests.contracts.catalog.offload.test_offloads import begin, offloaded
 from tests.contracts.catalog.steps import NAME, append, filled, new_topic, newborn
@@ -47,6 +48,13 @@ def _schema(world: SqlWorld, topic: Topic, digest: str) -> int:
     made = schemas.publish(topic.topic_id, born.ledger_id, digest=digest, content_bytes=7, size_bytes=900)
     assert made
     return made.ledger_id
+
+
+def _buffer_snapshot(world: SqlWorld, topic: Topic) -> int:
+    born = world.catalog.components.create(topic.topic_id, Component.TXN_SNAPSHOT, {}, application="sexton").ledger_id
+    switch = SnapshotSwitch(topic_id=topic.topic_id, expected=None, read_to=NOWHERE)
+    assert world.catalog.transaction_snapshots.publish(switch, born, size_bytes=5, sha256="ab")
+    return born
 
 
 def test_ledgers_say_what_the_catalog_says_of_each(sql_world: SqlWorld) -> None:
@@ -93,15 +101,16 @@ def test_ledgers_are_those_of_a_half_open_range(sql_world: SqlWorld) -> None:
 
 
 def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: SqlWorld) -> None:
-    """By a cursor's snapshot and by a schema's version, a place in the list or not."""
+    """By a cursor's snapshot, a schema's version and a buffer's snapshot, a place in the list or not."""
     topic = new_topic(sql_world)
     (data,) = filled(sql_world, topic.topic_id, 1)
     sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
     snapshot = publish(sql_world, topic.topic_id, (data, 5)).ledger_id
     version, forgotten = _schema(sql_world, topic, "a"), _schema(sql_world, topic, "b")
     sql_world.sql("DELETE FROM schema_version WHERE ledger_id = :id", id=forgotten)
+    buffer = _buffer_snapshot(sql_world, topic)
     named = {(row["ledger_id"], row["component"]) for row in _read(sql_world, facts.named_ledgers(*_ALL))}
-    assert named == {(snapshot, "MANAGED_CURSOR"), (version, "SCHEMA_STORAGE")}
+    assert named == {(snapshot, "MANAGED_CURSOR"), (version, "SCHEMA_STORAGE"), (buffer, "TXN_SNAPSHOT")}
     assert _read(sql_world, facts.named_ledgers(0, min(snapshot, version))) == []
 
 
@@ -202,8 +211,10 @@ def test_unreferenced_ledgers_are_those_asked_for_that_nothing_names(sql_world: 
     sql_world.sql("DELETE FROM schema_version WHERE ledger_id = :id", id=forgotten)
     born = newborn(sql_world, topic.topic_id)
     sql_world.unlist(ids[1])
-    asked = facts.unreferenced_ledgers([*ids, snapshot, version, forgotten, born, 10**9])
-    assert sorted(row["ledger_id"] for row in _read(sql_world, asked)) == [ids[1], forgotten]
+    buffer, lost = (_buffer_snapshot(sql_world, one) for one in (topic, new_topic(sql_world, f"{NAME}-2")))
+    sql_world.sql("UPDATE transaction_snapshot SET ledger_id = NULL WHERE ledger_id = :id", id=lost)
+    asked = facts.unreferenced_ledgers([*ids, buffer, lost, snapshot, version, forgotten, born, 10**9])
+    assert sorted(row["ledger_id"] for row in _read(sql_world, asked)) == [ids[1], forgotten, lost]
 
 
 def test_segments_are_those_of_the_ledgers_asked_for(sql_world: SqlWorld) -> None:
