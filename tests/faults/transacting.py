@@ -25,11 +25,14 @@ from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.values import DELETE_TOPIC, DeleteTopicInput
+from workflows.transactions.build_transaction_snapshots import BuildTransactionSnapshots
 from workflows.transactions.sweep_transactions import SweepTransactions
 from workflows.transactions.transaction_coordinator import TransactionCoordinator
 from workflows.transactions.values import (
+    BUILD_TRANSACTION_SNAPSHOTS,
     SWEEP_TRANSACTIONS,
     TRANSACTION_COORDINATOR,
+    BuildTransactionSnapshotsInput,
     CoordinatorInput,
     SweepTransactionsInput,
 )
@@ -102,7 +105,7 @@ class Transacting(Operators):
         """
         return (
             self.drive(self._write, self._tell_most, self._delete_one)
-            .drive(self._tell_the_rest, self._settle, self.judge)
+            .drive(self._tell_the_rest, self._settle, self._build, self.judge)
             .sweep()
         )
 
@@ -178,6 +181,19 @@ class Transacting(Operators):
             self._work(until=self._is_quiet)
         self._write_snapshots("second")
 
+    def _build(self) -> None:
+        """Snapshots out of the logs take the places of those that were written out of rows."""
+        self._client("buffers", self._find_buffers)
+        run_id = "snapshots-1"
+        request = BuildTransactionSnapshotsInput(run_id=run_id, **CAUSE)
+        self._start("build", BuildTransactionSnapshots, request, BUILD_TRANSACTION_SNAPSHOTS.id(run_id))
+        self._work(until=self._is_quiet)
+
+    def _find_buffers(self) -> None:
+        for plan in (_LEFT, _RIGHT):
+            topic_id = self._topic(plan).topic_id
+            self.world.bulk.buffers[topic_id] = self._process.rebuilder.rebuild(topic_id)
+
     # -- what must be so
 
     def judge(self) -> None:
@@ -196,6 +212,11 @@ class Transacting(Operators):
         if acknowledged != [0, 1]:
             self.wrong.append(f"{_LEFT.name}: expected entries 0 and 1 to be acknowledged, found {acknowledged}")
         self.wrong += self._undecided()
+        for plan in (_LEFT, _RIGHT):
+            topic_id = self._topic(plan).topic_id
+            rows = self._process.catalog.transaction_snapshots.buffer(topic_id)
+            if self._process.buffer_snapshots.load(topic_id) != rows:
+                self.wrong.append(f"{plan.name}: expected its snapshot to be {rows}")
 
     def _undecided(self) -> Iterator[str]:
         transactions = self._process.catalog.transactions
