@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
+from typing import Final
 
 from activities.heartbeats import beating, raise_if_cancelled
 from logstore.errors import PreconditionFailed
@@ -11,6 +12,9 @@ from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities
 from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
 from logstore.whole_files import put_first
+
+RUN_CLAIM_S: Final = 86_400.0
+"""Of a run, renewed by each step: it only keeps the run from being forgotten, which comes to what died a day later."""
 
 
 def mark_of(folder: Path) -> Path:

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from activities.bulk import RUN_CLAIM_S
 from activities.deletion import metrics as deletion_metrics
 from activities.deletion.claims import batch_claim, own_cause, own_claim
 from activities.heartbeats import beating, defined
 from activities.reconciliation import fates
 from activities.reconciliation.decisions import keep_looked, looked_at
 from activities.reconciliation.objects import ObjectDeletion
-from activities.reconciliation.planning import RUN_CLAIM_S
 from activities.reconciliation.values import (
     ApplyBegun,
     BeginApplyInput,

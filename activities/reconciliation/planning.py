@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from temporalio import activity
 
-from activities.bulk import OwnOutput, run_to_end
+from activities.bulk import RUN_CLAIM_S, OwnOutput, run_to_end
 from activities.deletion.claims import own_claim
 from activities.heartbeats import beating, defined
 from activities.reconciliation.values import (
@@ -38,9 +38,6 @@ from logstore.reconciliation.jobs import (
 from logstore.reconciliation.results import RESULT, PlanResult, plan_result
 from logstore.reconciliation.services.orphans import StoredOrphans
 from logstore.units import between_units
-
-RUN_CLAIM_S: Final = 86_400.0
-"""Of a run, renewed by each step: it only keeps the run from being forgotten, which comes to what died a day later."""
 
 _MOST_FORGOTTEN: Final = 100
 _STEPS: Final = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)

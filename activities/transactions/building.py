@@ -7,7 +7,7 @@ switched to again knows of the same entries. A newer one always stays.
 from pathlib import Path
 from typing import Final
 
-from activities.bulk import OwnOutput, run_to_end
+from activities.bulk import RUN_CLAIM_S, OwnOutput, run_to_end
 from activities.deletion.claims import own_claim
 from activities.heartbeats import beating, defined
 from activities.transactions.values import (
@@ -26,7 +26,6 @@ from logstore.transactions.jobs import BufferFiles, BuildBuffers
 from logstore.transactions.services.snapshots import BufferSnapshots
 from logstore.units import between_units
 
-_CLAIM_S: Final = 86_400.0
 _TOPICS: Final = "topic_ids"
 _COUNTS: Final = "counts"
 _LEFT_OUT: Final = "left_out"
@@ -52,7 +51,7 @@ class BufferBuilding:
         """
         self._output.require(request.run_id)
         begun = {"actor": request.actor, "reason": request.reason, _TOPICS: list(request.topic_ids)}
-        run = self._runs.open_run(request.run_id, RunKind.SNAPSHOTS, claim=own_claim(_CLAIM_S), summary=begun)
+        run = self._runs.open_run(request.run_id, RunKind.SNAPSHOTS, claim=own_claim(RUN_CLAIM_S), summary=begun)
         if run.finished_us is None:
             self._output.mark(request.run_id)
             return Built()

@@ -1,8 +1,8 @@
 """Snapshots of transaction buffers: written after changes, off the path of appends and commits, and read back.
 
-Nobody waits for a snapshot, and nothing is lost without one: it bounds how much log a rebuild reads. What SQL says of a
-topic at one moment is stored as a component's ledger and switched to by one transaction; a writer that dies before it
-leaves a newborn, which a trim of the topic takes away.
+Nobody waits for a snapshot, and nothing is lost without one: it bounds how much log a rebuild reads. The buffer, as SQL
+has it at one moment, is stored as a component's ledger and switched to by one transaction; a writer that dies before
+it leaves a newborn, which a trim of the topic takes away.
 
 Source: Pulsar's SnapshotSegmentAbortedTxnProcessor (PIP-196).
 """

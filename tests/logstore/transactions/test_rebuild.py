@@ -12,6 +12,8 @@ from logstore.log.ledgers import segment_key
 from logstore.positions import LedgerId
 from logstore.transactions.buffer import Buffer
 from logstore.transactions.transactions import TransactionId
+from tests.activities.test_offload import publish, remove_primaries, upload
+from tests.activities.world import chunk_input, done
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.transactions.histories import History, Step, open_history
 
@@ -126,6 +128,19 @@ def test_damaged_snapshot_is_ignored_and_the_whole_log_is_read(
     with caplog.at_level(logging.WARNING):
         assert log.rebuilder.rebuild(topic_id) == expected
     assert "the whole log is read, for its snapshot is damaged" in caplog.text
+
+
+def test_rebuild_reads_tiered_copies_where_primary_ones_are_gone(history: History) -> None:
+    """A log that was offloaded has the same story."""
+    world = history.world
+    history.take([*_DECIDED, ("decide", 0, 0), ("settle", 0, 1), ("roll", 0, 0), ("begin", 0, 0), ("produce", 0, 1)])
+    first = next(one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id) if one.entries)
+    publish(world, first, upload(world, first))
+    assert remove_primaries(world) >= 1
+    done(world.deletion.delete_chunk, chunk_input())
+    assert world.left_of(first) == []
+    assert world.log.rebuilder.rebuild(world.topic.topic_id) == history.in_sql()
+    assert first in history.in_sql().hidden
 
 
 def test_rebuild_that_fails_is_repeated_from_scratch(history: History) -> None:

@@ -14,7 +14,7 @@ from infra.catalog.reconciliation import facts
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import Ended, SnapshotSwitch, Topic
+from logstore.ports.catalog import Ended, SnapshotSwitch, Topic, TopicState
 from logstore.transactions.buffer import NOWHERE
 from tests.contracts.catalog.log.component_steps import CURSOR, cursor_newborn, publish
 from tests.contracts.catalog.offload.test_offloads import begin, offloaded
@@ -229,6 +229,17 @@ def test_segments_are_those_of_the_ledgers_asked_for(sql_world: SqlWorld) -> Non
     assert len(_read(sql_world, facts.segments(most))) == 4
     with pytest.raises(InvalidInput, match="ledger ids: expected at most 5,000, found 5001"):
         facts.segments(range(facts.MOST_LEDGERS + 1))
+
+
+def test_sizes_of_topics_are_their_segments(sql_world: SqlWorld) -> None:
+    """Of each that is not being deleted, one without ledgers too; ledgers of components do not count."""
+    large, small, bare, gone = (new_topic(sql_world, f"{NAME}-{number}") for number in range(4))
+    for topic, count in ((large, 3), (small, 1), (gone, 2)):
+        filled(sql_world, topic.topic_id, count)
+    _buffer_snapshot(sql_world, bare)
+    sql_world.set_state(gone.topic_id, TopicState.DELETING)
+    found = {row["topic_id"]: row["segments"] for row in _read(sql_world, facts.topic_sizes())}
+    assert found == {large.topic_id: 3, small.topic_id: 1, bare.topic_id: 0}
 
 
 def test_bounds_tell_both_ends_of_each_key(sql_world: SqlWorld) -> None:
