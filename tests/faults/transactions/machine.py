@@ -44,7 +44,8 @@ from tests.migrated import migrated
 from workers.assembly.log import LogStore
 
 TOPICS: Final = ("a", "b", "c")
-SUBS: Final = ("s", "t")
+SUBS: Final = {"a": ("s", "t"), "b": (), "c": ("s",)}
+"""Of `b` everything is consumed at once: only a transaction keeps its ledgers."""
 _TCS: Final = (0, 1)
 EFFECTS: Final = {
     "append.register",
@@ -106,14 +107,18 @@ class Transactions(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Topics with subscriptions from their first entry on."""
+        """Topics with some messages and subscriptions from the first one on, and a transaction of each coordinator."""
         for name in TOPICS:
             topic = self.log.catalog.topics.create(f"persistent://x/y/{name}", RetentionPolicy())
             self.topics[name] = topic
             self.serial.logs[name] = Log()
-            for sub in SUBS[: 1 + (name == "a")]:
+            for sub in SUBS[name]:
                 self.log.subscriptions.subscribe(topic.topic_id, sub, latest=False)
                 self.serial.logs[name].subs[sub] = Sub()
+        for number in range(len(TOPICS)):
+            self.append(topic=number, count=3, txn=None)
+        for tc in _TCS:
+            self.begin_transaction(tc=tc)
 
     @rule(tc=st.sampled_from(_TCS))
     def begin_transaction(self, tc: int) -> None:
@@ -142,12 +147,14 @@ class Transactions(RuleBasedStateMachine):
         assert len(found) in ({0} if refused else {0, count}), f"{found} of {items} were stored"
         self.serial.logs[name].items += items if found else []
 
-    @rule(topic=_pick, sub=_pick, which=_pick, count=st.integers(1, 3), up_to=st.booleans(), txn=st.none() | _pick)
+    @rule(
+        topic=_pick, sub=_pick, which=_pick, count=st.integers(1, 3), up_to=st.booleans(), txn=st.none() | _pick | _pick
+    )
     def acknowledge(self, topic: int, sub: int, which: int, count: int, *, up_to: bool, txn: int | None) -> None:
         """Entries that a reader sees: for good, or held by a transaction; in one that conflicts, nothing."""
         name, inside = self._topic(topic), self._txn(txn)
         seen = self._positions(name) if name else {}
-        if name is None or not seen:
+        if name is None or not seen or not SUBS[name]:
             return
         called = list(self.serial.logs[name].subs)[sub % len(self.serial.logs[name].subs)]
         known, own = self.serial.logs[name].subs[called], set[str]()

@@ -51,7 +51,7 @@ def _run(seed: int, *, examples: int, steps: int) -> None:
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_any_order_of_transactions_keeps_every_promise(part: int) -> None:
     """Whatever programs, coordinators and death do in between, readers see what the model says (promises 1, 4, 8)."""
-    _run(part, examples=6, steps=32)
+    _run(part, examples=8, steps=32)
 
 
 @pytest.mark.all_faults
