@@ -32,7 +32,7 @@ _VERBS: Final = {None: 0, Verb.COMMIT.value: 1, Verb.ABORT.value: 2}
 class Buffer:
     """What is known of the transactions in a topic's log, up to one entry."""
 
-    read_to: Position = NOWHERE  # the last entry that it knows of, inclusive
+    read_to: Position = NOWHERE  # the last entry that it knows of, inclusive; entry -1 of a ledger that is empty
     hidden: Entries = field(default_factory=dict)  # markers, and messages of aborted transactions
     open: Mapping[TransactionId, Entries] = field(default_factory=dict)  # messages of those without an end
 
@@ -91,7 +91,7 @@ class Fold:
 
     def buffer(self) -> Buffer:
         """What was read so far; all of it must have been."""
-        read = [Position(ledger_id, entries - 1) for ledger_id, entries in self._ends.items() if entries]
+        read = [Position(ledger_id, entries - 1) for ledger_id, entries in self._ends.items()]
         read_to = max([self._start, *read])
         return Buffer(read_to=read_to, hidden=dict(self._hidden), open={txn: dict(e) for txn, e in self._open.items()})
 

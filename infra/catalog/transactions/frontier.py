@@ -24,14 +24,16 @@ def frontier_of(connection: Connection, topic_id: TopicId, from_ledger: int) -> 
     return Frontier(last=last_entry(connection, topic_id, before=first.ledger_id), hidden=view.hidden)
 
 
-def last_entry(connection: Connection, topic_id: TopicId, *, before: LedgerId | None = None) -> Position | None:
-    """The topic's last entry, or the last in ledgers before that one; None where there is none."""
+def last_entry(
+    connection: Connection, topic_id: TopicId, *, before: LedgerId | None = None, empty_too: bool = False
+) -> Position | None:
+    """The topic's last entry, or the last in ledgers before that one; None where there is none.
+
+    With `empty_too` an empty last ledger counts, by the place before its first entry: that place never goes back.
+    """
     c, own = t.ledger.c, list_query(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
-    listed = [
-        c.list_id == own,
-        c.place.is_not(None),
-        c.entries > 0,
-        *([] if before is None else [c.ledger_id < before]),
-    ]
+    listed = [c.list_id == own, c.place.is_not(None)]
+    listed += [] if empty_too else [c.entries > 0]
+    listed += [] if before is None else [c.ledger_id < before]
     row = connection.execute(select(c.ledger_id, c.entries).where(*listed).order_by(c.place.desc()).limit(1)).first()
     return None if row is None else Position(LedgerId(row.ledger_id), row.entries - 1)

@@ -69,7 +69,7 @@ class SqlTransactionSnapshots(OnDatabase):
 def _buffer(connection: Connection, topic_id: TopicId) -> Buffer:
     """All at one moment, so that each transaction that is open here has no marker up to the last entry."""
     return Buffer(
-        read_to=last_entry(connection, topic_id) or NOWHERE,
+        read_to=last_entry(connection, topic_id, empty_too=True) or NOWHERE,
         open=open_entries(connection, topic_id),
         hidden=views(connection, [topic_id])[topic_id].hidden,
     )

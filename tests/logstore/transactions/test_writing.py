@@ -115,6 +115,22 @@ def test_store_that_is_away_costs_a_line_and_no_other_topic_its_snapshot(
     assert history.world.catalog.transaction_snapshots.current(history.world.topic.topic_id).due_us is not None
 
 
+def test_snapshot_of_a_topic_whose_entries_are_all_gone_is_written_once(history: History) -> None:
+    """Its place in the log does not go back with them, or it would be tried, and thrown away, for ever."""
+    log, topic_id = history.world.log, history.world.topic.topic_id
+    history.take([*_ABORTED, ("roll", 0, 0)])
+    assert log.buffer_snapshots.replace(topic_id, history.in_sql())
+    history.take([*_ABORTED, ("roll", 0, 0)])
+    *filled, last = history.world.catalog.ledgers.listed(topic_id)
+    request = history.world.detach_input([one.ledger_id for one in filled], batch_id="batch-all", force=True)
+    done(history.world.deletion.detach, request)
+    assert last.entries == 0
+    _make_due(history)
+    assert log.buffer_snapshots.write_due() == 1
+    assert log.buffer_snapshots.load(topic_id) == history.in_sql() == log.rebuilder.rebuild(topic_id)
+    assert history.world.catalog.transaction_snapshots.current(topic_id).due_us is None
+
+
 def test_snapshot_that_knows_less_replaces_nothing(history: History) -> None:
     """And nothing is written for it."""
     log, topic_id = history.world.log, history.world.topic.topic_id
