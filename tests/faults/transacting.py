@@ -45,6 +45,9 @@ _LEFT, _RIGHT, _DOOMED = (
 PARTIES: Final = (_LEFT, _RIGHT, _DOOMED)
 _BEFORE: Final = 4  # ordinary entries of the first topic, before any transaction
 _TC: Final = 3
+_SWEEPS: Final = 5
+"""After which everything is told; else `judge` says what is not."""
+
 _LONG_S, _SHORT_S = 3_600.0, 0.001
 _AWAY: Final = 10  # refused puts: two appends give up, the second one is the broadcast's of one transaction alone
 
@@ -175,7 +178,9 @@ class Transacting(Operators):
         self._client("age", self._let_the_first_be_old)
         self._sweep(f"{self._turn} first")
         self._work(until=self._is_quiet)
-        while self._unfinished():
+        for _ in range(_SWEEPS):
+            if not self._unfinished():
+                break
             self._lapse()
             self._sweep(f"{self._turn} {len(self.driver.made)}")
             self._work(until=self._is_quiet)
