@@ -1,4 +1,4 @@
-"""A standalone cluster on loopback, from the installed pyspark: a master, and a worker with room for two executors."""
+"""A standalone cluster of one master and two workers on loopback, from the installed pyspark."""
 
 import os
 import socket
@@ -32,14 +32,17 @@ PROPERTIES = {
 
 @contextmanager
 def standalone(folder: Path) -> Iterator[str]:
-    """The URL of the master; the worker joins it by itself, and all of it is killed at the end."""
+    """The URL of the master; both workers join it by themselves, and all of it is killed at the end."""
     port = _free_port()
     master = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
         own = ["--port", str(port), "--webui-port", "0"]
         stack.enter_context(_running(folder, "master", ["org.apache.spark.deploy.master.Master", *own]))
-        more = ["--cores", "2", "--memory", "1024m", "--webui-port", "0", "--work-dir", str(folder / "work")]
-        stack.enter_context(_running(folder, "worker", ["org.apache.spark.deploy.worker.Worker", *more, master]))
+        for number in range(2):
+            more = ["--cores", "1", "--memory", "512m", "--webui-port", "0", "--work-dir", str(folder / f"w{number}")]
+            stack.enter_context(
+                _running(folder, f"worker-{number}", ["org.apache.spark.deploy.worker.Worker", *more, master])
+            )
         yield master
 
 
