@@ -7,7 +7,7 @@ import pytest
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from logstore import errors
-from logstore.errors import OutcomeUnknown, RetryableError, SextonError, TerminalError
+from logstore.errors import OutcomeUnknown, ProgramMissing, RetryableError, SextonError, TerminalError
 from workers.hosting.interceptors import to_application_error
 from workers.hosting.traced_runs import naming_trace
 
@@ -24,11 +24,11 @@ def made(kind: type[SextonError]) -> SextonError:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_error_of_ours_keeps_its_class_name_and_its_verdict(kind: type[SextonError]) -> None:
-    """Temporal matches the exact name and never a base class; only terminal errors are not retried."""
+    """Temporal matches the exact name and never a base class; terminal errors and a missing program are not retried."""
     error = made(kind)
     mapped = to_application_error(error)
     assert (mapped.type, mapped.message) == (kind.__name__, str(error))
-    assert mapped.non_retryable is issubclass(kind, TerminalError)
+    assert mapped.non_retryable is issubclass(kind, TerminalError | ProgramMissing)
 
 
 def test_error_tree_has_no_class_on_both_sides() -> None:

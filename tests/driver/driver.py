@@ -35,6 +35,9 @@ class Script:
         del attempt
         return Ending.ANSWERED
 
+    def ended(self) -> None:
+        """The attempt that was begun last is over."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Sleeper:
@@ -127,6 +130,7 @@ class Driver:
             raise
         finally:
             self._in_hand.pop()
+            self.script.ended()
         if ending is Ending.UNHEARD:
             self.server.give_up(attempt)
         elif self.server.end(attempt, outcome) and isinstance(outcome, Payload):

@@ -39,6 +39,9 @@ class Counted(Script):
         self.calls[attempt.type] += 0
         return Ending.ANSWERED
 
+    def ended(self) -> None:
+        self._first = None  # what is called until the next attempt is nobody's
+
     def call(self) -> None:
         """The process is about to ask a store or the database."""
         if self._first:

@@ -21,7 +21,8 @@ class FakeTransactions:
         self._catalog = catalog
 
     def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
-        spans = [span for span in self._catalog.spans(topic_id) if span.entries]
+        listed = self._catalog.spans(topic_id) if topic_id in self._catalog.lists else []
+        spans = [span for span in listed if span.entries]
         return Frontier(last=spans[-1].last if spans else None)
 
     def held(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:

@@ -21,10 +21,11 @@ from workers.client.schedules import AppliedSchedule
 from workers.settings import Settings
 from workflows.deletion.values import SweepDeletionsInput, TrimTopicsInput
 from workflows.reconciliation.values import ReconcileOrphansInput
+from workflows.transactions.values import SweepTransactionsInput
 
 pytestmark = pytest.mark.external_service
 
-OURS = ("sexton-sweep", "sexton-trim", "sexton-plan")
+OURS = ("sexton-sweep", "sexton-trim", "sexton-plan", "sexton-transactions")
 
 
 def with_temporal(settings: Settings, work: Callable[[Sexton], Awaitable[Any]], **changes: object) -> Any:
@@ -90,13 +91,14 @@ def test_schedules_applied_twice_are_created_and_then_unchanged(quiet: Settings)
         "sexton-sweep": ("sweep-deletions", 86_400, False, True),
         "sexton-trim": ("trim-topics", 172_800, False, True),
         "sexton-plan": ("reconcile-orphans", 259_200, False, True),
+        "sexton-transactions": ("sweep-transactions", 86_400, False, True),
     }
 
 
 def test_schedules_of_a_build_with_other_details_are_updated(quiet: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator reads in the Web UI what this build will do."""
     with monkeypatch.context() as earlier:
-        for one in (SweepDeletionsInput, TrimTopicsInput, ReconcileOrphansInput):
+        for one in (SweepDeletionsInput, TrimTopicsInput, ReconcileOrphansInput, SweepTransactionsInput):
             earlier.setattr(one, "details", lambda _: "as it was")
         apply(quiet)
     assert apply(quiet) == dict.fromkeys(OURS, "updated")
@@ -136,8 +138,9 @@ def test_schedules_that_differ_are_updated(quiet: Settings, changes: dict[str, o
 
 def test_schedule_with_no_interval_is_left_out_or_paused(quiet: Settings) -> None:
     """0s turns it off, an interval turns it on again."""
-    assert apply(quiet, trim_interval=0) == {"sexton-sweep": "created", "sexton-plan": "created"}
-    rest = {"sexton-sweep": "unchanged", "sexton-plan": "unchanged"}
+    others = set(OURS) - {"sexton-trim"}
+    assert apply(quiet, trim_interval=0) == dict.fromkeys(others, "created")
+    rest = dict.fromkeys(others, "unchanged")
     assert apply(quiet) == {**rest, "sexton-trim": "created"}
     assert apply(quiet, trim_interval=0)["sexton-trim"] == "updated"
     assert apply(quiet, trim_interval=0)["sexton-trim"] == "unchanged"
