@@ -178,10 +178,10 @@ def _be_measured(shell: Shell) -> None:
     assert all(service["ok"] for service in found)
     services = {service["name"]: service["detail"] for service in found}
     (url,) = re.findall(r"http://127\.0\.0\.1:[0-9]+/metrics", services["worker"])
+    assert_eventually(lambda: _scraped(url)["sexton_deletion_estimated_inflight"] == 0, within_s=60)  # read every 15 s
     metrics = _scraped(url)
     assert metrics["temporal_workflow_completed"] >= 2
     assert metrics["temporal_activity_execution_latency_count"] > 0
-    assert metrics["sexton_deletion_estimated_inflight"] == 0
     assert metrics["sexton_deletion_dead_lettered"] == 0
     (deleted,) = shell.json("deletion", "list")
     sums = ("ledgers_sent", "received", "ledgers_deleted", "acknowledged", "batches", "deleted_objects")
