@@ -228,12 +228,21 @@ def whole(row: CursorState, snapshot: Snapshot | None) -> CursorState:
     """The cursor's state: what the row says, and of the snapshot what lies beyond the mark-delete position."""
     if snapshot is None:
         return row
-    mark = row.mark_delete
-    kept = {ledger_id: beyond(bits, ledger_id, mark) for ledger_id, bits in snapshot.acknowledged.items()}
-    acks = {ledger_id: bits for ledger_id, bits in kept.items() if bits}
-    for ledger_id, bits in row.acknowledged.items():
-        acks[ledger_id] = acks[ledger_id] | bits if ledger_id in acks else bits
-    return CursorState(row.mark_delete, acks)
+    return joined(row, snapshot.acknowledged)
+
+
+def joined(state: CursorState, more: Acknowledged) -> CursorState:
+    """The state with more entries acknowledged; mark-delete stays, and of what lies up to it nothing is kept."""
+    acks = dict(state.acknowledged)
+    kept = {ledger_id: beyond(bits, ledger_id, state.mark_delete) for ledger_id, bits in more.items()}
+    unite(acks, {ledger_id: bits for ledger_id, bits in kept.items() if bits})
+    return CursorState(state.mark_delete, acks)
+
+
+def unite(into: dict[LedgerId, BitMap], more: Acknowledged) -> None:
+    """Add entries by ledger; bitmaps are replaced, and none is changed in place."""
+    for ledger_id, bits in more.items():
+        into[ledger_id] = into[ledger_id] | bits if ledger_id in into else bits
 
 
 def since(state: CursorState, snapshot: Snapshot | None) -> CursorState:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import LedgerSpan
+from logstore.cursors.state import LedgerSpan, unite
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position
 from logstore.transactions.markers import Verb
@@ -82,12 +82,12 @@ class Fold:
         """
         for txn, verb, entries in _runs(ledger_id, first_entry, self.wanted(ledger_id), table):
             if not verb:
-                _join(self._open.setdefault(txn, {}), {ledger_id: entries})
+                unite(self._open.setdefault(txn, {}), {ledger_id: entries})
                 continue
-            _join(self._hidden, {ledger_id: entries})
+            unite(self._hidden, {ledger_id: entries})
             ended = self._open.pop(txn, {})  # any marker tells, also that of a subscription: no message can follow
             if verb == _VERBS[Verb.ABORT.value]:
-                _join(self._hidden, ended)
+                unite(self._hidden, ended)
 
     def buffer(self) -> Buffer:
         """What was read so far; all of it must have been."""
@@ -112,17 +112,12 @@ def concluded(buffer: Buffer, states: Mapping[TransactionId, TransactionState]) 
         if state is TransactionState.OPEN:
             still[txn] = entries
         elif state is None or not state.commits:
-            _join(hidden, entries)
+            unite(hidden, entries)
     return Buffer(read_to=buffer.read_to, hidden=hidden, open=still)
 
 
 def _of(entries: Entries, ledgers: Collection[LedgerId]) -> dict[LedgerId, BitMap]:
     return {ledger_id: bits for ledger_id, bits in entries.items() if ledger_id in ledgers}
-
-
-def _join(into: dict[LedgerId, BitMap], more: Entries) -> None:
-    for ledger_id, bits in more.items():
-        into[ledger_id] = into[ledger_id] | bits if ledger_id in into else bits
 
 
 def _runs(

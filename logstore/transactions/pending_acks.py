@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import CursorState, LedgerSpan, acknowledge, acknowledge_to
+from logstore.cursors.state import CursorState, LedgerSpan, acknowledge, acknowledge_to, unite
 from logstore.errors import AcknowledgementHeld
 from logstore.positions import LedgerId, Position
 from logstore.transactions.transactions import TransactionId
@@ -46,14 +46,14 @@ def taken(
     wanted = _single(subscription, state, own, positions)
     if up_to is not None:
         acknowledge_to(state, up_to, spans)
-        _join(wanted, _range(state, spans, up_to))
+        unite(wanted, _range(state, spans, up_to))
     for other, theirs in held.items():
         for ledger_id in theirs.keys() & wanted.keys() if other != txn else ():
             both = theirs[ledger_id] & wanted[ledger_id]
             if both:
                 position = str(Position(ledger_id, both.min()))
                 raise AcknowledgementHeld(subscription, position=position, found=f"it held by transaction {other}")
-    _join(own, wanted)
+    unite(own, wanted)
     return own
 
 
@@ -85,14 +85,9 @@ def _range(state: CursorState, spans: Sequence[LedgerSpan], up_to: Position) -> 
     return found
 
 
-def _join(into: dict[LedgerId, BitMap], more: Positions) -> None:
-    for ledger_id, bits in more.items():
-        into[ledger_id] = into[ledger_id] | bits if ledger_id in into else bits
-
-
 def without(state: CursorState, held: Mapping[TransactionId, Positions]) -> CursorState:
     """The cursor as consumers meet it: what an open transaction holds is delivered to nobody else meanwhile."""
     acks = dict(state.acknowledged)
     for theirs in held.values():
-        _join(acks, theirs)
+        unite(acks, theirs)
     return CursorState(state.mark_delete, acks)

@@ -6,12 +6,10 @@ the snapshot does not hold. So the mark-delete position advances over both, and 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from sqlalchemy import Connection, Row, select, tuple_
+from sqlalchemy import Connection
 
-from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import LockedCursor, spans_of, store
+from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, spans_of, store
 from infra.catalog.transactions.holding import Holding
 from logstore.cursors.state import LedgerSpan, acknowledge, acknowledge_to, since, whole
 from logstore.errors import SnapshotNeeded, TerminalError, UnknownObject
@@ -31,7 +29,7 @@ def acknowledge_all(
     """
     if not writes:
         return []
-    rows = _lock(connection, writes)
+    rows = lock_cursors(connection, {(write.topic_id, write.subscription) for write in writes})
     slowest: dict[TopicId, int] = {}  # what lies before it is acknowledged already
     for (topic_id, _), row in rows.items():
         slowest[topic_id] = min(slowest.get(topic_id, row.mark_ledger), row.mark_ledger)
@@ -50,13 +48,6 @@ def acknowledge_all(
         else:
             answers.append(result)
     return answers
-
-
-def _lock(connection: Connection, writes: Sequence[Acknowledge]) -> dict[_Key, Row[Any]]:
-    c = t.cursor.c
-    wanted = sorted({(write.topic_id, write.subscription) for write in writes})
-    query = select(t.cursor).where(tuple_(c.topic_id, c.name).in_(wanted)).order_by(c.cursor_id).with_for_update()
-    return {(TopicId(row.topic_id), row.name): row for row in connection.execute(query)}
 
 
 def _apply(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, update
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import any_of, value_of
@@ -95,6 +95,13 @@ class LockedCursor:
     def of(cls, row: Row[Any]) -> Self:
         """From the whole row."""
         return value_of(cls, row, state=stored(row).state, row_bytes=len(row.acknowledged))
+
+
+def lock_cursors(connection: Connection, keys: Collection[tuple[TopicId, str]]) -> dict[tuple[TopicId, str], Row[Any]]:
+    """Lock those of the cursors, by topic and name, that exist: by id, so that no two of us deadlock."""
+    c = t.cursor.c
+    query = select(t.cursor).where(tuple_(c.topic_id, c.name).in_(sorted(keys))).order_by(c.cursor_id)
+    return {(TopicId(row.topic_id), row.name): row for row in connection.execute(query.with_for_update())}
 
 
 def insert_cursor(connection: Connection, topic_id: TopicId, name: str, state: CursorState, *, now_us: int) -> None:

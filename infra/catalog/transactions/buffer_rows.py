@@ -14,10 +14,11 @@ from functools import cache
 from typing import Any
 
 from pyroaring import BitMap
-from sqlalchemy import Connection, and_, case, delete, func, insert, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, tuple_
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, Statement, any_of, inserting, rows_of
+from infra.catalog.engine.many import BIG, Rows, Statement, any_of, inserting, rows_of
+from logstore.cursors.state import unite
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState
 
@@ -58,10 +59,10 @@ def views(
         if open_:
             view.first_open = min(view.first_open or position, position)
         else:
-            _add(view.hidden, position.ledger_id, BitMap(range(first, first + int(entries))))
+            unite(view.hidden, {position.ledger_id: BitMap(range(first, first + int(entries)))})
     bitmaps = select(_H.topic_id, _H.ledger_id, _H.entries).where(_H.topic_id.in_(asked), _H.ledger_id >= from_ledger)
     for topic_id, ledger_id, packed in connection.execute(bitmaps):
-        _add(found[TopicId(topic_id)].hidden, LedgerId(ledger_id), BitMap.deserialize(packed))
+        unite(found[TopicId(topic_id)].hidden, {LedgerId(ledger_id): BitMap.deserialize(packed)})
     return found
 
 
@@ -74,12 +75,8 @@ def open_entries(connection: Connection, topic_id: TopicId) -> dict[TransactionI
         select(*columns).join(t.transaction, _SAME).where(*mine)
     ):
         bits = BitMap(range(first, first + entries))
-        _add(found.setdefault(TransactionId(tc_id, sequence), {}), LedgerId(ledger_id), bits)
+        unite(found.setdefault(TransactionId(tc_id, sequence), {}), {LedgerId(ledger_id): bits})
     return found
-
-
-def _add(into: dict[LedgerId, BitMap], ledger_id: LedgerId, more: BitMap) -> None:
-    into[ledger_id] = into[ledger_id] | more if ledger_id in into else more
 
 
 def insert_ranges(connection: Connection, ranges: Collection[tuple[int, ...]]) -> None:
@@ -123,7 +120,8 @@ def settle_ranges(connection: Connection, done: Collection[tuple[TopicId, Transa
     aborted: dict[LedgerId, BitMap] = {}
     for row in mine:
         if not TransactionState(row.state).commits:
-            _add(aborted, LedgerId(row.ledger_id), BitMap(range(row.first_entry, row.first_entry + row.entries)))
+            bits = BitMap(range(row.first_entry, row.first_entry + row.entries))
+            unite(aborted, {LedgerId(row.ledger_id): bits})
     if aborted:
         ids = t.ledger.c.ledger_id
         wanted = ids.in_(any_of(connection.dialect.name, aborted))
@@ -135,12 +133,11 @@ def settle_ranges(connection: Connection, done: Collection[tuple[TopicId, Transa
 
 @cache
 def _settling(dialect: str) -> Statement:
-    asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
-    c = asked.source.c
+    asked, same = asked_for(dialect, _B)
     query = (
         select(_B.ledger_id, _B.first_entry, _B.entries, _B.topic_id, _B.tc_id, _B.sequence, _T.state)
         .join(t.transaction, _SAME)
-        .join(asked.source, and_(_B.tc_id == c.tc_id, _B.sequence == c.sequence))
+        .join(asked.source, same)
         .where(_T.state != TransactionState.OPEN.value)
     )
     return Statement(sql=query, rows=asked)
@@ -168,6 +165,13 @@ def remove_buffer(connection: Connection, topic_id: TopicId) -> int:
 def unsettled_in(ledger_id: Any) -> Any:  # noqa: ANN401 - a column; an EXISTS
     """Whether the ledger has messages of a transaction whose end is not in the log yet."""
     return select(_B.ledger_id).where(_B.ledger_id == ledger_id).exists()
+
+
+def asked_for(dialect: str, columns: Any) -> tuple[Rows, ColumnElement[bool]]:  # noqa: ANN401 - a table's columns
+    """Ids of transactions as rows that travel with a statement, and what joins a table's rows to them."""
+    asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
+    c = asked.source.c
+    return asked, and_(columns.tc_id == c.tc_id, columns.sequence == c.sequence)
 
 
 def txn_pairs(txns: Iterable[TransactionId]) -> set[tuple[int, int]]:

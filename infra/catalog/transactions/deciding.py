@@ -10,17 +10,14 @@ the last one has heard.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyroaring import BitMap
-from sqlalchemy import Connection, Row, select, tuple_
+from sqlalchemy import Connection, Row
 
-from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import LockedCursor, store
+from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, store
 from infra.catalog.transactions.participant_rows import participants_of
 from infra.catalog.transactions.transaction_rows import decide, insert_open, next_sequences
-from logstore.cursors.state import CursorState, beyond
+from logstore.cursors.state import joined
 from logstore.errors import SextonError, UnknownObject
 from logstore.ports.catalog import BeginTransaction, Begun, Decided, EndTransaction, StoredParticipant, WriteResult
-from logstore.positions import LedgerId
 from logstore.transactions.transactions import TransactionId, TransactionState, decided
 
 Locked = Mapping[TransactionId, Row[Any]]
@@ -103,23 +100,12 @@ def _acknowledge(connection: Connection, held: Sequence[StoredParticipant]) -> N
 
     A cursor that was sought, or whose ledgers were detached since, keeps only what still counts.
     """
-    wanted = sorted({(one.participant.topic_id, one.participant.subscription) for one in held})
+    wanted = {(one.participant.topic_id, one.participant.subscription) for one in held}
     if not wanted:
         return
-    c = t.cursor.c
-    query = select(t.cursor).where(tuple_(c.topic_id, c.name).in_(wanted)).order_by(c.cursor_id).with_for_update()
-    cursors = {(row.topic_id, row.name): LockedCursor.of(row) for row in connection.execute(query)}
+    cursors = {key: LockedCursor.of(row) for key, row in lock_cursors(connection, wanted).items()}
     for one in held:
         cursor = cursors.get((one.participant.topic_id, one.participant.subscription))
         if cursor:
-            cursor.state = _with(cursor.state, one.positions)
+            cursor.state = joined(cursor.state, one.positions)
     store(connection, list(cursors.values()))
-
-
-def _with(state: CursorState, more: Mapping[LedgerId, BitMap]) -> CursorState:
-    acks = dict(state.acknowledged)
-    for ledger_id, bits in more.items():
-        kept = beyond(bits, ledger_id, state.mark_delete)
-        if kept:
-            acks[ledger_id] = acks[ledger_id] | kept if ledger_id in acks else kept
-    return CursorState(state.mark_delete, acks)

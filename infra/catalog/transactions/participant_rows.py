@@ -13,7 +13,7 @@ from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import BIG, TEXT, Statement, inserting, rows_of, value_of
-from infra.catalog.transactions.buffer_rows import txn_pairs
+from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import Settled, StoredParticipant
 from logstore.positions import LedgerId, TopicId
@@ -81,8 +81,7 @@ def participants_of(
 
 @cache
 def _participating(dialect: str) -> Statement:
-    asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
-    same = and_(_P.tc_id == asked.source.c.tc_id, _P.sequence == asked.source.c.sequence)
+    asked, same = asked_for(dialect, _P)
     query = select(t.transaction_participant).join(asked.source, same)
     return Statement(sql=query.order_by(_P.tc_id, _P.sequence, _P.topic_id, _P.subscription), rows=asked)
 

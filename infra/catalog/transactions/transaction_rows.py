@@ -12,7 +12,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
-    and_,
     bindparam,
     delete,
     func,
@@ -26,13 +25,12 @@ from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
-from infra.catalog.transactions.buffer_rows import txn_pairs
+from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
 from infra.catalog.transactions.participant_rows import participants_of, remove_participants
 from logstore.ports.catalog import StoredParticipant, StoredTransaction
 from logstore.transactions.transactions import DECIDED, TransactionId, TransactionState
 
 _T = t.transaction.c
-_P = t.transaction_participant.c
 _C = t.transaction_coordinator.c
 _Kinds = dict[str, TypeEngine[Any]]
 
@@ -68,8 +66,7 @@ def insert_open(connection: Connection, opened: Sequence[tuple[TransactionId, in
 
 @cache
 def _locking(dialect: str) -> Statement:
-    asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
-    same = and_(_T.tc_id == asked.source.c.tc_id, _T.sequence == asked.source.c.sequence)
+    asked, same = asked_for(dialect, _T)
     query = select(t.transaction).join(asked.source, same).order_by(_T.tc_id, _T.sequence)
     return Statement(sql=query.with_for_update(of=t.transaction), rows=asked)
 
@@ -149,16 +146,21 @@ def states_of(connection: Connection, txns: Iterable[TransactionId]) -> dict[Tra
 
 @cache
 def _stating(dialect: str) -> Statement:
-    asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
-    same = and_(_T.tc_id == asked.source.c.tc_id, _T.sequence == asked.source.c.sequence)
+    asked, same = asked_for(dialect, _T)
     return Statement(sql=select(_T.tc_id, _T.sequence, _T.state).join(asked.source, same), rows=asked)
+
+
+def unclaimed(now_us: Any) -> ColumnElement[bool]:  # noqa: ANN401 - a number, or a parameter
+    """Transactions that no workflow works on at that time."""
+    ended: ColumnElement[bool] = func.coalesce(_T.claim_until_us, 0) <= now_us
+    return ended
 
 
 def take(
     connection: Connection, txn: TransactionId, claim: Mapping[str, Any], *, workflow_id: str, now_us: int
 ) -> bool:
     """Claim one transaction unless another workflow works on it; whether it is this one's."""
-    free = or_(func.coalesce(_T.claim_until_us, 0) <= now_us, _T.claim_workflow == workflow_id)
+    free = or_(unclaimed(now_us), _T.claim_workflow == workflow_id)
     return bool(connection.execute(update(t.transaction).where(*one(txn), free).values(**claim)).rowcount)
 
 

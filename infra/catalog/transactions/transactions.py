@@ -36,10 +36,9 @@ from logstore.transactions.transactions import DECIDED, Participant, Transaction
 
 _T = t.transaction.c
 _UNFINISHED = _T.finished_us.is_(None)
-_FREE = func.coalesce(_T.claim_until_us, 0) <= bindparam("now")
 _OPEN = (_T.tc_id == bindparam("tc"), _UNFINISHED, _T.state == TransactionState.OPEN.value)
 _WORK = select(
-    exists().where(_UNFINISHED, _T.state.in_(DECIDED), _FREE).label("undone"),
+    exists().where(_UNFINISHED, _T.state.in_(DECIDED), rows.unclaimed(bindparam("now"))).label("undone"),
     select(func.min(_T.deadline_us)).where(*_OPEN).scalar_subquery().label("deadline"),
 )
 """Built once: a coordinator looks for work again and again."""
@@ -120,7 +119,7 @@ class SqlTransactions(OnDatabase):
 
         def work(connection: Connection) -> list[int]:
             now = self._db.now_us(connection)
-            free = _T.state.in_(DECIDED) & (func.coalesce(_T.claim_until_us, 0) <= now)
+            free = _T.state.in_(DECIDED) & rows.unclaimed(now)
             late = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
             query = select(_T.tc_id).where(_UNFINISHED, or_(free, late)).distinct().order_by(_T.tc_id)
             return list(connection.execute(query).scalars())
@@ -133,7 +132,7 @@ class SqlTransactions(OnDatabase):
         def work(connection: Connection) -> list[StoredTransaction]:
             now = self._db.now_us(connection)
             own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
-            free = or_(func.coalesce(_T.claim_until_us, 0) <= now, own)
+            free = or_(rows.unclaimed(now), own)
             mine = (_UNFINISHED, _T.state.in_(DECIDED), free)
             query = select(t.transaction).where(*mine).order_by(_T.tc_id, _T.sequence).limit(limit)
             found = connection.execute(query.with_for_update(skip_locked=True)).all()
