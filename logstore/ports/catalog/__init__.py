@@ -23,6 +23,7 @@ from logstore.ports.catalog.commits import (
     WriteResult,
 )
 from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
+from logstore.ports.catalog.delayed import BucketSwitch, DelayedIndex, NewBucket, Unsealed
 from logstore.ports.catalog.deletions import Deletions
 from logstore.ports.catalog.fences import Fence, Fences
 from logstore.ports.catalog.identities import Identities
@@ -78,6 +79,7 @@ __all__ = [
     "AuditLog",
     "BeginTransaction",
     "Begun",
+    "BucketSwitch",
     "Catalog",
     "Cause",
     "Claim",
@@ -88,6 +90,7 @@ __all__ = [
     "Cursors",
     "Decided",
     "Decision",
+    "DelayedIndex",
     "Deletions",
     "Detached",
     "Due",
@@ -109,6 +112,7 @@ __all__ = [
     "LedgerHistory",
     "Ledgers",
     "LiveLedger",
+    "NewBucket",
     "Offload",
     "OffloadAnswer",
     "Offloads",
@@ -149,6 +153,7 @@ __all__ = [
     "TransactionEntries",
     "TransactionSnapshots",
     "Transactions",
+    "Unsealed",
     "Upkeep",
     "Write",
     "WriteResult",

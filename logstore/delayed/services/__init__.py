@@ -1,0 +1,1 @@
+"""What writes the index of delayed messages and what delivers by it."""
