@@ -1,28 +1,31 @@
 """Ledgers of components, written whole: a statement, one segment, and the transaction that makes them exist.
 
-A component ledger is stored as a data ledger is: `meta.json` first, then its segments, here exactly one with one
-entry. It is created in two phases, as it is deleted in two: its row first, and only when all of it is in storage
-does the component's own transaction list it. Who loses that race, or dies before it, leaves a newborn that the
-catalog files an intent for (apache/pulsar#350).
+A component ledger is stored as a data ledger is: `meta.json` first, then its segments, here exactly one. That has one
+entry, or is a whole Parquet file of the component's own. It is created in two phases, as it is deleted in two: its row
+first, and only when all of it is in storage does the component's own transaction list it. A process that loses that
+race, or dies before it, leaves a newborn that the catalog files an intent for (apache/pulsar#350).
 """
 
+import hashlib
 import io
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from logstore.clock import Clock
-from logstore.errors import AlreadyExists, CatalogBusy, CorruptData
+from logstore.errors import AlreadyExists, CatalogBusy, CorruptData, UploadTimedOut
 from logstore.failpoints import effect
-from logstore.log.entries import NewEntry, ProducedEntries, decode_segment, encode_segment
-from logstore.log.ledgers import Component, LedgerStatement, digest_of, meta_key, segment_key
+from logstore.log.entries import FOOTER, NewEntry, ProducedEntries, decode_segment, encode_segment, mark_footer
+from logstore.log.ledgers import DIGEST, Component, LedgerStatement, digest_of, meta_key, segment_key
 from logstore.log.services.registration import telling
 from logstore.log.services.segment_file import check_whole, vouching
 from logstore.ports.catalog import Components, Ledgers
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
+from logstore.units import between_units
 
 _Published = TypeVar("_Published")
 
@@ -37,6 +40,7 @@ class CreatedLedger:
     """A ledger whose objects are stored and which is in no list yet."""
 
     ledger_id: LedgerId
+    epoch: int  # of the catalog
     size_bytes: int  # of its segment
     sha256: str  # of its segment, hexadecimal
 
@@ -50,6 +54,27 @@ class Draft:
     keys: Mapping[str, str]
     content: bytes
     properties: Mapping[str, str]  # beside the content, for a reader without the catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDraft:
+    """A component ledger to be written whose segment is a Parquet file of any size."""
+
+    topic_id: TopicId
+    component: Component
+    keys: Mapping[str, str]
+    path: Path
+    facts: Mapping[str, str]  # in the object's metadata, for a reader without the catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Segment:
+    """The one segment as it is to be stored."""
+
+    content: bytes | Path
+    size_bytes: int
+    sha256: str
+    metadata: dict[str, str]
 
 
 class ComponentLedgers:
@@ -82,7 +107,7 @@ class ComponentLedgers:
         self._clock = clock or Clock()
         self._patience_s = patience_s
 
-    def write(self, draft: Draft, publish: Callable[[CreatedLedger], _Published]) -> _Published:
+    def write(self, draft: Draft | FileDraft, publish: Callable[[CreatedLedger], _Published]) -> _Published:
         """Store the content as a ledger and publish it.
 
         Idempotency: each call makes a ledger of its own. A crash leaves at most a row that is in no list, which
@@ -94,21 +119,36 @@ class ComponentLedgers:
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Bounded retries were not enough.
+            StoreUnavailable, CatalogBusy, UploadTimedOut: Bounded retries were not enough.
             OutcomeUnknown: Perhaps published.
         """
         deadline_s = self._clock.monotonic_s() + self._patience_s
-        entry = NewEntry(payload=draft.content, properties=draft.properties)
-        body = encode_segment([ProducedEntries(entries=[entry])], publish_ms=self._clock.now_us() // 1000)
-        digest = digest_of(body)
+        born = self._store(draft, deadline_s)
+        with telling(self._ledgers, born.ledger_id, epoch=born.epoch, clock=self._clock):
+            return self._clock.patiently(lambda: publish(born), deadline_s=deadline_s)
+
+    def store(self, draft: Draft | FileDraft) -> CreatedLedger:
+        """Store the content as a ledger that is in no list, for a transaction that publishes several of them.
+
+        One that is not published within the time that a writer has to register may be taken for abandoned. Raises as
+        `write`.
+        """
+        return self._store(draft, self._clock.monotonic_s() + self._patience_s)
+
+    def _store(self, draft: Draft | FileDraft, deadline_s: float) -> CreatedLedger:
+        segment = _segment_of(draft, publish_ms=self._clock.now_us() // 1000)
         whose = (draft.topic_id, draft.component, draft.keys)
         create = partial(self._components.create, *whose, application=self._application)
         for _ in range(_TRIES):
             statement = self._clock.patiently(create, deadline_s=deadline_s)
             with telling(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
-                if self._put(statement, body, digest, deadline_s):
-                    newborn = CreatedLedger(ledger_id=statement.ledger_id, size_bytes=len(body), sha256=digest)
-                    return self._clock.patiently(lambda born=newborn: publish(born), deadline_s=deadline_s)  # type: ignore[misc]
+                if self._put(statement, segment, deadline_s):
+                    return CreatedLedger(
+                        ledger_id=statement.ledger_id,
+                        epoch=statement.epoch,
+                        size_bytes=segment.size_bytes,
+                        sha256=segment.sha256,
+                    )
         raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_TRIES} ledger ids in a row")
 
     def read(self, ledger_id: LedgerId) -> bytes | None:
@@ -129,9 +169,14 @@ class ComponentLedgers:
             raise CorruptData(f"{key}: expected one entry, found {len(found)}")
         return bytes(found[0].as_py())
 
-    def _put(self, statement: LedgerStatement, body: bytes, digest: str, deadline_s: float) -> bool:
+    def _put(self, statement: LedgerStatement, segment: _Segment, deadline_s: float) -> bool:
         """Whether both objects are stored; not when storage holds another ledger of that id."""
         metadata = statement.to_metadata()
+
+        def proceed() -> None:
+            between_units()
+            if self._clock.monotonic_s() >= deadline_s:
+                raise UploadTimedOut(f"ledger {statement.ledger_id}: its time is over; nothing more is sent")
 
         def put_meta() -> None:
             with effect("component.put_meta"):
@@ -139,9 +184,13 @@ class ComponentLedgers:
                 self._objects.put_if_absent(key, statement.to_json(), metadata=metadata)
 
         def put_segment() -> None:
+            key, content, stating = segment_key(statement.ledger_id, 0), segment.content, metadata | segment.metadata
             with effect("component.put_segment"):
-                key = segment_key(statement.ledger_id, 0)
-                self._objects.put_if_absent(key, body, metadata=metadata | vouching(body, digest))
+                if isinstance(content, bytes):
+                    self._objects.put_if_absent(key, content, metadata=stating)
+                    return
+                with content.open("rb") as file:
+                    self._objects.put_file_if_absent(key, file, metadata=stating, proceed=proceed)
 
         try:
             for put in (put_meta, put_segment):
@@ -150,3 +199,15 @@ class ComponentLedgers:
             _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
             return False
         return True
+
+
+def _segment_of(draft: Draft | FileDraft, *, publish_ms: int) -> _Segment:
+    if isinstance(draft, FileDraft):
+        with draft.path.open("rb") as file:
+            sha256, mark = hashlib.file_digest(file, "sha256").hexdigest(), mark_footer(file)
+        vouched = {DIGEST: sha256, FOOTER: str(mark), **draft.facts}
+        return _Segment(content=draft.path, size_bytes=draft.path.stat().st_size, sha256=sha256, metadata=vouched)
+    entry = NewEntry(payload=draft.content, properties=draft.properties)
+    body = encode_segment([ProducedEntries(entries=[entry])], publish_ms=publish_ms)
+    digest = digest_of(body)
+    return _Segment(content=body, size_bytes=len(body), sha256=digest, metadata=vouching(body, digest))

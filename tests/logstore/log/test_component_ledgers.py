@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from logstore.deletion.intents import DeletionState, Outcome
-from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable
+from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable, UploadTimedOut
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.ledgers import Component, LedgerStatement, meta_key, segment_key
-from logstore.log.services.component_ledgers import CreatedLedger, Draft
+from logstore.log.entries import mark_footer
+from logstore.log.ledgers import Component, LedgerStatement, digest_of, meta_key, segment_key
+from logstore.log.services.component_ledgers import CreatedLedger, Draft, FileDraft
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import World
@@ -176,3 +180,51 @@ def test_component_ledger_that_is_never_published_is_looked_for_again(world: Wor
         world.contents().write(_draft(world), publish)
     (row,) = world.catalog.intent_rows.values()
     assert row.state is DeletionState.PENDING
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A Parquet file of the component's own format."""
+    path = tmp_path / "own.parquet"
+    pq.write_table(pa.table({"number": list(range(1_000))}), path)
+    return path
+
+
+def _file_draft(world: World, path: Path) -> FileDraft:
+    component, facts = Component.DELAYED_INDEX, {"first": "1:0"}
+    return FileDraft(topic_id=world.topic.topic_id, component=component, keys={}, path=path, facts=facts)
+
+
+@pytest.mark.parametrize("part_bytes", [100, 1 << 20])
+def test_component_ledger_of_a_file_is_stored_as_it_is(world: World, file: Path, part_bytes: int) -> None:
+    """In parts where it is large; its metadata has its owner, the digests of the whole and of the footer, and facts."""
+    world.objects.part_bytes = part_bytes
+    born = world.contents().write(_file_draft(world, file), lambda born: born)
+    stored = world.objects.get(segment_key(born.ledger_id, 0))
+    assert stored
+    assert stored.body == file.read_bytes()
+    assert (born.size_bytes, born.sha256) == (len(stored.body), digest_of(stored.body))
+    assert LedgerStatement.from_metadata(stored.metadata) == world.catalog.statements[born.ledger_id]
+    with file.open("rb") as opened:
+        vouched = {"sha256": born.sha256, "footer": str(mark_footer(opened)), "first": "1:0"}
+    assert vouched.items() <= stored.metadata.items()
+    assert (Operation.PART in {operation for operation, _ in world.objects.calls}) is (part_bytes == 100)
+
+
+def test_component_ledger_of_a_file_that_takes_too_long_sends_nothing_more(world: World, file: Path) -> None:
+    """Its creator has a time by which it must have published; what came after it would be looked for by nobody."""
+    world.objects.part_bytes = 100
+    late = Fault(operation=Operation.PART, kind=FaultKind.CALL, action=lambda: world.catalog.advance(seconds=601))
+    world.objects.plan(late)
+    with pytest.raises(UploadTimedOut):
+        world.contents().store(_file_draft(world, file))
+    assert len([one for one in world.objects.calls if one[0] is Operation.PART]) == 1
+    assert (world.objects.unfinished, world.listed(Component.DELAYED_INDEX)) == (set(), [])
+
+
+def test_component_ledgers_are_stored_before_any_of_them_is_published(world: World, file: Path) -> None:
+    """For a transaction that lists several: they are newborn until then."""
+    first, second = (world.contents().store(_file_draft(world, file)) for _ in range(2))
+    assert first.ledger_id != second.ledger_id
+    assert world.listed(Component.DELAYED_INDEX) == []
+    assert all(world.objects.get(segment_key(one.ledger_id, 0)) for one in (first, second))
