@@ -139,8 +139,8 @@ _ESSENTIAL = {
     Component.MANAGED_LEDGER: (),
     Component.MANAGED_CURSOR: ("cursor",),
     Component.SCHEMA_STORAGE: ("schema",),
-    Component.DELAYED_INDEX: ("bucket",),
-    Component.TXN_SNAPSHOT: (),  # a topic has one list of them
+    Component.DELAYED_INDEX: (),  # a topic has one list of them, as of the next
+    Component.TXN_SNAPSHOT: (),
 }
 
 

@@ -7,6 +7,7 @@ half-deleted ledger still says whose it is; deleting an absent key counts as don
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import replace
 from itertools import chain, islice
 from threading import Event
 
@@ -15,6 +16,7 @@ from logstore.deletion.services.confirmed_deletes import UnconfirmedKeys, delete
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.log.ledgers import (
+    Component,
     ledger_prefix,
     meta_digest,
     meta_key,
@@ -54,9 +56,11 @@ class PrimaryCopies:
         Raises:
             StoreUnavailable: Storage did not answer, or its answers contradict each other.
         """
+        uploads = self._uploads(intent)
         found = list({item.key: item for item in self._objects.list(ledger_prefix(intent.ledger_id))}.values())
         if not found:
-            return self._prove_absent(intent)
+            gone = self._prove_absent(intent)
+            return replace(gone, finding=Finding.OWN, uploads=uploads) if uploads else gone
         prefix = ledger_prefix(intent.ledger_id)  # a known name below another prefix is unknown
         direct = [item.key for item in found if "/" not in item.key.removeprefix(prefix)]
         metas = tuple(key for key in direct if meta_digest(key))
@@ -71,9 +75,19 @@ class PrimaryCopies:
             meta_keys=metas or (meta_key(intent.ledger_id, intent.owner),),  # a listing cut short ends before it
             size_bytes=sum(item.size_bytes for item in (*found, *(info for info, _ in unlisted.values()))),
             objects=len(found) + len(unlisted),
+            uploads=() if foreign else uploads,
             short=not metas or not expected or not expected.issubset(data),
             detail=foreign or "",
         )
+
+    def _uploads(self, intent: DeletionIntent) -> tuple[str, ...]:
+        """Keys with parts of an upload that died.
+
+        Only of a component that stores whole files, which may be large, and of a ledger that was never published.
+        """
+        if intent.component != Component.DELAYED_INDEX or intent.segments:
+            return ()
+        return tuple(one.key for one in self._objects.open_uploads(ledger_prefix(intent.ledger_id)))
 
     def _prove_absent(self, intent: DeletionIntent) -> StoredCopy:
         key = meta_key(intent.ledger_id, intent.owner)
@@ -150,7 +164,11 @@ class PrimaryCopies:
         return dict(seen[1]) if seen else None
 
     def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
-        """Delete every copy's segments, then the `meta.json` of those that lost all of them."""
+        """Free what died in mid-upload, delete every copy's segments, then the `meta.json` of those that lost them."""
+        for key in {key for copy in copies.values() for key in copy.uploads}:
+            between_units()
+            with effect("storage.abort_uploads"):
+                self._objects.abort_uploads(key)
         with effect("storage.delete_data"):
             data = delete(self._objects, copies.values(), lambda copy: copy.data_keys, on_progress)
         left = {row: self._left(copies[row], data) for row in copies}

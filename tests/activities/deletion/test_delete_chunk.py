@@ -144,7 +144,6 @@ def test_chunk_copy_still_listed_is_refused(world: World) -> None:
         ("application=''", "application"),
         ("component='MANAGED_CURSOR'", "key 'cursor'"),
         ("component='SCHEMA_STORAGE'", "key 'schema'"),
-        ("component='DELAYED_INDEX'", "key 'bucket'"),
         ("component='MANAGED_CURSOR', keys='no json'", "damaged keys"),
         ("copy='OFFLOADED_LEDGER'", "uuid of the offload context"),
     ],

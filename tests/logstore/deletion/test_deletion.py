@@ -12,7 +12,7 @@ _KEYS = {
     Component.MANAGED_LEDGER: {},
     Component.MANAGED_CURSOR: {"cursor": "billing"},
     Component.SCHEMA_STORAGE: {"schema": "v1"},
-    Component.DELAYED_INDEX: {"bucket": "3"},
+    Component.DELAYED_INDEX: {},
     Component.TXN_SNAPSHOT: {},
 }
 

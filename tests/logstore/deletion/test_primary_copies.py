@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from logstore.deletion.intents import Finding, StoredCopy
+from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -435,3 +436,42 @@ def test_primary_copy_statement_without_meta_json_is_that_of_an_object() -> None
     """A half-deleted ledger still says whose it is; of an absent one nothing says anything."""
     assert PrimaryCopies(_store(meta=False)).statement(intent(_L)) == statement(_L).to_metadata()
     assert PrimaryCopies(FakeObjectStore()).statement(intent(_L)) is None
+
+
+_BUCKET = replace(OWNER, component=Component.DELAYED_INDEX)
+
+
+def _bucket(**changes: Any) -> DeletionIntent:
+    """The intent for a ledger of a bucket, which was never published."""
+    return replace(intent(_L, component=Component.DELAYED_INDEX.value), **changes)
+
+
+def test_parts_of_a_dead_upload_are_freed_with_the_ledger_of_a_bucket() -> None:
+    """No listing shows them: a ledger of which only parts are left is not gone; what others upload stays."""
+    objects, key, other = FakeObjectStore(), segment_key(_L, 0), segment_key(LedgerId(_L + 256), 0)
+    objects.unfinished = {key, other}
+    found = PrimaryCopies(objects).inspect(_bucket())
+    assert (found.finding, found.uploads) == (Finding.OWN, (key,))
+    assert _remove(objects, found)[0] == Removal()
+    assert objects.unfinished == {other}
+    assert PrimaryCopies(objects).inspect(_bucket()).finding is Finding.ABSENT
+
+
+def test_parts_beside_the_statement_of_a_bucket_are_freed_before_it() -> None:
+    """A creator that died in mid-upload leaves both."""
+    objects, key = _store(segments=0, owner=_BUCKET), segment_key(_L, 0)
+    objects.unfinished = {key}
+    found = PrimaryCopies(objects).inspect(_bucket())
+    assert (found.finding, found.uploads, found.meta_keys) == (Finding.OWN, (key,), (meta_key(_L, _BUCKET),))
+    assert _remove(objects, found)[0].objects == 1
+    assert (objects.unfinished, objects.keys) == (set(), [])
+    done = [operation for operation, _ in objects.calls]
+    assert done.index(Operation.ABORT) < done.index(Operation.DELETE)
+
+
+def test_published_ledgers_are_not_asked_for_parts() -> None:
+    """Their upload was finished, and no other component uploads in parts: one request less for each ledger."""
+    bucket, data = _store(segments=1, owner=_BUCKET), _store(segments=0)
+    PrimaryCopies(bucket).inspect(_bucket(segments=1, last_segment=0))
+    _inspect(data, segments=0)
+    assert Operation.UPLOADS not in {operation for operation, _ in (*bucket.calls, *data.calls)}
