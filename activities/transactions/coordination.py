@@ -12,7 +12,7 @@ from activities.deletion.claims import CLAIM_S, own_claim
 from activities.heartbeats import beating, defined
 from activities.transactions.values import BusyInput, Drained, DrainInput, ForgetInput, TellInput, Told
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Claim, StoredTransaction, Transactions
+from logstore.ports.catalog import Claim, CoordinatorWork, StoredTransaction, Transactions
 from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
 from logstore.transactions.transactions import Owed, Participant, TransactionId
 from logstore.units import between_units
@@ -48,24 +48,27 @@ class Coordination:
         Heartbeat: every two seconds.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        expired = self._expire(request.tc_id)
+        expired, _ = self._expire(request.tc_id)
         if not self._serving.acquire(timeout=request.linger_s):  # what another one serves, it serves for all
             return self._drained(request.tc_id, finished=0, expired=expired, handed=[])
         try:
-            finished, handed = self._serve(request)
+            finished, late, handed = self._serve(request)
         finally:
             self._serving.release()
-        expired += self._expire(request.tc_id)
-        return self._drained(request.tc_id, finished=finished, expired=expired, handed=handed)
+        return self._drained(request.tc_id, finished=finished, expired=expired + late, handed=handed)
 
-    def _serve(self, request: DrainInput) -> tuple[int, list[str]]:
-        """Tell what is decided, whichever coordinator's it is, until there was nothing for a while."""
+    def _serve(self, request: DrainInput) -> tuple[int, int, list[str]]:
+        """Tell what is decided, whichever coordinator's it is, until there was nothing for a while.
+
+        Between two batches the coordinator's own deadlines are looked at: none waits for the end of the work.
+        """
         begun = worked = time.monotonic()
-        finished, handed, pause, first = 0, list[str](), _LOOK_S[0], True
+        finished, expired, handed, pause, first = 0, 0, list[str](), _LOOK_S[0], True
         while True:
-            between_units()
+            late, work = self._expire(request.tc_id)
+            expired += late
             batch: Sequence[StoredTransaction] = ()
-            if first or self._transactions.work_of(request.tc_id).undone:  # a read: nobody is locked for a look
+            if first or work.undone:
                 first = False  # what an earlier attempt of this activity had claimed is claimed by it again
                 batch = self._transactions.claim(own_claim(), limit=_BATCH)
             if batch:
@@ -75,20 +78,24 @@ class Coordination:
                 worked, pause = time.monotonic(), _LOOK_S[0]
             now = time.monotonic()
             if now - worked > request.linger_s or now - begun > request.most_s or len(handed) >= _MOST_HANDED:
-                return finished, handed
+                return finished, expired, handed
             if not batch:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LOOK_S[1])
 
-    def _expire(self, tc_id: int) -> int:
-        """Abort the coordinator's open transactions whose deadline has passed; how many."""
-        count = 0
+    def _expire(self, tc_id: int) -> tuple[int, CoordinatorWork]:
+        """Abort the coordinator's open transactions whose deadline has passed; how many, and what is to be done then.
+
+        One that its program decides just now is locked, and left to the next look.
+        """
+        count, found = 0, 1
         while True:
             between_units()
-            work = self._transactions.work_of(tc_id)
-            if work.next_deadline_us is None or work.next_deadline_us > work.now_us:
-                return count
-            count += self._transactions.expire(tc_id, limit=_EXPIRED)
+            work = self._transactions.work_of(tc_id)  # a read: nobody is locked for a look
+            if not found or work.next_deadline_us is None or work.next_deadline_us > work.now_us:
+                return count, work
+            found = self._transactions.expire(tc_id, limit=_EXPIRED)
+            count += found
 
     def _hand_over(self, done: Broadcasted) -> list[str]:
         """Give what failed to workflows of its own; if no topic could be told, the whole store is away: try again."""

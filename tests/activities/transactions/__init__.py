@@ -1,0 +1,1 @@
+"""Activities of transactions, over SQLite and storage in memory."""

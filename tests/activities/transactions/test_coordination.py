@@ -1,0 +1,64 @@
+"""A coordinator's activity: deadlines hold however much there is to tell."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from activities.transactions.coordination import Coordination
+from activities.transactions.values import Drained, DrainInput
+from logstore.ports.catalog import StoredTransaction
+from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
+from logstore.transactions.transactions import TransactionId, TransactionState
+from tests.activities.world import environment
+from tests.faults.transacting import without_lingering
+from tests.logstore.transactions.histories import History, open_history
+
+_ABORTED = (TransactionState.ABORTING, TransactionState.ABORTED)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return open_history(tmp_path)
+
+
+class _Busy(Broadcasts):
+    """There is more to tell after each batch, for so many batches; and after the first one a deadline has passed."""
+
+    def __init__(self, history: History, batches: int) -> None:
+        self.history, self.left = history, batches
+        self.states: list[TransactionState] = []  # of the late one, whenever a batch is told
+
+    def settle(self, batch: Sequence[StoredTransaction]) -> Broadcasted:
+        late = TransactionId(0, 0)
+        self.states.append(self.history.world.catalog.transactions.states([late])[late])
+        told = self.history.world.log.broadcasts.settle(batch)
+        self.history.world.sql('UPDATE "transaction" SET deadline_us = 1 WHERE sequence = 0 AND tc_id = 0')
+        self.left -= 1
+        if self.left:
+            self.history.take([("begin", 0, 0)])
+            newest = len(self.history.open) - 1
+            self.history.take([("produce", newest, 0), ("decide", newest, 1)])
+        return told
+
+
+def _drain(history: History, broadcasts: Broadcasts) -> Drained:
+    coordination = Coordination(
+        transactions=history.world.catalog.transactions, broadcasts=broadcasts, finished_retention_s=1e9
+    )
+    with without_lingering():
+        answer = environment("transaction-coordinator/0").run(coordination.drain, DrainInput(tc_id=0, linger_s=0.0))
+    assert isinstance(answer, Drained)
+    return answer
+
+
+def test_deadline_that_passes_while_there_is_always_more_to_tell_is_kept(history: History) -> None:
+    """It waits for one batch, not for the end of the activity (apache/pulsar#19200)."""
+    history.take([("begin", 0, 0), ("produce", 0, 0), ("begin", 0, 0), ("produce", 1, 0), ("decide", 1, 1)])
+    busy = _Busy(history, batches=5)
+    answer = _drain(history, busy)
+    assert answer.finished >= 5
+    assert answer.expired == 1
+    first, *later = busy.states
+    assert first is TransactionState.OPEN
+    assert all(state in _ABORTED for state in later), later
