@@ -98,11 +98,11 @@ class Coordination:
             count += found
 
     def _hand_over(self, done: Broadcasted) -> list[str]:
-        """Give what failed to workflows of its own; if no topic could be told, the whole store is away: try again."""
+        """Give what failed to workflows of its own; if no topic answers, the whole store is away: try again."""
         if not done.failures:
             return []
         errors = {txn: _sentence(failures) for txn, failures in done.failures.items()}
-        if done.topics_failed == done.topics and done.topics > 1:
+        if done.topics_away == done.topics > 1:
             raise StoreUnavailable(f"transactions: no topic could be told: {next(iter(errors.values()))}")
         claims = {txn: Claim(workflow_id=broadcast_id(txn), run_id="", ttl_s=CLAIM_S) for txn in errors}
         self._transactions.hand_over(errors, to=claims)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.errors import PreconditionFailed, SextonError, StaleCatalog, UnknownObject
+from logstore.errors import PreconditionFailed, SextonError, StaleCatalog, TerminalError, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.services import ManagedLedger
 from logstore.ports.catalog import (
@@ -42,6 +42,7 @@ _TOPICS: Final = 32
 @dataclass(frozen=True, slots=True)
 class _Failure:
     sentence: str
+    passes: bool  # by itself, perhaps: storage or catalog did not answer
 
 
 _Told = tuple[StoredTransaction, StoredParticipant]
@@ -53,8 +54,8 @@ class Broadcasted:
 
     finished: Sequence[TransactionId] = ()
     failures: Mapping[TransactionId, Mapping[Participant, str]] = field(default_factory=dict)
-    topics_failed: int = 0
     topics: int = 0
+    topics_away: int = 0  # of those, for which storage or catalog did not answer
 
 
 class Broadcasts:
@@ -107,10 +108,10 @@ class Broadcasts:
         }
         failures: dict[TransactionId, dict[Participant, str]] = {}
         done: list[tuple[TransactionId, Participant, Settled]] = []
-        failed = 0
+        away = 0
         for topic_id, call in calls.items():
             how = call.result()
-            failed += isinstance(how, _Failure)
+            away += isinstance(how, _Failure) and how.passes
             for txn, one in owed[topic_id]:
                 if isinstance(how, _Failure):
                     failures.setdefault(txn.txn, {})[one.participant] = how.sentence
@@ -118,15 +119,16 @@ class Broadcasts:
                     done.append((txn.txn, one.participant, how))
         finished = self._transactions.settle(done) if done else []
         self._move_on(batch, set(finished))
-        return Broadcasted(finished=finished, failures=failures, topics=len(calls), topics_failed=failed)
+        return Broadcasted(finished=finished, failures=failures, topics=len(calls), topics_away=away)
 
     def _tell(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> Settled | _Failure:
         """Mark one topic; or the error in one sentence."""
         try:
             return self._mark(topic_id, told, epoch)
-        except SextonError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other topics are told
             _LOG.warning("topic %s: %d transactions could not be told: %s", topic_id, len(told), error)
-            return _Failure(f"{type(error).__name__}: {error}")
+            passes = isinstance(error, SextonError) and not isinstance(error, TerminalError)
+            return _Failure(f"{type(error).__name__}: {error}", passes=passes)
 
     def _mark(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> Settled:
         """Append the markers of a topic, in the order of transactions; a topic that is gone needs none."""

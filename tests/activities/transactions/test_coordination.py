@@ -1,4 +1,4 @@
-"""A coordinator's activity: deadlines hold however much there is to tell."""
+"""A coordinator's activity: deadlines hold under load, and what will never succeed keeps no transaction in the dark."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,10 @@ import pytest
 
 from activities.transactions.coordination import Coordination
 from activities.transactions.values import Drained, DrainInput
-from logstore.ports.catalog import StoredTransaction
+from logstore.errors import CorruptData, SextonError, StoreUnavailable
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.services import AppendResult
+from logstore.ports.catalog import StoredTransaction, Topic
 from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.activities.world import environment
@@ -62,3 +65,52 @@ def test_deadline_that_passes_while_there_is_always_more_to_tell_is_kept(history
     first, *later = busy.states
     assert first is TransactionState.OPEN
     assert all(state in _ABORTED for state in later), later
+
+
+@pytest.mark.parametrize("error", [CorruptData("damaged"), StoreUnavailable("away")])
+def test_transaction_whose_topics_all_fail_is_handed_over_unless_storage_is_away(
+    history: History, monkeypatch: pytest.MonkeyPatch, error: SextonError
+) -> None:
+    """An error that will not pass is told to the operator; one that may is tried again (apache/pulsar#26374)."""
+    world, log = history.world, history.world.log
+    other = world.catalog.topics.create("persistent://tenant/namespace/other", world.topic.policy)
+    history.take([("begin", 0, 0), ("produce", 0, 0)])
+    (txn,) = history.open
+    log.managed.append(other, ProducedEntries(entries=[NewEntry(payload=b"x")], txn=txn))
+    history.take([("decide", 0, 1)])
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(log.managed, "append", fail)
+    if isinstance(error, StoreUnavailable):
+        with pytest.raises(StoreUnavailable, match="no topic could be told"):
+            _drain(history, log.broadcasts)
+        return
+    assert _drain(history, log.broadcasts).handed_over == [str(txn)]
+    found = world.catalog.transactions.get(txn)
+    assert [one.last_error for one in found.owed] == ["CorruptData: damaged"] * 2
+
+
+def test_error_that_nobody_expected_is_told_of_one_topic_and_holds_up_no_other(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect that one topic meets; the markers of the others are written once (apache/pulsar#26380)."""
+    world, log = history.world, history.world.log
+    other = world.catalog.topics.create("persistent://tenant/namespace/other", world.topic.policy)
+    history.take([("begin", 0, 0), ("begin", 0, 0), ("produce", 0, 0)])
+    well, bad = history.open
+    log.managed.append(other, ProducedEntries(entries=[NewEntry(payload=b"x")], txn=bad))
+    history.take([("decide", 0, 1), ("decide", 0, 1)])
+    real = log.managed.append
+
+    def append(topic: Topic, produced: ProducedEntries) -> AppendResult:
+        if topic.topic_id == other.topic_id:
+            raise ZeroDivisionError("a defect")
+        return real(topic, produced)
+
+    monkeypatch.setattr(log.managed, "append", append)
+    answer = _drain(history, log.broadcasts)
+    assert (answer.finished, answer.handed_over) == (1, [str(bad)])
+    assert world.catalog.transactions.states([well])[well] is TransactionState.COMMITTED
+    assert [one.last_error for one in world.catalog.transactions.get(bad).owed] == ["ZeroDivisionError: a defect"]
