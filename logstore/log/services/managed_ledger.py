@@ -1,10 +1,12 @@
 """`ManagedLedger`: the log of every topic, as a process uses it."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
+
+from pyroaring import BitMap
 
 from logstore.clock import Clock
 from logstore.cursors.state import CursorState
@@ -14,13 +16,14 @@ from logstore.log.services import duplicates
 from logstore.log.services.append import Appender, AppendQueue, AppendResult
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.placement import Placer, TopicHints
-from logstore.log.services.read import READABLE, Reader
+from logstore.log.services.read import Reader
 from logstore.log.services.registration import Registrar
 from logstore.log.services.roll import Rolled, Roller, RollPolicy
 from logstore.log.services.tiered_segments import TieredSegments
+from logstore.log.services.view import READABLE, Postponing
 from logstore.ports.catalog import Ledgers, Topic, Transactions
 from logstore.ports.objects import ObjectStore
-from logstore.positions import Position, TopicId
+from logstore.positions import LedgerId, Position, TopicId
 
 _LANES: Final = 10_000
 """Topics remembered at most. A topic forgotten while it is used merely merges less for a moment."""
@@ -161,6 +164,8 @@ class ManagedLedger:
         columns: Sequence[str] = READABLE,
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
+        without: Mapping[LedgerId, BitMap] | None = None,
+        postponing: Postponing | None = None,
     ) -> Iterator[Entry]:
         """Entries in order that consumers may see now, up to the first message of an open transaction.
 
@@ -173,6 +178,9 @@ class ManagedLedger:
             cursor_state: Read for a subscription: leave out what it has acknowledged, and what is to be
                 delivered later than now.
             upto: The last entry wanted, inclusive.
+            without: Entries to leave out, by ledger, asked for anew at each segment; one of which nothing is left
+                is not fetched.
+            postponing: Decides what is due, and is told of what is not; without it nobody is.
 
         Raises:
             InvalidInput: A column that does not exist.
@@ -181,8 +189,26 @@ class ManagedLedger:
             StoreUnavailable, CatalogBusy: Nobody answered.
         """
         return self._reader.scan(
-            topic, from_position=from_position, columns=columns, cursor_state=cursor_state, upto=upto
+            topic,
+            from_position=from_position,
+            columns=columns,
+            cursor_state=cursor_state,
+            upto=upto,
+            without=without,
+            postponing=postponing,
         )
+
+    def entries_at(
+        self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str] = READABLE
+    ) -> list[Entry]:
+        """Entries by position, in the order given, without those that were trimmed or that no consumer sees now.
+
+        Each segment that holds one of them is fetched once. Delivery times are not looked at.
+
+        Raises:
+            InvalidInput, MissingData, CorruptData, StoreUnavailable, CatalogBusy: As `scan`.
+        """
+        return self._reader.entries_at(topic, positions, columns=columns)
 
     def read(
         self,

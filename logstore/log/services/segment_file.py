@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
-_WHOLE_BELOW: Final = 128 << 10
+WHOLE_BELOW: Final = 128 << 10
 """Bytes. A range read costs at least two requests, footer and columns: below this one is cheaper."""
 
 
@@ -37,7 +37,7 @@ def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str])
         StoreUnavailable: The store did not answer.
     """
     key = segment_key(segment.ledger_id, segment.number)
-    if "payload" in columns or segment.size_bytes <= _WHOLE_BELOW:
+    if "payload" in columns or segment.size_bytes <= WHOLE_BELOW:
         source = _whole(objects, key, segment)
         table = decode_segment(source, columns=columns, name=key, check_pages=segment.sha256 is None)
     else:

@@ -9,7 +9,7 @@ from typing import Final
 
 from logstore.cursors.state import LedgerSpan
 from logstore.errors import MissingData
-from logstore.log.services.read import Prefetcher
+from logstore.log.services.prefetch import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
 from logstore.ports.catalog import Ledger, Ledgers, Segment, Transactions
