@@ -67,13 +67,14 @@ class SqlCommits(OnDatabase):
         locked = _lock(connection, registrations) if registrations else None
         transactions = lock_transactions(connection, _named(writes))
         states = {txn: TransactionState(row.state) for txn, row in transactions.items()}
-        begins = _of(writes, BeginTransaction)
+        begins, acknowledgements = _of(writes, BeginTransaction), _of(writes, Acknowledge)
+        cursors = {(one.topic_id, one.subscription) for one in acknowledgements}
         now = self._db.now_us(connection) if begins or ends else 0  # asked under the locks; appends need no clock
         answers: dict[type[Write], Iterator[WriteResult]] = {
             RegisterSegment: iter(_register_all(connection, locked, registrations, states) if locked else ()),
             BeginTransaction: iter(begin_all(connection, begins, now_us=now)),
-            EndTransaction: iter(end_all(connection, ends, transactions, states, now_us=now)),
-            Acknowledge: iter(acknowledge_all(connection, _of(writes, Acknowledge), states)),
+            EndTransaction: iter(end_all(connection, ends, transactions, states, also=cursors, now_us=now)),
+            Acknowledge: iter(acknowledge_all(connection, acknowledgements, states)),
         }
         return [next(answers[type(write)]) for write in writes]
 

@@ -7,7 +7,7 @@ Source: Pulsar's transaction coordinator; there the end is announced to each par
 the last one has heard.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -18,6 +18,7 @@ from infra.catalog.transactions.transaction_rows import decide, insert_open, nex
 from logstore.cursors.state import joined
 from logstore.errors import SextonError, UnknownObject
 from logstore.ports.catalog import BeginTransaction, Begun, Decided, EndTransaction, StoredParticipant, WriteResult
+from logstore.positions import TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState, decided
 
 Locked = Mapping[TransactionId, Row[Any]]
@@ -42,11 +43,18 @@ def end_all(
     locked: Locked,
     states: dict[TransactionId, TransactionState],
     *,
+    also: Collection[tuple[TopicId, str]],
     now_us: int,
 ) -> list[WriteResult]:
     """Decide transactions whose rows are locked, in order; the second of two verbs for one meets the first.
 
-    `states` are those of the locked rows, and are changed with them.
+    Args:
+        connection: In the transaction that holds those locks.
+        writes: What is asked for.
+        locked: The rows.
+        states: Of these rows; they are changed with them.
+        also: Cursors that the caller locks next: if any is locked here, these are locked with it, all in one order.
+        now_us: The database's clock, read under the locks.
     """
     results: list[WriteResult] = []
     changed: dict[TransactionId, TransactionState] = {}
@@ -55,7 +63,7 @@ def end_all(
         if isinstance(state, TransactionState) and state is not states[write.txn]:
             states[write.txn] = changed[write.txn] = state
         results.append(state if isinstance(state, SextonError) else Decided(state=state))
-    final = put_decisions(connection, changed, now_us=now_us)
+    final = put_decisions(connection, changed, also=also, now_us=now_us)
     states.update(final)
     return [
         Decided(state=final.get(write.txn, found.state)) if isinstance(found, Decided) else found
@@ -76,9 +84,17 @@ def _decided(
 
 
 def put_decisions(
-    connection: Connection, changed: Mapping[TransactionId, TransactionState], *, now_us: int, timed_out: bool = False
+    connection: Connection,
+    changed: Mapping[TransactionId, TransactionState],
+    *,
+    also: Collection[tuple[TopicId, str]] = (),
+    now_us: int,
+    timed_out: bool = False,
 ) -> dict[TransactionId, TransactionState]:
-    """Write what was decided of locked, open transactions: the state of each, final where nobody is to be told."""
+    """Write what was decided of locked, open transactions: the state of each, final where nobody is to be told.
+
+    `also` are cursors that the caller locks next; see `end_all`.
+    """
     if not changed:
         return {}
     participants = participants_of(connection, list(changed))
@@ -87,6 +103,7 @@ def put_decisions(
     _acknowledge(
         connection,
         [one for txn, state in states.items() if state.commits for one in participants[txn] if one.positions],
+        also,
     )
     return states
 
@@ -95,7 +112,9 @@ def _final(state: TransactionState) -> TransactionState:
     return TransactionState.COMMITTED if state.commits else TransactionState.ABORTED
 
 
-def _acknowledge(connection: Connection, held: Sequence[StoredParticipant]) -> None:
+def _acknowledge(
+    connection: Connection, held: Sequence[StoredParticipant], also: Collection[tuple[TopicId, str]]
+) -> None:
     """Let cursors have what committed transactions held of them; mark-delete moves with the next acknowledgement.
 
     A cursor that was sought, or whose ledgers were detached since, keeps only what still counts.
@@ -103,7 +122,8 @@ def _acknowledge(connection: Connection, held: Sequence[StoredParticipant]) -> N
     wanted = {(one.participant.topic_id, one.participant.subscription) for one in held}
     if not wanted:
         return
-    cursors = {key: LockedCursor.of(row) for key, row in lock_cursors(connection, wanted).items()}
+    rows = lock_cursors(connection, wanted.union(also))
+    cursors = {key: LockedCursor.of(row) for key, row in rows.items() if key in wanted}
     for one in held:
         cursor = cursors.get((one.participant.topic_id, one.participant.subscription))
         if cursor:

@@ -1,7 +1,7 @@
 """Rows of coordinators and of transactions: nothing else writes these two tables.
 
-Locks: after topics, lists and ledgers, before sequences and cursors; of several transactions by id, all that a
-transaction of the database will need at once.
+Locks: after topics, lists, ledgers and sequences of producers, before coordinators and cursors; of several transactions
+by id, all that a transaction of the database will need at once. Settled participants come before their transaction.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

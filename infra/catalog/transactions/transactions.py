@@ -186,8 +186,8 @@ class SqlTransactions(OnDatabase):
 
         def work(connection: Connection) -> None:
             told = "; ".join(f"{one}: {error}" for one, error in sorted(failures.items()))
+            participants.put_errors(connection, txn, failures)  # before its transaction, as a settlement locks them
             rows.tell_failure(connection, txn, told)
-            participants.put_errors(connection, txn, failures)
 
         with effect("catalog.transaction_failed"):
             self._db.write(work)

@@ -3,9 +3,10 @@
 import pytest
 
 from logstore.errors import AcknowledgementHeld, InvalidInput, TransactionNotOpen, UnknownObject
-from logstore.ports.catalog import Acknowledge, Acknowledged, Topic
+from logstore.ports.catalog import Acknowledge, Acknowledged, Decided, EndTransaction, Topic, Write
 from logstore.positions import Position
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transactions import TransactionId, TransactionState
+from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.steps import acknowledge, at, new_topic, race, roll
 from tests.contracts.catalog.transactions.steps import begin, end, hold, one, produce, settle
 from tests.contracts.catalog.worlds import SqlWorld
@@ -156,6 +157,29 @@ def test_commit_to_a_subscription_that_was_sought_or_removed_changes_what_still_
     hold(sql_world, topic, _SUB, other, _entry(sql_world, topic, 8))
     sql_world.sql("DELETE FROM cursor")
     assert end(sql_world, other, commit=True).commits
+
+
+@pytest.mark.external_service
+def test_commit_locks_all_cursors_that_it_will_need_by_id(postgres_url: str) -> None:
+    """Those of ends and those of acknowledgements at once, or two processes would wait for each other: PostgreSQL only.
+
+    While it waits for the first one it holds none that comes behind.
+    """
+    world = SqlWorld(postgres_url)
+    topic = new_topic(world)
+    entry = produce(world, topic, (None, 10))
+    for name in ("first", "second"):
+        world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+    txn = begin(world)
+    hold(world, topic, "second", txn, entry)
+    writes: list[Write] = [
+        EndTransaction(txn=txn, commit=True),
+        Acknowledge(topic_id=topic.topic_id, subscription="first", positions=(entry,)),
+    ]
+    locks = [f"SELECT 1 FROM cursor WHERE name = '{name}' FOR UPDATE NOWAIT" for name in ("first", "second")]
+    answers = behind(world, locks[:1], lambda: world.catalog.commits.commit(writes), locks[1:])
+    assert answers == [Decided(state=TransactionState.COMMITTING), Acknowledged(mark_delete=entry)]
+    world.database.close()
 
 
 def test_views_agree_on_the_committed_frontier(sql_world: SqlWorld, topic: Topic) -> None:
