@@ -1,0 +1,286 @@
+"""The file of a bucket's snapshot: Parquet whose row groups are segments of time, with facts and bitmaps in its footer.
+
+A reader that has the footer knows all positions of the bucket and when each segment begins, and needs one range of the
+file for each segment. Columns are delta-encoded and zstd-compressed, and pages carry checksums. The footer has none:
+its digest is compared before it is parsed (`logstore.log.entries.FooterMark`).
+
+Source: PIP-195 (bucket snapshots: metadata, then segments by time step). Bitmaps are of the whole bucket: those of each
+segment, as in the proposal, take as long as the merge itself.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from pyroaring import BitMap
+
+from logstore.cursors.state import pack_acknowledged, unite, unpack_acknowledged
+from logstore.delayed.rows import COLUMNS, DelayedRows
+from logstore.errors import CorruptData, InvalidInput
+from logstore.log.entries import unreadable
+from logstore.positions import LedgerId, Position, TopicId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+STEP_MS: Final = 300_000
+SEGMENT_ROWS: Final = (10_000, 100_000)
+"""The least rows of a segment that is not the last one, and the most of any."""
+
+_VERSION: Final = 1
+_FACTS: Final = b"sexton.delayed"
+_BITMAPS: Final = b"sexton.delayed.bitmaps"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """One segment: rows of a stretch of time. Times are milliseconds since 1970, UTC, inclusive."""
+
+    messages: int  # 1 or more
+    first_ms: int
+    last_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotFooter:
+    """What a snapshot says of itself: enough to know what is tracked, and which segment to read when."""
+
+    topic_id: TopicId
+    first: Position  # the range of the log that the bucket covers, inclusive
+    last: Position
+    segments: tuple[SegmentFacts, ...]  # ascending by time; 1 or more
+    packed: bytes  # the bitmaps, as `pack_acknowledged` wrote them
+    name: str = "delayed snapshot"  # of the object, for errors
+
+    @property
+    def messages(self) -> int:
+        """Messages of all segments."""
+        return sum(segment.messages for segment in self.segments)
+
+    @property
+    def first_ms(self) -> int:
+        """The earliest delivery time."""
+        return self.segments[0].first_ms
+
+    @property
+    def last_ms(self) -> int:
+        """The latest delivery time."""
+        return self.segments[-1].last_ms
+
+    @cached_property
+    def bitmaps(self) -> Mapping[LedgerId, BitMap]:
+        """The entries of the whole bucket, by ledger; no bitmap is to be changed in place.
+
+        Raises:
+            CorruptData: They are none, or not as many entries as the segments have.
+        """
+        found = unpack_acknowledged(self.packed)
+        held = sum(len(bits) for bits in found.values())
+        if held != self.messages:
+            raise CorruptData(f"{self.name}: expected bitmaps of {self.messages} messages, found {held}")
+        ends = [Position(ledger_id, at) for ledger_id, bits in found.items() if bits for at in (bits.min(), bits.max())]
+        if ends and not self.first <= min(ends) <= max(ends) <= self.last:
+            raise CorruptData(f"{self.name}: expected {self.first} to {self.last}, found {min(ends)} to {max(ends)}")
+        return found
+
+
+class SnapshotWriter:
+    """Writes one snapshot. In memory are the rows of one segment, and bitmaps."""
+
+    def __init__(
+        self,
+        target: Path | BinaryIO,
+        topic_id: TopicId,
+        first: Position,
+        last: Position,
+        *,
+        step_ms: int = STEP_MS,
+        segment_rows: tuple[int, int] = SEGMENT_ROWS,
+    ) -> None:
+        """Begin a file.
+
+        Args:
+            target: Where to write; a file that is given stays open.
+            topic_id: Whose messages they are.
+            first: The first entry of the range that the bucket covers.
+            last: The last one.
+            step_ms: A segment spans so many milliseconds, unless it has too few or too many rows.
+            segment_rows: The least and the most rows of a segment.
+        """
+        import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+        self._whose = (topic_id, first, last)
+        self._step_ms, (self._least, self._most) = step_ms, segment_rows
+        self._parts: list[DelayedRows] = []
+        self._waiting = 0
+        self._last_ms: int | None = None
+        self._segments: list[SegmentFacts] = []
+        self._bitmaps: dict[LedgerId, BitMap] | None = {}
+        self._file = pq.ParquetWriter(
+            str(target) if isinstance(target, Path) else target,
+            DelayedRows.empty().to_table().schema,
+            compression="zstd",
+            use_dictionary=False,
+            column_encoding=dict.fromkeys(COLUMNS, "DELTA_BINARY_PACKED"),
+            write_statistics=False,
+            write_page_checksum=True,
+            store_schema=False,
+        )
+
+    def add(self, rows: DelayedRows) -> None:
+        """Add rows behind all that were added before.
+
+        Raises:
+            InvalidInput: They begin before the time at which the last ones ended.
+        """
+        if not len(rows):
+            return
+        first_ms = int(rows.deliver_at_ms[0])
+        if self._last_ms is not None and first_ms < self._last_ms:
+            raise InvalidInput("rows", expected=f"a time from {self._last_ms}", found=first_ms)
+        self._last_ms = int(rows.deliver_at_ms[-1])
+        self._parts.append(rows)
+        self._waiting += len(rows)
+        if self._waiting >= self._most:
+            self._write(whole=False)
+
+    def close(self, bitmaps: Mapping[LedgerId, BitMap] | None = None) -> SnapshotFooter:
+        """Write what waits and the footer.
+
+        Args:
+            bitmaps: Entries of all rows, where they are known already.
+
+        Raises:
+            InvalidInput: There are no rows, or the bitmaps hold another number of entries.
+        """
+        self._write(whole=True)
+        found = SnapshotFooter(
+            topic_id=self._whose[0],
+            first=self._whose[1],
+            last=self._whose[2],
+            segments=tuple(self._segments),
+            packed=pack_acknowledged(bitmaps if bitmaps is not None else self._bitmaps or {}),
+        )
+        if not found.messages:
+            raise InvalidInput("rows", expected="1 or more", found=0)
+        try:
+            _ = found.bitmaps
+        except CorruptData as other:
+            raise InvalidInput(
+                "rows", expected="positions of the bucket's range, none twice", found=str(other)
+            ) from other
+        self._file.add_key_value_metadata({_FACTS: _told(found), _BITMAPS: found.packed})
+        self._file.close()
+        return found
+
+    def abandon(self) -> None:
+        """Close the file as it is: it is no snapshot."""
+        self._file.close()
+
+    def _write(self, *, whole: bool) -> None:
+        """Write segments; unless it is the whole, keep what may still belong to one that is not full."""
+        rows, at = DelayedRows.joined(self._parts), 0
+        while at < len(rows) and (whole or len(rows) - at >= self._most):
+            end = self._end(rows, at)
+            self._segment(rows.slice(at, end))
+            at = end
+        self._parts, self._waiting = [rows.slice(at)], len(rows) - at
+
+    def _end(self, rows: DelayedRows, at: int) -> int:
+        """Where the segment ends that begins at this row."""
+        step = rows.slice(at, at + self._most).deliver_at_ms
+        within = int(step.searchsorted(int(step[0]) + self._step_ms, side="left"))
+        return at + min(max(within, self._least), len(step))
+
+    def _segment(self, rows: DelayedRows) -> None:
+        table = rows.to_table()
+        self._file.write_table(table, row_group_size=len(rows))
+        self._segments.append(SegmentFacts(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])))
+        if self._bitmaps is not None:
+            unite(self._bitmaps, rows.bitmaps())
+
+
+def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
+    """What the footer of a snapshot says.
+
+    Args:
+        metadata: Of a file whose footer was compared with its digest.
+        name: What to call the object in an error.
+
+    Raises:
+        CorruptData: It is none of a snapshot, of a format that this build does not know, or contradicts itself.
+    """
+    told: Mapping[bytes, bytes] = metadata.metadata or {}
+    try:
+        found = json.loads(told[_FACTS])
+        if found["version"] != _VERSION:
+            raise CorruptData(f"{name}: expected version {_VERSION} of a delayed snapshot, found {found['version']}")
+        footer = SnapshotFooter(
+            topic_id=TopicId(int(found["topic_id"])),
+            first=_position(found["first"]),
+            last=_position(found["last"]),
+            segments=tuple(SegmentFacts(*(int(value) for value in facts)) for facts in found["segments"]),
+            packed=told[_BITMAPS],
+            name=name,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptData(f"{name}: not a delayed snapshot: {error!r}") from error
+    groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    if not groups or groups != [segment.messages for segment in footer.segments]:
+        raise CorruptData(f"{name}: expected segments of {[one.messages for one in footer.segments]}, found {groups}")
+    return footer
+
+
+def read_segment(
+    source: BinaryIO, number: int, *, footer: SnapshotFooter, metadata: "pq.FileMetaData", name: str
+) -> DelayedRows:
+    """The rows of one segment.
+
+    Args:
+        source: A seekable binary file; only the part that holds the segment is read.
+        number: From 0.
+        footer: What the metadata says.
+        metadata: The footer, compared with its digest and parsed.
+        name: What to call the object in an error.
+
+    Raises:
+        CorruptData: It is not what the footer says, or a page has another checksum than it says.
+    """
+    rows = DelayedRows.from_table(_group(source, number, metadata, name), name=f"{name}, segment {number}")
+    facts = footer.segments[number]
+    found = SegmentFacts(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])) if len(rows) else None
+    if found != facts:
+        raise CorruptData(f"{name}, segment {number}: expected {facts}, found {found}")
+    return rows
+
+
+def _group(source: BinaryIO, number: int, metadata: "pq.FileMetaData", name: str) -> "pa.Table":
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+    try:
+        opened = pa.PythonFile(source, mode="r")
+        with pq.ParquetFile(opened, metadata=metadata, page_checksum_verification=True) as file:
+            return file.read_row_group(number, columns=list(COLUMNS), use_threads=False)
+    except unreadable() as error:
+        raise CorruptData(f"{name}, segment {number}: cannot be read: {error}") from error
+
+
+def _told(footer: SnapshotFooter) -> bytes:
+    document = {
+        "version": _VERSION,
+        "topic_id": int(footer.topic_id),
+        "first": [int(footer.first.ledger_id), footer.first.entry_id],
+        "last": [int(footer.last.ledger_id), footer.last.entry_id],
+        "segments": [[one.messages, one.first_ms, one.last_ms] for one in footer.segments],
+    }
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def _position(pair: Any) -> Position:  # noqa: ANN401 - of JSON
+    ledger_id, entry_id = pair
+    return Position(LedgerId(int(ledger_id)), int(entry_id))

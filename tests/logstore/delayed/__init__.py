@@ -1,0 +1,1 @@
+"""Delayed messages: rows, snapshots, merges and the tracker, all in memory."""
