@@ -12,8 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar, cast
 
 from logstore.clock import Clock
 from logstore.errors import AlreadyExists, CatalogBusy, CorruptData, UploadTimedOut
@@ -63,7 +62,7 @@ class FileDraft:
     topic_id: TopicId
     component: Component
     keys: Mapping[str, str]
-    path: Path
+    file: BinaryIO  # seekable, and read from its beginning
     facts: Mapping[str, str]  # in the object's metadata, for a reader without the catalog
 
 
@@ -71,7 +70,7 @@ class FileDraft:
 class _Segment:
     """The one segment as it is to be stored."""
 
-    content: bytes | Path
+    content: bytes | BinaryIO
     size_bytes: int
     sha256: str
     metadata: dict[str, str]
@@ -188,9 +187,8 @@ class ComponentLedgers:
             with effect("component.put_segment"):
                 if isinstance(content, bytes):
                     self._objects.put_if_absent(key, content, metadata=stating)
-                    return
-                with content.open("rb") as file:
-                    self._objects.put_file_if_absent(key, file, metadata=stating, proceed=proceed)
+                else:
+                    self._objects.put_file_if_absent(key, content, metadata=stating, proceed=proceed)
 
         try:
             for put in (put_meta, put_segment):
@@ -203,10 +201,12 @@ class ComponentLedgers:
 
 def _segment_of(draft: Draft | FileDraft, *, publish_ms: int) -> _Segment:
     if isinstance(draft, FileDraft):
-        with draft.path.open("rb") as file:
-            sha256, mark = hashlib.file_digest(file, "sha256").hexdigest(), mark_footer(file)
+        file = draft.file
+        mark, size_bytes = mark_footer(file), file.tell()
+        file.seek(0)
+        sha256 = hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest()
         vouched = {DIGEST: sha256, FOOTER: str(mark), **draft.facts}
-        return _Segment(content=draft.path, size_bytes=draft.path.stat().st_size, sha256=sha256, metadata=vouched)
+        return _Segment(content=file, size_bytes=size_bytes, sha256=sha256, metadata=vouched)
     entry = NewEntry(payload=draft.content, properties=draft.properties)
     body = encode_segment([ProducedEntries(entries=[entry])], publish_ms=publish_ms)
     digest = digest_of(body)

@@ -41,16 +41,24 @@ def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str])
         source = _whole(objects, key, segment)
         table = decode_segment(source, columns=columns, name=key, check_pages=segment.sha256 is None)
     else:
-        footer = _footer(objects, key, segment)
-        table = decode_segment(_ranges(objects, key, segment), columns=columns, name=key, footer=footer)
+        footer = read_footer(objects, segment) if segment.sha256 else None
+        table = decode_segment(ranges_of(objects, segment), columns=columns, name=key, footer=footer)
     if table.num_rows != segment.entries:
         raise CorruptData(f"{key}: expected {segment.entries} entries, found {table.num_rows}")
     return table
 
 
-def _ranges(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
-    stating = {DIGEST: segment.sha256} if segment.sha256 else {}
-    return cast("BinaryIO", RangeFile(objects, key, segment.size_bytes, segment.ledger_id, stating=stating))
+def ranges_of(objects: ObjectStore, segment: Segment, *, held: tuple[int, bytes] | None = None) -> BinaryIO:
+    """The registered object as a file of which only what is read is fetched.
+
+    Args:
+        objects: The primary bucket.
+        segment: Its row.
+        held: A part of it that was fetched already, and where it begins.
+    """
+    key, stating = segment_key(segment.ledger_id, segment.number), {DIGEST: segment.sha256} if segment.sha256 else {}
+    file = RangeFile(objects, key, segment.size_bytes, segment.ledger_id, held=held, stating=stating)
+    return cast("BinaryIO", file)
 
 
 def _whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
@@ -61,18 +69,36 @@ def _whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
     return io.BytesIO(stored.body)
 
 
-def _footer(objects: ObjectStore, key: str, segment: Segment) -> "pq.FileMetaData | None":
-    """The footer of the registered object, compared with its digest; None for a segment from before digests."""
-    if segment.sha256 is None:
-        return None
+def read_footer(objects: ObjectStore, segment: Segment) -> "pq.FileMetaData":
+    """The footer of the registered object, compared with the digest that its metadata has.
+
+    Args:
+        objects: The primary bucket.
+        segment: Its row, with a digest.
+
+    Raises:
+        SegmentGone: There is no such object.
+        CorruptData: It is another one than was registered, or its footer is not the one that it was stored with.
+        StoreUnavailable: The store did not answer.
+    """
+    key = segment_key(segment.ledger_id, segment.number)
     seen = objects.head(key)
     if seen is None:
         raise SegmentGone(segment.ledger_id, key)
     _check_stated(segment, key, seen[1])
     mark = FooterMark.parse(seen[1].get(FOOTER), name=key)
-    file = _ranges(objects, key, segment)
+    file = ranges_of(objects, segment)
     file.seek(-mark.size_bytes, io.SEEK_END)
     return mark.check(file.read(), name=key)
+
+
+def group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
+    """Where a row group begins in its file, and its length in bytes: it is fetched by one request."""
+    group = footer.row_group(number)
+    chunks = [group.column(at) for at in range(group.num_columns)]
+    starts = [each.dictionary_page_offset or each.data_page_offset for each in chunks]
+    ends = [start + each.total_compressed_size for start, each in zip(starts, chunks, strict=True)]
+    return min(starts), max(ends) - min(starts)
 
 
 def vouching(content: bytes, sha256: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 from logstore.errors import CorruptData
 from logstore.log.entries import FooterMark, unreadable
 from logstore.log.ledgers import CopyKind
-from logstore.log.services.segment_file import RangeFile, SegmentGone, read_columns
+from logstore.log.services.segment_file import RangeFile, SegmentGone, group_range, read_columns
 from logstore.offload.places import TieredPlace, place_of
 from logstore.offload.tiered import RowGroup, TieredIndex, data_key, index_key
 from logstore.ports.catalog import Copies, Ledger, Offloads, Segment
@@ -192,14 +192,11 @@ def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str
 
 def _whole(copy: _Opened, ledger_id: LedgerId, number: int) -> tuple[int, bytes]:
     """A row group in one request: with its payloads nearly all of it is wanted."""
-    group = copy.footer.row_group(number)
-    chunks = [group.column(at) for at in range(group.num_columns)]
-    starts = [each.dictionary_page_offset or each.data_page_offset for each in chunks]
-    ends = [start + each.total_compressed_size for start, each in zip(starts, chunks, strict=True)]
-    found = copy.objects.get_range(copy.key, min(starts), max(ends) - min(starts), stating=copy.stating)
+    start, length = group_range(copy.footer, number)
+    found = copy.objects.get_range(copy.key, start, length, stating=copy.stating)
     if found is None:
         raise SegmentGone(ledger_id, copy.key)
-    return min(starts), found
+    return start, found
 
 
 def _parquet(key: str, file: RangeFile, footer: "pq.FileMetaData | None") -> "pq.ParquetFile":

@@ -1,8 +1,9 @@
 """Component ledgers: written whole, stored as every ledger is, and never forgotten half made."""
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -183,35 +184,35 @@ def test_component_ledger_that_is_never_published_is_looked_for_again(world: Wor
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file() -> BinaryIO:
     """A Parquet file of the component's own format."""
-    path = tmp_path / "own.parquet"
-    pq.write_table(pa.table({"number": list(range(1_000))}), path)
-    return path
+    made = io.BytesIO()
+    pq.write_table(pa.table({"number": list(range(1_000))}), made)
+    return made
 
 
-def _file_draft(world: World, path: Path) -> FileDraft:
+def _file_draft(world: World, file: BinaryIO) -> FileDraft:
     component, facts = Component.DELAYED_INDEX, {"first": "1:0"}
-    return FileDraft(topic_id=world.topic.topic_id, component=component, keys={}, path=path, facts=facts)
+    return FileDraft(topic_id=world.topic.topic_id, component=component, keys={}, file=file, facts=facts)
 
 
 @pytest.mark.parametrize("part_bytes", [100, 1 << 20])
-def test_component_ledger_of_a_file_is_stored_as_it_is(world: World, file: Path, part_bytes: int) -> None:
+def test_component_ledger_of_a_file_is_stored_as_it_is(world: World, file: BinaryIO, part_bytes: int) -> None:
     """In parts where it is large; its metadata has its owner, the digests of the whole and of the footer, and facts."""
     world.objects.part_bytes = part_bytes
     born = world.contents().write(_file_draft(world, file), lambda born: born)
     stored = world.objects.get(segment_key(born.ledger_id, 0))
     assert stored
-    assert stored.body == file.read_bytes()
+    file.seek(0)
+    assert stored.body == file.read()
     assert (born.size_bytes, born.sha256) == (len(stored.body), digest_of(stored.body))
     assert LedgerStatement.from_metadata(stored.metadata) == world.catalog.statements[born.ledger_id]
-    with file.open("rb") as opened:
-        vouched = {"sha256": born.sha256, "footer": str(mark_footer(opened)), "first": "1:0"}
+    vouched = {"sha256": born.sha256, "footer": str(mark_footer(file)), "first": "1:0"}
     assert vouched.items() <= stored.metadata.items()
     assert (Operation.PART in {operation for operation, _ in world.objects.calls}) is (part_bytes == 100)
 
 
-def test_component_ledger_of_a_file_that_takes_too_long_sends_nothing_more(world: World, file: Path) -> None:
+def test_component_ledger_of_a_file_that_takes_too_long_sends_nothing_more(world: World, file: BinaryIO) -> None:
     """Its creator has a time by which it must have published; what came after it would be looked for by nobody."""
     world.objects.part_bytes = 100
     late = Fault(operation=Operation.PART, kind=FaultKind.CALL, action=lambda: world.catalog.advance(seconds=601))
@@ -222,7 +223,7 @@ def test_component_ledger_of_a_file_that_takes_too_long_sends_nothing_more(world
     assert (world.objects.unfinished, world.listed(Component.DELAYED_INDEX)) == (set(), [])
 
 
-def test_component_ledgers_are_stored_before_any_of_them_is_published(world: World, file: Path) -> None:
+def test_component_ledgers_are_stored_before_any_of_them_is_published(world: World, file: BinaryIO) -> None:
     """For a transaction that lists several: they are newborn until then."""
     first, second = (world.contents().store(_file_draft(world, file)) for _ in range(2))
     assert first.ledger_id != second.ledger_id
