@@ -1,0 +1,213 @@
+"""Snapshots of buckets in storage: written as ledgers, read by ranges, never taken for what they are not."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from logstore.delayed.buckets import Bucket
+from logstore.delayed.rows import DelayedRows
+from logstore.delayed.services.snapshots import BucketSnapshots
+from logstore.delayed.snapshot_file import SnapshotFooter, SnapshotWriter
+from logstore.delayed.sources import SnapshotGone
+from logstore.errors import CorruptData, StoreUnavailable
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.log.ledgers import Component, LedgerState, LedgerStatement, ledger_prefix, segment_key
+from logstore.log.services.segment_file import group_range
+from logstore.ports.catalog import NewBucket
+from logstore.positions import LedgerId, Position
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.logstore.component_world import World, at
+
+_FIRST, _LAST = at(3, 0), at(4, 99)
+_ROWS = DelayedRows.of((1_000 + 7 * number, at(3 + number % 2, number)) for number in range(100))
+_SEGMENT = 30  # rows
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """An empty topic."""
+    with World() as found:
+        yield found
+    disarm()
+
+
+@pytest.fixture
+def snapshots(world: World) -> BucketSnapshots:
+    """Of a process that has read none yet."""
+    return _process(world)
+
+
+def _process(world: World, **more: int) -> BucketSnapshots:
+    return BucketSnapshots(ledgers=world.catalog.ledgers, contents=world.contents(), objects=world.objects, **more)
+
+
+def _file(world: World, path: Path, rows: DelayedRows = _ROWS) -> SnapshotFooter:
+    writer = SnapshotWriter(path, world.topic.topic_id, _FIRST, _LAST, segment_rows=(_SEGMENT, _SEGMENT))
+    writer.add(rows)
+    return writer.close()
+
+
+def _listed(world: World, born: NewBucket) -> Bucket:
+    """List it, as the catalog's switch does."""
+    row = world.catalog.ledger_rows[born.bucket.bucket_id]
+    world.catalog.components._publish(row, born.size_bytes, born.sha256)
+    return born.bucket
+
+
+def _written(world: World, folder: Path, rows: DelayedRows = _ROWS) -> Bucket:
+    footer = _file(world, folder / "snapshot", rows)
+    found: list[Bucket] = []
+
+    def publish(born: NewBucket) -> bool:
+        found[:] = [_listed(world, born)]
+        return True
+
+    with (folder / "snapshot").open("rb") as file:
+        assert _process(world).write(file, footer, publish)
+    return found[0]
+
+
+def test_snapshot_is_a_ledger_whose_bucket_says_what_its_footer_says(world: World, tmp_path: Path) -> None:
+    """Its one segment is the file; the range stands in its metadata too, for a reader without the catalog."""
+    bucket = _written(world, tmp_path)
+    expected = Bucket(
+        bucket_id=bucket.bucket_id, first=_FIRST, last=_LAST, messages=100, segments=4, first_ms=1_000, last_ms=1_693
+    )
+    assert bucket == expected
+    stored = world.objects.get(segment_key(bucket.bucket_id, 0))
+    assert stored
+    assert stored.body == (tmp_path / "snapshot").read_bytes()
+    assert {"first": "3:0", "last": "4:99", "messages": "100"}.items() <= stored.metadata.items()
+    assert LedgerStatement.from_metadata(stored.metadata) == world.catalog.statements[bucket.bucket_id]
+    assert [one.ledger_id for one in world.listed(Component.DELAYED_INDEX)] == [bucket.bucket_id]
+
+
+def test_snapshot_that_is_stored_and_not_published_is_in_no_list(
+    world: World, snapshots: BucketSnapshots, tmp_path: Path
+) -> None:
+    """For a switch that publishes several; until then there is nothing to read."""
+    footer = _file(world, tmp_path / "snapshot")
+    with (tmp_path / "snapshot").open("rb") as file:
+        born = snapshots.store(file, footer)
+    assert world.listed(Component.DELAYED_INDEX) == []
+    with pytest.raises(SnapshotGone, match="the catalog has no such ledger"):
+        snapshots.footer(born.bucket)
+    assert snapshots.footer(_listed(world, born)) == replace(footer, name=segment_key(born.bucket.bucket_id, 0))
+
+
+def test_snapshot_reads_back_segment_by_segment(world: World, snapshots: BucketSnapshots, tmp_path: Path) -> None:
+    """A footer costs a HEAD and a range, each segment one range, and the whole object is never fetched."""
+    bucket = _written(world, tmp_path)
+    begun = len(world.objects.calls)
+    footer = snapshots.footer(bucket)
+    assert footer.bitmaps == _ROWS.bitmaps()
+    assert [operation for operation, _ in world.objects.calls[begun:]] == [Operation.HEAD, Operation.GET_RANGE]
+    begun = len(world.objects.calls)
+    assert snapshots.segment(bucket, 2) == _ROWS.slice(2 * _SEGMENT, 3 * _SEGMENT)
+    assert DelayedRows.joined(list(snapshots.rows(bucket))) == _ROWS
+    assert [operation for operation, _ in world.objects.calls[begun:]] == [Operation.GET_RANGE] * 5
+
+
+def test_footers_are_kept_up_to_a_size(world: World, tmp_path: Path) -> None:
+    """The one that was used longest ago goes first; the one just read stays, however large it is."""
+    first, second = _written(world, tmp_path), _written(world, tmp_path)
+    snapshots = _process(world, kept_bytes=1)
+    for bucket in (first, second, second, first):
+        snapshots.segment(bucket, 0)
+    heads = [key for operation, key in world.objects.calls if operation is Operation.HEAD]
+    assert heads == [segment_key(one.bucket_id, 0) for one in (first, second, first)]
+
+
+@pytest.mark.parametrize("reading", ["footer", "segment"])
+def test_missing_snapshot_is_gone(world: World, snapshots: BucketSnapshots, tmp_path: Path, reading: str) -> None:
+    """A reader then looks at the list again: a merge or a clear may have retired it."""
+    bucket = _written(world, tmp_path)
+    if reading == "segment":
+        snapshots.footer(bucket)
+    world.objects.delete([segment_key(bucket.bucket_id, 0)])
+    with pytest.raises(SnapshotGone, match="storage has no such object"):
+        snapshots.segment(bucket, 0)
+
+
+@pytest.mark.parametrize("part", ["page", "footer"])
+def test_snapshot_with_a_flipped_bit_is_corrupt(
+    world: World, snapshots: BucketSnapshots, tmp_path: Path, part: str
+) -> None:
+    """In a page its checksum tells, in the footer its digest: never is another row read, or the process ended."""
+    bucket = _written(world, tmp_path)
+    key = segment_key(bucket.bucket_id, 0)
+    held = world.objects._held[key]
+    body = bytearray(held.body)
+    start, length = group_range(pq.read_metadata(tmp_path / "snapshot"), 3)
+    body[start + length - 2 if part == "page" else -40] ^= 1
+    world.objects._held[key] = replace(held, body=bytes(body))
+    with pytest.raises(CorruptData):
+        list(snapshots.rows(bucket))
+
+
+def test_snapshot_of_another_bucket_is_corrupt(world: World, snapshots: BucketSnapshots, tmp_path: Path) -> None:
+    """What stands under the key must be what was registered; and what it says must be what the list says."""
+    first, second = _written(world, tmp_path), _written(world, tmp_path, _ROWS.slice(0, 99))
+    keys = [segment_key(one.bucket_id, 0) for one in (first, second)]
+    with pytest.raises(CorruptData, match=r"messages=5.*messages=100"):
+        snapshots.footer(replace(first, messages=5))
+    world.objects._held[keys[0]] = world.objects._held[keys[1]]
+    with pytest.raises(CorruptData):
+        snapshots.footer(first)
+
+
+def test_snapshot_that_is_overwritten_after_its_footer_was_read_is_corrupt(
+    world: World, snapshots: BucketSnapshots, tmp_path: Path
+) -> None:
+    """A range has no digest: the object that answers must state that of the one whose footer is known."""
+    first, second = _written(world, tmp_path), _written(world, tmp_path, _ROWS.slice(0, 99))
+    snapshots.footer(first)
+    keys = [segment_key(one.bucket_id, 0) for one in (first, second)]
+    world.objects._held[keys[0]] = world.objects._held[keys[1]]
+    with pytest.raises(CorruptData):
+        snapshots.segment(first, 0)
+
+
+def test_store_that_does_not_answer_changes_nothing(world: World, snapshots: BucketSnapshots, tmp_path: Path) -> None:
+    """What was not read is not kept: the next call asks again."""
+    bucket = _written(world, tmp_path)
+    for operation in (Operation.HEAD, Operation.GET_RANGE, Operation.GET_RANGE):
+        world.objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE))
+        with pytest.raises(StoreUnavailable):
+            snapshots.segment(bucket, 0)
+    assert snapshots.segment(bucket, 0) == _ROWS.slice(0, _SEGMENT)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("effect", ["component.put_meta", "component.put_segment"])
+def test_writer_that_dies_leaves_a_newborn_and_its_file(world: World, tmp_path: Path, effect: str, moment: str) -> None:
+    """The row names whatever is stored; a sweep takes it away."""
+    arm(f"{effect}.{moment}", "crash")
+    with pytest.raises(SimulatedCrash):
+        _written(world, tmp_path)
+    assert world.listed(Component.DELAYED_INDEX) == []
+    (row,) = world.catalog.ledger_rows.values()
+    stored = [key for key in world.objects.keys if key.startswith(ledger_prefix(row.ledger_id))]
+    assert (row.state, stored) == (LedgerState.CREATING, world.objects.keys)
+
+
+def test_position_of_a_message_reads_back_as_it_was_written(world: World) -> None:
+    """Ledger and entry ids as large as they can be."""
+    big = Position(LedgerId(2**62), 2**31)
+    rows = DelayedRows.of([(5, big)])
+    file = io.BytesIO()
+    writer = SnapshotWriter(file, world.topic.topic_id, big, big)
+    writer.add(rows)
+    footer = writer.close()
+    found: list[Bucket] = []
+
+    def publish(born: NewBucket) -> bool:
+        found.append(_listed(world, born))
+        return True
+
+    assert _process(world).write(file, footer, publish)
+    assert _process(world).segment(found[0], 0).positions() == [big]
