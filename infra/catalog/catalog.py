@@ -16,6 +16,7 @@ from infra.catalog.engine.versions import check_version
 if TYPE_CHECKING:
     from infra.catalog.audits import SqlAuditLog
     from infra.catalog.cursors.cursors import SqlCursors
+    from infra.catalog.delayed.index import SqlDelayedIndex
     from infra.catalog.deletion.deletions import SqlDeletions
     from infra.catalog.deletion.phase_one import SqlPhaseOne
     from infra.catalog.deletion.upkeep import SqlUpkeep
@@ -62,6 +63,7 @@ class SqlCatalog:
     offloads: "SqlOffloads" = _port("offload.offloads", "SqlOffloads")
     reconciliation: "SqlReconciliation" = _port("reconciliation.reconciliation", "SqlReconciliation")
     transactions: "SqlTransactions" = _port("transactions.transactions", "SqlTransactions")
+    delayed: "SqlDelayedIndex" = _port("delayed.index", "SqlDelayedIndex")
     transaction_snapshots: "SqlTransactionSnapshots" = _port("transactions.snapshots", "SqlTransactionSnapshots")
 
     def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:

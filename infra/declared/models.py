@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import JSON, Index, Integer, LargeBinary, Text, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
+import infra.declared.delayed  # noqa: F401 - its tables join the others
 from infra.declared.transactions import Big
 from infra.telemetry import current_trace_id
 
@@ -121,6 +122,7 @@ class SegmentRow(SQLModel, table=True):
     entries: int = Field(sa_type=Big)
     size_bytes: int = Field(sa_type=Big)
     sha256: str | None = None  # of the object, hexadecimal; segments from before digests have none
+    delayed: int | None = Field(default=None, sa_type=Big)  # entries with a delivery time; null: not known, from before
 
 
 class CursorRow(SQLModel, table=True):

@@ -19,6 +19,8 @@ _DOORS: Final = {
     "bundle_fence": "ownership.fences",
     "catalog": "log.ledger_rows",
     "cursor": "cursors.cursor_rows",
+    "delayed_bucket": "delayed.bucket_rows",
+    "delayed_index": "delayed.bucket_rows",
     "ledger": "log.ledger_rows",
     "ledger_copy": "log.ledger_rows",
     "ledger_list": "log.ledger_rows",

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, and_, func, or_, select
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit, audited_us
 from infra.catalog.cursors.cursor_rows import remove_cursors
+from infra.catalog.delayed.bucket_rows import remove_index
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
 from infra.catalog.deletion.intents import filed_by, tally_of
 from infra.catalog.deletion.runs import done_before, open_run
@@ -34,6 +35,7 @@ _NAMING: Final[_Removals] = {
     "cursor": remove_cursors,
     "schema_version": remove_versions,
     "transaction_snapshot": remove_snapshot,
+    "delayed_bucket": remove_index,
 }
 """Rows that name ledgers of the topic's lists, in lock order: they go in the transaction that detaches those."""
 

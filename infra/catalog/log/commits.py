@@ -15,6 +15,7 @@ from sqlalchemy import Connection, and_, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.acknowledgements import acknowledge_all
+from infra.catalog.delayed.bucket_rows import count_delayed
 from infra.catalog.deletion.intent_rows import reopen_late
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of, value_of
@@ -116,8 +117,9 @@ class _Locked:
     names: dict[int, str]
     ledgers: dict[int, _Ledger]
     sequences: dict[tuple[int, str], int]
-    segments: list[tuple[int, int, int, int, int, str | None]] = field(default_factory=list)
+    segments: list[tuple[int, int, int, int, int, str | None, int]] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
+    delayed: dict[int, int] = field(default_factory=dict)  # topic -> entries with a delivery time
     advanced: dict[tuple[int, str], int] = field(default_factory=dict)
 
 
@@ -138,6 +140,8 @@ def _register_all(
     )
     if locked.advanced:
         advance_producers(connection, [(*key, last) for key, last in locked.advanced.items()])
+    if locked.delayed:
+        count_delayed(connection, locked.delayed)
     # of one that is OPEN the primary copy stands for certain: nobody can have looked for the last time
     standing = {ledger_id for ledger_id, ledger in locked.ledgers.items() if ledger.state == LedgerState.OPEN.value}
     late = {write.ledger_id for write in writes if write.epoch == locked.epoch and write.ledger_id not in standing}
@@ -199,7 +203,11 @@ def _decide(
     ledger.segments += 1
     ledger.last_segment = write.number
     locked.touched.add(write.ledger_id)
-    locked.segments.append((write.ledger_id, write.number, first, write.entries, write.size_bytes, write.sha256))
+    locked.segments.append(
+        (write.ledger_id, write.number, first, write.entries, write.size_bytes, write.sha256, write.delayed)
+    )
+    if write.delayed:
+        locked.delayed[write.topic_id] = locked.delayed.get(write.topic_id, 0) + write.delayed
     for part in write.producers:
         key = (write.topic_id, part.producer)
         locked.sequences[key] = locked.advanced[key] = part.last

@@ -22,6 +22,7 @@ BY_ROW: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.MANAGED_CURSOR.value: t.cursor.c.snapshot_ledger,
     Component.SCHEMA_STORAGE.value: t.schema_version.c.ledger_id,
     Component.TXN_SNAPSHOT.value: t.transaction_snapshot.c.ledger_id,
+    Component.DELAYED_INDEX.value: t.delayed_bucket.c.ledger_id,
 }
 """Components whose ledgers are in use where a row names them, a place in the list or not; and that row's column."""
 

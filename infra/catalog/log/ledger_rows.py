@@ -118,7 +118,7 @@ def attach(connection: Connection, list_id: int, ledger_id: LedgerId, *, after: 
 def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
     """List a component's newborn, CLOSED, with its one segment of one entry."""
     only = {"ledger_id": row.ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
-    connection.execute(insert(t.segment).values(**only, sha256=sha256))
+    connection.execute(insert(t.segment).values(**only, sha256=sha256, delayed=0))
     grown = {"entries": 1, "size_bytes": size_bytes, "segments": 1, "last_segment": 0}
     _list(connection, row.list_id, row.ledger_id, state=LedgerState.CLOSED.value, closed_us=now_us, **grown)
 

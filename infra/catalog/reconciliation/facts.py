@@ -8,11 +8,10 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, literal_column, select, union
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
+from infra.catalog.engine.clock import Clock
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.offload.contexts import as_text
 from logstore.deletion.intents import DeletionState
@@ -101,7 +100,7 @@ def intents(first: int, end: int) -> Select[Any]:
 
     Whether a claim has ended, the database's clock says at the moment of the read.
     """
-    now = select(_Clock()).scalar_subquery()
+    now = select(Clock()).scalar_subquery()
     return (
         select(
             _P.row_id,
@@ -165,7 +164,7 @@ def stalled_intents(row_ids: Collection[int]) -> Select[Any]:
     Raises:
         InvalidInput: More than `MOST_LEDGERS`.
     """
-    now = select(_Clock()).scalar_subquery()
+    now = select(Clock()).scalar_subquery()
     return select(_P.row_id).where(_among(_P.row_id, row_ids, "row ids"), stalled(now))
 
 
@@ -214,23 +213,6 @@ def bounds() -> Select[Any]:
         end(func.min, _P.row_id, "0", "first_row"),
         end(func.max, _P.row_id, "-1", "last_row"),
     )
-
-
-class _Clock(FunctionElement[int]):
-    """Microseconds since 1970 by the database's clock; SQLite's tells milliseconds."""
-
-    type = t.Big
-    inherit_cache = True
-
-
-@compiles(_Clock)
-def _of_a_server(*_: object, **__: object) -> str:
-    return "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
-
-
-@compiles(_Clock, "sqlite")
-def _of_this_machine(*_: object, **__: object) -> str:
-    return "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000"
 
 
 def _within(key: ColumnElement[Any], first: int, end: int) -> tuple[ColumnElement[bool], ...]:

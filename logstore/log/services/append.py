@@ -133,6 +133,7 @@ class Appender:
             entries=_entries(kept),
             producers=duplicates.advances(kept),
             **_transactional(kept),
+            delayed=sum(entry.deliver_at_ms is not None for part in kept for entry in part.entries),
             upload=uuid.uuid4().hex,
         )
 

@@ -64,6 +64,7 @@ class SegmentBody:
     producers: tuple[ProducerAdvance, ...]
     transactions: tuple[TransactionEntries, ...] = ()
     markers: tuple[int, ...] = ()  # offsets
+    delayed: int = 0  # entries with a delivery time
     upload: str  # unique: tells this upload from any other, even of equal content
 
 
@@ -219,6 +220,7 @@ def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: S
         producers=body.producers,
         transactions=body.transactions,
         markers=body.markers,
+        delayed=body.delayed,
     )
 
 

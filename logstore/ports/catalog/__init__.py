@@ -197,3 +197,5 @@ class Catalog(Protocol):
     def transactions(self) -> Transactions: ...  # noqa: D102
     @property
     def transaction_snapshots(self) -> TransactionSnapshots: ...  # noqa: D102
+    @property
+    def delayed(self) -> DelayedIndex: ...  # noqa: D102

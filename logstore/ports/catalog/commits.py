@@ -42,6 +42,7 @@ class RegisterSegment:
     producers: tuple[ProducerAdvance, ...] = ()
     transactions: tuple[TransactionEntries, ...] = ()
     markers: tuple[int, ...] = ()  # offsets in the segment of entries that no consumer sees
+    delayed: int = 0  # entries with a delivery time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

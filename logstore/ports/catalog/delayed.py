@@ -64,6 +64,7 @@ class DelayedIndex(Protocol):
     def claim(self, topic_id: TopicId, claim: Claim) -> bool:
         """Take or renew the work on a topic's list; False where another workflow's claim is alive.
 
+        False as well where there is no such topic, or one that is not ACTIVE: nothing is to be done there.
         Claims spare work alone: what is published is decided by the version.
         """
 
@@ -78,12 +79,18 @@ class DelayedIndex(Protocol):
         Returns whether the list is as the switch says now (true again when repeated). When the version is another one,
         when a bucket of `gone` is not in the list, or when the topic is not ACTIVE, intents for all that was born are
         filed in the same transaction.
+
+        Raises:
+            InvalidInput: Buckets would overlap, or reach behind `sealed_to`; nothing has changed.
         """
 
     def clear(self, topic_id: TopicId, *, reason: str) -> int:
         """Retire all buckets, raise the version, and let the log be looked through from its beginning; how many.
 
         Work in flight then fails to switch, and retires what it wrote.
+
+        Raises:
+            UnknownObject, PreconditionFailed: No such topic, or one that is not ACTIVE.
         """
 
     def now_ms(self) -> int:

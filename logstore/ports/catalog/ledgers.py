@@ -42,6 +42,7 @@ class Segment:
     entries: int
     size_bytes: int
     sha256: str | None = None  # of the object, hexadecimal; None: registered before digests were kept
+    delayed: int | None = None  # entries with a delivery time; None: registered before these were counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

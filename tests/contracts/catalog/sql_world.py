@@ -97,6 +97,10 @@ class SqlWorld(World):
         earlier = "UPDATE ledger SET created_us = created_us - :us, closed_us = closed_us - :us WHERE ledger_id = :id"
         self.sql(earlier, us=seconds * 1_000_000, id=ledger_id)
 
+    def delay_earlier(self, topic_id: TopicId, *, seconds: int) -> None:
+        this = "UPDATE delayed_index SET changed_us = changed_us - :us WHERE topic_id = :id"
+        self.sql(this, us=seconds * 1_000_000, id=topic_id)
+
     def close_ledger(self, ledger_id: LedgerId) -> None:
         self.sql("UPDATE ledger SET state = 'CLOSED', closed_us = 1 WHERE ledger_id = :id", id=ledger_id)
 

@@ -13,6 +13,7 @@ from logstore.ports.catalog import (
     Commits,
     Components,
     Cursors,
+    DelayedIndex,
     Deletions,
     Detached,
     Fences,
@@ -63,6 +64,8 @@ class Parts(Protocol):
     def fences(self) -> Fences: ...
     @property
     def transactions(self) -> Any: ...
+    @property
+    def delayed(self) -> DelayedIndex: ...
     @property
     def identities(self) -> Identities: ...
     @property
@@ -126,6 +129,10 @@ class World(ABC):
     @abstractmethod
     def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
         """Let the ledger have been created, and closed if it is, so much earlier."""
+
+    @abstractmethod
+    def delay_earlier(self, topic_id: TopicId, *, seconds: int) -> None:
+        """Let the topic's newest delayed entry have been registered so much earlier."""
 
     @abstractmethod
     def close_ledger(self, ledger_id: LedgerId) -> None:

@@ -105,6 +105,7 @@ class FakeCommits:
             entries=write.entries,
             size_bytes=write.size_bytes,
             sha256=write.sha256,
+            delayed=write.delayed,
         )
         self._catalog.segment_rows.setdefault(write.ledger_id, []).append(row)
         grown = replace(
@@ -114,6 +115,8 @@ class FakeCommits:
             last_segment=write.number,
         )
         self._catalog.ledger_rows[write.ledger_id] = grown
+        if write.delayed:
+            self._catalog.delayed.count(write.topic_id, write.delayed)
         return Registered(first_entry=ledger.entries, ledger_entries=grown.entries, ledger_size_bytes=grown.size_bytes)
 
     def _advance_producers(self, write: RegisterSegment) -> None:

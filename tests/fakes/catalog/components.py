@@ -55,7 +55,7 @@ class FakeComponents:
             closed_us=self._catalog.now_us,
         )
         only = Segment(
-            ledger_id=row.ledger_id, number=0, first_entry=0, entries=1, size_bytes=size_bytes, sha256=sha256
+            ledger_id=row.ledger_id, number=0, first_entry=0, entries=1, size_bytes=size_bytes, sha256=sha256, delayed=0
         )
         self._catalog.segment_rows[row.ledger_id] = [only]
         self._catalog.confirm_copy(row.ledger_id, CopyKind.LEDGER)

@@ -288,7 +288,8 @@ class FakePhaseOne(Batches):
         cursors = [key for key in self._catalog.cursor_rows if key[0] == topic_id]
         for key in cursors:
             del self._catalog.cursor_rows[key]
-        return {"cursor": len(cursors), "schema_version": len(self._catalog.schema_rows.pop(topic_id, []))}
+        removed = {"cursor": len(cursors), "schema_version": len(self._catalog.schema_rows.pop(topic_id, []))}
+        return removed | {"delayed_bucket": self._catalog.delayed.forget(topic_id)}
 
 
 def _require_deleting(topic: Topic) -> None:

@@ -31,6 +31,7 @@ from tests.fakes.catalog.batches import Run
 from tests.fakes.catalog.commits import FakeCommits, Misfortune
 from tests.fakes.catalog.components import FakeComponents
 from tests.fakes.catalog.cursors import FakeCursors
+from tests.fakes.catalog.delayed import FakeDelayedIndex
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.fences import FakeFences
 from tests.fakes.catalog.identities import FakeIdentities
@@ -123,6 +124,7 @@ class FakeCatalog:
         self.reconciliation = FakeReconciliation(self)
         self.transactions = FakeTransactions(self)
         self.transaction_snapshots = FakeTransactionSnapshots()
+        self.delayed = FakeDelayedIndex(self)
 
     def advance(self, *, seconds: float) -> None:
         """Move the catalog's clock."""

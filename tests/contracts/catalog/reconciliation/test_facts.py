@@ -16,9 +16,10 @@ from logstore.errors import CorruptData, InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState
 from logstore.ports.catalog import Ended, SnapshotSwitch, Topic, TopicState
 from logstore.transactions.buffer import NOWHERE
+from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.log.component_steps import CURSOR, cursor_newborn, publish
 from tests.contracts.catalog.offload.test_offloads import begin, offloaded
-from tests.contracts.catalog.steps import NAME, append, filled, new_topic, newborn
+from tests.contracts.catalog.steps import NAME, append, at, filled, new_topic, newborn
 from tests.contracts.catalog.worlds import SqlWorld, claim
 
 pytestmark = pytest.mark.postgres
@@ -101,7 +102,7 @@ def test_ledgers_are_those_of_a_half_open_range(sql_world: SqlWorld) -> None:
 
 
 def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: SqlWorld) -> None:
-    """By a cursor's snapshot, a schema's version and a buffer's snapshot, a place in the list or not."""
+    """By a cursor's snapshot, a schema's version, a buffer's snapshot and a bucket, a place in the list or not."""
     topic = new_topic(sql_world)
     (data,) = filled(sql_world, topic.topic_id, 1)
     sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
@@ -109,8 +110,14 @@ def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: 
     version, forgotten = _schema(sql_world, topic, "a"), _schema(sql_world, topic, "b")
     sql_world.sql("DELETE FROM schema_version WHERE ledger_id = :id", id=forgotten)
     buffer = _buffer_snapshot(sql_world, topic)
+    bucket = seal(sql_world, topic.topic_id, at(data, 0), at(data, 4)).bucket_id
     named = {(row["ledger_id"], row["component"]) for row in _read(sql_world, facts.named_ledgers(*_ALL))}
-    assert named == {(snapshot, "MANAGED_CURSOR"), (version, "SCHEMA_STORAGE"), (buffer, "TXN_SNAPSHOT")}
+    assert named == {
+        (snapshot, "MANAGED_CURSOR"),
+        (version, "SCHEMA_STORAGE"),
+        (buffer, "TXN_SNAPSHOT"),
+        (bucket, "DELAYED_INDEX"),
+    }
     assert _read(sql_world, facts.named_ledgers(0, min(snapshot, version))) == []
 
 

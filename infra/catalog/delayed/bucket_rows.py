@@ -1,0 +1,129 @@
+"""Rows of lists of buckets, and of buckets: nothing else writes `delayed_index` and `delayed_bucket`.
+
+Their locks come behind those of topic, list and ledgers, and are held by what changes a list until its end.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, and_, delete, insert, literal, select, true, update
+
+from infra.catalog import tables as t
+from infra.catalog.delayed.due import entries_behind
+from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
+from infra.catalog.engine.clock import Clock
+from infra.catalog.engine.many import BIG, Statement, any_of, ignoring_conflict, inserting, rows_of, value_of
+from logstore.delayed.buckets import NOWHERE, Bucket, BucketList
+from logstore.ports.catalog import Claim
+from logstore.positions import LedgerId, Position, TopicId
+
+_I, _B = t.delayed_index.c, t.delayed_bucket.c
+_NEW: Final = {"version": 0, "sealed_ledger": NOWHERE.ledger_id, "sealed_entry": NOWHERE.entry_id, "unsealed": 0}
+
+
+def count_delayed(connection: Connection, delayed: Mapping[int, int]) -> None:
+    """Count entries with a delivery time that were just registered in topics, which are share-locked.
+
+    One statement for all topics; their rows are locked ascending, behind the ledgers that grew.
+    """
+    _counting(connection.dialect.name).execute(connection, delayed.items())
+
+
+@cache
+def _counting(dialect: str) -> Statement:
+    rows = rows_of(dialect, "delayed", {"topic_id": BIG, "entries": BIG})
+    new = {name: literal(value) for name, value in _NEW.items()} | {"unsealed": rows.source.c.entries}
+    columns = {"topic_id": rows.source.c.topic_id, **new, "changed_us": Clock()}
+    picked = select(*columns.values()).where(true())  # without it SQLite reads ON as a join's
+    put = inserting(dialect, t.delayed_index).from_select(list(columns), picked)
+    counted = {"unsealed": _I.unsealed + put.excluded.unsealed, "changed_us": put.excluded.changed_us}
+    return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id"], set_=counted), rows=rows)
+
+
+def stored_list(connection: Connection, topic_id: TopicId) -> BucketList:
+    """The topic's list; an empty one where there is no row."""
+    row = connection.execute(select(t.delayed_index).where(_I.topic_id == topic_id)).first()
+    return BucketList() if row is None else _list_of(connection, row)
+
+
+def lock_list(connection: Connection, topic_id: TopicId) -> BucketList:
+    """The list, locked, with a row of its own from now on; the topic is share-locked."""
+    connection.execute(ignoring_conflict(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
+    locked = select(t.delayed_index).where(_I.topic_id == topic_id).with_for_update()
+    return _list_of(connection, connection.execute(locked).one())
+
+
+def _list_of(connection: Connection, row: Row[Any]) -> BucketList:
+    ordered = select(t.delayed_bucket).where(_B.topic_id == row.topic_id).order_by(_B.first_ledger, _B.first_entry)
+    return BucketList(
+        version=row.version,
+        sealed_to=Position(LedgerId(row.sealed_ledger), row.sealed_entry),
+        buckets=tuple(bucket_of(one) for one in connection.execute(ordered)),
+    )
+
+
+def bucket_of(row: Row[Any]) -> Bucket:
+    """A row of `delayed_bucket` as a value."""
+    return value_of(
+        Bucket,
+        row,
+        bucket_id=LedgerId(row.ledger_id),
+        first=Position(LedgerId(row.first_ledger), row.first_entry),
+        last=Position(LedgerId(row.last_ledger), row.last_entry),
+    )
+
+
+def change_list(
+    connection: Connection,
+    topic_id: TopicId,
+    *,
+    gone: Collection[LedgerId],
+    born: Iterable[Bucket],
+    sealed_to: Position | None,
+) -> None:
+    """Change a list that is locked: its version rises, and what is behind `sealed_to` is counted anew.
+
+    An append whose entries are not visible here waits for the row, and counts them after us.
+    """
+    connection.execute(delete(t.delayed_bucket).where(_B.ledger_id.in_(any_of(connection.dialect.name, gone))))
+    rows = [_row_of(topic_id, one) for one in born]
+    if rows:
+        connection.execute(insert(t.delayed_bucket), rows)
+    values: dict[str, Any] = {"version": _I.version + 1}
+    if sealed_to is not None:
+        behind = entries_behind(*(literal(one, t.Big) for one in (topic_id, sealed_to.ledger_id, sealed_to.entry_id)))
+        values |= {"sealed_ledger": sealed_to.ledger_id, "sealed_entry": sealed_to.entry_id, "unsealed": behind}
+    connection.execute(update(t.delayed_index).where(_I.topic_id == topic_id).values(values))
+
+
+def _row_of(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
+    same = {name: getattr(bucket, name) for name in ("messages", "segments", "first_ms", "last_ms")}
+    ends = {
+        "first_ledger": bucket.first.ledger_id,
+        "first_entry": bucket.first.entry_id,
+        "last_ledger": bucket.last.ledger_id,
+        "last_entry": bucket.last.entry_id,
+    }
+    return {"ledger_id": bucket.bucket_id, "topic_id": topic_id, **ends, **same}
+
+
+def take(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int) -> bool:
+    """Claim a topic's list, or hold it further; False where another workflow's claim is alive."""
+    connection.execute(ignoring_conflict(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
+    live = and_(_I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us)
+    free = update(t.delayed_index).where(_I.topic_id == topic_id, ~live)
+    return connection.execute(free.values(claimed_by(claim, now_us))).rowcount > 0
+
+
+def let_go(connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
+    """End a workflow's claim of a topic's list, if it is that one's."""
+    mine = update(t.delayed_index).where(_I.topic_id == topic_id, _I.claim_workflow == workflow_id)
+    connection.execute(mine.values(UNCLAIMED))
+
+
+def remove_index(connection: Connection, topic_id: TopicId) -> int:
+    """Remove the list of a topic that is being deleted, and return how many buckets it had."""
+    removed = connection.execute(delete(t.delayed_bucket).where(_B.topic_id == topic_id)).rowcount
+    connection.execute(delete(t.delayed_index).where(_I.topic_id == topic_id))
+    return removed

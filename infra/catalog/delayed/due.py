@@ -1,0 +1,100 @@
+"""What there is to do about delayed messages: what lies behind the last bucket, and which buckets are to be dropped."""
+
+from typing import Final
+
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, exists, func, literal, or_, select
+
+from infra.catalog import tables as t
+from logstore.delayed.buckets import NOWHERE, BucketLimits
+from logstore.log.ledgers import Component
+from logstore.ports.catalog import TopicState, Unsealed
+from logstore.positions import LedgerId, TopicId
+
+_I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segment.c, t.cursor.c
+_PASSED_MS: Final = 60_000  # so long a bucket is kept after its last message was due: processes' clocks may differ
+
+
+def _listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
+    """Rows of `ledger` that are the topic's listed data ledgers."""
+    lists = t.ledger_list.c
+    return (
+        lists.topic_id == topic_id,
+        lists.component == Component.MANAGED_LEDGER.value,
+        _L.list_id == lists.list_id,
+        _L.place.is_not(None),
+    )
+
+
+def entries_behind(
+    topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
+) -> ScalarSelect[int]:
+    """Entries with a delivery time in the topic's segments that begin behind a position: seals end where these end."""
+    behind = or_(_L.ledger_id > ledger, and_(_L.ledger_id == ledger, _S.first_entry > entry))
+    mine = (*_listed(topic_id), _L.ledger_id >= ledger, _S.ledger_id == _L.ledger_id, behind)
+    return select(func.coalesce(func.sum(_S.delayed), 0)).where(*mine).scalar_subquery()
+
+
+def ledgers_behind(
+    topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
+) -> ScalarSelect[int]:
+    """The topic's ledgers that hold entries behind a position."""
+    behind = or_(and_(_L.ledger_id > ledger, _L.entries > 0), and_(_L.ledger_id == ledger, _L.entries - 1 > entry))
+    return select(func.count(_L.ledger_id)).where(*_listed(topic_id), _L.ledger_id >= ledger, behind).scalar_subquery()
+
+
+def unsealed_of(connection: Connection, topic_id: TopicId) -> Unsealed:
+    """See `DelayedIndex.unsealed`: counted from segments, for some may be gone since the row was written."""
+    where = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
+    row = connection.execute(where).first()
+    ledger, entry = (NOWHERE.ledger_id, NOWHERE.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)
+    of = (literal(topic_id, t.Big), literal(ledger, t.Big), literal(entry, t.Big))
+    entries, ledgers = connection.execute(select(entries_behind(*of), ledgers_behind(*of))).one()
+    return Unsealed(entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us)
+
+
+def passed_buckets(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
+    """See `DelayedIndex.passed`."""
+    query = select(_B.ledger_id).where(_B.topic_id == topic_id, _is_passed(now_us))
+    found = connection.execute(query.order_by(_B.first_ledger, _B.first_entry)).scalars()
+    return [LedgerId(one) for one in found]
+
+
+def _is_passed(now_us: int) -> ColumnElement[bool]:
+    """A bucket's messages have all come due, are behind every mark-delete position, or have left with their ledgers."""
+    of_topic = _C.topic_id == _B.topic_id
+    before = or_(_C.mark_ledger < _B.last_ledger, and_(_C.mark_ledger == _B.last_ledger, _C.mark_entry < _B.last_entry))
+    acknowledged = and_(exists().where(of_topic), ~exists().where(of_topic, before))
+    within = _L.ledger_id.between(_B.first_ledger, _B.last_ledger)
+    return or_(
+        _B.last_ms <= now_us // 1000 - _PASSED_MS,
+        acknowledged,
+        ~exists().where(*_listed(_B.topic_id), within),
+    )
+
+
+def due_topics(
+    connection: Connection, limits: BucketLimits, *, after: TopicId, limit: int, now_us: int
+) -> list[TopicId]:
+    """See `DelayedIndex.due`."""
+    active = exists().where(t.topic.c.topic_id == _I.topic_id, t.topic.c.state == TopicState.ACTIVE.value)
+    free = or_(_I.claim_until_us.is_(None), _I.claim_until_us <= now_us)
+    wanted = or_(_is_to_seal(limits, now_us), _is_to_merge(limits), exists().where(_of_index(), _is_passed(now_us)))
+    query = select(_I.topic_id).where(_I.topic_id > after, free, active, wanted)
+    return [TopicId(one) for one in connection.execute(query.order_by(_I.topic_id).limit(limit)).scalars()]
+
+
+def _of_index() -> ColumnElement[bool]:
+    return _B.topic_id == _I.topic_id
+
+
+def _is_to_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
+    """Enough messages, enough ledgers, or any for long enough."""
+    idle_us = now_us - round(limits.idle_s * 1_000_000)
+    ledgers = ledgers_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
+    long_enough = or_(_I.changed_us <= idle_us, literal(limits.ledgers) <= ledgers)
+    return or_(_I.unsealed >= limits.messages, and_(_I.unsealed > 0, long_enough))
+
+
+def _is_to_merge(limits: BucketLimits) -> ColumnElement[bool]:
+    buckets = select(func.count()).select_from(t.delayed_bucket).where(_of_index()).scalar_subquery()
+    return literal(limits.buckets) < buckets

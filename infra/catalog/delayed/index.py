@@ -1,0 +1,146 @@
+"""The port `DelayedIndex` in SQL. Locks: topic, the list of the topic's snapshots, the row of its list of buckets."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from sqlalchemy import Connection
+
+from infra.catalog import tables as t
+from infra.catalog.delayed.bucket_rows import change_list, let_go, lock_list, stored_list, take
+from infra.catalog.delayed.due import due_topics, passed_buckets, unsealed_of
+from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.many import any_of
+from infra.catalog.log.components import born, retire
+from infra.catalog.log.ledger_rows import component_list, publish
+from infra.catalog.log.topic_rows import active_topic, topic_row
+from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList
+from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
+from logstore.log.ledgers import Component
+from logstore.ports.catalog import BucketSwitch, Claim, Topic, TopicState, Unsealed
+from logstore.positions import LedgerId, TopicId
+
+
+class SqlDelayedIndex(OnDatabase):
+    """The `DelayedIndex` port."""
+
+    def listed(self, topic_id: TopicId) -> BucketList:
+        """See `DelayedIndex.listed`."""
+        return self._db.read(lambda connection: stored_list(connection, topic_id))
+
+    def unsealed(self, topic_id: TopicId) -> Unsealed:
+        """See `DelayedIndex.unsealed`."""
+        return self._db.read(lambda connection: unsealed_of(connection, topic_id))
+
+    def due(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
+        """See `DelayedIndex.due`."""
+        return self._db.read(
+            lambda c: due_topics(c, limits, after=after, limit=limit, now_us=self._db.now_us(c)),
+        )
+
+    def passed(self, topic_id: TopicId) -> list[LedgerId]:
+        """See `DelayedIndex.passed`."""
+        return self._db.read(lambda c: passed_buckets(c, topic_id, now_us=self._db.now_us(c)))
+
+    def claim(self, topic_id: TopicId, claim: Claim) -> bool:
+        """See `DelayedIndex.claim`."""
+
+        def work(connection: Connection) -> bool:
+            try:
+                active_topic(connection, topic_id)
+            except (UnknownObject, PreconditionFailed):
+                return False
+            return take(connection, topic_id, claim, now_us=self._db.now_us(connection))
+
+        with effect("catalog.claim_buckets"):
+            return self._db.write(work)
+
+    def release(self, topic_id: TopicId, workflow_id: str) -> None:
+        """See `DelayedIndex.release`."""
+        with effect("catalog.release_buckets"):
+            self._db.write(lambda connection: let_go(connection, topic_id, workflow_id))
+
+    def switch(self, switch: BucketSwitch) -> bool:
+        """See `DelayedIndex.switch`."""
+        with effect("catalog.switch_buckets"):
+            return self._db.write(lambda connection: self._switch(connection, switch))
+
+    def clear(self, topic_id: TopicId, *, reason: str) -> int:
+        """See `DelayedIndex.clear`."""
+
+        def work(connection: Connection) -> int:
+            topic = active_topic(connection, topic_id)
+            component_list(connection, topic_id, Component.DELAYED_INDEX, {})
+            gone = [one.bucket_id for one in lock_list(connection, topic_id).buckets]
+            change_list(connection, topic_id, gone=gone, born=(), sealed_to=NOWHERE)
+            _retire_all(connection, gone, topic, reason, self._db.now_us(connection))
+            return len(gone)
+
+        with effect("catalog.clear_buckets"):
+            return self._db.write(work)
+
+    def now_ms(self) -> int:
+        """See `DelayedIndex.now_ms`."""
+        return self._db.read(self._db.now_us) // 1000
+
+    def _switch(self, connection: Connection, switch: BucketSwitch) -> bool:
+        wanted = [one.bucket.bucket_id for one in switch.born]
+        try:
+            topic = topic_row(connection, switch.topic_id, share=True)
+        except UnknownObject:
+            for ledger_id in wanted:
+                reopen_intent(connection, ledger_id)
+            return False
+        mine = component_list(connection, switch.topic_id, Component.DELAYED_INDEX, {})
+        newborn = {one: row for one in wanted if (row := born(connection, one, mine)) is not None}
+        found = lock_list(connection, switch.topic_id)
+        if _is_done(found, switch):
+            return True
+        now = self._db.now_us(connection)
+        unlisted = [one for one, row in newborn.items() if row.place is None]
+        follows = found.version == switch.expected and set(switch.gone) <= {one.bucket_id for one in found.buckets}
+        if not follows or len(unlisted) < len(wanted) or topic.state is not TopicState.ACTIVE:
+            these = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, unlisted))
+            file_intents(connection, these, batch_id="", now_us=now)
+            return False
+        _require_apart(found, switch)
+        buckets = [one.bucket for one in switch.born]
+        change_list(connection, switch.topic_id, gone=switch.gone, born=buckets, sealed_to=switch.sealed_to)
+        for one in switch.born:
+            row = newborn[one.bucket.bucket_id]
+            publish(connection, row, size_bytes=one.size_bytes, sha256=one.sha256, now_us=now)
+        _retire_all(connection, switch.gone, topic, switch.reason, now)
+        return True
+
+
+def _retire_all(connection: Connection, gone: Sequence[LedgerId], topic: Topic, reason: str, now_us: int) -> None:
+    for ledger_id in gone:
+        retire(connection, ledger_id, topic, reason=reason, now_us=now_us)
+
+
+def _is_done(found: BucketList, switch: BucketSwitch) -> bool:
+    """The list is as the switch says; another version of it, where nothing was done since."""
+    listed = {one.bucket_id for one in found.buckets}
+    sealed = switch.sealed_to is None or found.sealed_to >= switch.sealed_to
+    born = {one.bucket.bucket_id for one in switch.born}
+    return found.version > switch.expected and sealed and born <= listed and listed.isdisjoint(switch.gone)
+
+
+def _require_apart(found: BucketList, switch: BucketSwitch) -> None:
+    """No two buckets may cover the same entry, and none may reach behind what was looked through.
+
+    Raises:
+        InvalidInput: They would.
+    """
+    kept = [one for one in found.buckets if one.bucket_id not in switch.gone]
+    after: list[Bucket] = sorted([*kept, *(one.bucket for one in switch.born)], key=lambda one: one.first)
+    for one in after:
+        if one.first > one.last or one.messages < 1:
+            raise InvalidInput("bucket", expected="a range of entries, and messages in it", found=one)
+    for left, right in pairwise(after):
+        if left.last >= right.first:
+            raise InvalidInput("bucket", expected=f"a range that begins behind {left.last}", found=right.first)
+    sealed_to = found.sealed_to if switch.sealed_to is None else switch.sealed_to
+    if after and after[-1].last > sealed_to:
+        raise InvalidInput("sealed_to", expected=f"{after[-1].last} or more", found=sealed_to)

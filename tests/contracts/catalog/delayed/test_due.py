@@ -1,0 +1,194 @@
+"""What there is to do about delayed messages: counted as they are registered, and asked of all topics at once."""
+
+import pytest
+
+from logstore.delayed.buckets import BucketLimits
+from logstore.ports.catalog import BucketSwitch, TopicState, Unsealed
+from logstore.positions import LedgerId, Position, TopicId
+from tests.contracts.catalog.delayed.steps import delay, seal, sealed
+from tests.contracts.catalog.steps import acknowledge, append, at, filled, new_topic, race, roll
+from tests.contracts.catalog.world import claim
+from tests.contracts.catalog.worlds import World
+
+pytestmark = pytest.mark.postgres
+
+_LAZY = BucketLimits(messages=1_000, ledgers=1_000, idle_s=3_600, buckets=20)
+
+
+def _topic(world: World, name: str = "persistent://a/b/topic") -> tuple[TopicId, LedgerId]:
+    topic_id = new_topic(world, name).topic_id
+    return topic_id, roll(world, topic_id)
+
+
+def _due(world: World, limits: BucketLimits = _LAZY, *, after: int = 0, limit: int = 100) -> list[TopicId]:
+    return world.catalog.delayed.due(limits, after=TopicId(after), limit=limit)
+
+
+def _moved(world: World, topic_id: TopicId, end: Position) -> None:
+    """Let the log be looked through up to there, with nothing found."""
+    expected = world.catalog.delayed.listed(topic_id).version
+    assert world.catalog.delayed.switch(BucketSwitch(topic_id=topic_id, expected=expected, sealed_to=end))
+
+
+def test_delayed_entries_are_counted_until_they_are_sealed(world: World) -> None:
+    """A segment says how many it has; a seal takes those away that it looked through."""
+    topic_id, first = _topic(world)
+    assert world.catalog.delayed.unsealed(topic_id) == Unsealed(entries=0, ledgers=0, changed_us=None)
+    append(world, topic_id, first)
+    middle = delay(world, topic_id, first, 4)
+    found = world.catalog.delayed.unsealed(topic_id)
+    assert (found.entries, found.ledgers) == (4, 1)
+    assert found.changed_us is not None
+    assert abs(found.changed_us // 1000 - world.catalog.delayed.now_ms()) < 60_000
+    delay(world, topic_id, roll(world, topic_id), 3)
+    assert [one.delayed for one in world.catalog.ledgers.segments(first)] == [0, 4]
+    assert world.catalog.delayed.unsealed(topic_id).entries == 7
+    _moved(world, topic_id, middle)
+    found = world.catalog.delayed.unsealed(topic_id)
+    assert (found.entries, found.ledgers) == (3, 1)
+
+
+def test_refused_registration_counts_nothing(world: World) -> None:
+    """Nor does one without delayed entries make a row."""
+    topic_id, first = _topic(world)
+    append(world, topic_id, first)
+    assert "delayed_index" not in world.left_of(topic_id)
+    roll(world, topic_id)
+    with pytest.raises(AssertionError):
+        delay(world, topic_id, first, 4)  # its ledger is closed
+    assert world.catalog.delayed.unsealed(topic_id).entries == 0
+
+
+def test_seal_is_due_by_messages_ledgers_or_time(world: World) -> None:
+    """Whichever comes first, and never without a delayed message."""
+    topic_id, first = _topic(world)
+    append(world, topic_id, first)
+    eager = BucketLimits(messages=1, ledgers=1, idle_s=1, buckets=1)
+    assert _due(world, eager) == []
+    delay(world, topic_id, first, 3)
+    assert _due(world) == []
+    assert _due(world, BucketLimits(messages=4)) == []
+    assert _due(world, BucketLimits(messages=3)) == [topic_id]
+    assert _due(world, BucketLimits(ledgers=2)) == []
+    append(world, topic_id, roll(world, topic_id))
+    assert _due(world, BucketLimits(ledgers=2)) == [topic_id]
+    world.delay_earlier(topic_id, seconds=3_500)
+    assert _due(world) == []
+    world.delay_earlier(topic_id, seconds=200)
+    assert _due(world) == [topic_id]
+    _moved(world, topic_id, at(first, 99))
+    assert _due(world, eager) == []
+
+
+def test_merge_is_due_beyond_the_limit(world: World) -> None:
+    """Any positive limit."""
+    topic_id, first = _topic(world)
+    append(world, topic_id, first)
+    sealed(world, topic_id, 3)
+    assert [_due(world, BucketLimits(buckets=limit)) for limit in (1, 2, 3)] == [[topic_id], [topic_id], []]
+
+
+def test_bucket_is_passed_a_minute_after_its_latest_time(world: World) -> None:
+    """Not sooner: another process' clock may be behind."""
+    topic_id, first = _topic(world)
+    append(world, topic_id, first)
+    now_ms = world.catalog.delayed.now_ms()
+    gone = seal(world, topic_id, at(first, 0), at(first, 1), last_ms=now_ms - 60_000)
+    seal(world, topic_id, at(first, 2), at(first, 3), last_ms=now_ms - 30_000)
+    assert world.catalog.delayed.passed(topic_id) == [gone.bucket_id]
+    assert _due(world) == [topic_id]
+
+
+def test_bucket_is_passed_behind_every_mark_delete_position(world: World) -> None:
+    """Where there is a subscription, and the slowest one is beyond its last entry."""
+    topic_id, first = _topic(world)
+    append(world, topic_id, first)
+    append(world, topic_id, roll(world, topic_id))
+    left, right = sealed(world, topic_id, 2)
+    assert world.catalog.delayed.passed(topic_id) == []
+    for name in ("fast", "slow"):
+        world.catalog.cursors.subscribe(topic_id, name, latest=False)
+    acknowledge(world, topic_id, "fast", up_to=(first, 9))
+    assert (world.catalog.delayed.passed(topic_id), _due(world)) == ([], [])
+    acknowledge(world, topic_id, "slow", up_to=(left.last.ledger_id, left.last.entry_id))
+    assert world.catalog.delayed.passed(topic_id) == [left.bucket_id]
+    acknowledge(world, topic_id, "slow", up_to=(first, 9))
+    assert world.catalog.delayed.passed(topic_id) == [left.bucket_id, right.bucket_id]
+    assert _due(world) == [topic_id]
+
+
+def test_bucket_is_passed_when_its_ledgers_were_trimmed(world: World) -> None:
+    """All of them: as long as one stands, some message may."""
+    topic_id = new_topic(world).topic_id
+    first, second, third, _ = filled(world, topic_id, 4)
+    both = seal(world, topic_id, at(first, 3), at(second, 9))
+    seal(world, topic_id, at(third, 0), at(third, 9))
+    world.detach(topic_id, [first])
+    assert world.catalog.delayed.passed(topic_id) == []
+    world.detach(topic_id, [second])
+    assert world.catalog.delayed.passed(topic_id) == [both.bucket_id]
+    assert _due(world) == [topic_id]
+
+
+def test_due_topics_are_paged_and_leave_out_those_that_are_worked_on(world: World) -> None:
+    """And those that are being deleted."""
+    limits, topics = BucketLimits(messages=1), []
+    for number in range(5):
+        topic_id, ledger_id = _topic(world, f"persistent://a/b/{number}")
+        delay(world, topic_id, ledger_id, 1)
+        topics.append(topic_id)
+    assert world.catalog.delayed.claim(topics[1], claim("w"))
+    assert world.catalog.delayed.claim(topics[2], claim("gone", ttl_s=-1))
+    world.set_state(topics[3], TopicState.DELETING)
+    assert _due(world, limits) == [topics[0], topics[2], topics[4]]
+    assert _due(world, limits, limit=2) == [topics[0], topics[2]]
+    assert _due(world, limits, after=topics[2]) == [topics[4]]
+
+
+def test_claim_is_one_workflows_until_it_ends_or_lets_go(world: World) -> None:
+    """Renewed by the same one; only its holder can let it go."""
+    topic_id, _ = _topic(world)
+    index = world.catalog.delayed
+    assert [index.claim(topic_id, claim(one)) for one in ("a", "b", "a")] == [True, False, True]
+    index.release(topic_id, "b")
+    assert not index.claim(topic_id, claim("b"))
+    index.release(topic_id, "a")
+    assert index.claim(topic_id, claim("b", ttl_s=-1))
+    assert index.claim(topic_id, claim("c"))
+    assert not index.claim(TopicId(99), claim("c"))
+    index.release(TopicId(99), "c")
+
+
+def test_of_a_crowd_that_claims_one_wins(world: World) -> None:
+    """The row is made by the first of them."""
+    topic_id, _ = _topic(world)
+    results = race(lambda number: world.catalog.delayed.claim(topic_id, claim(f"w{number}")), 8)
+    assert sorted(map(bool, results)) == [False] * 7 + [True]
+
+
+def test_appends_and_seals_at_once_lose_no_count(world: World) -> None:
+    """What a seal cannot see yet waits for it, and counts itself."""
+    topic_id, ledger_id = _topic(world)
+    end = delay(world, topic_id, ledger_id, 1)
+
+    def work(number: int) -> None:
+        if number % 4:
+            _retried(world, topic_id, ledger_id)
+            return
+        found = world.catalog.delayed.listed(topic_id)
+        world.catalog.delayed.switch(BucketSwitch(topic_id=topic_id, expected=found.version, sealed_to=end))
+
+    results = race(work, 12)
+    assert not [one for one in results if isinstance(one, Exception)]
+    assert world.catalog.delayed.unsealed(topic_id).entries == 9
+    assert _due(world, BucketLimits(messages=9)) == [topic_id], "the row's own count is the same"
+    assert _due(world, BucketLimits(messages=10)) == []
+
+
+def _retried(world: World, topic_id: TopicId, ledger_id: LedgerId) -> None:
+    while True:
+        try:
+            delay(world, topic_id, ledger_id, 1)
+        except AssertionError:
+            continue  # another segment took the number
+        return
