@@ -31,6 +31,7 @@ async def main() -> None:
         )
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)
+            watch = log.managed.watch(paid)
             while True:
                 state = log.subscriptions.reading(paid.topic_id, SUBSCRIPTION)
                 entries = log.managed.read(paid, max_entries=2, cursor_state=state)
@@ -39,7 +40,8 @@ async def main() -> None:
                         held = log.catalog.transactions.held(paid.topic_id, SUBSCRIPTION)
                         if not held:
                             return
-                    await asyncio.sleep(0.2)  # another program has the rest in a transaction, or had before it died
+                    # another program has the rest in a transaction, or had before it died: its end wakes us
+                    await asyncio.to_thread(watch.wait, timeout_s=10)
                     continue
                 txn = await transactions.begin(timeout_s=5)
                 try:
@@ -49,7 +51,9 @@ async def main() -> None:
                         made = [NewEntry(payload=(entry.payload or b"").upper()) for entry in entries]
                         await transactions.append(txn, topic, made)
                     await transactions.commit(txn)
-                except PreconditionFailed as refused:  # another program was first, or we were too slow: nothing happened
+                except (
+                    PreconditionFailed
+                ) as refused:  # another program was first, or we were too slow: nothing happened
                     print(f"again: {refused}", flush=True)
                     await transactions.abort(txn)
                 else:
