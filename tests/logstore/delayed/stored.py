@@ -1,0 +1,130 @@
+"""A topic with delayed messages in SQL and a bucket in memory, sealed and merged by the services of one process."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from logstore.delayed.buckets import Bucket, BucketLimits
+from logstore.delayed.services.merging import Merger
+from logstore.delayed.services.sealing import Sealer
+from logstore.delayed.services.snapshots import BucketSnapshots
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import Component
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.ports.catalog import DelayedIndex
+from logstore.positions import LedgerId, Position, TopicId
+from logstore.transactions.transactions import TransactionId
+from tests.activities.world import World, open_world
+
+HOUR_MS: Final = 3_600_000
+FEW: Final = BucketLimits(messages=4, ledgers=3, idle_s=60, buckets=2)
+
+Pending = list[tuple[int, Position]]
+"""Delivery times and positions, ascending."""
+
+
+@dataclass
+class Stored:
+    """One topic, and the services of a process. Its messages are due in hours, counted from the catalog's clock."""
+
+    world: World
+    limits: BucketLimits
+    snapshots: BucketSnapshots
+    sealer: Sealer
+    merger: Merger
+    now_ms: int  # when it was made
+
+    @property
+    def topic_id(self) -> TopicId:
+        return self.world.topic.topic_id
+
+    @property
+    def index(self) -> DelayedIndex:
+        return self.world.catalog.delayed
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """As they are listed."""
+        return self.index.listed(self.topic_id).buckets
+
+    def append(self, *hours: int | None, txn: TransactionId | None = None) -> list[Position]:
+        """One segment with an entry for each: due in so many hours, before now if negative, or not delayed."""
+        times = [None if one is None else self.now_ms + one * HOUR_MS for one in hours]
+        entries = [NewEntry(payload=b"x", deliver_at_ms=one) for one in times]
+        found = self.world.log.managed.append(self.world.topic, ProducedEntries(entries=entries, txn=txn))
+        assert found.first
+        assert found.last
+        return [replace(found.first, entry_id=at) for at in range(found.first.entry_id, found.last.entry_id + 1)]
+
+    def roll(self) -> None:
+        """Let the next segments go into another ledger."""
+        self.world.log.managed.roll(self.world.topic)
+
+    def sealed(self, *segments: Sequence[int]) -> tuple[Bucket, ...]:
+        """One bucket for each of the segments."""
+        for hours in segments:
+            self.append(*hours)
+            self.sealer.seal(self.topic_id, force=True)
+        return self.buckets
+
+    def held(self) -> Pending:
+        """What all buckets hold, read from storage; a position twice would be here twice."""
+        return sorted(held for bucket in self.buckets for held in self.held_by(bucket))
+
+    def held_by(self, bucket: Bucket) -> Iterator[tuple[int, Position]]:
+        """The messages of one bucket, as its segments have them; its bitmaps hold the same positions."""
+        snapshots = processed(self.world)
+        found = [
+            pair for rows in snapshots.rows(bucket) for pair in zip(rows.deliver_at_ms, rows.positions(), strict=True)
+        ]
+        bits = snapshots.footer(bucket).bitmaps
+        told = sorted(Position(ledger_id, entry) for ledger_id, entries in bits.items() for entry in entries)
+        assert told == sorted(position for _, position in found)
+        return iter(found)
+
+    def ledgers(self) -> list[LedgerId]:
+        """Ledgers of buckets that are listed."""
+        listed = self.world.catalog.components.listed(self.topic_id)
+        return [one.ledger_id for one in listed if one.component is Component.DELAYED_INDEX]
+
+    def retired(self) -> list[LedgerId]:
+        """Ledgers of buckets with an intent."""
+        found = self.world.catalog.deletions.list(None, limit=1_000)
+        return sorted(one.ledger_id for one in found if one.component == Component.DELAYED_INDEX)
+
+    def due(self) -> list[TopicId]:
+        """What a schedule would take up."""
+        return self.index.due(self.limits, after=TopicId(-1), limit=10)
+
+
+def processed(world: World) -> BucketSnapshots:
+    """Snapshots, as another process has them: it has read none yet."""
+    contents = ComponentLedgers(
+        components=world.catalog.components,
+        ledgers=world.catalog.ledgers,
+        objects=world.objects,
+        application="sexton",
+    )
+    return BucketSnapshots(ledgers=world.catalog.ledgers, contents=contents, objects=world.objects)
+
+
+def stored(folder: Path, limits: BucketLimits = FEW) -> Stored:
+    """An empty topic."""
+    world = open_world(folder)
+    catalog, snapshots, scratch = world.catalog, processed(world), folder / "scratch"
+    of: dict[str, Any] = {"index": catalog.delayed, "snapshots": snapshots, "scratch": scratch}
+    return Stored(
+        world=world,
+        limits=limits,
+        snapshots=snapshots,
+        sealer=Sealer(
+            ledgers=catalog.ledgers,
+            transactions=catalog.transactions,
+            objects=world.objects,
+            limits=limits,
+            **of,
+        ),
+        merger=Merger(**of),
+        now_ms=catalog.delayed.now_ms(),
+    )
