@@ -1,0 +1,121 @@
+"""Merging two adjacent buckets: their snapshots are read window by window, and one that holds both takes their place.
+
+In memory are one segment of each and what the footer of the new one will hold, however large the buckets are. The
+sources are retired by the switch to the new one and never before; a merge that dies leaves a newborn ledger, which a
+sweep takes away. Messages that were due when the merge began, less a minute, are left out: the log hands them out.
+Without that, a topic of one bucket would keep every message that it ever delayed.
+
+Source: PIP-195 (merging buckets); field cases 57 and 59; apache/pulsar#26251, #26241.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from logstore.delayed.buckets import Bucket
+from logstore.delayed.merging import merge
+from logstore.delayed.rows import DelayedRows
+from logstore.delayed.services.sealing import new_snapshot
+from logstore.delayed.services.snapshots import BucketSnapshots
+from logstore.delayed.sources import SnapshotGone
+from logstore.errors import CorruptData
+from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
+from logstore.positions import LedgerId, TopicId
+
+_MERGED: Final = "merged into a larger bucket"
+_PASSED_MS: Final = 60_000
+"""Messages that have been due for so long by the catalog's clock are due by every process's own."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """What a merge came to."""
+
+    switched: bool = False  # the list now has the one in the place of the two
+    messages: int = 0  # in the new bucket; 0: all of them had passed, and there is none
+    passed: int = 0  # messages that were due, and are in no bucket any more
+    damaged: LedgerId | None = None  # the bucket whose snapshot cannot be read and is listed all the same
+
+
+class _Reading:
+    """Sources that are read, and which of them was read last: an error of reading is its error."""
+
+    def __init__(self, snapshots: BucketSnapshots) -> None:
+        self._snapshots = snapshots
+        self.bucket: Bucket
+
+    def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
+        segments = self._snapshots.rows(bucket)
+        while True:
+            self.bucket = bucket
+            rows = next(segments, None)
+            if rows is None:
+                return
+            yield rows
+
+
+class Merger:
+    """Merges buckets. Threads share one."""
+
+    def __init__(self, *, index: DelayedIndex, snapshots: BucketSnapshots, scratch: Path) -> None:
+        """Work on the lists of buckets and their snapshots, with a folder for one file as large as a bucket."""
+        self._index, self._snapshots, self._scratch = index, snapshots, scratch
+
+    def merge(
+        self, topic_id: TopicId, pair: tuple[LedgerId, LedgerId], *, progress: Callable[[int], None] = lambda _: None
+    ) -> Merged:
+        """Put one bucket in the place of two adjacent ones.
+
+        Idempotency: once it is done, the two are not listed any more, and nothing changes. Of two merges at once one
+        switches; what the other one wrote is retired in the transaction that refuses it.
+
+        Args:
+            topic_id: Whose buckets.
+            pair: The two, in the order of their ranges.
+            progress: Told the number of messages written, after each window.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeating is fine.
+        """
+        listed = self._index.listed(topic_id)
+        at = next((at for at, one in enumerate(listed.buckets) if one.bucket_id == pair[0]), None)
+        sources = () if at is None else listed.buckets[at : at + 2]
+        if tuple(one.bucket_id for one in sources) != pair:
+            return Merged()
+        reading = _Reading(self._snapshots)
+        try:
+            return self._merge(topic_id, listed.version, sources, reading, progress)
+        except (SnapshotGone, CorruptData) as unreadable:
+            if reading.bucket.bucket_id not in {one.bucket_id for one in self._index.listed(topic_id).buckets}:
+                return Merged()
+            _LOG.error("topic %s: bucket %s cannot be read: %s", topic_id, reading.bucket.bucket_id, unreadable)
+            return Merged(damaged=reading.bucket.bucket_id)
+
+    def _merge(
+        self,
+        topic_id: TopicId,
+        version: int,
+        sources: tuple[Bucket, ...],
+        reading: "_Reading",
+        progress: Callable[[int], None],
+    ) -> Merged:
+        from_ms = self._index.now_ms() - _PASSED_MS
+        gone, before = tuple(one.bucket_id for one in sources), sum(one.messages for one in sources)
+        switch = BucketSwitch(topic_id=topic_id, expected=version, gone=gone, reason=_MERGED)
+
+        def publish(born: NewBucket) -> bool:
+            return self._index.switch(replace(switch, born=(born,)))
+
+        written = 0
+        with new_snapshot(self._scratch, topic_id, sources[0].first, sources[-1].last) as (file, writer):
+            for window in merge([reading.rows(one) for one in sources], from_ms=from_ms):
+                writer.add(window)
+                written += len(window)
+                progress(written)
+            switched = self._snapshots.write(file, writer.close(), publish) if written else self._index.switch(switch)
+        return Merged(switched=switched, messages=written, passed=before - written) if switched else Merged()

@@ -1,0 +1,235 @@
+"""Merges of stored buckets: what is pending is the same before and after, wherever a merge dies."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from logstore.delayed.buckets import Bucket, BucketLimits, pair_to_merge
+from logstore.delayed.rows import DelayedRows
+from logstore.delayed.services.merging import Merged, Merger
+from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.errors import StoreUnavailable
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.log.ledgers import segment_key
+from logstore.ports.catalog import BucketSwitch
+from logstore.positions import LedgerId
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.logstore.delayed.stored import HOUR_MS, Stored, processed, stored
+from tests.logstore.delayed.test_sealer import EFFECTS
+
+
+@pytest.fixture
+def topic(tmp_path: Path) -> Iterator[Stored]:
+    """With three buckets, whose times lie between each other."""
+    found = stored(tmp_path)
+    found.sealed([1, 9, 5], [4, 8], [2, 7, 3])
+    yield found
+    disarm()
+    assert list((tmp_path / "scratch").glob("*")) == []
+    found.world.opened.close()
+
+
+def _ids(*buckets: Bucket) -> tuple[LedgerId, LedgerId]:
+    first, second = (one.bucket_id for one in buckets)
+    return first, second
+
+
+def test_merge_puts_one_bucket_in_the_place_of_two(topic: Stored) -> None:
+    """It covers the range of both, its times are sorted across them, and the sources are retired by the switch."""
+    before, pending, sealed_to = topic.buckets, topic.held(), topic.index.listed(topic.topic_id).sealed_to
+    assert topic.merger.merge(topic.topic_id, _ids(*before[1:])) == Merged(switched=True, messages=5)
+    first, merged = topic.buckets
+    assert first == before[0]
+    assert (merged.first, merged.last, merged.messages) == (before[1].first, before[2].last, 5)
+    assert topic.held() == pending
+    assert [due for due, _ in topic.held_by(merged)] == sorted(due for due, _ in topic.held_by(merged))
+    assert topic.retired() == [one.bucket_id for one in before[1:]]
+    assert topic.ledgers() == [one.bucket_id for one in (first, merged)]
+    assert topic.index.listed(topic.topic_id).sealed_to == sealed_to
+
+
+def test_merge_leaves_out_what_has_been_due_for_a_minute(topic: Stored) -> None:
+    """The log hands it out. By the catalog's clock, less a minute: by no process's own is it still to come."""
+    later = _at(topic, minutes=4 * 60 + 1)
+    assert later.merge(topic.topic_id, _ids(*topic.buckets[:2])) == Merged(switched=True, messages=4, passed=1)
+    assert [due for due, _ in topic.held_by(topic.buckets[0])] == [topic.now_ms + at * HOUR_MS for at in (4, 5, 8, 9)]
+
+
+def _at(topic: Stored, *, minutes: int) -> Merger:
+    """A merger whose catalog has a later clock."""
+
+    class Later:
+        def __getattr__(self, name: str) -> object:
+            return getattr(topic.index, name)
+
+        def now_ms(self) -> int:
+            return topic.now_ms + minutes * 60_000
+
+    scratch = topic.merger._scratch
+    return Merger(index=Later(), snapshots=topic.snapshots, scratch=scratch)  # type: ignore[arg-type]  # by delegation
+
+
+def test_merge_of_buckets_that_have_passed_leaves_none(topic: Stored) -> None:
+    """A snapshot has at least one message."""
+    later = _at(topic, minutes=10 * 60)
+    assert later.merge(topic.topic_id, _ids(*topic.buckets[:2])) == Merged(switched=True, passed=5)
+    assert (len(topic.buckets), len(topic.retired())) == (1, 2)
+
+
+def test_merge_of_what_is_not_a_pair_of_neighbours_does_nothing(topic: Stored) -> None:
+    """They were merged or dropped by another one, or a bucket stands between them."""
+    first, second, third = topic.buckets
+    calls = len(topic.world.objects.calls)
+    for pair in ((first, third), (second, first), (third, replace(third, bucket_id=LedgerId(99)))):
+        assert topic.merger.merge(topic.topic_id, _ids(*pair)) == Merged()
+    assert len(topic.world.objects.calls) == calls
+    assert topic.buckets == (first, second, third)
+
+
+def test_merge_that_is_done_already_does_nothing(topic: Stored) -> None:
+    """An attempt whose answer was lost is repeated."""
+    pair, pending = _ids(*topic.buckets[:2]), topic.held()
+    assert topic.merger.merge(topic.topic_id, pair).switched
+    assert topic.merger.merge(topic.topic_id, pair) == Merged()
+    assert (topic.held(), len(topic.ledgers())) == (pending, 2)
+
+
+def test_merge_whose_list_changes_meanwhile_retires_what_it_wrote(topic: Stored) -> None:
+    """A clear in the middle leaves index and storage empty but for what deletion takes (field case 69)."""
+    pair = _ids(*topic.buckets[:2])
+
+    def clear() -> None:
+        topic.index.clear(topic.topic_id, reason="tests")
+
+    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=clear))
+    assert topic.merger.merge(topic.topic_id, pair) == Merged()
+    assert (topic.buckets, topic.ledgers(), len(topic.retired())) == ((), [], 4)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_merge_that_dies_at_an_effect_changes_nothing_that_is_pending(topic: Stored, effect: str, moment: str) -> None:
+    """Right after it, and once another one has settled the rest (field case 57)."""
+    pending = topic.held()
+    arm(f"{effect}.{moment}", "crash")
+    with pytest.raises(SimulatedCrash):
+        topic.merger.merge(topic.topic_id, _ids(*topic.buckets[:2]))
+    assert topic.held() == pending
+    done = (effect, moment) == ("catalog.switch_buckets", "after")
+    assert (len(topic.buckets), len(topic.retired())) == ((2, 2) if done else (3, 0))
+    _settle(topic, BucketLimits(buckets=1))
+    assert topic.held() == pending
+    assert topic.ledgers() == [one.bucket_id for one in topic.buckets]
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_merge_whose_effect_is_reported_failed_is_done_once(topic: Stored, effect: str) -> None:
+    """Its outcome is asked for, or it is repeated."""
+    pending = topic.held()
+    arm(f"{effect}.reported_failed", "fail")
+    assert topic.merger.merge(topic.topic_id, _ids(*topic.buckets[:2])).switched
+    assert (topic.held(), len(topic.buckets), len(topic.retired())) == (pending, 2, 2)
+
+
+def _settle(topic: Stored, limits: BucketLimits) -> None:
+    """As `merge-buckets` does."""
+    while len(topic.buckets) > limits.buckets:
+        pair = pair_to_merge(topic.buckets)
+        assert pair
+        assert topic.merger.merge(topic.topic_id, _ids(*pair)).switched
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7])
+def test_any_positive_limit_is_reached_and_nothing_pending_changes(tmp_path: Path, most: int) -> None:
+    """With few buckets there is a pair to merge, too (field case 59; apache/pulsar#26241)."""
+    topic = stored(tmp_path)
+    topic.sealed(*([1 + at % 4, 9 - at] for at in range(6)))
+    pending = topic.held()
+    _settle(topic, BucketLimits(buckets=most))
+    assert (topic.held(), len(topic.buckets)) == (pending, min(most, 6))
+    topic.world.opened.close()
+
+
+@pytest.mark.parametrize("damage", ["gone", "corrupt"])
+def test_bucket_that_cannot_be_read_is_named_and_kept(
+    topic: Stored, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its messages are read in the log; a merge without them would lose track of them without a word."""
+    before = topic.buckets
+    key = segment_key(before[1].bucket_id, 0)
+    held = topic.world.objects._held.pop(key)
+    if damage == "corrupt":
+        topic.world.objects._held[key] = replace(held, body=b"x" * len(held.body))
+    with caplog.at_level(logging.ERROR):
+        found = Merger(index=topic.index, snapshots=processed(topic.world), scratch=topic.merger._scratch).merge(
+            topic.topic_id, _ids(*before[:2])
+        )
+    assert found == Merged(damaged=before[1].bucket_id)
+    assert f"bucket {before[1].bucket_id} cannot be read" in caplog.text
+    assert (topic.buckets, topic.retired()) == (before, [])
+
+
+def test_bucket_that_is_dropped_while_it_is_read_is_no_damage(topic: Stored) -> None:
+    """Its object may be deleted before the merge comes to it."""
+    first, second, _ = topic.buckets
+
+    def drop() -> None:
+        version = topic.index.listed(topic.topic_id).version
+        assert topic.index.switch(BucketSwitch(topic_id=topic.topic_id, expected=version, gone=(second.bucket_id,)))
+        topic.world.objects.delete([segment_key(second.bucket_id, 0)])
+
+    topic.world.objects.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.CALL, action=drop))
+    merger = Merger(index=topic.index, snapshots=processed(topic.world), scratch=topic.merger._scratch)
+    assert merger.merge(topic.topic_id, _ids(first, second)) == Merged()
+    assert len(topic.buckets) == 2
+
+
+@pytest.mark.parametrize("operation", [Operation.HEAD, Operation.GET_RANGE, Operation.PUT])
+def test_store_that_always_fails_ends_a_merge_and_changes_nothing(topic: Stored, operation: Operation) -> None:
+    """The next attempt, on a store that is back, does all of it."""
+    pair, pending = _ids(*topic.buckets[:2]), topic.held()
+    topic.world.objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE, times=1_000))
+    merger = Merger(index=topic.index, snapshots=processed(topic.world), scratch=topic.merger._scratch)
+    with pytest.raises(StoreUnavailable):
+        merger.merge(topic.topic_id, pair)
+    topic.world.objects._faults.clear()
+    assert (topic.held(), len(topic.buckets)) == (pending, 3)
+    assert merger.merge(topic.topic_id, pair).switched
+
+
+def test_merge_holds_one_segment_of_each_source_at_a_time(topic: Stored) -> None:
+    """However large the buckets are; and it tells how far it is after each."""
+    buckets = [_of_many_segments(topic, number) for number in range(2)]
+    told: list[tuple[int, int]] = []
+    begun = len(topic.world.objects.calls)
+
+    def progress(written: int) -> None:
+        reads = [one for one, _ in topic.world.objects.calls[begun:] if one is Operation.GET_RANGE]
+        told.append((written, len(reads)))
+
+    merger = Merger(index=topic.index, snapshots=topic.snapshots, scratch=topic.merger._scratch)
+    done = merger.merge(topic.topic_id, _ids(*buckets), progress=progress)
+    assert done == Merged(switched=True, messages=200)
+    footers = 2
+    for written, reads in told[:-1]:
+        assert reads - footers <= written // 10 + 2
+    assert (told[0][1], told[-1]) == (footers + 2, (200, footers + 20))
+
+
+def _of_many_segments(topic: Stored, number: int) -> Bucket:
+    """A bucket of ten segments of ten messages, at the end of the log."""
+    first = topic.append(*[None] * 100)
+    rows = DelayedRows.of((topic.now_ms + HOUR_MS + 2 * at + number, one) for at, one in enumerate(first))
+    listed = topic.index.listed(topic.topic_id)
+    path = topic.merger._scratch.with_name(f"many-{number}")
+    writer = SnapshotWriter(path, topic.topic_id, first[0], first[-1], segment_rows=(10, 10))
+    writer.add(rows)
+    footer = writer.close()
+    with path.open("rb") as file:
+        born = topic.snapshots.store(file, footer)
+    switch = BucketSwitch(topic_id=topic.topic_id, expected=listed.version, born=(born,), sealed_to=first[-1])
+    assert topic.index.switch(switch)
+    return born.bucket
