@@ -22,6 +22,7 @@ SextonError
 │   │   ├── LedgerStillNeeded      a ledger that something refers to
 │   │   ├── NotOwner               not the bundle's owner any more: look the owner up again
 │   │   ├── ProducerFenced         another append of this producer came first
+│   │   ├── SequenceHeld           entries of this producer are in another transaction that is open
 │   │   ├── WorkerIdTaken          another process lives under this worker id
 │   │   ├── SnapshotNeeded         the cursor's state is in a ledger that the caller has not loaded
 │   │   ├── StaleCatalog           the request speaks of another catalog epoch
@@ -163,6 +164,17 @@ class WorkerIdTaken(PreconditionFailed):
 
 class ProducerFenced(PreconditionFailed):
     """Another append of the same producer registered first; compare sequence ids and try again."""
+
+
+class SequenceHeld(PreconditionFailed):
+    """Numbered entries of the producer are in another, open transaction: it is not known whether they will count."""
+
+    def __init__(self, producer: str, *, txn: str) -> None:
+        """Name the producer, and the transaction as `tc:sequence`."""
+        super().__init__(
+            f"producer {producer!r}: expected its sequence ids in no other transaction,"
+            f" found transaction {txn}, which is open"
+        )
 
 
 class SnapshotNeeded(PreconditionFailed):

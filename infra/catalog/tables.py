@@ -205,6 +205,9 @@ producer_sequence = Table(
     Column("topic_id", Big, primary_key=True, autoincrement=False),
     Column("producer", String, primary_key=True),
     Column("sequence_id", Big, nullable=False),
+    Column("kept_id", Big),
+    Column("txn_tc", Integer),
+    Column("txn_seq", Big),
 )
 pending_deletion = Table(
     "pending_deletion",

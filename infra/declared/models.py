@@ -157,9 +157,21 @@ class ProducerSequenceRow(SQLModel, table=True):
     """The last registered sequence id of a producer on a topic."""
 
     __tablename__ = "producer_sequence"
+    __table_args__ = (
+        Index(
+            "producer_sequence_by_transaction",
+            "txn_tc",
+            "txn_seq",
+            sqlite_where=text("txn_tc IS NOT NULL"),
+            postgresql_where=text("txn_tc IS NOT NULL"),
+        ),
+    )
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     producer: str = Field(primary_key=True)
     sequence_id: int = Field(sa_type=Big)
+    kept_id: int | None = Field(default=None, sa_type=Big)  # up to which ids count whatever becomes of the transaction
+    txn_tc: int | None = None  # the transaction of the ids beyond; null: they count
+    txn_seq: int | None = Field(default=None, sa_type=Big)
 
 
 class PendingDeletionRow(SQLModel, table=True):

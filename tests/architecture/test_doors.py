@@ -25,7 +25,7 @@ _DOORS: Final = {
     "ledger_copy": "log.ledger_rows",
     "ledger_list": "log.ledger_rows",
     "pending_deletion": "deletion.intent_rows",
-    "producer_sequence": "log.topic_rows",
+    "producer_sequence": "log.producer_rows",
     "run": "deletion.runs",
     "schema_version": "log.schemas",
     "segment": "log.ledger_rows",

@@ -20,8 +20,9 @@ from infra.catalog.deletion.runs import done_before, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
+from infra.catalog.log.producer_rows import remove_producers
 from infra.catalog.log.schemas import remove_versions
-from infra.catalog.log.topic_rows import begin_deletion, remove_producers, remove_topic, topic_row
+from infra.catalog.log.topic_rows import begin_deletion, remove_topic, topic_row
 from infra.catalog.transactions.buffer_rows import remove_buffer
 from infra.catalog.transactions.snapshot_rows import remove_snapshot
 from logstore.deletion.intents import DeletionState

@@ -11,17 +11,18 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from pyroaring import BitMap
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.acknowledgements import acknowledge_all
 from infra.catalog.delayed.bucket_rows import count_delayed
 from infra.catalog.deletion.intent_rows import reopen_late
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of, value_of
+from infra.catalog.engine.many import BIG, Statement, rows_of, value_of
 from infra.catalog.log.ledger_rows import GROWS, register
 from infra.catalog.log.ledgers import epoch
-from infra.catalog.log.topic_rows import advance_producers, holding
+from infra.catalog.log.producer_rows import Key, lock_sequences, put_sequences
+from infra.catalog.log.topic_rows import holding
 from infra.catalog.transactions.buffer_rows import hide, insert_ranges
 from infra.catalog.transactions.deciding import begin_all, end_all
 from infra.catalog.transactions.participant_rows import join
@@ -38,6 +39,7 @@ from logstore.errors import (
 )
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
+from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import (
     Acknowledge,
     BeginTransaction,
@@ -116,11 +118,11 @@ class _Locked:
     topics: dict[int, str]
     names: dict[int, str]
     ledgers: dict[int, _Ledger]
-    sequences: dict[tuple[int, str], int]
+    sequences: dict[Key, ProducerSequence]
     segments: list[tuple[int, int, int, int, int, str | None, int]] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
     delayed: dict[int, int] = field(default_factory=dict)  # topic -> entries with a delivery time
-    advanced: dict[tuple[int, str], int] = field(default_factory=dict)
+    advanced: dict[Key, ProducerSequence] = field(default_factory=dict)
 
 
 def _register_all(
@@ -138,8 +140,7 @@ def _register_all(
     _buffer(
         connection, locked, [(write, one.first_entry) for write, one in buffer if write.transactions or write.markers]
     )
-    if locked.advanced:
-        advance_producers(connection, [(*key, last) for key, last in locked.advanced.items()])
+    put_sequences(connection, locked.advanced)
     if locked.delayed:
         count_delayed(connection, locked.delayed)
     # of one that is OPEN the primary copy stands for certain: nobody can have looked for the last time
@@ -158,7 +159,7 @@ def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
     states = {row.topic_id: row.state for row in topics}
     ledgers = locks.ledgers.execute(connection, {(write.ledger_id,) for write in writes}).all()
     pairs = {(write.topic_id, part.producer) for write in writes for part in write.producers}
-    sequences = locks.sequences.execute(connection, pairs).all() if pairs else []
+    sequences = lock_sequences(connection, pairs)
     t_, inactive = t.topic.c, asked - states.keys()
     if inactive:
         found = connection.execute(select(t_.topic_id, t_.state).where(t_.topic_id.in_(inactive)))
@@ -168,7 +169,7 @@ def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
         topics=states,
         names={row.topic_id: row.name for row in topics},
         ledgers={row.ledger_id: value_of(_Ledger, row) for row in ledgers},
-        sequences={(row.topic_id, row.producer): row.sequence_id for row in sequences},
+        sequences=sequences,
     )
 
 
@@ -210,7 +211,8 @@ def _decide(
         locked.delayed[write.topic_id] = locked.delayed.get(write.topic_id, 0) + write.delayed
     for part in write.producers:
         key = (write.topic_id, part.producer)
-        locked.sequences[key] = locked.advanced[key] = part.last
+        known = locked.sequences.get(key, ProducerSequence())
+        locked.sequences[key] = locked.advanced[key] = known.advanced(part.last, part.txn)
     return Registered(first_entry=first, ledger_entries=ledger.entries, ledger_size_bytes=ledger.size_bytes)
 
 
@@ -243,14 +245,15 @@ def _ledger_refusal(locked: _Locked, write: RegisterSegment) -> SextonError | No
 
 
 def _producer_refusal(locked: _Locked, write: RegisterSegment) -> SextonError | None:
-    ahead: dict[str, int] = {}
+    ahead: dict[str, ProducerSequence] = {}
     for part in write.producers:
-        last = ahead.get(part.producer, locked.sequences.get((write.topic_id, part.producer), -1))
-        if part.first <= last:
+        known = ahead.get(part.producer) or locked.sequences.get((write.topic_id, part.producer), ProducerSequence())
+        if known.refuses(part.txn) or part.first <= known.last:
+            inside = f" in transaction {known.txn}" if known.txn else ""
             return ProducerFenced(
-                f"producer {part.producer!r}: expected a sequence id above {last}, found {part.first}"
+                f"producer {part.producer!r}: expected a sequence id above {known.last}{inside}, found {part.first}"
             )
-        ahead[part.producer] = part.last
+        ahead[part.producer] = known.advanced(part.last, part.txn)
     return None
 
 
@@ -272,26 +275,19 @@ class _Locks(NamedTuple):
 
     topics: Statement  # those that are ACTIVE, share-locked, with the catalog's epoch
     ledgers: Statement  # locked, listed ones only, with the topic of their list
-    sequences: Statement  # locked, those that exist
 
 
 @cache
 def _locks(dialect: str) -> _Locks:
     """Built once for `sqlite` or `postgresql`."""
     topics, ledgers = rows_of(dialect, "asked", {"topic_id": BIG}), rows_of(dialect, "asked", {"ledger_id": BIG})
-    producers = rows_of(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
     epoch = select(t.catalog.c.epoch).scalar_subquery()
     of_topics = select(t.topic.c.topic_id, t.topic.c.name, t.topic.c.state, epoch.label("epoch"))
     active = (t.topic.c.topic_id.in_(select(topics.source.c.topic_id)), t.topic.c.state == TopicState.ACTIVE.value)
     listed = (t.ledger.c.ledger_id.in_(select(ledgers.source.c.ledger_id)), t.ledger.c.place.is_not(None))
     columns = (t.ledger.c.ledger_id, t.ledger.c.state, *(t.ledger.c[name] for name in GROWS), t.ledger_list.c.topic_id)
     of_ledgers = select(*columns).join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).where(*listed)
-    p, asked = t.producer_sequence.c, producers.source.c
-    same = and_(p.topic_id == asked.topic_id, p.producer == asked.producer)
-    of_producers = select(p.topic_id, p.producer, p.sequence_id).join(producers.source, same)
-    in_order = of_producers.order_by(p.topic_id, p.producer).with_for_update(of=t.producer_sequence)
     return _Locks(
         topics=Statement(sql=holding(of_topics.where(*active).order_by(t.topic.c.topic_id)), rows=topics),
         ledgers=Statement(sql=of_ledgers.order_by(t.ledger.c.ledger_id).with_for_update(of=t.ledger), rows=ledgers),
-        sequences=Statement(sql=in_order, rows=producers),
     )

@@ -10,6 +10,7 @@ from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reop
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import any_of, value_of
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
+from infra.catalog.log.producer_rows import sequences_of
 from infra.catalog.log.sums import backlogs_in, totals_of
 from infra.catalog.log.topic_rows import active_topic
 from infra.catalog.transactions.buffer_rows import views
@@ -17,6 +18,7 @@ from logstore.cursors.state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
+from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import Ledger, Segment, Totals
 from logstore.positions import LedgerId, TopicId
 
@@ -123,11 +125,9 @@ class SqlLedgers(OnDatabase):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return [value_of(Segment, row) for row in rows]
 
-    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, int]:
+    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
         """See `Ledgers.producer_sequences`."""
-        p = t.producer_sequence.c
-        query = select(p.producer, p.sequence_id).where(p.topic_id == topic_id, p.producer.in_(sorted(producers)))
-        return {row.producer: row.sequence_id for row in self._db.read(lambda c: c.execute(query).all())}
+        return self._db.read(lambda connection: sequences_of(connection, topic_id, producers))
 
 
 def epoch(connection: Connection) -> int:

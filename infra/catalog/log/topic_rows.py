@@ -1,13 +1,12 @@
-"""Rows of topics, and of what their producers have sent: nothing else writes these two tables."""
+"""Rows of topics: nothing else writes them."""
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, delete, select, true, update
+from sqlalchemy import Connection, Row, Select, delete, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, among, ignoring_conflict, inserting, rows_of, value_of
+from infra.catalog.engine.many import among, ignoring_conflict, value_of
 from infra.catalog.log.ledger_rows import make_list
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
@@ -92,34 +91,6 @@ def begin_deletion(connection: Connection, topic_id: TopicId) -> None:
     """ACTIVE → DELETING, for good, under a key-share lock of the row."""
     mine = update(t.topic).where(t.topic.c.topic_id == topic_id)
     connection.execute(mine.values(state=TopicState.DELETING.value))
-
-
-def advance_producers(connection: Connection, ahead: Iterable[tuple[int, str, int]]) -> None:
-    """Set producers' last sequence ids: topic, producer, id; the lock of the topic's open ledger is held.
-
-    That lock stands for sequences that have no row yet. None goes back.
-    """
-    _advancing(connection.dialect.name).execute(connection, ahead)
-
-
-@cache
-def _advancing(dialect: str) -> Statement:
-    rows = rows_of(dialect, "ahead", {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG})
-    picked = select(*(rows.source.c[name] for name in rows.columns)).where(
-        true()
-    )  # without it SQLite reads ON as a join's
-    put = inserting(dialect, t.producer_sequence).from_select(rows.columns, picked)
-    further = put.on_conflict_do_update(
-        index_elements=["topic_id", "producer"],
-        set_={"sequence_id": put.excluded.sequence_id},
-        where=t.producer_sequence.c.sequence_id < put.excluded.sequence_id,
-    )
-    return Statement(sql=further, rows=rows)
-
-
-def remove_producers(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the sequences of a topic's producers, under the lock of its row, and return how many."""
-    return connection.execute(delete(t.producer_sequence).where(t.producer_sequence.c.topic_id == topic_id)).rowcount
 
 
 def remove_topic(connection: Connection, topic_id: TopicId) -> None:

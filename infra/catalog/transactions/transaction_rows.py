@@ -188,14 +188,19 @@ def _claiming(dialect: str) -> Statement:
     return Statement(sql=mine.values(taken), rows=claimed)
 
 
-def remove_finished(connection: Connection, before_us: int, limit: int) -> int:
-    """Remove transactions that finished before that time, oldest first, with their participants; how many."""
-    old = select(_T.tc_id, _T.sequence).where(_T.finished_us < before_us).order_by(_T.finished_us).limit(limit)
-    pairs = [(row.tc_id, row.sequence) for row in connection.execute(old)]
+def finished_before(connection: Connection, before_us: int, limit: int) -> dict[TransactionId, TransactionState]:
+    """Transactions that finished before that time, oldest first."""
+    old = select(_T.tc_id, _T.sequence, _T.state).where(_T.finished_us < before_us)
+    rows = connection.execute(old.order_by(_T.finished_us).limit(limit))
+    return {TransactionId(row.tc_id, row.sequence): TransactionState(row.state) for row in rows}
+
+
+def remove(connection: Connection, finished: Collection[TransactionId]) -> None:
+    """Remove transactions with their participants; nothing refers to them any more."""
+    pairs = sorted(txn_pairs(finished))
     if pairs:
         remove_participants(connection, pairs)
         connection.execute(delete(t.transaction).where(tuple_(_T.tc_id, _T.sequence).in_(pairs)))
-    return len(pairs)
 
 
 def count_states(connection: Connection) -> Sequence[Row[Any]]:

@@ -11,6 +11,7 @@ from infra.catalog.audits import audit
 from infra.catalog.deletion.runs import claimed_by
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import among
+from infra.catalog.log.producer_rows import conclude_sequences
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.transactions import participant_rows as participants
 from infra.catalog.transactions import transaction_rows as rows
@@ -217,7 +218,10 @@ class SqlTransactions(OnDatabase):
 
         def work(connection: Connection) -> int:
             before = self._db.now_us(connection) - round(older_than_s * 1_000_000)
-            return rows.remove_finished(connection, before, limit)
+            ended = rows.finished_before(connection, before, limit)
+            conclude_sequences(connection, ended)
+            rows.remove(connection, ended)
+            return len(ended)
 
         with effect("catalog.forget_transactions"):
             return self._db.write(work)

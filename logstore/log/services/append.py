@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from logstore.clock import Clock
-from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SextonError, TransactionNotOpen
+from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SequenceHeld, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries, encode_segment
 from logstore.log.ledgers import digest_of
+from logstore.log.producers import ProducerSequence
 from logstore.log.services import duplicates
 from logstore.log.services.placement import PlacedSegment, Placer, SegmentBody, TopicHints
 from logstore.ports.catalog import Ledgers, Topic, TransactionEntries
@@ -73,7 +74,10 @@ class Appender:
         """
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while True:
-            kept = self._without_duplicates(topic, hints, parts, deadline_s)
+            judged = self._without_duplicates(topic, hints, parts, deadline_s)
+            kept = [one for one in judged if not isinstance(one, SequenceHeld)]
+            if len(kept) < len(judged):
+                return self._append_others(topic, hints, parts, judged)
             if not _entries(kept):
                 return _results(parts, kept, None)
             try:
@@ -87,29 +91,35 @@ class Appender:
             except ProducerFenced:  # another process stored entries of a producer: what is a duplicate has changed
                 hints.sequences.clear()
             else:
-                hints.sequences.update({advance.producer: advance.last for advance in body.producers})
+                for moved in body.producers:
+                    known = hints.sequences.get(moved.producer, ProducerSequence())
+                    hints.sequences[moved.producer] = known.advanced(moved.last, moved.txn)
                 return _results(parts, kept, placed)
 
     def _append_fit(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries]
     ) -> Sequence[AppendResult | SextonError]:
         """Take out what cannot be encoded; the rest is judged anew, as entries taken out make no duplicates."""
-        unfit = {at: error for at, part in enumerate(parts) if (error := _unfit(part))}
-        fit = [part for at, part in enumerate(parts) if at not in unfit]
-        answers = iter(self.append(topic, hints, fit) if fit else ())
-        return [unfit[at] if at in unfit else next(answers) for at in range(len(parts))]
+        return self._append_others(topic, hints, parts, [_unfit(part) for part in parts])
+
+    def _append_others(
+        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], judged: Sequence[object]
+    ) -> Sequence[AppendResult | SextonError]:
+        """Store the parts that are not judged by an error, and answer the others with theirs."""
+        wanted = [part for part, one in zip(parts, judged, strict=True) if not isinstance(one, SextonError)]
+        answers = iter(self.append(topic, hints, wanted) if wanted else ())
+        return [one if isinstance(one, SextonError) else next(answers) for one in judged]
 
     def _append_open(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], refused: TransactionNotOpen
     ) -> Sequence[AppendResult | SextonError]:
         """Take out the parts of a transaction that is decided; nothing of any part was stored."""
-        others = [part for part in parts if str(part.txn) != refused.txn]
-        answers = iter(self.append(topic, hints, others) if others else ())
-        return [next(answers) if str(part.txn) != refused.txn else refused.again() for part in parts]
+        judged = [refused.again() if str(part.txn) == refused.txn else None for part in parts]
+        return self._append_others(topic, hints, parts, judged)
 
     def _without_duplicates(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
-    ) -> list[ProducedEntries]:
+    ) -> list[ProducedEntries | SequenceHeld]:
         """Drop duplicates; on the catalog's word alone, as what is dropped is acknowledged without being stored.
 
         What this process remembers is enough to keep an entry: the registration checks it again.
@@ -117,12 +127,12 @@ class Appender:
         wanted = duplicates.numbered_producers(parts)
         if wanted <= hints.sequences.keys():
             kept = duplicates.drop(parts, hints.sequences)
-            if _entries(kept) == _entries(parts):
+            if all(one is part for one, part in zip(kept, parts, strict=True)):
                 return kept
         found = self._clock.patiently(
             lambda: self._ledgers.producer_sequences(topic.topic_id, wanted), deadline_s=deadline_s
         )
-        hints.remember({name: found.get(name, -1) for name in wanted})
+        hints.remember({name: found.get(name, ProducerSequence()) for name in wanted})
         return duplicates.drop(parts, found)
 
     def _encode(self, kept: Sequence[ProducedEntries]) -> SegmentBody:

@@ -99,7 +99,8 @@ class ManagedLedger:
         """Store one producer's entries, all of them or none, one after the other in one ledger.
 
         Appends of several threads to one topic travel as one segment. Entries at or behind the producer's
-        registered sequence id are duplicates: acknowledged and not stored again.
+        registered sequence id are duplicates: acknowledged and not stored again. In a transaction that aborts they were
+        never stored.
 
         Idempotency: repeating is safe for a producer with sequence ids; without, entries may be stored twice.
 
@@ -109,6 +110,7 @@ class ManagedLedger:
             InvalidInput: No entries, sequence ids without a producer or not ascending, a value that a segment
                 cannot hold. Nothing was written.
             TransactionNotOpen: The transaction is decided, or there is none. Nothing was written.
+            SequenceHeld: Numbered entries of the producer are in another transaction that is open. Nothing was written.
             UnknownObject: No such topic.
             PreconditionFailed: The topic is not ACTIVE.
             StoreUnavailable, CatalogBusy: Not stored; bounded retries were not enough.

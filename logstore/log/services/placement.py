@@ -9,6 +9,7 @@ from logstore.clock import Clock
 from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatalog
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement, segment_key
+from logstore.log.producers import ProducerSequence
 from logstore.log.services.registration import Registrar, telling
 from logstore.log.services.roll import Roller, RollPolicy
 from logstore.log.services.segment_file import vouching
@@ -40,9 +41,9 @@ class TopicHints:
 
     ledger: Ledger | None = None
     epoch: int = 0
-    sequences: dict[str, int] = field(default_factory=dict)
+    sequences: dict[str, ProducerSequence] = field(default_factory=dict)
 
-    def remember(self, sequences: Mapping[str, int]) -> None:
+    def remember(self, sequences: Mapping[str, ProducerSequence]) -> None:
         """Add producers' registered sequence ids, within bounds."""
         if len(self.sequences) + len(sequences) > _PRODUCERS:
             self.sequences.clear()

@@ -12,11 +12,15 @@ from logstore.transactions.transactions import TransactionId, TransactionState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerAdvance:
-    """One producer's sequence ids in a segment: registered only if `first` is beyond its last one."""
+    """One producer's sequence ids in a segment: registered only if `first` is beyond its last one.
+
+    Those of another transaction, or of none, are registered only once `txn` is decided; see `ProducerSequence`.
+    """
 
     producer: str
     first: int
     last: int
+    txn: TransactionId | None = None
 
 
 @dataclass(frozen=True, slots=True)

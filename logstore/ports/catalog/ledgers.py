@@ -6,6 +6,7 @@ from typing import Protocol
 
 from logstore.cursors.state import CursorState, LedgerSpan
 from logstore.log.ledgers import Component, CopyKind, LedgerState, LedgerStatement
+from logstore.log.producers import ProducerSequence
 from logstore.positions import LedgerId, Position, TopicId
 
 
@@ -120,8 +121,8 @@ class Ledgers(Protocol):
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         """Registered segments that hold entries at or after `from_entry`, ascending."""
 
-    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, int]:
-        """Last registered sequence id of those producers that have one."""
+    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
+        """How far registered sequence ids are, of those producers that have one."""
 
 
 class Components(Protocol):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from logstore.cursors.state import CursorState, LedgerSpan
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
+from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import (
     Ledger,
     Segment,
@@ -111,7 +112,7 @@ class FakeLedgers:
             rows = self._catalog.segment_rows.get(ledger_id, [])
             return [row for row in rows if row.first_entry + row.entries > from_entry]
 
-    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, int]:
+    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
         with self._catalog.lock:
             found = {name: self._catalog.sequences.get((topic_id, name)) for name in producers}
-        return {name: last for name, last in found.items() if last is not None}
+        return {name: ProducerSequence.up_to(last) for name, last in found.items() if last is not None}

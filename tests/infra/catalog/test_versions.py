@@ -22,6 +22,7 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogVersionMismatch, InvalidInput, ServiceFailed
 from logstore.log.ledgers import CopyKind
+from logstore.log.producers import ProducerSequence
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cause, Claim, Ended, Inflight, Registered, RegisterSegment
 from logstore.positions import LedgerId, Position
@@ -117,7 +118,7 @@ def test_newer_catalog_is_refused_and_nothing_changes(url: str, connect: Connect
     _set_version(database, "9999")
     before = _tables(database)
     for ask in (upgrade, check_version):
-        with pytest.raises(CatalogVersionMismatch, match="expected 0007, found 9999; it was written by a newer build"):
+        with pytest.raises(CatalogVersionMismatch, match="expected 0008, found 9999; it was written by a newer build"):
             ask(database)
     assert _tables(database) == before
     version = database.read(lambda connection: connection.execute(text("SELECT * FROM alembic_version")).scalar_one())
@@ -172,8 +173,8 @@ def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monk
     """A catalog of an earlier release is upgraded by choice, not by the way."""
     database = connect(url)
     upgrade(database)
-    monkeypatch.setattr("infra.catalog.engine.versions.VERSIONS", (*VERSIONS, "0008"))
-    with pytest.raises(CatalogVersionMismatch, match="expected 0008, found 0007; run"):
+    monkeypatch.setattr("infra.catalog.engine.versions.VERSIONS", (*VERSIONS, "0009"))
+    with pytest.raises(CatalogVersionMismatch, match="expected 0009, found 0008; run"):
         check_version(database)
 
 
@@ -266,7 +267,7 @@ def test_subscriptions_of_the_first_release_go_on(url: str, connect: Connect) ->
         Acknowledged(mark_delete=Position(LedgerId(1), 9)),
         Registered(first_entry=10, ledger_entries=15, ledger_size_bytes=150),
     ]
-    assert catalog.ledgers.producer_sequences(topic.topic_id, ["writer"]) == {"writer": 39}
+    assert catalog.ledgers.producer_sequences(topic.topic_id, ["writer"]) == {"writer": ProducerSequence.up_to(39)}
     new = catalog.cursors.subscribe(topic.topic_id, "new", latest=True)
     assert new.state.mark_delete == Position(LedgerId(3), 14)
     sought = catalog.cursors.seek(topic.topic_id, "billing", Position(LedgerId(0), 3))

@@ -13,6 +13,7 @@ from logstore.errors import (
     StaleCatalog,
     UnknownObject,
 )
+from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import Acknowledge, Acknowledged, Registered, TopicState, Write
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import CROWD, NAME, acknowledge, at, filled, new_topic, newborn, race, roll, segment
@@ -69,7 +70,10 @@ def test_commit_one_of_every_refusal_does_not_disturb_the_others(world: World) -
     assert [type(answer) for answer in answers] == [expected for _, expected in plan]
     assert answers[9] == Registered(first_entry=10, ledger_entries=20, ledger_size_bytes=200)
     assert answers[13] == Acknowledged(mark_delete=at(ledger, 12))
-    assert world.catalog.ledgers.producer_sequences(me, ["p", "q", "r"]) == {"p": 10, "q": 0}
+    assert world.catalog.ledgers.producer_sequences(me, ["p", "q", "r"]) == {
+        "p": ProducerSequence.up_to(10),
+        "q": ProducerSequence.up_to(0),
+    }
     assert [found.number for found in world.catalog.ledgers.segments(ledger)] == [0, 1]
 
 
@@ -102,7 +106,7 @@ def test_commit_same_write_again_is_refused(world: World) -> None:
     assert isinstance(second, AlreadyExists)
     later = segment(topic.topic_id, ledger, 5, producers=[("p", 0, 9)])
     assert isinstance(world.catalog.commits.commit([later])[0], ProducerFenced)
-    assert world.catalog.ledgers.producer_sequences(topic.topic_id, ["p"]) == {"p": 9}
+    assert world.catalog.ledgers.producer_sequences(topic.topic_id, ["p"]) == {"p": ProducerSequence.up_to(9)}
 
 
 @pytest.mark.postgres
@@ -132,7 +136,7 @@ def test_commit_thirty_two_appenders_leave_no_gap_and_no_overlap(world: World) -
     assert whole is not None
     assert whole.entries == sum(one.entries for one in found) == 2 * sum(range(1, CROWD + 1))
     sequences = world.catalog.ledgers.producer_sequences(topic.topic_id, [f"p{number}" for number in range(CROWD)])
-    assert set(sequences.values()) == {1}
+    assert set(sequences.values()) == {ProducerSequence.up_to(1)}
 
 
 def test_commit_thirty_two_of_one_producer_exactly_one_registers_each_sequence(world: World) -> None:
@@ -209,4 +213,6 @@ def test_commit_thousands_of_writes_over_many_topics_is_one_batch(world: World) 
     last = world.catalog.ledgers.last(topics[-1].topic_id)
     assert last is not None
     assert last.entries == 2000
-    assert world.catalog.ledgers.producer_sequences(topics[0].topic_id, names) == dict.fromkeys(names, 199)
+    assert world.catalog.ledgers.producer_sequences(topics[0].topic_id, names) == dict.fromkeys(
+        names, ProducerSequence.up_to(199)
+    )

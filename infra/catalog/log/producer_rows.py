@@ -1,0 +1,102 @@
+"""Rows of producers' sequence ids: nothing else writes them.
+
+The last ids of a row may be in a transaction; what became of that says whether they count. It is asked each time, and
+written into the row before the transaction is forgotten: to end one costs no statement here.
+
+Locks: behind topics and ledgers, before transactions, by topic and producer.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, and_, case, delete, select, true, tuple_, update
+from sqlalchemy.types import TypeEngine
+
+from infra.catalog import tables as t
+from infra.catalog.engine.many import BIG, TEXT, Statement, inserting, rows_of
+from infra.catalog.transactions.transaction_rows import states_of
+from logstore.log.producers import ProducerSequence
+from logstore.positions import TopicId
+from logstore.transactions.transactions import TransactionId, TransactionState
+
+Key = tuple[int, str]
+"""A topic's id, and a producer's name."""
+
+_P: Final = t.producer_sequence.c
+_WRITTEN: Final = ("sequence_id", "kept_id", "txn_tc", "txn_seq")
+
+
+def sequences_of(connection: Connection, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
+    """How far these producers are that have a row."""
+    query = select(t.producer_sequence).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
+    found = _known(connection, connection.execute(query).all())
+    return {producer: known for (_, producer), known in found.items()}
+
+
+def lock_sequences(connection: Connection, keys: Collection[Key]) -> dict[Key, ProducerSequence]:
+    """Lock those that have a row; for one that has none the lock of the topic's open ledger stands."""
+    rows = _locking(connection.dialect.name).execute(connection, keys).all() if keys else []
+    return _known(connection, rows)
+
+
+@cache
+def _locking(dialect: str) -> Statement:
+    asked = rows_of(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
+    c = asked.source.c
+    query = select(t.producer_sequence).join(asked.source, and_(_P.topic_id == c.topic_id, _P.producer == c.producer))
+    in_order = query.order_by(_P.topic_id, _P.producer).with_for_update(of=t.producer_sequence)
+    return Statement(sql=in_order, rows=asked)
+
+
+def _known(connection: Connection, rows: Collection[Row[Any]]) -> dict[Key, ProducerSequence]:
+    """A transaction that is decided meanwhile is taken for open: what is refused for it is asked for again."""
+    txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
+    states = states_of(connection, txns) if txns else {}
+    return {(row.topic_id, row.producer): _sequence(row, states) for row in rows}
+
+
+def _sequence(row: Row[Any], states: Mapping[TransactionId, TransactionState]) -> ProducerSequence:
+    txn = None if row.txn_tc is None else TransactionId(row.txn_tc, row.txn_seq)
+    state = None if txn is None else states.get(txn)
+    if state is TransactionState.OPEN:
+        return ProducerSequence(row.kept_id, row.sequence_id, txn)
+    return ProducerSequence.up_to(row.sequence_id if state is None or state.commits else row.kept_id)
+
+
+def put_sequences(connection: Connection, moved: Mapping[Key, ProducerSequence]) -> None:
+    """Write how far producers are, whose rows are locked."""
+    if moved:
+        _putting(connection.dialect.name).execute(connection, [(*key, *_columns(one)) for key, one in moved.items()])
+
+
+def _columns(known: ProducerSequence) -> tuple[int | None, ...]:
+    if known.txn is None:
+        return known.last, None, None, None
+    return known.last, known.kept, known.txn.tc_id, known.txn.sequence
+
+
+@cache
+def _putting(dialect: str) -> Statement:
+    columns: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, **dict.fromkeys(_WRITTEN, BIG)}
+    moved = rows_of(dialect, "moved", columns)
+    picked = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite reads ON as a join's
+    put = inserting(dialect, t.producer_sequence).from_select(moved.columns, picked)
+    new = {name: put.excluded[name] for name in _WRITTEN}
+    return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id", "producer"], set_=new), rows=moved)
+
+
+def conclude_sequences(connection: Connection, ended: Mapping[TransactionId, TransactionState]) -> None:
+    """Write into the rows what became of transactions that are forgotten next: aborted ids were never stored."""
+    if not ended:
+        return
+    of = tuple_(_P.txn_tc, _P.txn_seq)
+    aborted = [(txn.tc_id, txn.sequence) for txn, state in ended.items() if not state.commits]
+    kept = case((of.in_(aborted), _P.kept_id), else_=_P.sequence_id) if aborted else _P.sequence_id
+    mine = update(t.producer_sequence).where(of.in_([(txn.tc_id, txn.sequence) for txn in ended]))
+    connection.execute(mine.values(sequence_id=kept, kept_id=None, txn_tc=None, txn_seq=None))
+
+
+def remove_producers(connection: Connection, topic_id: TopicId) -> int:
+    """Remove the producers of a topic that is being deleted, and say how many."""
+    return connection.execute(delete(t.producer_sequence).where(_P.topic_id == topic_id)).rowcount
