@@ -186,6 +186,12 @@ def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
     buffers = select(s.read_ledger, s.read_entry).where(s.topic_id == row.topic_id, s.ledger_id == row.ledger_id)
     for at, entry in connection.execute(buffers):
         yield Reference(kind=ReferenceKind.TXN_SNAPSHOT, facts={"read_to": f"{at}:{entry}"})
+    b = t.delayed_bucket.c
+    ends = (b.first_ledger, b.first_entry, b.last_ledger, b.last_entry)
+    buckets = select(b.messages, *ends).where(b.topic_id == row.topic_id, b.ledger_id == row.ledger_id)
+    for messages, *at in connection.execute(buckets):
+        facts = {"from": f"{at[0]}:{at[1]}", "to": f"{at[2]}:{at[3]}", "messages": messages}
+        yield Reference(kind=ReferenceKind.DELAYED_INDEX, facts=facts)
     writing = (c.kind == CopyKind.OFFLOADED_LEDGER.value, c.state == CopyState.WRITING.value)
     offloads = select(as_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
     for context in connection.execute(offloads).scalars():

@@ -19,6 +19,7 @@ class ReferenceKind(StrEnum):
     CURSOR_SNAPSHOT = "CURSOR_SNAPSHOT"  # a subscription whose state it holds
     SCHEMA = "SCHEMA"  # the version of the topic's schema that it holds
     TXN_SNAPSHOT = "TXN_SNAPSHOT"  # its topic's transactions, of which it holds the buffer up to an entry
+    DELAYED_INDEX = "DELAYED_INDEX"  # a bucket of its topic: from which entry to which, and how many messages
     OFFLOAD = "OFFLOAD"  # a tiered copy that is being written
 
 

@@ -13,12 +13,14 @@ from uuid import uuid4
 
 import psycopg
 
+from logstore.delayed.buckets import Bucket
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.log.services.component_ledgers import ComponentLedgers, Draft
 from logstore.names import TopicName
 from logstore.offload.tiered import data_key, index_key
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog import BucketSwitch, NewBucket, Topic
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import FindingKind
 from workers.assembly.log import LogStore
@@ -110,6 +112,24 @@ class Damaged:
         self.put(segment_key(ledger_id, 0), whole)
         return ledger_id
 
+    def sealed(self, topic: Topic, ledger_id: LedgerId) -> LedgerId:
+        """A bucket of the topic's delayed messages, of that data ledger's entries; the ledger that holds it."""
+        catalog, (first, last) = self.log.catalog, (Position(ledger_id, 0), Position(ledger_id, 1))
+        written = ComponentLedgers(
+            components=catalog.components, ledgers=catalog.ledgers, objects=self.log.objects, application="sexton"
+        )
+        draft = Draft(
+            topic_id=topic.topic_id, component=Component.DELAYED_INDEX, keys={}, content=b"bucket", properties={}
+        )
+        made = written.store(draft)
+        bucket = Bucket(bucket_id=made.ledger_id, first=first, last=last, messages=1, segments=1, first_ms=1, last_ms=1)
+        new = NewBucket(bucket=bucket, size_bytes=made.size_bytes, sha256=made.sha256)
+        expected = catalog.delayed.listed(topic.topic_id).version
+        assert catalog.delayed.switch(
+            BucketSwitch(topic_id=topic.topic_id, expected=expected, born=(new,), sealed_to=last)
+        )
+        return made.ledger_id
+
     def offload(self, ledger_id: LedgerId, uuid: str) -> None:
         """A tiered copy, published."""
         done = self.log.offloader.upload(ledger_id, uuid, timeout_s=600)
@@ -151,8 +171,11 @@ def orphan_offloads(store: Damaged) -> None:
 
 
 def unreferenced_ledgers(store: Damaged) -> None:
-    """A data ledger that its list has lost."""
-    _, ledgers = store.topic("lost")
+    """A data ledger that its list has lost, and a bucket of delayed messages that no row names."""
+    topic, ledgers = store.topic("lost")
+    bucket = store.sealed(topic, ledgers[1])
+    store.sql("DELETE FROM delayed_bucket WHERE ledger_id = ?", bucket)
+    store.truth.add((_K.UNREFERENCED_LEDGER, bucket, ""))
     store.sql("UPDATE ledger SET place = NULL WHERE ledger_id = ?", ledgers[0])
     store.healthy.remove(ledgers[0])
     store.truth.add((_K.UNREFERENCED_LEDGER, ledgers[0], ""))
@@ -167,8 +190,11 @@ def stalled_deletions(store: Damaged) -> None:
 
 
 def missing_data(store: Damaged) -> None:
-    """A segment, a whole ledger, a statement, half a segment, and half of a tiered pair."""
-    _, ledgers = store.topic("missing", ledgers=6)
+    """A segment, a whole ledger, a statement, half a segment, half of a tiered pair, and a bucket's snapshot."""
+    topic, ledgers = store.topic("missing", ledgers=6)
+    bucket = store.sealed(topic, ledgers[5])
+    store.remove(segment_key(bucket, 0))
+    store.truth.add((_K.MISSING_DATA, bucket, segment_key(bucket, 0)))
     keys = [segment_key(ledgers[0], 1), ledger_prefix(ledgers[1]), "", segment_key(ledgers[3], 0)]
     keys[2] = meta_key(ledgers[2], store.statement(ledgers[2]).owner)
     store.remove(keys[0])
@@ -237,6 +263,7 @@ def healthy(store: Damaged) -> None:
     topic, ledgers = store.topic("healthy")
     store.log.subscriptions.subscribe(topic.topic_id, "billing", latest=False)
     store.log.schemas.set(topic, b'{"type": "record"}')
+    store.sealed(topic, ledgers[1])
     store.log.subscriptions.acknowledge(topic.topic_id, "billing", positions=(Position(ledgers[0], 1),))
     store.offload(ledgers[1], str(uuid4()))
 

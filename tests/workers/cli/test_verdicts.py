@@ -85,6 +85,11 @@ def _needed(*names: str) -> list[Reference]:
         ),
         (
             _live(),
+            [_listed(), Reference(kind=ReferenceKind.DELAYED_INDEX, facts={"from": "3:0", "to": "7:9", "messages": 4})],
+            "listed: it holds the delayed messages of the entries 3:0 to 7:9",
+        ),
+        (
+            _live(),
             [*_needed("a"), Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": "u"})],
             "listed; its tiered copy is being written",
         ),

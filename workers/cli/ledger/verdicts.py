@@ -74,6 +74,9 @@ _REASONS: Mapping[ReferenceKind, Callable[[Mapping[str, object]], str]] = {
     ReferenceKind.OFFLOAD: lambda _: "listed; its tiered copy is being written",
     ReferenceKind.CURSOR_SNAPSHOT: lambda facts: f"listed: it holds the state of subscription {facts['subscription']}",
     ReferenceKind.TXN_SNAPSHOT: lambda facts: f"listed: it holds its topic's transactions up to {facts['read_to']}",
+    ReferenceKind.DELAYED_INDEX: lambda facts: (
+        f"listed: it holds the delayed messages of the entries {facts['from']} to {facts['to']}"
+    ),
     ReferenceKind.SCHEMA: lambda facts: f"listed: it holds version {facts['version']} of its topic's schema",
 }
 

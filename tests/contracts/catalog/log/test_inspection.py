@@ -9,7 +9,8 @@ from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import Decision, Ended, LedgerHistory, Reference, ReferenceKind
 from logstore.positions import LedgerId
-from tests.contracts.catalog.steps import acknowledge, filled, new_topic, newborn
+from tests.contracts.catalog.delayed.steps import seal
+from tests.contracts.catalog.steps import acknowledge, at, filled, new_topic, newborn
 from tests.contracts.catalog.world import CAUSE
 from tests.contracts.catalog.worlds import SqlWorld
 
@@ -85,6 +86,15 @@ def test_ledger_that_holds_a_snapshot_a_schema_or_is_offloaded_says_so(sql_world
         ("LIVE", {}),
         ("WRITING", {"uuid": "u-1"}),
     ]
+
+
+def test_bucket_of_delayed_messages_is_named_by_its_topics_list(sql_world: SqlWorld) -> None:
+    """With the entries whose messages it holds."""
+    topic_id = new_topic(sql_world).topic_id
+    (data,) = filled(sql_world, topic_id, 1)
+    made = seal(sql_world, topic_id, at(data, 2), at(data, 7), messages=4)
+    facts = {"from": f"{data}:2", "to": f"{data}:7", "messages": 4}
+    assert _references(sql_world, made.bucket_id)[1:] == [Reference(kind=ReferenceKind.DELAYED_INDEX, facts=facts)]
 
 
 def test_ledger_that_nobody_attached_has_no_references(sql_world: SqlWorld) -> None:

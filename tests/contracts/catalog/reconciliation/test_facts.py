@@ -220,8 +220,11 @@ def test_unreferenced_ledgers_are_those_asked_for_that_nothing_names(sql_world: 
     sql_world.unlist(ids[1])
     buffer, lost = (_buffer_snapshot(sql_world, one) for one in (topic, new_topic(sql_world, f"{NAME}-2")))
     sql_world.sql("UPDATE transaction_snapshot SET ledger_id = NULL WHERE ledger_id = :id", id=lost)
-    asked = facts.unreferenced_ledgers([*ids, buffer, lost, snapshot, version, forgotten, born, 10**9])
-    assert sorted(row["ledger_id"] for row in _read(sql_world, asked)) == [ids[1], forgotten, lost]
+    bucket, dropped = (seal(sql_world, topic.topic_id, at(ids[0], one), at(ids[0], one)).bucket_id for one in (0, 1))
+    sql_world.sql("DELETE FROM delayed_bucket WHERE ledger_id = :id", id=dropped)
+    components = [buffer, lost, bucket, dropped, snapshot, version, forgotten]
+    asked = facts.unreferenced_ledgers([*ids, *components, born, 10**9])
+    assert sorted(row["ledger_id"] for row in _read(sql_world, asked)) == [ids[1], forgotten, lost, dropped]
 
 
 def test_segments_are_those_of_the_ledgers_asked_for(sql_world: SqlWorld) -> None:

@@ -13,6 +13,7 @@ from logstore.log.ledgers import Component, CopyKind, CopyState
 from logstore.ports.catalog import Ended, Filed
 from logstore.ports.catalog.reconciliation import FiledCopy, Filing
 from logstore.positions import LedgerId
+from tests.contracts.catalog.delayed.steps import sealed
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.offload.test_offloads import begin, offloaded, remove
 from tests.contracts.catalog.reconciliation.steps import file, intents, lost, orphan, tiered_orphan
@@ -176,6 +177,17 @@ def test_component_ledger_that_its_row_forgot_is_detached(sql_world: SqlWorld) -
     (row,) = intents(sql_world, made.ledger_id)
     assert (row.component, row.keys) == ("SCHEMA_STORAGE", keys)
     assert sql_world.rows().versions[-1] == version + 1
+
+
+def test_bucket_that_its_topics_list_forgot_is_detached(sql_world: SqlWorld) -> None:
+    """One that a row names is kept, whoever asks."""
+    topic_id = new_topic(sql_world).topic_id
+    filled(sql_world, topic_id, 1)
+    kept, forgotten = sealed(sql_world, topic_id, 2)
+    sql_world.sql("DELETE FROM delayed_bucket WHERE ledger_id = :id", id=forgotten.bucket_id)
+    done = file(sql_world, unreferenced={0: kept.bucket_id, 1: forgotten.bucket_id})
+    assert (done.detached.ledgers, done.kept) == (1, {0: f"ledger {kept.bucket_id}: something names it"})
+    assert [row.component for row in intents(sql_world, forgotten.bucket_id)] == ["DELAYED_INDEX"]
 
 
 def test_ledger_whose_list_or_copies_have_no_row_is_kept(sql_world: SqlWorld) -> None:
