@@ -15,7 +15,7 @@ _PASSED_MS: Final = 60_000  # so long a bucket is kept after its last message wa
 
 
 def _listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
-    """Rows of `ledger` that are the topic's listed data ledgers."""
+    """Rows of `ledger` that are the topic's listed data ledgers; their places are their ids, and an index has these."""
     lists = t.ledger_list.c
     return (
         lists.topic_id == topic_id,
@@ -30,7 +30,7 @@ def entries_behind(
 ) -> ScalarSelect[int]:
     """Entries with a delivery time in the topic's segments that begin behind a position: seals end where these end."""
     behind = or_(_L.ledger_id > ledger, and_(_L.ledger_id == ledger, _S.first_entry > entry))
-    mine = (*_listed(topic_id), _L.ledger_id >= ledger, _S.ledger_id == _L.ledger_id, behind)
+    mine = (*_listed(topic_id), _L.place >= ledger, _S.ledger_id == _L.ledger_id, behind)
     return select(func.coalesce(func.sum(_S.delayed), 0)).where(*mine).scalar_subquery()
 
 
@@ -39,7 +39,7 @@ def ledgers_behind(
 ) -> ScalarSelect[int]:
     """The topic's ledgers that hold entries behind a position."""
     behind = or_(and_(_L.ledger_id > ledger, _L.entries > 0), and_(_L.ledger_id == ledger, _L.entries - 1 > entry))
-    return select(func.count(_L.ledger_id)).where(*_listed(topic_id), _L.ledger_id >= ledger, behind).scalar_subquery()
+    return select(func.count(_L.ledger_id)).where(*_listed(topic_id), _L.place >= ledger, behind).scalar_subquery()
 
 
 def unsealed_of(connection: Connection, topic_id: TopicId) -> Unsealed:
@@ -64,7 +64,7 @@ def _is_passed(now_us: int) -> ColumnElement[bool]:
     of_topic = _C.topic_id == _B.topic_id
     before = or_(_C.mark_ledger < _B.last_ledger, and_(_C.mark_ledger == _B.last_ledger, _C.mark_entry < _B.last_entry))
     acknowledged = and_(exists().where(of_topic), ~exists().where(of_topic, before))
-    within = _L.ledger_id.between(_B.first_ledger, _B.last_ledger)
+    within = _L.place.between(_B.first_ledger, _B.last_ledger)
     return or_(
         _B.last_ms <= now_us // 1000 - _PASSED_MS,
         acknowledged,

@@ -18,14 +18,25 @@ from infra.catalog import Database, SqlCatalog, check_version, upgrade
 from infra.catalog.engine.versions import VERSIONS, _config
 from infra.declared.models import metadata
 from logstore.cursors.state import CursorState
+from logstore.delayed.buckets import BucketLimits
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogVersionMismatch, InvalidInput, ServiceFailed
 from logstore.log.ledgers import CopyKind
 from logstore.log.producers import ProducerSequence
 from logstore.ownership import MAX_BUNDLES
-from logstore.ports.catalog import Acknowledge, Acknowledged, Cause, Claim, Ended, Inflight, Registered, RegisterSegment
-from logstore.positions import LedgerId, Position
+from logstore.ports.catalog import (
+    Acknowledge,
+    Acknowledged,
+    BucketSwitch,
+    Cause,
+    Claim,
+    Ended,
+    Inflight,
+    Registered,
+    RegisterSegment,
+)
+from logstore.positions import LedgerId, Position, TopicId
 from tests.every_topic import every_topic
 from tests.infra.catalog.first_release import (
     ACKNOWLEDGED,
@@ -246,6 +257,19 @@ def test_upgrade_with_an_impossible_number_of_bundles_creates_nothing(bundles: i
 
 def _bundles(database: Database) -> int:
     return database.read(lambda connection: int(connection.execute(text("SELECT bundles FROM catalog")).scalar_one()))
+
+
+def test_segments_of_the_first_release_do_not_say_what_is_delayed(url: str, connect: Connect) -> None:
+    """Nobody counted: a reader has to look; there is nothing to seal until a delayed message comes."""
+    catalog = _first_release(url, connect)
+    topic_id = catalog.topics.get(NAME).topic_id
+    listed = catalog.ledgers.listed(topic_id)
+    rows = [row for ledger in listed for row in catalog.ledgers.segments(ledger.ledger_id)]
+    assert {row.delayed for row in rows} == {None}
+    assert catalog.delayed.unsealed(topic_id).entries == 0
+    assert catalog.delayed.due(BucketLimits(messages=1, ledgers=1), after=TopicId(0), limit=1) == []
+    moved = BucketSwitch(topic_id=topic_id, expected=0, sealed_to=listed[-1].span.last)
+    assert catalog.delayed.switch(moved)
 
 
 def test_subscriptions_of_the_first_release_go_on(url: str, connect: Connect) -> None:

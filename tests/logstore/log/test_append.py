@@ -53,6 +53,16 @@ def test_append_keeps_every_field_of_an_entry(world: World) -> None:
     assert (found.producer, found.sequence_id, found.publish_ms) == ("p", 0, world.catalog.now_us // 1000)
 
 
+def test_append_tells_how_many_entries_of_its_segment_have_a_delivery_time(world: World) -> None:
+    """Of those that are stored: a duplicate is not one of them; a time that has passed counts as any other."""
+    process = world.process()
+    for times in ((None, None), (None, 5, None, 7), (None, 5, None, 7, 9)):
+        entries = [NewEntry(payload=b"x", deliver_at_ms=one, sequence_id=at) for at, one in enumerate(times)]
+        process.append(world.topic, ProducedEntries(entries=entries, producer="p"))
+    assert [(row.entries, row.delayed) for row in world.catalog.segment_rows[LedgerId(0)]] == [(2, 0), (2, 1), (1, 1)]
+    assert world.catalog.delayed.unsealed(world.topic.topic_id).entries == 2
+
+
 def test_append_at_or_behind_the_registered_sequence_is_a_duplicate(world: World) -> None:
     """Acknowledged and not stored again. Source: Pulsar's message deduplication."""
     process = world.process()

@@ -43,15 +43,18 @@ def born(*buckets: Bucket) -> tuple[NewBucket, ...]:
     return tuple(NewBucket(bucket=one, size_bytes=50, sha256="ab") for one in buckets)
 
 
+def seal_of(topic_id: TopicId, made: Bucket, *, expected: int) -> BucketSwitch:
+    """The switch that puts one bucket behind the others."""
+    return BucketSwitch(topic_id=topic_id, expected=expected, born=born(made), sealed_to=made.last)
+
+
 def seal(
     world: World, topic_id: TopicId, first: Position, last: Position, *, messages: int = 3, last_ms: int = FAR_MS
 ) -> Bucket:
     """One more bucket behind the others, which must be taken."""
     made = bucket(newborn(world, topic_id), first, last, messages=messages, last_ms=last_ms)
     expected = world.catalog.delayed.listed(topic_id).version
-    assert world.catalog.delayed.switch(
-        BucketSwitch(topic_id=topic_id, expected=expected, born=born(made), sealed_to=last)
-    )
+    assert world.catalog.delayed.switch(seal_of(topic_id, made, expected=expected))
     return made
 
 

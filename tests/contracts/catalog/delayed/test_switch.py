@@ -15,6 +15,7 @@ from tests.contracts.catalog.delayed.steps import (
     merge,
     newborn,
     seal,
+    seal_of,
     sealed,
     snapshots,
 )
@@ -41,7 +42,7 @@ def test_sealed_bucket_is_listed_and_its_ledger_closed(world: World) -> None:
     """And sealed again it still is: the answer to a switch may be lost."""
     topic_id = _topic(world)
     made = bucket(newborn(world, topic_id), at(0, 0), at(0, 9))
-    switch = BucketSwitch(topic_id=topic_id, expected=0, born=born(made), sealed_to=at(0, 9))
+    switch = seal_of(topic_id, made, expected=0)
     assert world.catalog.delayed.switch(switch)
     assert world.catalog.delayed.switch(switch)
     assert world.catalog.delayed.listed(topic_id) == BucketList(version=1, sealed_to=at(0, 9), buckets=(made,))
@@ -70,9 +71,7 @@ def test_of_two_that_start_from_one_version_the_first_wins(world: World) -> None
     """The other one's snapshot is retired in the transaction that refuses it."""
     topic_id = _topic(world)
     winner, loser = (bucket(newborn(world, topic_id), at(0, 0), at(0, end)) for end in (5, 9))
-    switches = [
-        BucketSwitch(topic_id=topic_id, expected=0, born=born(one), sealed_to=one.last) for one in (winner, loser)
-    ]
+    switches = [seal_of(topic_id, one, expected=0) for one in (winner, loser)]
     assert [world.catalog.delayed.switch(one) for one in switches] == [True, False]
     assert [one.bucket_id for one in world.catalog.delayed.listed(topic_id).buckets] == [winner.bucket_id]
     assert world.intents() == [loser.bucket_id]
@@ -183,7 +182,7 @@ def test_deleted_topic_takes_its_buckets_with_it(world: World) -> None:
     first = sealed(world, topic_id, 1)[0]
     during, after = (bucket(newborn(world, topic_id), at(0, 1), at(0, 9)) for _ in range(2))
     world.set_state(topic_id, TopicState.DELETING)
-    late = [BucketSwitch(topic_id=topic_id, expected=1, born=born(one), sealed_to=at(0, 9)) for one in (during, after)]
+    late = [seal_of(topic_id, one, expected=1) for one in (during, after)]
     assert not world.catalog.delayed.switch(late[0])
     assert world.intents() == [during.bucket_id]
     assert not world.catalog.delayed.claim(topic_id, claim())
@@ -201,7 +200,7 @@ def test_of_a_crowd_that_starts_from_one_version_one_wins(world: World) -> None:
     """And every other one's snapshot has its intent."""
     topic_id = _topic(world)
     made = [bucket(newborn(world, topic_id), at(0, 0), at(0, 9)) for _ in range(8)]
-    switches = [BucketSwitch(topic_id=topic_id, expected=0, born=born(one), sealed_to=one.last) for one in made]
+    switches = [seal_of(topic_id, one, expected=0) for one in made]
     results = race(lambda number: world.catalog.delayed.switch(switches[number]), 8)
     assert sorted(map(bool, results)) == [False] * 7 + [True]
     (winner,) = world.catalog.delayed.listed(topic_id).buckets
@@ -216,7 +215,7 @@ def test_seal_merge_and_clear_at_once_leave_list_and_ledgers_alike(world: World)
     found = world.catalog.delayed.listed(topic_id)
     merging = merge(found, (pair[0], pair[1]), newborn(world, topic_id), topic_id)
     made = bucket(newborn(world, topic_id), at(0, 2), at(0, 9))
-    sealing = BucketSwitch(topic_id=topic_id, expected=2, born=born(made), sealed_to=at(0, 9))
+    sealing = seal_of(topic_id, made, expected=2)
     calls: list[Callable[[], object]] = [
         lambda: world.catalog.delayed.switch(merging),
         lambda: world.catalog.delayed.switch(sealing),

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import event
@@ -11,6 +12,8 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, SextonError, UnknownObject
 from logstore.log.ledgers import Component, CopyKind
 from logstore.ports.catalog import Ended, Registered, Topic
+from tests.contracts.catalog.delayed.steps import bucket, seal_of
+from tests.contracts.catalog.delayed.steps import newborn as sealing
 from tests.contracts.catalog.deletion.topic_deletion_steps import (
     OTHER,
     begin,
@@ -66,7 +69,7 @@ def test_creator_that_wakes_late_has_its_intent_opened_again(world: World, remov
 
 
 @pytest.mark.parametrize("removed", [False, True])
-@pytest.mark.parametrize("component", [Component.MANAGED_CURSOR, Component.SCHEMA_STORAGE])
+@pytest.mark.parametrize("component", [Component.MANAGED_CURSOR, Component.SCHEMA_STORAGE, Component.DELAYED_INDEX])
 def test_creator_of_a_component_that_wakes_late_has_its_intent_opened_again(
     world: World, component: Component, removed: bool
 ) -> None:
@@ -74,13 +77,15 @@ def test_creator_of_a_component_that_wakes_late_has_its_intent_opened_again(
     topic = new_topic(world)
     world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=True)
     change = change_of(world, topic.topic_id)
-    keys = {"cursor": CURSOR} if component is Component.MANAGED_CURSOR else {"schema": topic.name}
+    keys = {"MANAGED_CURSOR": {"cursor": CURSOR}, "SCHEMA_STORAGE": {"schema": topic.name}}.get(component.value, {})
     create = world.catalog.components.create
     born = create(topic.topic_id, component, keys, application="sexton").ledger_id
 
     def publish() -> object:
         if component is Component.MANAGED_CURSOR:
             return world.catalog.cursors.publish_snapshot(change, snapshot(born, (0, 1)), size_bytes=50)
+        if component is Component.DELAYED_INDEX:
+            return world.catalog.delayed.switch(seal_of(topic.topic_id, bucket(born, at(0, 0), at(0, 9)), expected=0))
         publish_ = world.catalog.schemas.publish
         return publish_(topic.topic_id, born, digest="d", content_bytes=7, size_bytes=900)
 
@@ -124,13 +129,13 @@ def test_delete_topic_thirty_two_at_once_is_done_once(world: World) -> None:
     answers = race(lambda number: (begin(world, topic), detach_all(world, topic, f"b{number}"), remove(world, topic)))
     assert {answer[2] for answer in answers if isinstance(answer, tuple)} == {True}
     assert not [answer for answer in answers if isinstance(answer, Exception)]
-    assert sum(answer[1].ledgers for answer in answers if isinstance(answer, tuple)) == 6
+    assert sum(answer[1].ledgers for answer in answers if isinstance(answer, tuple)) == 7
     assert intents(world) == copies
     assert [len(world.audited(act)) for act in ("delete-topic", "detach", "remove-topic")] == [1, 1, 1]
 
 
 def test_delete_topic_against_everything_at_once_forgets_no_ledger(world: World) -> None:
-    """Append, roll, subscribe, seek, acknowledge, trim and create of the same name run while the topic goes.
+    """Append, roll, subscribe, seek, acknowledge, trim, seal, clear and create of the same name run meanwhile.
 
     Afterwards every ledger id has one intent, or belongs to the topic that was created again. And the deletion gets
     its turn, however busy the topic is: it once waited as long as others overlapped.
@@ -144,7 +149,13 @@ def test_delete_topic_against_everything_at_once_forgets_no_ledger(world: World)
     def append_() -> None:
         last = world.catalog.ledgers.last(topic.topic_id)
         if last:
-            world.catalog.commits.commit([segment(topic.topic_id, last.ledger_id, last.last_segment + 1)])
+            write = segment(topic.topic_id, last.ledger_id, last.last_segment + 1)
+            world.catalog.commits.commit([replace(write, delayed=1)])
+
+    def seal_() -> None:
+        made = bucket(sealing(world, topic.topic_id), at(0, 0), at(0, 9))
+        expected = world.catalog.delayed.listed(topic.topic_id).version
+        world.catalog.delayed.switch(seal_of(topic.topic_id, made, expected=expected))
 
     def acknowledge_() -> None:
         acknowledge(world, topic.topic_id, "s", up_to=(0, 9))
@@ -157,6 +168,8 @@ def test_delete_topic_against_everything_at_once_forgets_no_ledger(world: World)
         lambda: world.catalog.cursors.seek(topic.topic_id, "s", at(0, 0)),
         acknowledge_,
         lambda: world.phase_one(topic.topic_id),
+        seal_,
+        lambda: world.catalog.delayed.clear(topic.topic_id, reason="asked"),
         lambda: born.append(new_topic(world)),
     ]
 

@@ -39,7 +39,7 @@ def test_delete_topic_leaves_intents_and_audit_only(world: World) -> None:
     copies = rich(world, topic)
     theirs = filled(world, other.topic_id, 2)
     begin(world, topic)
-    assert detach_all(world, topic) == Detached(batch_id="all", ledgers=6, intents=8)
+    assert detach_all(world, topic) == Detached(batch_id="all", ledgers=7, intents=9)
     assert intents(world) == copies
     keys = {one.component: one.keys for one in world.catalog.deletions.list(None, limit=10)}
     assert keys["MANAGED_CURSOR"] == {"cursor": CURSOR}
@@ -259,8 +259,9 @@ def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None
     new_topic(world, OTHER)
     before = left_of(world, topic.topic_id)
     assert world.catalog.phase_one.contents(topic.topic_id) == TopicContents(
-        ledgers={"MANAGED_CURSOR": 1, "MANAGED_LEDGER": 4, "SCHEMA_STORAGE": 1},
+        ledgers={"DELAYED_INDEX": 1, "MANAGED_CURSOR": 1, "MANAGED_LEDGER": 4, "SCHEMA_STORAGE": 1},
         copies={
+            "DELAYED_INDEX": {"LEDGER": 1},
             "MANAGED_CURSOR": {"LEDGER": 1},
             "MANAGED_LEDGER": {"LEDGER": 4, "OFFLOADED_LEDGER": 2},
             "SCHEMA_STORAGE": {"LEDGER": 1},

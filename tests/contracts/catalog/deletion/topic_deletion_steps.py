@@ -3,9 +3,11 @@
 from logstore.log.ledgers import Component, CopyState
 from logstore.ports.catalog import Cause, Detached, Registered, Topic
 from logstore.positions import LedgerId, TopicId
+from tests.contracts.catalog.delayed.steps import delay, seal
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.steps import (
     acknowledge,
+    at,
     filled,
     newborn,
     segment,
@@ -56,10 +58,13 @@ def rich(world: World, topic: Topic) -> dict[tuple[LedgerId, str], str]:
     assert isinstance(world.catalog.commits.commit(writes)[0], Registered)
     cursor = publish(world, topic.topic_id, (ledgers[1], 3)).ledger_id
     schema = schema_ledger(world, topic)
+    delay(world, topic.topic_id, ledgers[2], 3)
+    bucket = seal(world, topic.topic_id, at(ledgers[0], 0), at(ledgers[0], 9)).bucket_id
     born = newborn(world, topic.topic_id)
     primary = {(one, "LEDGER"): "MANAGED_LEDGER" for one in (*ledgers, born)}
     offloaded = {(one, "OFFLOADED_LEDGER"): "MANAGED_LEDGER" for one in ledgers[:2]}
-    return primary | offloaded | {(cursor, "LEDGER"): "MANAGED_CURSOR", (schema, "LEDGER"): "SCHEMA_STORAGE"}
+    components = {cursor: "MANAGED_CURSOR", schema: "SCHEMA_STORAGE", bucket: "DELAYED_INDEX"}
+    return primary | offloaded | {(one, "LEDGER"): component for one, component in components.items()}
 
 
 def left_of(world: World, topic_id: TopicId) -> dict[str, int]:
