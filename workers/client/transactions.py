@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from workers.assembly.log import LogStore
 
 _WOKEN_S: Final = 0.5
-"""A coordinator that was woken so recently looks for work by itself."""
+"""A coordinator that was woken so recently, or has told something, looks for work by itself: it lingers for longer."""
 
 _UNMOVED_S: Final = 1.0
 """After that a coordinator is woken again: a signal may be lost."""
@@ -70,6 +70,7 @@ class TransactionClient:
         self._log, self._wake = log, wake
         self._turns, self._coordinators = count(random.randrange(coordinators)), coordinators  # noqa: S311 - spreads load
         self._woken: dict[int, float] = {}
+        self._served = -_WOKEN_S  # when some coordinator was last seen, or told, to look for work
         self._waking: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[TransactionId, tuple[asyncio.Future[TransactionState], float]] = {}
         self._polling: asyncio.Task[None] | None = None
@@ -144,7 +145,8 @@ class TransactionClient:
             decided = await asyncio.wrap_future(self._log.committer.submit(write))
         if decided.state.is_final:
             return decided.state
-        self._wake_soon(txn.tc_id)
+        if not self._waking and time.monotonic() - self._served >= _WOKEN_S:
+            self._wake_soon(txn.tc_id)  # any one tells what is decided, so one of them is enough for all
         return await self.settled(txn)
 
     async def settled(self, txn: TransactionId) -> TransactionState:
@@ -171,6 +173,7 @@ class TransactionClient:
                     moved = True
                     if not future.done():
                         future.set_result(state)
+            self._served = time.monotonic() if moved else self._served
             self._wake_late()
             pause = _PAUSE_S[0] if moved else min(pause * 1.2, _PAUSE_S[1])
             pause = max(pause, _REST * asked_s)
@@ -183,6 +186,7 @@ class TransactionClient:
         self._waiting.clear()
 
     def _wake_late(self) -> None:
+        """Wake each coordinator whose transaction nobody has told for a while, whatever others do."""
         now = time.monotonic()
         for txn, (future, since) in list(self._waiting.items()):
             if now - since > _UNMOVED_S:
@@ -198,7 +202,7 @@ class TransactionClient:
     async def _waken(self, tc_id: int) -> None:
         try:
             await self._wake(tc_id)
-            self._woken[tc_id] = time.monotonic()
+            self._served = self._woken[tc_id] = time.monotonic()
         finally:
             del self._waking[tc_id]
 
