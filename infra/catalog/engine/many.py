@@ -6,6 +6,7 @@ So it is compiled once, and prepared once on a connection. SQLite reads the valu
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,16 +55,21 @@ class Statement(NamedTuple):
     sql: Executable
     rows: Rows
 
-    def execute(self, connection: Connection, rows: Iterable[tuple[Any, ...]]) -> CursorResult[Any]:
-        """Run it for these rows, each with the columns in their order."""
-        return connection.execute(self.sql, self.rows.packed(sorted(rows)))
+    def execute(self, connection: Connection, rows: Iterable[tuple[Any, ...]], **more: object) -> CursorResult[Any]:
+        """Run it for these rows, each with the columns in their order, and with its other parameters."""
+        return connection.execute(self.sql, {**self.rows.packed(sorted(rows)), **more})
 
 
 def value_of(kind: type[V], row: Row[Any], **more: Any) -> V:  # noqa: ANN401 - fields of any type
     """A row as a value of a dataclass: each field is `more`'s or else, if there is one, the column of its name."""
     found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
-    told = {one.name: found[one.name] for one in fields(kind) if one.name not in more and one.name in found}  # type: ignore[arg-type]
+    told = {name: found[name] for name in _fields(kind) if name not in more and name in found}  # type: ignore[arg-type]  # a type is hashable
     return kind(**told, **more)
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
 
 
 def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Rows:

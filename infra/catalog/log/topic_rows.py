@@ -53,10 +53,11 @@ def holding(topics: Select[Any]) -> Select[Any]:
     return topics.with_for_update(read=True, key_share=True)
 
 
-def hold_topics(connection: Connection, ids: Iterable[int]) -> None:
-    """Share-lock topics, ascending: a deletion of their rows waits for us, or we for it."""
-    key = t.topic.c.topic_id
-    connection.execute(holding(select(key).where(among(connection, key, ids)).order_by(key)))
+def hold_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
+    """Share-lock topics, ascending: a deletion of their rows waits for us, or we for it. Which of them are ACTIVE."""
+    c = t.topic.c
+    locked = holding(select(c.topic_id, c.state).where(among(connection, c.topic_id, ids)).order_by(c.topic_id))
+    return {row.topic_id for row in connection.execute(locked) if row.state == TopicState.ACTIVE.value}
 
 
 def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:

@@ -11,7 +11,7 @@ entries: a reader then subtracts bitmaps, and asks nothing of each entry.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyroaring import BitMap
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, tuple_
@@ -113,41 +113,47 @@ def settle_ranges(connection: Connection, done: Collection[tuple[TopicId, Transa
 
     The ledgers are locked, ascending, as an append locks them: a marker may be hidden in them meanwhile.
     """
-    rows = _settling(connection.dialect.name).execute(connection, txn_pairs(txn for _, txn in done)).all()
-    mine = [row for row in rows if (row.topic_id, TransactionId(row.tc_id, row.sequence)) in done]
-    if not mine:
+    asked = {(topic_id, txn.tc_id, txn.sequence) for topic_id, txn in done}
+    settling = _settling(connection.dialect.name)
+    settling.committed.execute(connection, asked)
+    rows = settling.aborted.execute(connection, asked).all()
+    if not rows:
         return
     aborted: dict[LedgerId, BitMap] = {}
-    for row in mine:
-        if not TransactionState(row.state).commits:
-            bits = BitMap(range(row.first_entry, row.first_entry + row.entries))
-            unite(aborted, {LedgerId(row.ledger_id): bits})
-    if aborted:
-        ids = t.ledger.c.ledger_id
-        wanted = ids.in_(any_of(connection.dialect.name, aborted))
-        standing = set(connection.execute(select(ids).where(wanted).order_by(ids).with_for_update()).scalars())
-        left = {one: bits for one, bits in aborted.items() if one in standing}  # not of ledgers that are gone
-        hide(connection, {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in mine}, left)
-    _removing(connection.dialect.name).execute(connection, [(row.ledger_id, row.first_entry) for row in mine])
+    for row in rows:
+        unite(aborted, {LedgerId(row.ledger_id): BitMap(range(row.first_entry, row.first_entry + row.entries))})
+    ids = t.ledger.c.ledger_id
+    wanted = ids.in_(any_of(connection.dialect.name, aborted))
+    standing = set(connection.execute(select(ids).where(wanted).order_by(ids).with_for_update()).scalars())
+    left = {one: bits for one, bits in aborted.items() if one in standing}  # not of ledgers that are gone
+    hide(connection, {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}, left)
+    settling.gone.execute(connection, [(row.ledger_id, row.first_entry) for row in rows])
+
+
+class _Settling(NamedTuple):
+    """Ranges of decided transactions in topics; those that are hidden go by their own keys, as they were read."""
+
+    committed: Statement  # removes them
+    aborted: Statement  # reads them
+    gone: Statement  # removes ranges
 
 
 @cache
-def _settling(dialect: str) -> Statement:
-    asked, same = asked_for(dialect, _B)
-    query = (
-        select(_B.ledger_id, _B.first_entry, _B.entries, _B.topic_id, _B.tc_id, _B.sequence, _T.state)
-        .join(t.transaction, _SAME)
-        .join(asked.source, same)
-        .where(_T.state != TransactionState.OPEN.value)
-    )
-    return Statement(sql=query, rows=asked)
-
-
-@cache
-def _removing(dialect: str) -> Statement:
+def _settling(dialect: str) -> _Settling:
+    asked = rows_of(dialect, "asked", {"topic_id": BIG, "tc_id": BIG, "sequence": BIG})
+    same = and_(*(_B[name] == asked.source.c[name] for name in asked.columns))
+    keys = (_B.ledger_id, _B.first_entry)
+    commits, aborts = ([one.value for one in TransactionState if one.commits is kept] for kept in (True, False))
+    kept = select(*keys).join(asked.source, same).join(t.transaction, _SAME).where(_T.state.in_(commits))
+    lost = select(*keys, _B.entries, _B.topic_id).join(asked.source, same).join(t.transaction, _SAME)
+    lost = lost.where(_T.state.in_(aborts), _T.state != TransactionState.OPEN.value)
     gone = rows_of(dialect, "gone", {"ledger_id": BIG, "first_entry": BIG})
-    rows = select(gone.source.c.ledger_id, gone.source.c.first_entry)
-    return Statement(sql=delete(t.buffer_range).where(tuple_(_B.ledger_id, _B.first_entry).in_(rows)), rows=gone)
+    named = select(gone.source.c.ledger_id, gone.source.c.first_entry)
+    return _Settling(
+        committed=Statement(sql=delete(t.buffer_range).where(tuple_(*keys).in_(kept)), rows=asked),
+        aborted=Statement(sql=lost, rows=asked),
+        gone=Statement(sql=delete(t.buffer_range).where(tuple_(*keys).in_(named)), rows=gone),
+    )
 
 
 def forget_ledgers(connection: Connection, gone: Any) -> None:  # noqa: ANN401 - a subquery of ledger ids

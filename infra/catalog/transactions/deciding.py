@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, store
-from infra.catalog.transactions.participant_rows import participants_of
+from infra.catalog.transactions.participant_rows import holding_in
 from infra.catalog.transactions.transaction_rows import decide, insert_open, next_sequences
 from logstore.cursors.state import joined
 from logstore.errors import SextonError, UnknownObject
@@ -97,14 +97,10 @@ def put_decisions(
     """
     if not changed:
         return {}
-    participants = participants_of(connection, list(changed))
-    states = {txn: state if participants[txn] else _final(state) for txn, state in changed.items()}
+    participating, held = holding_in(connection, list(changed))
+    states = {txn: state if txn in participating else _final(state) for txn, state in changed.items()}
     decide(connection, states, now_us=now_us, timed_out=timed_out)
-    _acknowledge(
-        connection,
-        [one for txn, state in states.items() if state.commits for one in participants[txn] if one.positions],
-        also,
-    )
+    _acknowledge(connection, [one for txn, one in held if states[txn].commits], also)
     return states
 
 

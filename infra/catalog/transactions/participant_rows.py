@@ -3,16 +3,16 @@
 A participant is a topic with messages of a transaction, or a subscription with the acknowledgements that it holds.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyroaring import BitMap
-from sqlalchemy import Connection, LargeBinary, Row, and_, delete, literal, select, true, tuple_, update
+from sqlalchemy import Connection, LargeBinary, and_, case, delete, func, literal, select, true, tuple_, update
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, inserting, rows_of, value_of
+from infra.catalog.engine.many import BIG, TEXT, Statement, inserting, rows_of
 from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import Settled, StoredParticipant
@@ -23,6 +23,18 @@ _T = t.transaction.c
 _P = t.transaction_participant.c
 _Kinds = dict[str, TypeEngine[Any]]
 
+_STORED: Final = (
+    "tc_id",
+    "sequence",
+    "topic_id",
+    "subscription",
+    "topic",
+    "positions",
+    "settled_us",
+    "how",
+    "last_error",
+)
+"""The columns of a participant as `_participant` reads them, by their place: hundreds are read at once."""
 _OF_TRANSACTION: Final = and_(_P.tc_id == _T.tc_id, _P.sequence == _T.sequence)
 
 
@@ -73,26 +85,62 @@ def participants_of(
 ) -> dict[TransactionId, list[StoredParticipant]]:
     """Participants, ascending, of each of the transactions."""
     found: dict[TransactionId, list[StoredParticipant]] = {txn: [] for txn in txns}
-    rows = _participating(connection.dialect.name).execute(connection, txn_pairs(txns)) if found else ()
+    rows = _participating(connection.dialect.name).every.execute(connection, txn_pairs(txns)) if found else ()
     for row in rows:
         found[TransactionId(row.tc_id, row.sequence)].append(_participant(row))
     return found
 
 
+def holding_in(
+    connection: Connection, txns: Collection[TransactionId]
+) -> tuple[set[TransactionId], list[tuple[TransactionId, StoredParticipant]]]:
+    """Which of the transactions have participants, and those participants that are subscriptions with positions."""
+    participating, pairs = _participating(connection.dialect.name), txn_pairs(txns)
+    counted = participating.counted.execute(connection, pairs).all()
+    holding = any(row.holding for row in counted)
+    rows = participating.holding.execute(connection, pairs) if holding else ()
+    held = [(TransactionId(row.tc_id, row.sequence), _participant(row)) for row in rows]
+    return {TransactionId(row.tc_id, row.sequence) for row in counted}, held
+
+
+class _Participating(NamedTuple):
+    """Of transactions that are asked for."""
+
+    every: Statement  # participants, ascending
+    counted: Statement  # transactions with participants, and how many of these hold positions
+    holding: Statement  # participants that hold positions, ascending
+
+
 @cache
-def _participating(dialect: str) -> Statement:
+def _participating(dialect: str) -> _Participating:
     asked, same = asked_for(dialect, _P)
-    query = select(t.transaction_participant).join(asked.source, same)
-    return Statement(sql=query.order_by(_P.tc_id, _P.sequence, _P.topic_id, _P.subscription), rows=asked)
+    every = select(*(_P[name] for name in _STORED)).join(asked.source, same)
+    every = every.order_by(_P.tc_id, _P.sequence, _P.topic_id, _P.subscription)
+    holds = func.length(_P.positions) > 0
+    counted = select(_P.tc_id, _P.sequence, func.sum(case((holds, 1), else_=0)).label("holding"))
+    counted = counted.join_from(t.transaction_participant, asked.source, same).group_by(_P.tc_id, _P.sequence)
+    return _Participating(
+        every=Statement(sql=every, rows=asked),
+        counted=Statement(sql=counted, rows=asked),
+        holding=Statement(sql=every.where(holds), rows=asked),
+    )
 
 
-def _participant(row: Row[Any]) -> StoredParticipant:
-    return value_of(
-        StoredParticipant,
-        row,
-        participant=Participant(TopicId(row.topic_id), row.subscription),
-        positions=unpack_acknowledged(row.positions),
-        how=Settled(row.how) if row.how else None,
+def owing(tc_id: Any, sequence: Any) -> Any:  # noqa: ANN401 - two columns; an EXISTS
+    """Whether a participant of the transaction has not been told."""
+    mine = (_P.tc_id == tc_id, _P.sequence == sequence, _P.settled_us.is_(None))
+    return select(_P.tc_id).where(*mine).exists()
+
+
+def _participant(row: Sequence[Any]) -> StoredParticipant:
+    _, _, topic_id, subscription, topic, positions, settled_us, how, last_error = row
+    return StoredParticipant(
+        participant=Participant(TopicId(topic_id), subscription),
+        topic=topic,
+        positions=unpack_acknowledged(positions) if positions else {},
+        settled_us=settled_us,
+        how=Settled(how) if how else None,
+        last_error=last_error,
     )
 
 

@@ -4,12 +4,25 @@ Its locks come behind those of topic, list and ledgers.
 """
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    bindparam,
+    case,
+    cast,
+    delete,
+    func,
+    literal,
+    select,
+    true,
+    update,
+)
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import any_of, inserting
+from infra.catalog.engine.many import BIG, Statement, any_of, inserting, rows_of
 from logstore.ports.catalog import SNAPSHOT_AFTER_S, SNAPSHOT_CHANGES, SnapshotSwitch, StoredSnapshot
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -28,21 +41,32 @@ def stored_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = F
 
 def count_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
     """Count transactions that were settled in topics, which are share-locked, and say when their snapshots are due."""
-    if not changes:
-        return
     later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
-    put = inserting(connection.dialect.name, t.transaction_snapshot)
+    if changes:
+        _counting(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
+
+
+@cache
+def _counting(dialect: str) -> Statement:
+    settled, now, later = rows_of(dialect, "settled", {"topic_id": BIG, "changes": BIG}), _time("now"), _time("later")
+    c = settled.source.c
+    new = {
+        "topic_id": c.topic_id,
+        "changes": c.changes,
+        "due_us": case((c.changes >= SNAPSHOT_CHANGES, now), else_=later),
+        "read_ledger": literal(-1),
+        "read_entry": literal(-1),
+    }
+    rows = select(*new.values()).where(true())  # SQLite reads ON as a join's without a WHERE
+    put = inserting(dialect, t.transaction_snapshot).from_select(list(new), rows)
     known = _S.changes + put.excluded.changes
-    sooner = case(
-        (known >= SNAPSHOT_CHANGES, now_us), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later
-    )
+    sooner = case((known >= SNAPSHOT_CHANGES, now), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later)
     put = put.on_conflict_do_update(index_elements=["topic_id"], set_={"changes": known, "due_us": sooner})
-    new = {"read_ledger": -1, "read_entry": -1}
-    rows = [
-        {"topic_id": one, "changes": count, "due_us": now_us if count >= SNAPSHOT_CHANGES else later, **new}
-        for one, count in sorted(changes.items())
-    ]
-    connection.execute(put, rows)
+    return Statement(sql=put, rows=settled)
+
+
+def _time(name: str) -> ColumnElement[int]:
+    return cast(bindparam(name), BIG)  # PostgreSQL would take a parameter among columns for a text
 
 
 def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) -> list[TopicId]:

@@ -6,13 +6,14 @@ by id, all that a transaction of the database will need at once. Settled partici
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -26,8 +27,8 @@ from sqlalchemy.types import TypeEngine
 from infra.catalog import tables as t
 from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
 from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
-from infra.catalog.transactions.participant_rows import participants_of, remove_participants
-from logstore.ports.catalog import StoredParticipant, StoredTransaction
+from infra.catalog.transactions.participant_rows import owing, participants_of, remove_participants
+from logstore.ports.catalog import Finished, StoredParticipant, StoredTransaction
 from logstore.transactions.transactions import DECIDED, TransactionId, TransactionState
 
 _T = t.transaction.c
@@ -82,13 +83,18 @@ def decide(
     connection: Connection, states: Mapping[TransactionId, TransactionState], *, now_us: int, timed_out: bool
 ) -> None:
     """OPEN → what was decided, for locked transactions; a final state at once for those without participants."""
-    rows = [
-        {"tc": txn.tc_id, "seq": txn.sequence, "to": state.value, "end": now_us if state.is_final else None}
-        for txn, state in states.items()
-    ]
-    mine = update(t.transaction).where(_T.tc_id == bindparam("tc"), _T.sequence == bindparam("seq"))
-    values = {"state": bindparam("to"), "finished_us": bindparam("end"), "decided_us": now_us}
-    connection.execute(mine.values(**values, timed_out=int(timed_out)), rows)
+    rows = [(txn.tc_id, txn.sequence, state.value, now_us if state.is_final else None) for txn, state in states.items()]
+    _deciding(connection.dialect.name).execute(connection, rows, now=now_us, late=int(timed_out))
+
+
+@cache
+def _deciding(dialect: str) -> Statement:
+    kinds: _Kinds = {"tc_id": BIG, "sequence": BIG, "state": TEXT, "finished_us": BIG}
+    changed = rows_of(dialect, "changed", kinds)
+    c = changed.source.c
+    mine = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
+    values = {"state": c.state, "finished_us": c.finished_us, "decided_us": bindparam("now")}
+    return Statement(sql=mine.values(**values, timed_out=bindparam("late")), rows=changed)
 
 
 def stored(row: Row[Any], participants: Sequence[StoredParticipant]) -> StoredTransaction:
@@ -114,28 +120,38 @@ def one(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
     return (_T.tc_id == txn.tc_id, _T.sequence == txn.sequence)
 
 
-def finish(connection: Connection, txns: Collection[TransactionId], *, now_us: int) -> list[TransactionId]:
+def finish(connection: Connection, txns: Collection[TransactionId], *, now_us: int) -> list[Finished]:
     """Let those of the decided transactions that owe nothing be final, and say which are, now or before."""
-    locked = lock_transactions(connection, txns)
-    told = participants_of(connection, list(locked))
-    owing = {txn for txn, participants in told.items() if any(one.settled_us is None for one in participants)}
-    ended: dict[str, list[tuple[int, int]]] = {}
-    for txn, row in locked.items():
-        if row.state in DECIDED and txn not in owing:
-            ended.setdefault(row.state, []).append((txn.tc_id, txn.sequence))
-    for state, pairs in ended.items():
-        final = TransactionState.COMMITTED if TransactionState(state).commits else TransactionState.ABORTED
-        _finishing(connection.dialect.name, final.value).execute(connection, [(*pair, now_us) for pair in pairs])
-    return sorted(txn for txn, row in locked.items() if row.state != TransactionState.OPEN.value and txn not in owing)
+    finishing, pairs = _finishing(connection.dialect.name), txn_pairs(txns)
+    locked = finishing.locked.execute(connection, pairs).all()
+    over = [Finished(txn=TransactionId(row.tc_id, row.sequence)) for row in locked if row.finished_us is not None]
+    ended = [
+        Finished(txn=TransactionId(row.tc_id, row.sequence), took_us=now_us - row.decided_us)
+        for row in finishing.ended.execute(connection, pairs, now=now_us)
+    ]
+    return sorted([*over, *ended], key=lambda one: one.txn)
+
+
+class _Finishing(NamedTuple):
+    """Its two statements, in this order: to wait for locks in a subquery would be to see what was before."""
+
+    locked: Statement  # by id
+    ended: Statement
 
 
 @cache
-def _finishing(dialect: str, final: str) -> Statement:
-    ended = rows_of(dialect, "ended", {"tc_id": BIG, "sequence": BIG, "finished_us": BIG})
-    c = ended.source.c
-    mine = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
+def _finishing(dialect: str) -> _Finishing:
+    asked, same = asked_for(dialect, _T)
+    locked = select(_T.tc_id, _T.sequence, _T.finished_us).join(asked.source, same).order_by(_T.tc_id, _T.sequence)
+    commits = _T.state == TransactionState.COMMITTING.value
+    final = case((commits, TransactionState.COMMITTED.value), else_=TransactionState.ABORTED.value)
     unclaimed = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
-    return Statement(sql=mine.values(state=final, finished_us=c.finished_us, **unclaimed), rows=ended)
+    mine = update(t.transaction).where(same, _T.state.in_(DECIDED), ~owing(_T.tc_id, _T.sequence))
+    ended = mine.values(state=final, finished_us=bindparam("now"), **unclaimed)
+    return _Finishing(
+        locked=Statement(sql=locked.with_for_update(of=t.transaction), rows=asked),
+        ended=Statement(sql=ended.returning(_T.tc_id, _T.sequence, _T.decided_us), rows=asked),
+    )
 
 
 def states_of(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, TransactionState]:

@@ -10,7 +10,6 @@ from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.runs import claimed_by
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.many import among
 from infra.catalog.log.producer_rows import conclude_sequences
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.transactions import participant_rows as participants
@@ -25,11 +24,11 @@ from logstore.ports.catalog import (
     Cause,
     Claim,
     CoordinatorWork,
+    Finished,
     Frontier,
     Settled,
     StoredParticipant,
     StoredTransaction,
-    TopicState,
     TransactionCounts,
 )
 from logstore.positions import LedgerId, TopicId
@@ -162,10 +161,10 @@ class SqlTransactions(OnDatabase):
         with effect("catalog.claim_transaction"):
             return self._db.write(work)
 
-    def settle(self, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> list[TransactionId]:
+    def settle(self, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> list[Finished]:
         """See `Transactions.settle`."""
 
-        def work(connection: Connection) -> list[TransactionId]:
+        def work(connection: Connection) -> list[Finished]:
             return _settle(connection, done, now_us=self._db.now_us(connection))
 
         with effect("catalog.settle_transactions"):
@@ -229,13 +228,10 @@ class SqlTransactions(OnDatabase):
 
 def _settle(
     connection: Connection, done: Sequence[tuple[TransactionId, Participant, Settled]], *, now_us: int
-) -> list[TransactionId]:
+) -> list[Finished]:
     """Locks: topics, ledgers, transactions; a topic that is gone has nothing left to take a snapshot of."""
     changes = Counter(one.topic_id for _, one, _ in done)
-    hold_topics(connection, changes)
-    c = t.topic.c
-    standing = select(c.topic_id).where(among(connection, c.topic_id, changes), c.state == TopicState.ACTIVE.value)
-    active = set(connection.execute(standing).scalars())
+    active = hold_topics(connection, changes)
     settle_ranges(connection, {(one.topic_id, txn) for txn, one, _ in done})
     if participants.settle_participants(connection, done, now_us=now_us):
         count_changes(connection, {one: count for one, count in changes.items() if one in active}, now_us=now_us)

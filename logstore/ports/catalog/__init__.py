@@ -62,6 +62,7 @@ from logstore.ports.catalog.transaction_snapshots import (
 )
 from logstore.ports.catalog.transactions import (
     CoordinatorWork,
+    Finished,
     Frontier,
     Settled,
     StoredParticipant,
@@ -102,6 +103,7 @@ __all__ = [
     "FiledCopy",
     "FiledIntent",
     "Filing",
+    "Finished",
     "Forgotten",
     "Frontier",
     "Identities",

@@ -64,6 +64,14 @@ class StoredTransaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A transaction of which every participant has been told."""
+
+    txn: TransactionId
+    took_us: int | None = None  # from its decision until this call ended it; None: it was over before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorWork:
     """What is to be done now, and when next."""
 
@@ -138,7 +146,7 @@ class Transactions(Protocol):
             TransactionNotDecided: It is open.
         """
 
-    def settle(self, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> list[TransactionId]:
+    def settle(self, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> list[Finished]:
         """Count participants as told and settle the buffers of their topics, of many transactions in one.
 
         Messages of aborted transactions become hidden for good; ranges go. COMMITTING → COMMITTED and ABORTING →

@@ -22,6 +22,7 @@ from logstore.errors import PreconditionFailed, SextonError, StaleCatalog, Termi
 from logstore.failpoints import effect
 from logstore.log.services import ManagedLedger
 from logstore.ports.catalog import (
+    Finished,
     Settled,
     StoredParticipant,
     StoredTransaction,
@@ -52,7 +53,7 @@ _Told = tuple[StoredTransaction, StoredParticipant]
 class Broadcasted:
     """What became of a batch of transactions."""
 
-    finished: Sequence[TransactionId] = ()
+    finished: Sequence[Finished] = ()
     failures: Mapping[TransactionId, Mapping[Participant, str]] = field(default_factory=dict)
     topics: int = 0
     topics_away: int = 0  # of those, for which storage or catalog did not answer
@@ -118,7 +119,7 @@ class Broadcasts:
                 else:
                     done.append((txn.txn, one.participant, how))
         finished = self._transactions.settle(done) if done else []
-        self._move_on(batch, set(finished))
+        self._move_on(batch, {one.txn for one in finished})
         return Broadcasted(finished=finished, failures=failures, topics=len(calls), topics_away=away)
 
     def _tell(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> Settled | _Failure:

@@ -114,4 +114,4 @@ def settle(world: SqlWorld, txn: TransactionId, topic: Topic, *subscriptions: st
     """Tell the topic's participants of one transaction; which are final."""
     names = subscriptions or ("",)
     done = [(txn, Participant(topic.topic_id, name), Settled.MARKED) for name in names]
-    return world.catalog.transactions.settle(done)
+    return [one.txn for one in world.catalog.transactions.settle(done)]
