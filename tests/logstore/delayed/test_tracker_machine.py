@@ -1,0 +1,320 @@
+"""Any order of appends, reads, seals, merges, drops, losses and crashes, against a sorted list.
+
+Two subscriptions share a tracker; one of them comes late. Buckets are written as files in memory. The clock of seals
+and merges is off by a little; that of the tracker says what is early.
+
+Promise 6; field cases 57 (a merge loses nothing), 58 (tracked implies schedulable), 59 (any limit of buckets), 62 (what
+cannot be read is replayed from the log), 65 (adding twice) and 71 (memory follows what lives).
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList, pair_to_merge
+from logstore.delayed.merging import merge
+from logstore.delayed.rows import DelayedRows
+from logstore.delayed.sealing import Gathering
+from logstore.delayed.tracker import Tracker
+from logstore.errors import CorruptData, StoreUnavailable
+from logstore.positions import LedgerId, Position
+from tests.logstore.delayed.rows import Snapshots
+
+_SLACK_MS = 5
+"""A merge leaves out what was due so long ago; clocks are off by less."""
+
+_HEARD = st.booleans()
+"""Whether the tracker hears of a change at once; else it does at some reload."""
+
+
+class _Subscription:
+    """Reads the log and is handed what is due. What it has is never taken twice."""
+
+    def __init__(self) -> None:
+        self.at = 0  # of the log
+        self.has: set[Position] = set()
+        self.acknowledged: set[Position] = set()
+
+
+class Delivery(RuleBasedStateMachine):
+    """One topic."""
+
+    @initialize(
+        buckets=st.integers(1, 4), messages=st.integers(1, 6), ledgers=st.integers(1, 3), least=st.integers(1, 3)
+    )
+    def begin(self, buckets: int, messages: int, ledgers: int, least: int) -> None:
+        self.limits = BucketLimits(messages=messages, ledgers=ledgers, buckets=buckets)
+        self.snapshots = Snapshots(segment_rows=(least, least + 2), step_ms=4)
+        self.log: list[tuple[Position, int | None]] = []
+        self.listed = BucketList()
+        self.next_id = 1_000
+        self.now_ms = 100
+        self.times: dict[Position, int] = {}
+        self.subscriptions = [_Subscription()]
+        self.restart()
+
+    def restart(self) -> None:
+        self.tracker = Tracker(self.snapshots)
+        self.taken: set[Position] = set()
+        self.load()
+
+    def load(self) -> None:
+        """Load the list, and again while something is lost that a newer list might have."""
+        self.rewind(self.tracker.load(self.listed))
+
+    def rewind(self, positions: list[Position]) -> None:
+        for position in positions:
+            index = next(number for number, (at, _) in enumerate(self.log) if at >= position)
+            for one in self.subscriptions:
+                one.at = min(one.at, index)
+
+    @rule(times=st.lists(st.none() | st.integers(-10, 40), min_size=1, max_size=6), roll=st.booleans())
+    def append(self, times: list[int | None], roll: bool) -> None:
+        last = self.log[-1][0] if self.log else Position(LedgerId(0), -1)
+        ledger = LedgerId(last.ledger_id + 1) if roll else last.ledger_id
+        first = 0 if roll else last.entry_id + 1
+        for number, time in enumerate(times):
+            position = Position(ledger, first + number)
+            deliver_at_ms = None if time is None else self.now_ms + time
+            self.log.append((position, deliver_at_ms))
+            if deliver_at_ms is not None:
+                self.times[position] = deliver_at_ms
+
+    @rule(by=st.integers(0, 12))
+    def time_passes(self, by: int) -> None:
+        self.now_ms += by
+
+    @rule(limit=st.integers(1, 8), read=st.integers(0, 30))
+    def receive(self, limit: int, read: int) -> None:
+        """Take what is due and hand it to all; then each one reads on."""
+        before = {bucket.bucket_id for bucket in self.tracker.lost}
+        expected = sorted((self.times[at], at) for at in self.tracked() if self.times[at] <= self.now_ms)[:limit]
+        try:
+            rows = self.tracker.take_due(self.now_ms, limit)
+        except StoreUnavailable:
+            assert self.snapshots.errors or self.snapshots.damaged
+            return
+        found = list(zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True))
+        lost = {bucket.bucket_id for bucket in self.tracker.lost} - before
+        if not lost and not self.unanswered():
+            assert found == expected
+        assert all(self.times[at] == time <= self.now_ms for time, at in found)
+        positions = {at for _, at in found}
+        assert len(positions) == len(found)
+        assert not positions & self.taken
+        self.taken |= positions
+        for one in self.subscriptions:
+            one.has |= positions
+        self.rewind(self.tracker.rewinds())
+        for one in self.subscriptions:
+            self.read(one, read)
+
+    def read(self, one: _Subscription, count: int) -> None:
+        for position, deliver_at_ms in self.log[one.at : one.at + count]:
+            one.at += 1
+            if self.tracker.contains(position) or position in one.has:
+                continue
+            if deliver_at_ms is None or deliver_at_ms <= self.now_ms:
+                one.has.add(position)
+                continue
+            assert self.tracker.add(position, deliver_at_ms)
+            size = self.tracker.messages
+            assert self.tracker.add(position, deliver_at_ms)
+            assert self.tracker.messages == size
+
+    @rule(which=st.integers(0, 1), every=st.integers(1, 3))
+    def acknowledge(self, which: int, every: int) -> None:
+        one = self.subscriptions[which % len(self.subscriptions)]
+        one.acknowledged |= set(sorted(one.has)[::every])
+
+    @precondition(lambda self: len(self.subscriptions) == 1)
+    @rule()
+    def second_subscription_comes(self) -> None:
+        self.subscriptions.append(_Subscription())
+
+    @rule()
+    def crash(self) -> None:
+        """The tracker and what was not acknowledged are gone; reading begins at the first entry that is not."""
+        for one in self.subscriptions:
+            one.has = set(one.acknowledged)
+            one.at = next((n for n, (at, _) in enumerate(self.log) if at not in one.has), len(self.log))
+        try:
+            self.restart()
+        except StoreUnavailable:
+            self.snapshots.errors.clear()
+            self.restart()
+
+    @rule()
+    def reload(self) -> None:
+        """A running tracker hears that the list changed, at any time after the change."""
+        before, listed = self.tracked(), self.tracker.listed
+        try:
+            self.load()
+        except StoreUnavailable:
+            assert self.snapshots.errors
+            assert (self.tracked(), self.tracker.listed) == (before, listed)
+
+    @rule(part=st.integers(1, 20), skew=st.integers(-2, 2), heard=_HEARD)
+    def seal(self, part: int, skew: int, heard: bool) -> None:
+        """Look through the log up to some segment's end."""
+        behind = [one for one in self.log if one[0] > self.listed.sealed_to][:part]
+        if not behind:
+            return
+        born, gathering = list[Bucket](), Gathering(first=behind[0][0])
+        for position, time in behind:
+            wanted = time is not None and time > self.now_ms + skew
+            gathering.add(DelayedRows.of([(time or 0, position)] if wanted else []), last=position)
+            if gathering.is_full(self.limits):
+                born.append(self.stored(gathering.rows(), gathering.first, position))
+                gathering = Gathering(first=Position(position.ledger_id, position.entry_id + 1))
+        if gathering.messages:
+            born.append(self.stored(gathering.rows(), gathering.first, behind[-1][0]))
+        self.switch((*self.listed.buckets, *born), behind[-1][0], heard)
+
+    def stored(self, rows: DelayedRows, first: Position, last: Position) -> Bucket:
+        self.next_id += 1
+        return self.snapshots.put(self.next_id, rows, first, last)
+
+    def switch(self, buckets: tuple[Bucket, ...], sealed_to: Position, heard: bool) -> None:
+        gone = {one.bucket_id for one in self.listed.buckets} - {one.bucket_id for one in buckets}
+        for bucket_id in gone:
+            self.snapshots.files.pop(bucket_id, None)
+        self.listed = BucketList(version=self.listed.version + 1, sealed_to=sealed_to, buckets=buckets)
+        if heard:
+            self.reload()
+
+    @rule(heard=_HEARD)
+    def merge_two(self, heard: bool) -> None:
+        pair = pair_to_merge(self.listed.buckets)
+        if pair is None:
+            return
+        try:
+            sources = [self.rows_of(bucket) for bucket in pair]
+        except (CorruptData, KeyError):
+            return
+        except StoreUnavailable:
+            return
+        from_ms = self.now_ms - _SLACK_MS
+        merged = DelayedRows.joined(list(merge([iter(rows) for rows in sources], from_ms=from_ms)))
+        pending = DelayedRows.united([DelayedRows.joined(rows) for rows in sources])
+        assert merged == pending.slice(pending.due(from_ms - 1))
+        born = (self.stored(merged, pair[0].first, pair[1].last),) if len(merged) else ()
+        at = self.listed.buckets.index(pair[0])
+        self.switch((*self.listed.buckets[:at], *born, *self.listed.buckets[at + 2 :]), self.listed.sealed_to, heard)
+
+    def rows_of(self, bucket: Bucket) -> list[DelayedRows]:
+        if bucket.bucket_id not in self.snapshots.files:
+            raise KeyError
+        return [self.snapshots.segment(bucket, number) for number in range(bucket.segments)]
+
+    @rule(heard=_HEARD)
+    def drop_passed(self, heard: bool) -> None:
+        kept = tuple(one for one in self.listed.buckets if one.last_ms > self.now_ms - _SLACK_MS)
+        if len(kept) < len(self.listed.buckets):
+            self.switch(kept, self.listed.sealed_to, heard)
+
+    @rule(heard=_HEARD)
+    def clear(self, heard: bool) -> None:
+        self.switch((), NOWHERE, heard)
+
+    @rule(cut=st.integers(0, 3), skew=st.integers(-2, 2), heard=_HEARD)
+    def build(self, cut: int, skew: int, heard: bool) -> None:
+        """All buckets anew, from the whole log."""
+        rows = [(time, at) for at, time in self.log if time is not None and time > self.now_ms + skew]
+        parts = [rows[:cut], rows[cut:]] if cut else [rows]
+        born = tuple(self.stored(DelayedRows.of(part), part[0][1], part[-1][1]) for part in parts if part)
+        self.switch(born, self.log[-1][0] if self.log else NOWHERE, heard)
+
+    @rule(which=st.integers(0, 5), kind=st.sampled_from(["gone", "damaged", "unanswered"]), number=st.integers(0, 3))
+    def storage_fails(self, which: int, kind: str, number: int) -> None:
+        """A snapshot vanishes, or its footer or one of its segments cannot be read."""
+        if not self.listed.buckets:
+            return
+        bucket_id = self.listed.buckets[which % len(self.listed.buckets)].bucket_id
+        error = CorruptData("damaged") if kind == "damaged" else StoreUnavailable("nobody answers")
+        if kind == "gone":
+            self.snapshots.files.pop(bucket_id, None)
+        elif number:
+            self.snapshots.damaged[(bucket_id, number - 1)] = error
+        else:
+            self.snapshots.errors[bucket_id] = error
+
+    @rule()
+    def storage_is_mended(self) -> None:
+        self.snapshots.errors.clear()
+        self.snapshots.damaged.clear()
+
+    def unanswered(self) -> bool:
+        errors = [*self.snapshots.errors.values(), *self.snapshots.damaged.values()]
+        return any(isinstance(error, StoreUnavailable) for error in errors)
+
+    def tracked(self) -> set[Position]:
+        return {Position(ledger_id, entry) for ledger_id, bits in self.tracker.tracked().items() for entry in bits}
+
+    @invariant()
+    def counts_equal_sets(self) -> None:
+        tracked = self.tracked()
+        assert len(tracked) == self.tracker.messages
+        assert all(self.tracker.contains(position) for position in tracked)
+        assert not tracked & self.taken
+        assert tracked <= self.times.keys()
+        next_ms = self.tracker.next_ms()
+        assert not tracked or (next_ms is not None and next_ms <= min(self.times[position] for position in tracked))
+
+    def teardown(self) -> None:
+        """In the end every subscription has every message, and settled buckets are not more than the limit."""
+        if not hasattr(self, "log"):
+            return
+        self.storage_is_mended()
+        last_ms = max([self.now_ms, *self.times.values()])
+        while self.now_ms <= last_ms:
+            self.now_ms += 3
+            for _ in range(len(self.log) + 1):
+                self.receive(4, len(self.log))
+        for one in self.subscriptions:
+            assert one.has == {position for position, _ in self.log}
+        assert not self.tracked()
+        assert self.tracker.memory_bytes <= 400 * len(self.taken) + 400
+        self.settle()
+
+    def settle(self) -> None:
+        """Merging brings any number of buckets to any limit."""
+        self.snapshots = Snapshots()
+        self.now_ms = 0
+        self.listed = replace(self.listed, buckets=(), sealed_to=NOWHERE)
+        self.append([50] * 7, roll=True)
+        self.seal(10_000, 0, heard=False)
+        while len(self.listed.buckets) > self.limits.buckets:
+            self.merge_two(heard=False)
+        assert self.listed.messages == sum(1 for time in self.times.values() if time > 0)
+
+
+def _run(number: int, *, examples: int, steps: int) -> None:
+    @seed(number)
+    class Part(Delivery):
+        """A class of its own, for a seed of its own."""
+
+    run_state_machine_as_test(Part, settings=settings(max_examples=examples, stateful_step_count=steps, database=None))
+
+
+def test_no_delayed_message_is_lost_early_or_handed_out_twice() -> None:
+    """In any order of what happens to its topic."""
+    _run(0, examples=100, steps=40)
+
+
+@pytest.mark.all_faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(1, 5))
+def test_no_delayed_message_is_lost_early_or_handed_out_twice_however_long(number: int) -> None:
+    """The same, with more and longer examples."""
+    _run(number, examples=1_000, steps=60)
