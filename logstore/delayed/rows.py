@@ -6,9 +6,10 @@ then by entry, and no position is in them twice.
 Source: PIP-195, whose priority queue holds the same three numbers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyroaring import BitMap
 
@@ -151,8 +152,26 @@ class DelayedRows:
         return [Position(LedgerId(ledger_id), entry_id) for ledger_id, entry_id in both]
 
     def bitmaps(self) -> dict[LedgerId, BitMap]:
-        """The entries as one bitmap a ledger, ascending by ledger."""
-        return {ledger_id: bits_of(self.entry_id[at]) for ledger_id, at in self._by_ledger()}
+        """The entries as one bitmap a ledger, ascending by ledger.
+
+        Raises:
+            OverflowError: An entry id is below 0 or above 2**32 - 1, which no bitmap holds.
+        """
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        if not len(self):
+            return {}
+        low, high = int(self.entry_id.min()), int(self.entry_id.max())
+        if low < 0 or high >> 32:
+            raise OverflowError(f"an entry id beyond 32 bits: {low} or {high}")
+        ledger_ids, numbers = self._ledgers()
+        span = high - low + 1
+        keys = _distinct(numbers * span + (self.entry_id - low), span * len(ledger_ids))
+        found = {}
+        ends = keys.searchsorted(np.arange(1, len(ledger_ids) + 1) * span).tolist()
+        for number, (ledger_id, start, end) in enumerate(zip(ledger_ids, [0, *ends], ends, strict=False)):
+            found[ledger_id] = _bitmap((keys[start:end] - (number * span - low)).astype(np.uint32))
+        return found
 
     def without(self, bitmaps: Mapping[LedgerId, BitMap]) -> "DelayedRows":
         """The rows whose entries are in none of the bitmaps."""
@@ -161,48 +180,49 @@ class DelayedRows:
         if not bitmaps or not len(self):
             return self
         keep = np.ones(len(self), dtype=bool)
-        for ledger_id, at in self._by_ledger():
+        ledger_ids, numbers = self._ledgers()
+        for number, ledger_id in enumerate(ledger_ids):
             if bits := bitmaps.get(ledger_id):
+                at = np.flatnonzero(numbers == number)
                 keep[at] = ~_member(self.entry_id[at], bits)
         return self if keep.all() else DelayedRows(*(column[keep] for column in self.columns()))
 
-    def _by_ledger(self) -> "Iterator[tuple[LedgerId, Any]]":
-        """Each ledger, ascending, and how to index its rows, which keep their order."""
+    def _ledgers(self) -> "tuple[list[LedgerId], npt.NDArray[np.intp]]":
+        """The ledgers, ascending, and the number among them of each row's."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        if not len(self):
-            return
         low = int(self.ledger_id.min())
         spread = int(self.ledger_id.max()) - low
         if not spread:
-            yield LedgerId(low), np.s_[:]
-            return
-        ids = self.ledger_id - low
-        small = next((kind for kind in (np.uint8, np.uint16) if spread <= np.iinfo(kind).max), None)
-        ids = ids if small is None else ids.astype(small)  # numpy sorts these by radix
-        order = np.argsort(ids, kind="stable")
-        ends = np.flatnonzero(np.diff(ids[order])) + 1
-        for at in np.split(order, ends):
-            yield LedgerId(int(self.ledger_id[at[0]])), at
+            return [LedgerId(low)], np.zeros(len(self), np.intp)
+        if spread >= _DENSE * len(self):
+            found, numbers = np.unique(self.ledger_id, return_inverse=True)
+        else:
+            offsets = self.ledger_id - low
+            present = np.zeros(spread + 1, dtype=bool)
+            present[offsets] = True
+            found = np.flatnonzero(present) + low
+            numbers = (present.cumsum() - 1)[offsets]
+        return [LedgerId(one) for one in found.tolist()], numbers
 
     def columns(self) -> "tuple[Numbers, Numbers, Numbers]":
         """The three arrays, in the order by which rows are sorted."""
         return (self.deliver_at_ms, self.ledger_id, self.entry_id)
 
 
-def bits_of(entry_ids: "npt.NDArray[Any]") -> BitMap:
-    """A bitmap of entry ids in any order.
-
-    Raises:
-        OverflowError: One of them is below 0 or above 2**32 - 1.
-    """
-    import array  # noqa: PLC0415 - start-up time
-
+def _distinct(keys: "Numbers", end: int) -> "Numbers":
+    """The numbers, which are from 0 and below `end`, ascending; by flags where these are few, for sorting is slower."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
-    if len(entry_ids) and not (int(entry_ids.min()) >= 0 and int(entry_ids.max()) < 2**32):
-        raise OverflowError(f"an entry id beyond 32 bits: {entry_ids.min()} or {entry_ids.max()}")
-    bits = BitMap(array.array("I", np.sort(entry_ids.astype(np.uint32)).tobytes()))
+    if end > _DENSE * len(keys):
+        return np.unique(keys)
+    flags = np.zeros(end, dtype=bool)
+    flags[keys] = True
+    return np.flatnonzero(flags)
+
+
+def _bitmap(ascending: "npt.NDArray[np.uint32]") -> BitMap:
+    bits = BitMap(array("I", ascending.tobytes()))  # of an array of numpy it would take each number by itself
     bits.run_optimize()
     return bits
 

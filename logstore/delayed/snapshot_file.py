@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import pack_acknowledged, unite, unpack_acknowledged
+from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
+from logstore.delayed.bitmaps import add_to
 from logstore.delayed.rows import COLUMNS, DelayedRows
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.entries import unreadable
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 STEP_MS: Final = 300_000
 SEGMENT_ROWS: Final = (10_000, 100_000)
 """The least rows of a segment that is not the last one, and the most of any."""
+
+_MAPPED_ROWS: Final = 500_000
+"""So many rows go into bitmaps together: of each ledger there are then many, and the rows take 12 MB."""
 
 _VERSION: Final = 1
 _FACTS: Final = b"sexton.delayed"
@@ -89,7 +93,7 @@ class SnapshotFooter:
 
 
 class SnapshotWriter:
-    """Writes one snapshot. In memory are the rows of one segment, and bitmaps."""
+    """Writes one snapshot. In memory are the rows of some segments, and bitmaps."""
 
     def __init__(
         self,
@@ -119,7 +123,8 @@ class SnapshotWriter:
         self._waiting = 0
         self._last_ms: int | None = None
         self._segments: list[SegmentFacts] = []
-        self._bitmaps: dict[LedgerId, BitMap] | None = {}
+        self._bitmaps: dict[LedgerId, BitMap] = {}
+        self._unmapped: list[DelayedRows] = []  # what is in no bitmap yet
         self._file = pq.ParquetWriter(
             str(target) if isinstance(target, Path) else target,
             DelayedRows.empty().to_table().schema,
@@ -148,22 +153,20 @@ class SnapshotWriter:
         if self._waiting >= self._most:
             self._write(whole=False)
 
-    def close(self, bitmaps: Mapping[LedgerId, BitMap] | None = None) -> SnapshotFooter:
+    def close(self) -> SnapshotFooter:
         """Write what waits and the footer.
 
-        Args:
-            bitmaps: Entries of all rows, where they are known already.
-
         Raises:
-            InvalidInput: There are no rows, or the bitmaps hold another number of entries.
+            InvalidInput: There are no rows, or a position outside the bucket's range or twice.
         """
         self._write(whole=True)
+        self._map()
         found = SnapshotFooter(
             topic_id=self._whose[0],
             first=self._whose[1],
             last=self._whose[2],
             segments=tuple(self._segments),
-            packed=pack_acknowledged(bitmaps if bitmaps is not None else self._bitmaps or {}),
+            packed=pack_acknowledged(self._bitmaps),
         )
         if not found.messages:
             raise InvalidInput("rows", expected="1 or more", found=0)
@@ -200,8 +203,13 @@ class SnapshotWriter:
         table = rows.to_table()
         self._file.write_table(table, row_group_size=len(rows))
         self._segments.append(SegmentFacts(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])))
-        if self._bitmaps is not None:
-            unite(self._bitmaps, rows.bitmaps())
+        self._unmapped.append(rows)
+        if sum(len(part) for part in self._unmapped) >= _MAPPED_ROWS:
+            self._map()
+
+    def _map(self) -> None:
+        add_to(self._bitmaps, DelayedRows.joined(self._unmapped).bitmaps())
+        self._unmapped = []
 
 
 def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from logstore.delayed.rows import COLUMNS, DelayedRows, bits_of
+from logstore.delayed.rows import COLUMNS, DelayedRows
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import made
 
-_POSITIONS = st.builds(Position, st.integers(0, 4).map(LedgerId), st.integers(0, 2**31))
+_LEDGERS = st.one_of(st.integers(0, 4), st.sampled_from([2**40, 2**62])).map(LedgerId)
+_POSITIONS = st.builds(Position, _LEDGERS, st.one_of(st.integers(0, 9), st.integers(0, 2**32 - 1)))
 _MESSAGES = st.dictionaries(_POSITIONS, st.integers(0, 9), max_size=60).map(
     lambda found: [(time, position) for position, time in found.items()]
 )
@@ -74,4 +75,4 @@ def test_an_entry_beyond_32_bits_fits_no_bitmap_and_is_refused() -> None:
     """It would be another entry."""
     for odd in (-1, 2**32):
         with pytest.raises(OverflowError, match="32 bits"):
-            bits_of(np.array([odd]))
+            DelayedRows.of_tuples([(1, 1, odd), (1, 1, 5)]).bitmaps()

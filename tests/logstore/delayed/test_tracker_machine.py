@@ -33,6 +33,7 @@ from tests.logstore.delayed.rows import Snapshots
 _SLACK_MS = 5
 """A merge leaves out what was due so long ago; clocks are off by less."""
 
+_TIMES = st.one_of(st.none(), st.integers(-10, 0), st.integers(1, 12), st.integers(1, 40))
 _HEARD = st.booleans()
 """Whether the tracker hears of a change at once; else it does at some reload."""
 
@@ -43,7 +44,6 @@ class _Subscription:
     def __init__(self) -> None:
         self.at = 0  # of the log
         self.has: set[Position] = set()
-        self.acknowledged: set[Position] = set()
 
 
 class Delivery(RuleBasedStateMachine):
@@ -78,7 +78,7 @@ class Delivery(RuleBasedStateMachine):
             for one in self.subscriptions:
                 one.at = min(one.at, index)
 
-    @rule(times=st.lists(st.none() | st.integers(-10, 40), min_size=1, max_size=6), roll=st.booleans())
+    @rule(times=st.lists(_TIMES, min_size=1, max_size=6), roll=st.booleans())
     def append(self, times: list[int | None], roll: bool) -> None:
         last = self.log[-1][0] if self.log else Position(LedgerId(0), -1)
         ledger = LedgerId(last.ledger_id + 1) if roll else last.ledger_id
@@ -90,13 +90,21 @@ class Delivery(RuleBasedStateMachine):
             if deliver_at_ms is not None:
                 self.times[position] = deliver_at_ms
 
-    @rule(by=st.integers(0, 12))
-    def time_passes(self, by: int) -> None:
-        self.now_ms += by
+    @rule(times=st.lists(_TIMES, min_size=3, max_size=6), after_ms=st.integers(0, 12), limit=st.integers(1, 8))
+    def round(self, times: list[int | None], after_ms: int, limit: int) -> None:
+        """What a topic does most of the time."""
+        self.append(times, roll=len(times) > 4)
+        self.receive(after_ms, limit, 30)
+        self.seal(30, -1, heard=True)
+        self.receive(after_ms, limit, 30)
+        if len(self.listed.buckets) > self.limits.buckets:
+            self.merge_two(heard=True)
+        self.receive(0, limit, 30)
 
-    @rule(limit=st.integers(1, 8), read=st.integers(0, 30))
-    def receive(self, limit: int, read: int) -> None:
+    @rule(after_ms=st.integers(0, 12), limit=st.integers(1, 8), read=st.integers(0, 30))
+    def receive(self, after_ms: int, limit: int, read: int) -> None:
         """Take what is due and hand it to all; then each one reads on."""
+        self.now_ms += after_ms
         before = {bucket.bucket_id for bucket in self.tracker.lost}
         expected = sorted((self.times[at], at) for at in self.tracked() if self.times[at] <= self.now_ms)[:limit]
         try:
@@ -132,21 +140,27 @@ class Delivery(RuleBasedStateMachine):
             assert self.tracker.add(position, deliver_at_ms)
             assert self.tracker.messages == size
 
-    @rule(which=st.integers(0, 1), every=st.integers(1, 3))
-    def acknowledge(self, which: int, every: int) -> None:
-        one = self.subscriptions[which % len(self.subscriptions)]
-        one.acknowledged |= set(sorted(one.has)[::every])
-
-    @precondition(lambda self: len(self.subscriptions) == 1)
+    @precondition(lambda self: len(self.subscriptions) == 1 and len(self.log) > 8)
     @rule()
     def second_subscription_comes(self) -> None:
         self.subscriptions.append(_Subscription())
 
-    @rule()
-    def crash(self) -> None:
+    @rule(kind=st.sampled_from(["crash", "clear", "build", "storage"]), number=st.integers(0, 3), heard=_HEARD)
+    def trouble(self, kind: str, number: int, heard: bool) -> None:
+        """What is rare; one rule, for else it would happen more often than all the rest."""
+        if kind == "crash":
+            self.crash(number + 1)
+        elif kind == "clear":
+            self.switch((), NOWHERE, heard)
+        elif kind == "build":
+            self.build(number, heard)
+        else:
+            self.storage_fails(number)
+
+    def crash(self, every: int) -> None:
         """The tracker and what was not acknowledged are gone; reading begins at the first entry that is not."""
         for one in self.subscriptions:
-            one.has = set(one.acknowledged)
+            one.has = set(sorted(one.has)[::every])
             one.at = next((n for n, (at, _) in enumerate(self.log) if at not in one.has), len(self.log))
         try:
             self.restart()
@@ -223,34 +237,32 @@ class Delivery(RuleBasedStateMachine):
         if len(kept) < len(self.listed.buckets):
             self.switch(kept, self.listed.sealed_to, heard)
 
-    @rule(heard=_HEARD)
-    def clear(self, heard: bool) -> None:
-        self.switch((), NOWHERE, heard)
-
-    @rule(cut=st.integers(0, 3), skew=st.integers(-2, 2), heard=_HEARD)
-    def build(self, cut: int, skew: int, heard: bool) -> None:
-        """All buckets anew, from the whole log."""
-        rows = [(time, at) for at, time in self.log if time is not None and time > self.now_ms + skew]
+    def build(self, cut: int, heard: bool) -> None:
+        """All buckets anew, from the whole log, by a clock that is behind."""
+        rows = [(time, at) for at, time in self.log if time is not None and time > self.now_ms - 2]
         parts = [rows[:cut], rows[cut:]] if cut else [rows]
         born = tuple(self.stored(DelayedRows.of(part), part[0][1], part[-1][1]) for part in parts if part)
         self.switch(born, self.log[-1][0] if self.log else NOWHERE, heard)
 
-    @rule(which=st.integers(0, 5), kind=st.sampled_from(["gone", "damaged", "unanswered"]), number=st.integers(0, 3))
-    def storage_fails(self, which: int, kind: str, number: int) -> None:
-        """A snapshot vanishes, or its footer or one of its segments cannot be read."""
+    def storage_fails(self, number: int) -> None:
+        """A snapshot vanishes, its footer or one of its segments cannot be read, or nobody answers."""
         if not self.listed.buckets:
             return
-        bucket_id = self.listed.buckets[which % len(self.listed.buckets)].bucket_id
-        error = CorruptData("damaged") if kind == "damaged" else StoreUnavailable("nobody answers")
-        if kind == "gone":
+        bucket_id = self.listed.buckets[-1].bucket_id
+        if number == 0:
             self.snapshots.files.pop(bucket_id, None)
-        elif number:
-            self.snapshots.damaged[(bucket_id, number - 1)] = error
+        elif number == 1:
+            self.snapshots.errors[bucket_id] = CorruptData("damaged")
+        elif number == 2:
+            self.snapshots.damaged[(bucket_id, 1)] = CorruptData("damaged")
         else:
-            self.snapshots.errors[bucket_id] = error
+            self.snapshots.errors[bucket_id] = StoreUnavailable("nobody answers")
+            self.snapshots.damaged[(self.listed.buckets[0].bucket_id, 0)] = StoreUnavailable("nobody answers")
 
+    @precondition(lambda self: self.snapshots.errors or self.snapshots.damaged)
     @rule()
-    def storage_is_mended(self) -> None:
+    def mend(self) -> None:
+        """All that is there can be read."""
         self.snapshots.errors.clear()
         self.snapshots.damaged.clear()
 
@@ -275,12 +287,12 @@ class Delivery(RuleBasedStateMachine):
         """In the end every subscription has every message, and settled buckets are not more than the limit."""
         if not hasattr(self, "log"):
             return
-        self.storage_is_mended()
+        self.mend()
         last_ms = max([self.now_ms, *self.times.values()])
         while self.now_ms <= last_ms:
             self.now_ms += 3
             for _ in range(len(self.log) + 1):
-                self.receive(4, len(self.log))
+                self.receive(0, 4, len(self.log))
         for one in self.subscriptions:
             assert one.has == {position for position, _ in self.log}
         assert not self.tracked()
