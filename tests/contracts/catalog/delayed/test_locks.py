@@ -1,9 +1,12 @@
 """Lists of buckets change under locks: a call that waited decides on what the one before it committed."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import pytest
+from sqlalchemy import event
 
 from logstore.ports.catalog import BucketSwitch
-from tests.contracts.catalog.blocking import behind
+from tests.contracts.catalog.blocking import await_blocked, behind
 from tests.contracts.catalog.delayed.steps import bucket, delay, merge, newborn, seal_of, sealed, snapshots
 from tests.contracts.catalog.steps import at, filled, new_topic
 from tests.contracts.catalog.world import claim
@@ -70,6 +73,25 @@ def test_append_behind_a_seal_counts_what_the_seal_could_not_see(sql_world: SqlW
     counted = "UPDATE delayed_index SET unsealed = 2"
     behind(sql_world, [counted], lambda: delay(sql_world, topic_id, ledger, 3))
     assert sql_world.sql("SELECT unsealed FROM delayed_index") == [(5,)]
+
+
+def test_append_waits_for_a_seal_that_has_read_the_list(sql_world: SqlWorld) -> None:
+    """From there to its end nothing is counted behind its back."""
+    topic_id = new_topic(sql_world).topic_id
+    (ledger,) = filled(sql_world, topic_id, 1)
+    end = delay(sql_world, topic_id, ledger, 5)
+    begun: list[Future[object]] = []
+    with ThreadPoolExecutor(1) as pool:
+
+        @event.listens_for(sql_world.database.engine, "before_cursor_execute")
+        def between(_: object, __: object, statement: str, *___: object) -> None:
+            if statement.startswith("UPDATE delayed_index") and not begun:
+                begun.append(pool.submit(delay, sql_world, topic_id, ledger, 3))
+                await_blocked(sql_world, begun[0])
+
+        assert sql_world.catalog.delayed.switch(BucketSwitch(topic_id=topic_id, expected=0, sealed_to=end))
+        begun[0].result(timeout=60)
+    assert sql_world.sql("SELECT version, unsealed FROM delayed_index") == [(1, 3)]
 
 
 def test_claim_behind_another_is_refused(sql_world: SqlWorld) -> None:
