@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, and_, delete, insert, literal, select, true, update
+from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, literal, select, true, update
 
 from infra.catalog import tables as t
 from infra.catalog.delayed.due import entries_behind
@@ -92,9 +92,25 @@ def change_list(
         connection.execute(insert(t.delayed_bucket), rows)
     values: dict[str, Any] = {"version": _I.version + 1}
     if sealed_to is not None:
-        behind = entries_behind(*(literal(one, t.Big) for one in (topic_id, sealed_to.ledger_id, sealed_to.entry_id)))
-        values |= {"sealed_ledger": sealed_to.ledger_id, "sealed_entry": sealed_to.entry_id, "unsealed": behind}
+        end = {"sealed_ledger": sealed_to.ledger_id, "sealed_entry": sealed_to.entry_id}
+        values |= end | {"unsealed": _counted(topic_id, *end.values())}
     connection.execute(update(t.delayed_index).where(_I.topic_id == topic_id).values(values))
+
+
+def recount(connection: Connection, topic_id: TopicId) -> None:
+    """Count anew what is behind the end of a topic's list, if anything was: ledgers have left the topic.
+
+    The row is locked, behind the ledgers and before cursors, as a group commit locks it.
+    """
+    some = (_I.topic_id == topic_id, _I.unsealed > 0)
+    row = connection.execute(select(_I.sealed_ledger, _I.sealed_entry).where(*some).with_for_update()).first()
+    if row is not None:
+        counted = update(t.delayed_index).where(_I.topic_id == topic_id)
+        connection.execute(counted.values(unsealed=_counted(topic_id, *row)))
+
+
+def _counted(topic_id: TopicId, ledger: int, entry: int) -> ScalarSelect[int]:
+    return entries_behind(*(literal(one, t.Big) for one in (topic_id, ledger, entry)))
 
 
 def _row_of(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, selec
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
 from infra.catalog.cursors.cursor_rows import close_holes, marks_of
+from infra.catalog.delayed.bucket_rows import recount
 from infra.catalog.deletion import whole_topics
 from infra.catalog.deletion.doomed import Doomed, ListView, doomed
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
@@ -165,7 +166,10 @@ class SqlPhaseOne(FencedWrites):
         batch_id, asked, now = order.batch_id, order.ledger_ids, view.now_us
         adopted = adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
         newborn = self._abandon_newborn(connection, view, order) if asked is None else 0
-        filed = _file(connection, gone.rows, view, order) if gone.ids else 0
+        filed = 0
+        if gone.ids:
+            filed = _file(connection, gone.rows, view, order)
+            recount(connection, view.topic_id)
         dead = 0
         if asked is None:
             dead = take_away_abandoned(connection, view.list_id, batch_id, now, cause=order.cause)

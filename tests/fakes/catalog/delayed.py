@@ -137,6 +137,11 @@ class FakeDelayedIndex:
         row = self._rows[topic_id]
         row.changed_us = None if row.changed_us is None else row.changed_us - us
 
+    def recount(self, topic_id: TopicId) -> None:
+        """Ledgers have left the topic."""
+        if topic_id in self._rows:
+            self._rows[topic_id].unsealed = self._behind(topic_id, self._rows[topic_id].found.sealed_to)
+
     def forget(self, topic_id: TopicId) -> int:
         """Remove the list of a topic that is being deleted, and say how many buckets it had."""
         return len(self._rows.pop(topic_id, _Row()).found.buckets)

@@ -60,6 +60,7 @@ class FakePhaseOne(Batches):
         self.decide(before, cause)
         done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished)
         if gone:
+            self._catalog.delayed.recount(topic_id)
             self._close_holes(topic_id)
             self._catalog.versions[topic_id] += 1
             detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": gone[:20]}

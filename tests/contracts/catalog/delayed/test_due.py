@@ -80,6 +80,20 @@ def test_seal_is_due_by_messages_ledgers_or_time(world: World) -> None:
     assert _due(world, eager) == []
 
 
+def test_trimmed_messages_are_not_waited_for(world: World) -> None:
+    """A topic whose unsealed messages have all left with their ledgers has nothing to seal."""
+    topic_id, first = _topic(world)
+    delay(world, topic_id, first, 4)
+    second = roll(world, topic_id)
+    delay(world, topic_id, second, 3)
+    roll(world, topic_id)
+    world.detach(topic_id, [first])
+    assert [_due(world, BucketLimits(messages=limit)) for limit in (3, 4)] == [[topic_id], []]
+    world.detach(topic_id, [second])
+    assert _due(world, BucketLimits(messages=1, ledgers=1, idle_s=1)) == []
+    assert world.catalog.delayed.unsealed(topic_id).entries == 0
+
+
 def test_merge_is_due_beyond_the_limit(world: World) -> None:
     """Any positive limit."""
     topic_id, first = _topic(world)
