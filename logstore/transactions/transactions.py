@@ -36,7 +36,8 @@ class TransactionId:
         """
         found = _FORM.fullmatch(text)
         if not found or int(found["sequence"]) > _MAX or int(found["tc"]) >= MOST_COORDINATORS:
-            raise InvalidInput(field, expected="tc:sequence, as 3:17", found=text)
+            expected = f"tc:sequence, as 3:17, tc up to {MOST_COORDINATORS - 1}"
+            raise InvalidInput(field, expected=expected, found=text)
         return TransactionId(int(found["tc"]), int(found["sequence"]))
 
     def __str__(self) -> str:
@@ -110,7 +111,7 @@ def check_timeout(timeout_s: float) -> None:
         InvalidInput: It is out of bounds.
     """
     if not LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S:
-        raise InvalidInput("timeout", expected=f"{LEAST_TIMEOUT_S:g}s to {MOST_TIMEOUT_S:g}s", found=timeout_s)
+        raise InvalidInput("timeout", expected=f"{LEAST_TIMEOUT_S:g}s to {MOST_TIMEOUT_S:g}s", found=f"{timeout_s:g}s")
 
 
 def require_open(txn: TransactionId, state: TransactionState, *, doing: str) -> None:

@@ -1,10 +1,11 @@
 """`txn`: transactions from the command line, and what they still owe to whom."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, SextonError
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.jobs import counted, in_part, run_job
@@ -15,7 +16,7 @@ from workers.cli.texts import plain, shown_us, topic_shown
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import StoredParticipant, StoredTransaction
+    from logstore.ports.catalog import StoredParticipant, StoredTransaction, Transactions
     from logstore.transactions.transactions import TransactionId
     from workers.client import Sexton
     from workflows.transactions.values import BuildTransactionSnapshotsResult
@@ -24,6 +25,8 @@ txn = group("txn", "Transactions: begin, commit, abort, and see what they still 
 
 _STATES = ("OPEN", "COMMITTING", "COMMITTED", "ABORTING", "ABORTED")
 _MOST = 10_000
+_EVERY_S = 10.0
+_NOBODY = "no worker has tried; `sexton status` says whether one runs"
 
 
 def _known(text: str) -> str:
@@ -109,20 +112,42 @@ def _end(context: CommandContext, text: str, *, commit: bool) -> Answer:
     async def work(client: "Sexton") -> Answer:
         import asyncio  # noqa: PLC0415 - start-up time
 
-        transactions = client.transactions(context.log)
+        transactions, transaction = client.transactions(context.log), _parsed(text)
         asked = transactions.commit if commit else transactions.abort
+        telling = asyncio.create_task(say_what_is_owed(context.catalog.transactions, transaction, note))
         try:
             with watching(f"telling the participants of {text}"):
-                state = await asked(_parsed(text))
+                state = await asked(transaction)
         except asyncio.CancelledError:
             note(
                 f"no longer waiting; what was decided of {text} stays, and `sexton txn show {text}` says how far it is"
             )
             raise
+        finally:
+            telling.cancel()
         await transactions.flush()
         return Answer(document={"state": state.value})
 
     return context.with_client(work)
+
+
+async def say_what_is_owed(
+    transactions: "Transactions", transaction: "TransactionId", say: Callable[[str], None], *, every_s: float = _EVERY_S
+) -> None:
+    """Tell a person who waits how many participants are not told yet, and why; once for each reason."""
+    import asyncio  # noqa: PLC0415 - start-up time
+
+    told = ""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            found = await asyncio.to_thread(transactions.get, transaction)
+        except SextonError:  # the command itself meets it, and says so
+            continue
+        why = next((f"{one.topic}: {one.last_error}" for one in found.owed if one.last_error), _NOBODY)
+        told, before = f"{len(found.owed):,} of {len(found.participants):,} participants are not told yet: {why}", told
+        if found.owed and found.decided_us is not None and told != before:
+            say(f"{transaction} is {found.state.value}, which readers see already; {told}")
 
 
 @command(
@@ -141,9 +166,10 @@ def resolve(
     cause = Cause(actor=context.actor, reason=reason, workflow_id="")
     found = context.catalog.transactions.resolve(_parsed(transaction), Participant.parse(participant), cause)
 
-    async def retry(client: "Sexton") -> None:
-        if found.finished_us is None:
-            await client.broadcast_transaction(found.txn)
+    async def retry(
+        client: "Sexton",
+    ) -> None:  # also of one that is final now: its broadcast waits for the next attempt
+        await client.broadcast_transaction(found.txn)
 
     context.with_client(retry)
     return Answer(document=_document(found))
@@ -228,7 +254,7 @@ def _document(found: "StoredTransaction") -> dict[str, Any]:
         "attempts": found.attempts,
         "last_error": found.last_error,
         "trace_id": found.trace_id,
-        "owed": len(found.owed),
+        "owed": 0 if found.decided_us is None else len(found.owed),
         "participants": [_participant(one) for one in found.participants],
     }
 

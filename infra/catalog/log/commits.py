@@ -264,7 +264,7 @@ def _transaction_refusal(
     for one in write.transactions:
         state = transactions.get(one.txn)
         if state is None:
-            return TransactionNotOpen(str(one.txn), doing="append", state="none of this id")
+            return TransactionNotOpen(str(one.txn), doing="append", state="no such transaction")
         if state is not TransactionState.OPEN:
             return TransactionNotOpen(str(one.txn), doing="append", state=state.value)
     return None

@@ -126,10 +126,12 @@ class Broadcasts:
         """Mark one topic; or the error in one sentence."""
         try:
             return self._mark(topic_id, told, epoch)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other topics are told
+        except SextonError as error:
             _LOG.warning("topic %s: %d transactions could not be told: %s", topic_id, len(told), error)
-            passes = isinstance(error, SextonError) and not isinstance(error, TerminalError)
-            return _Failure(f"{type(error).__name__}: {error}", passes=passes)
+            return _Failure(f"{type(error).__name__}: {error}", passes=not isinstance(error, TerminalError))
+        except Exception as defect:  # noqa: BLE001 - whatever it is, the other topics are told
+            _LOG.exception("topic %s: %d transactions could not be told", topic_id, len(told))
+            return _Failure(f"{type(defect).__name__}: {str(defect).partition(chr(10))[0]}", passes=False)
 
     def _mark(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> Settled:
         """Append the markers of a topic, in the order of transactions; a topic that is gone needs none."""

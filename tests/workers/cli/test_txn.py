@@ -1,0 +1,88 @@
+"""`txn commit` and `abort` that wait, and what is told of transactions."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from logstore.ports.catalog import StoredTransaction
+from logstore.transactions.transactions import TransactionId
+from tests.logstore.transactions.histories import History, open_history
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import FakeServices
+from workers.cli.txn import _document, say_what_is_owed
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return open_history(tmp_path)
+
+
+class _Looks:
+    """Transactions as the command looks at them; after so many looks the participant was tried, and later all ends."""
+
+    def __init__(self, history: History, txn: TransactionId) -> None:
+        self._transactions, self._txn = history.world.catalog.transactions, txn
+        self._left = 6
+        self.over = threading.Event()
+
+    def get(self, txn: TransactionId) -> StoredTransaction:
+        self._left -= 1
+        found = self._transactions.get(txn)
+        if self._left == 3:
+            self._transactions.failed(txn, {found.owed[0].participant: "StoreUnavailable: away"})
+        if self._left == 0:
+            self.over.set()
+        return found
+
+
+def _said(history: History, txn: TransactionId) -> list[str]:
+    """What a person reads who waits."""
+    said, looks = list[str](), _Looks(history, txn)
+
+    async def work() -> None:
+        telling = asyncio.create_task(say_what_is_owed(looks, txn, said.append, every_s=0.001))  # type: ignore[arg-type]
+        await asyncio.to_thread(looks.over.wait, 60)
+        telling.cancel()
+
+    asyncio.run(work())
+    return said
+
+
+def test_commit_that_waits_says_who_is_not_told_and_why_once_for_each_reason(history: History) -> None:
+    """Without a worker nobody would ever tell."""
+    history.take([("begin", 0, 0), ("produce", 0, 0), ("decide", 0, 1)])
+    (txn,) = history.decided
+    first, second = _said(history, txn)
+    about = f"{txn} is COMMITTING, which readers see already; 1 of 1 participants are not told yet: "
+    assert first == f"{about}no worker has tried; `sexton status` says whether one runs"
+    assert second == f"{about}{history.world.topic.name}: StoreUnavailable: away"
+
+
+def test_open_transaction_owes_nothing_yet(history: History) -> None:
+    """Its participants are to be told how it ends."""
+    history.take([("begin", 0, 0), ("produce", 0, 0)])
+    (txn,) = history.open
+    told = _document(history.world.catalog.transactions.get(txn))
+    assert (told["state"], told["owed"], len(told["participants"])) == ("OPEN", 0, 1)
+    history.take([("decide", 0, 1)])
+    assert _document(history.world.catalog.transactions.get(txn))["owed"] == 1
+
+
+def test_resolve_of_the_last_participant_wakes_the_broadcast_that_waits(
+    run: Run, services: FakeServices, history: History
+) -> None:
+    """Else its page said for a minute that the participant is owed."""
+    history.take([("begin", 0, 0), ("produce", 0, 0), ("decide", 0, 1)])
+    (txn,) = history.decided
+    told: list[TransactionId] = []
+
+    async def broadcast(of: TransactionId) -> None:
+        told.append(of)
+
+    services.log.catalog.transactions = history.world.catalog.transactions
+    services.client.broadcast_transaction = broadcast  # type: ignore[attr-defined]
+    about = ("--participant", str(history.world.topic.topic_id), "--reason", "it is gone")
+    found = document(run("txn", "resolve", str(txn), *about, "--json"))
+    assert (found["state"], found["owed"], told) == ("COMMITTED", 0, [txn])
