@@ -5,7 +5,7 @@ row alone has half of the state; all of it is had here.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from logstore.cursors.services.cursor_ledgers import CursorLedgers
@@ -32,6 +32,7 @@ class Subscription:
     name: str
     state: CursorState
     created_us: int
+    seeks: int = 0  # how often its state was replaced
     lost_snapshot: LedgerId | None = None  # a cursor ledger that no copy holds: what it held is not in the state
 
 
@@ -81,8 +82,17 @@ class Subscriptions:
         Raises:
             As `get`.
         """
+        return self.consuming(topic_id, name).state
+
+    def consuming(self, topic_id: TopicId, name: str) -> Subscription:
+        """The subscription with the state of `reading`.
+
+        Raises:
+            As `get`.
+        """
         held = self._transactions.held(topic_id, name)  # before the cursor: a commit moves it from here to there
-        return without(self.get(topic_id, name).state, held)
+        found = self.get(topic_id, name)
+        return replace(found, state=without(found.state, held))
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
         """The topic's subscriptions, ascending by name; one whose cursor ledger is lost says so.
@@ -182,7 +192,7 @@ class Subscriptions:
                 snapshot = self._ledgers.load(row.snapshot_ledger)
             if snapshot or row.snapshot_ledger is None:
                 state = whole(row.state, snapshot)
-                return Subscription(name=row.name, state=state, created_us=row.created_us)
+                return Subscription(name=row.name, state=state, created_us=row.created_us, seeks=row.seeks)
             row = self._changed(topic_id, row.name, row.snapshot_ledger)
         raise _restless(topic_id, row.name)
 

@@ -1,12 +1,10 @@
 """`ManagedLedger`: the log of every topic, as a process uses it."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
-
-from pyroaring import BitMap
 
 from logstore.clock import Clock
 from logstore.cursors.state import CursorState
@@ -21,10 +19,10 @@ from logstore.log.services.read import Reader
 from logstore.log.services.registration import Registrar
 from logstore.log.services.roll import Rolled, Roller, RollPolicy
 from logstore.log.services.tiered_segments import TieredSegments
-from logstore.log.services.view import READABLE, Postponing
+from logstore.log.services.view import READABLE, LeftOut, Postponing
 from logstore.ports.catalog import Ledgers, Topic, Transactions
 from logstore.ports.objects import ObjectStore
-from logstore.positions import LedgerId, Position, TopicId
+from logstore.positions import Position, TopicId
 
 _LANES: Final = 10_000
 """Topics remembered at most. A topic forgotten while it is used merely merges less for a moment."""
@@ -168,7 +166,7 @@ class ManagedLedger:
         columns: Sequence[str] = READABLE,
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
-        without: Mapping[LedgerId, BitMap] | None = None,
+        without: LeftOut | None = None,
         postponing: Postponing | None = None,
     ) -> Iterator[Entry]:
         """Entries in order that consumers may see now, up to the first message of an open transaction.
@@ -182,8 +180,8 @@ class ManagedLedger:
             cursor_state: Read for a subscription: leave out what it has acknowledged, and what is to be
                 delivered later than now.
             upto: The last entry wanted, inclusive.
-            without: Entries to leave out, by ledger, asked for anew at each segment; one of which nothing is left
-                is not fetched.
+            without: Entries to leave out, by ledger, asked anew at each segment; one of which nothing is left is
+                not fetched.
             postponing: Decides what is due, and is told of what is not; without it nobody is.
 
         Raises:

@@ -7,7 +7,7 @@ silent (apache/pulsar#18620). Still listed: it reads the tiered copy. No copy ho
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -21,7 +21,7 @@ from logstore.log.ledgers import LedgerState
 from logstore.log.services.prefetch import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
-from logstore.log.services.view import READABLE, PassedOver, Postponing, View, see
+from logstore.log.services.view import READABLE, LeftOut, PassedOver, Postponing, View, see
 from logstore.ports.catalog import Ledger, Ledgers, Segment, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position
@@ -69,7 +69,7 @@ class Reader:
         columns: Sequence[str] = READABLE,
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
-        without: Mapping[LedgerId, BitMap] | None = None,
+        without: LeftOut | None = None,
         postponing: Postponing | None = None,
     ) -> Iterator[Entry]:
         """See `ManagedLedger.scan`."""

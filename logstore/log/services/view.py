@@ -31,6 +31,13 @@ _ROWS: Final = 1024
 _NONE: Final = BitMap()
 
 
+class LeftOut(Protocol):
+    """Entries that a reader leaves out, by ledger; any mapping is one."""
+
+    def get(self, ledger_id: LedgerId, default: BitMap, /) -> BitMap:
+        """Those of a ledger; asked when a segment is about to be fetched."""
+
+
 class Postponing(Protocol):
     """What a consumer does with messages whose time has not come."""
 
@@ -63,7 +70,7 @@ class View:
     state: CursorState | None = None
     upto: Position | None = None
     unseen: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
-    without: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # asked anew for each segment
+    without: LeftOut = field(default_factory=dict[LedgerId, BitMap])  # asked anew for each segment
     postponing: Postponing | None = None  # None: messages that are not due are seen as all others
 
     def wanted(self, segment: Segment, at: Position) -> BitMap:
@@ -113,10 +120,11 @@ def see(source: SegmentSource, ledger: Ledger, segment: Segment, ids: BitMap, vi
     Raises:
         SegmentGone, CorruptData, StoreUnavailable, CatalogBusy: As `SegmentSource.read`.
     """
-    if view.postponing is None or not ids:
+    if view.postponing is None or not ids or segment.delayed == 0:
         table = source.read(ledger, segment, view.columns) if ids else None
         return Seen(segment=segment, ids=ids, table=table, later={})
-    apart = "payload" in view.columns and segment.size_bytes > WHOLE_BELOW
+    some_are_due = segment.delayed is not None and segment.delayed < len(ids)
+    apart = "payload" in view.columns and segment.size_bytes > WHOLE_BELOW and not some_are_due
     fetched = (_DELIVERY,) if apart else tuple(dict.fromkeys((*view.columns, _DELIVERY)))
     table = source.read(ledger, segment, fetched)
     later = _later(table, segment, ids, view.postponing.due_ms())

@@ -1,0 +1,231 @@
+"""Delayed delivery: consumers that get messages when their time has come, and all others as they stand in the log.
+
+A process has one tracker a topic, which all subscriptions share, and one place of reading a subscription, which its
+consumers share. All of it is made when the first consumer comes and goes with the last one; the durable index is only
+read, so consumers that come and go change nothing of it (apache/pulsar#19801).
+
+Source: PIP-195.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from logstore.clock import Clock
+from logstore.cursors.services.subscriptions import Subscription, Subscriptions
+from logstore.cursors.state import CursorState
+from logstore.delayed.buckets import NOWHERE, Bucket
+from logstore.delayed.services.dispatch import Dispatcher, Holding
+from logstore.delayed.services.shared_tracker import Alarm, SharedTracker
+from logstore.delayed.tracker import Segments
+from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.log.entries import Entry
+from logstore.log.services import ManagedLedger
+from logstore.log.services.arrivals import Watch
+from logstore.ports.catalog import DelayedIndex, Topic, Transactions
+from logstore.positions import Position, TopicId
+
+
+def _silent(topic: Topic, bucket: Bucket) -> None:
+    """An alarm is logged in any case."""
+
+
+class Consumer:
+    """Gets messages of one subscription, or of a topic as one who has acknowledged nothing. Close it.
+
+    Consumers of a subscription in one process share its messages: each goes to one of them. Those of other processes
+    know nothing of each other. Acknowledge with `Subscriptions.acknowledge`, in a transaction or not.
+    """
+
+    def __init__(
+        self,
+        delivery: "Delivery",
+        topic: Topic,
+        dispatcher: Dispatcher,
+        holding: Holding,
+        watching: Callable[[], Watch],
+    ) -> None:
+        """See `Delivery.consumer`, which makes them."""
+        self._delivery, self._topic, self._dispatcher, self._holding = delivery, topic, dispatcher, holding
+        self._watching = watching
+        self._watch: Watch | None = None
+        self._closed = False
+
+    def receive(self, max_entries: int) -> list[Entry]:
+        """Messages that may be delivered now, at most so many; none where there are none, without waiting.
+
+        First what the index found to be due, in order of (delivery time, ledger, entry), then the log, in its order.
+        No message comes before its delivery time. What was received is not received again, here or by another consumer
+        of this process, unless it is given back: by `nack`, by closing, or by a transaction that acknowledged it and
+        was aborted. What is acknowledged never comes again, but after a seek.
+
+        Raises:
+            InvalidInput: A limit below 1.
+            UnknownObject: No such subscription, or no such topic any more.
+            PreconditionFailed: The consumer is closed.
+            MissingData, CorruptData: Of the log or the cursor; nothing was handed out.
+            StoreUnavailable, CatalogBusy: Nobody answered; nothing was handed out.
+        """
+        if max_entries < 1:
+            raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
+        with self._dispatcher.receiving:
+            if self._closed:
+                raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
+            return self._dispatcher.receive(self._holding, max_entries)
+
+    def nack(self, positions: Sequence[Position]) -> None:
+        """Give messages back: they are delivered again, first of all. One that was not received here is left alone."""
+        self._dispatcher.give_back(self._holding, positions)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there may be something to receive: a message came to the log, or the time of one has come.
+
+        So receive first and wait where that found nothing. The first wait ends at once, for nobody has looked at the
+        log before. What another consumer gives back meanwhile is met when the time is up.
+
+        Args:
+            timeout_s: The longest wait.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: The catalog did not answer at the first wait.
+        """
+        if self._watch is None:
+            self._watch = self._watching()
+        else:
+            self._watch.wait(min(timeout_s, self._dispatcher.idle_s()))
+
+    def close(self) -> None:
+        """Give back all that was received and is not acknowledged. Closing again changes nothing."""
+        with self._dispatcher.receiving:
+            if not self._closed:
+                self._closed = True
+                self._delivery.leave(self._topic, self._dispatcher, self._holding)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Delivery:
+    """Consumers of one process. Threads share it."""
+
+    def __init__(
+        self,
+        *,
+        index: DelayedIndex,
+        segments: Segments,
+        managed: ManagedLedger,
+        subscriptions: Subscriptions,
+        transactions: Transactions,
+        clock: Clock | None = None,
+        tolerance_ms: int = 0,
+        alarm: Alarm = _silent,
+    ) -> None:
+        """Deliver what the log holds.
+
+        Args:
+            index: The catalog's lists of buckets.
+            segments: Where snapshots of buckets are read.
+            managed: The log.
+            subscriptions: What was acknowledged.
+            transactions: How far readers may see.
+            clock: Its time decides what is due.
+            tolerance_ms: A message may be delivered so much before its time.
+            alarm: Told of each bucket that is listed and cannot be read.
+        """
+        self._index, self._segments = index, segments
+        self._managed, self._subscriptions, self._transactions = managed, subscriptions, transactions
+        self._clock, self._tolerance_ms = clock or Clock(), tolerance_ms
+        self._alarm = alarm
+        self._lock = threading.Lock()
+        self._trackers: dict[TopicId, SharedTracker] = {}
+        self._dispatchers: dict[tuple[TopicId, str], Dispatcher] = {}
+
+    def consumer(
+        self, topic: Topic, subscription: str | None = None, *, from_position: Position | None = None
+    ) -> Consumer:
+        """A consumer; nothing is read until it receives.
+
+        Args:
+            topic: Whose messages.
+            subscription: Leave out what it has acknowledged. None: a reader alone, who has acknowledged nothing.
+            from_position: A reader alone who wants nothing that stands before. A subscription is read whole else.
+        """
+        with self._lock:
+            shared = self._tracker(topic)
+            if subscription is not None and from_position is None:
+                known = self._dispatchers.get((topic.topic_id, subscription))
+                dispatcher = known or self._dispatcher(topic, shared, subscription, None)
+                self._dispatchers[topic.topic_id, subscription] = dispatcher
+            else:
+                dispatcher = self._dispatcher(topic, shared, subscription, from_position)
+            with shared.lock:
+                return Consumer(self, topic, dispatcher, dispatcher.join(), partial(self._managed.watch, topic))
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all trackers hold in memory, about."""
+        total = 0
+        with self._lock:
+            for shared in self._trackers.values():
+                with shared.lock:
+                    total += shared.tracker.memory_bytes
+        return total
+
+    @property
+    def open_trackers(self) -> int:
+        """Topics with a consumer."""
+        with self._lock:
+            return len(self._trackers)
+
+    def leave(self, topic: Topic, dispatcher: Dispatcher, holding: Holding) -> None:
+        """For `Consumer.close`, which holds the dispatcher's `receiving`: forget what nobody uses any more."""
+        with self._lock:
+            shared = self._trackers[topic.topic_id]
+            with shared.lock:
+                dispatcher.forget(holding)
+                if dispatcher.holdings:
+                    return
+                shared.readings.remove(dispatcher)
+                if not shared.readings:
+                    del self._trackers[topic.topic_id]
+            for key in [key for key, known in self._dispatchers.items() if known is dispatcher]:
+                del self._dispatchers[key]
+            dispatcher.end()
+
+    def _tracker(self, topic: Topic) -> SharedTracker:
+        if topic.topic_id not in self._trackers:
+            self._trackers[topic.topic_id] = SharedTracker(
+                topic,
+                index=self._index,
+                segments=self._segments,
+                clock=self._clock,
+                tolerance_ms=self._tolerance_ms,
+                alarm=self._alarm,
+            )
+        return self._trackers[topic.topic_id]
+
+    def _dispatcher(
+        self, topic: Topic, shared: SharedTracker, subscription: str | None, start: Position | None
+    ) -> Dispatcher:
+        def state() -> Subscription:
+            if subscription is None:
+                told = Subscription(name="", state=CursorState(NOWHERE), created_us=0)
+            else:
+                told = self._subscriptions.consuming(topic.topic_id, subscription)
+            if start is None:
+                return told
+            mark = max(told.state.mark_delete, Position(start.ledger_id, start.entry_id - 1))
+            return replace(told, state=replace(told.state, mark_delete=mark))
+
+        made = Dispatcher(topic, shared, state=state, managed=self._managed, transactions=self._transactions)
+        with shared.lock:
+            shared.readings.append(made)
+        return made

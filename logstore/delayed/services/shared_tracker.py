@@ -1,0 +1,125 @@
+"""The tracker of one topic in one process: loaded from the list of buckets, and shared by all subscriptions.
+
+What it takes, because it is due, it hands to every subscription that reads here; a subscription that does not meets it
+in its own reading of the log. The list is looked at now and then, and whenever a bucket cannot be read. A bucket that
+cannot be read though it still is listed is an alarm; its messages then come from the log.
+
+Source: PIP-195; field cases 58, 61 and 62.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from logstore.clock import Clock
+from logstore.delayed.buckets import Bucket
+from logstore.delayed.rows import DelayedRows
+from logstore.delayed.tracker import Segments, Tracker
+from logstore.ports.catalog import DelayedIndex, Topic
+from logstore.positions import LedgerId, Position
+
+_LOG: Final = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 10.0
+"""A list that changed is found after so long. Nothing rests on it: it frees what was sealed meanwhile."""
+
+Alarm = Callable[[Topic, Bucket], None]
+"""Told once of each bucket that is listed and cannot be read."""
+
+
+class Reading(Protocol):
+    """A subscription that reads in this process."""
+
+    def offer(self, rows: DelayedRows) -> None:
+        """Messages that are due, and that the tracker knows no more."""
+
+    def rewind(self, position: Position) -> None:
+        """Read again from there: the tracker knew messages from there on, and does not any more."""
+
+
+class SharedTracker:
+    """The delayed messages of one topic. All methods want `lock` to be held."""
+
+    def __init__(
+        self, topic: Topic, *, index: DelayedIndex, segments: Segments, clock: Clock, tolerance_ms: int, alarm: Alarm
+    ) -> None:
+        """Read nothing yet."""
+        self.lock = threading.RLock()
+        self.readings: list[Reading] = []
+        self.tracker = Tracker(segments)
+        self._topic, self._index = topic, index
+        self._clock, self._tolerance_ms = clock, tolerance_ms
+        self._alarm = alarm
+        self._alarmed: set[LedgerId] = set()
+        self._looked_s: float | None = None
+
+    def due_ms(self) -> int:
+        """The latest delivery time that is due now, inclusive."""
+        return self._clock.now_us() // 1000 + self._tolerance_ms
+
+    def refresh(self) -> None:
+        """Load the list of buckets if it may have changed.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: Nobody answered; the next call tries again.
+        """
+        now_s = self._clock.monotonic_s()
+        if self._looked_s is not None and now_s < self._looked_s + _LOOK_EVERY_S:
+            return
+        listed = self._index.listed(self._topic.topic_id)
+        if self._looked_s is None or listed.version != self.tracker.listed.version:
+            self._rewind(self.tracker.load(listed))
+            self._look_after_lost()
+        self._looked_s = now_s
+
+    def hand_over(self, limit: int) -> bool:
+        """Take messages that are due, at most so many, and offer them to every subscription that reads here.
+
+        Returns whether there may be more.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: Nobody answered; what was taken was offered.
+        """
+        rows = self.tracker.take_due(self.due_ms(), limit)
+        for reading in self.readings:
+            reading.offer(rows)
+        self._rewind(self.tracker.rewinds())
+        return self._look_after_lost() or len(rows) == limit
+
+    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
+        """Track messages that a reader found not to be due; returns those that are due by now, with their times."""
+        found = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
+        return [due for due in found if not self.tracker.add(due[1], due[0])]
+
+    def _rewind(self, positions: list[Position]) -> None:
+        for position in positions:
+            for reading in self.readings:
+                reading.rewind(position)
+
+    def _look_after_lost(self) -> bool:
+        """Read the list again where a bucket is missed: it may be merged or dropped. Whether any was missed."""
+        missed = False
+        while news := [bucket for bucket in self.tracker.lost if bucket.bucket_id not in self._alarmed]:
+            missed = True
+            listed = self._index.listed(self._topic.topic_id)
+            if listed.version != self.tracker.listed.version:
+                self._rewind(self.tracker.load(listed))
+                continue
+            for bucket in news:
+                self._tell(bucket)
+        return missed
+
+    def _tell(self, bucket: Bucket) -> None:
+        """Say that a bucket cannot be read though the list, which was read again, still has it."""
+        self._alarmed.add(bucket.bucket_id)
+        _LOG.error(
+            "DelayedBucketLost: topic %s: the snapshot of bucket %s (%s to %s, %d messages) cannot be read; its "
+            "messages come from the log until it is built again",
+            self._topic.name,
+            bucket.bucket_id,
+            bucket.first,
+            bucket.last,
+            bucket.messages,
+        )
+        self._alarm(self._topic, bucket)
