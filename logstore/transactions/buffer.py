@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import LedgerSpan, unite
+from logstore.cursors.state import LedgerSpan, beyond, unite
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position
 from logstore.transactions.markers import Verb
@@ -96,24 +96,40 @@ class Fold:
         return Buffer(read_to=read_to, hidden=dict(self._hidden), open={txn: dict(e) for txn, e in self._open.items()})
 
 
-def concluded(buffer: Buffer, states: Mapping[TransactionId, TransactionState]) -> Buffer:
+def concluded(buffer: Buffer, states: Mapping[TransactionId, TransactionState], known: Buffer | None = None) -> Buffer:
     """The buffer once the catalog was asked for the transactions that its log leaves open.
 
     What was decided is decided, whether its marker is in the log yet or never will be. One that the catalog has
-    forgotten ended long ago, and what left no marker of a commit was aborted.
+    forgotten ended long ago. Its marker was deleted with its ledger by force, or never written, for an operator had
+    resolved the topic: what an earlier snapshot shows of it was committed, and what none shows was aborted.
 
     Args:
         buffer: As the log has it.
         states: Of `buffer.open`, read after its log; absent: forgotten.
+        known: An earlier snapshot, if there is one.
     """
     hidden, still = dict(buffer.hidden), dict[TransactionId, Entries]()
     for txn, entries in buffer.open.items():
         state = states.get(txn)
         if state is TransactionState.OPEN:
             still[txn] = entries
-        elif state is None or not state.commits:
+        elif state is None:
+            unite(hidden, entries if known is None else _unshown(entries, known))
+        elif not state.commits:
             unite(hidden, entries)
     return Buffer(read_to=buffer.read_to, hidden=hidden, open=still)
+
+
+def _unshown(entries: Entries, known: Buffer) -> Entries:
+    """Those that the snapshot does not know, or hides, or has as messages of an open transaction."""
+    unseen = dict(known.hidden)
+    for others in known.open.values():
+        unite(unseen, others)
+    end, found = known.read_to, dict[LedgerId, BitMap]()
+    for ledger_id, bits in entries.items():
+        later = beyond(bits, ledger_id, end)
+        found[ledger_id] = later | (bits & unseen.get(ledger_id, BitMap()))
+    return {ledger_id: bits for ledger_id, bits in found.items() if bits}
 
 
 def _of(entries: Entries, ledgers: Collection[LedgerId]) -> dict[LedgerId, BitMap]:

@@ -15,6 +15,7 @@ from infra.catalog.reconciliation import facts as sql
 from logstore.errors import CorruptData, MissingData, UnknownObject, Unsupported
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.own_stores import OwnStores
+from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.tiered_segments import TieredSegments
 from logstore.offload.places import TieredPlace
 from logstore.ports.catalog import TopicState
@@ -24,6 +25,7 @@ from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary
 from logstore.transactions.buffer import Buffer
 from logstore.transactions.jobs import MOST_PARTS, BufferFiles, BuildBuffers
 from logstore.transactions.services.rebuilding import Rebuilder
+from logstore.transactions.services.snapshots import BufferSnapshots
 from spark.runner import JobRun, Main
 from spark.sources.objects import NativePlaces, StoreAddress
 
@@ -89,11 +91,17 @@ def _build(places: NativePlaces, folder: Path, task: _Task) -> _Done:
 
 def _buffers(places: NativePlaces, catalog: SqlCatalog, task: _Task, done: _Done) -> Iterator[tuple[TopicId, Buffer]]:
     stores = OwnStores(catalog.identities)
+    objects = _owned(stores, places.primary)
+    contents = ComponentLedgers(
+        components=catalog.components, ledgers=catalog.ledgers, objects=objects, application=places.application
+    )
     rebuilder = Rebuilder(
         ledgers=catalog.ledgers,
         transactions=catalog.transactions,
-        objects=_owned(stores, places.primary),
+        objects=objects,
         tiered=TieredSegments(offloads=catalog.offloads, buckets=partial(_bucket, places, stores)),
+        snapshots=BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents),
+        whole=True,
     )
     for topic_id in map(TopicId, task.topics):
         try:

@@ -34,6 +34,7 @@ class Rebuilder:
         objects: ObjectStore,
         tiered: TieredSegments | None = None,
         snapshots: BufferSnapshots | None = None,
+        whole: bool = False,
     ) -> None:
         """Work on a log.
 
@@ -43,9 +44,10 @@ class Rebuilder:
             objects: The primary bucket.
             tiered: Read where a primary copy is gone or damaged.
             snapshots: Where rebuilds go on from; None: each reads the whole log.
+            whole: Read whole logs all the same; a snapshot is believed only where the log does not tell any more.
         """
         self._ledgers, self._transactions = ledgers, transactions
-        self._objects, self._tiered, self._snapshots = objects, tiered, snapshots
+        self._objects, self._tiered, self._snapshots, self._whole = objects, tiered, snapshots, whole
 
     def rebuild(self, topic_id: TopicId) -> Buffer:
         """What the topic's log says of its transactions, up to the entry that is its last one now.
@@ -55,11 +57,12 @@ class Rebuilder:
             CorruptData: A segment is not what its row says, in no copy.
             StoreUnavailable, CatalogBusy: Nobody answered.
         """
-        start = self._snapshots.load(topic_id) if self._snapshots else None
+        known = self._snapshots.load(topic_id) if self._snapshots else None
+        start = Buffer() if known is None or self._whole else known
         for _ in range(_TRIES):
             listed = self._ledgers.listed(topic_id)
             try:
-                return self._concluded(self._read(listed, start or Buffer()))
+                return self._concluded(self._read(listed, start), known)
             except SegmentGone as gone:
                 missing = gone
             if missing.ledger_id in {one.ledger_id for one in self._ledgers.listed(topic_id)}:
@@ -92,6 +95,6 @@ class Rebuilder:
             if reached < ids.stop:
                 raise SegmentGone(ledger.ledger_id, f"entry {reached} of ledger {ledger.ledger_id}")
 
-    def _concluded(self, buffer: Buffer) -> Buffer:
+    def _concluded(self, buffer: Buffer, known: Buffer | None) -> Buffer:
         """The catalog is asked after the log was read: what it says of a transaction is no older than its markers."""
-        return concluded(buffer, self._transactions.states(list(buffer.open)))
+        return concluded(buffer, self._transactions.states(list(buffer.open)), known)

@@ -123,14 +123,15 @@ class History:
         """The buffer of rows."""
         return self.world.catalog.transaction_snapshots.buffer(self.world.topic.topic_id)
 
-    def rebuilt(self, start: Buffer | None = None) -> Buffer:
-        """The buffer of the log, from this snapshot on."""
+    def rebuilt(self, start: Buffer | None = None, *, whole: bool = False) -> Buffer:
+        """The buffer of the log, from this snapshot on; or of the whole log, beside that snapshot."""
         catalog, snapshots = self.world.catalog, Kept(start)
         made = Rebuilder(
             ledgers=catalog.ledgers,
             transactions=catalog.transactions,
             objects=self.world.objects,
             snapshots=snapshots if start else None,
+            whole=whole,
         )
         return made.rebuild(self.world.topic.topic_id)
 

@@ -45,7 +45,7 @@ def test_rebuilt_buffer_is_that_of_sql_whatever_happened(history: History, seed:
         history.take([(kind, dice.randrange(6), dice.randrange(6)) for kind in kinds])
         assert history.rebuilt() == history.in_sql()
     for start in history.snapshots:
-        assert history.rebuilt(start) == history.in_sql()
+        assert history.rebuilt(start) == history.rebuilt(start, whole=True) == history.in_sql()
     assert history.snapshots
     assert history.in_sql().hidden
 
@@ -88,6 +88,35 @@ def test_transactions_that_the_catalog_has_forgotten_are_as_their_markers_say(hi
     history.world.sql('DELETE FROM "transaction"')
     ((ledger, bits),) = before.hidden.items()
     assert history.rebuilt() == Buffer(read_to=before.read_to, hidden={ledger: bits | BitMap([6, 7])})
+
+
+@pytest.mark.parametrize("how", ["resolved", "deleted"])
+@pytest.mark.parametrize("commit", [False, True])
+def test_end_that_the_log_does_not_tell_any_more_is_that_of_the_snapshot(
+    history: History, how: str, *, commit: bool
+) -> None:
+    """A participant was resolved by hand, or a ledger with markers deleted by force, and the transaction forgotten.
+
+    No rebuild of the whole log undoes a commit then; of what no snapshot shows, nothing is shown.
+    """
+    world, topic_id = history.world, history.world.topic.topic_id
+    history.take([("produce", 0, 0), ("begin", 0, 0), ("produce", 0, 2), ("decide", 0, int(commit)), ("roll", 0, 0)])
+    if how == "resolved":
+        history.take([("resolve", 0, 0), ("begin", 0, 0), ("produce", 0, 1)])
+    else:
+        history.take([("settle", 0, 1), ("begin", 0, 0), ("roll", 0, 0), ("produce", 0, 1)])
+    history.take([("snapshot", 0, 0)])
+    world.sql('UPDATE "transaction" SET finished_us = 1 WHERE finished_us > 0')
+    assert world.catalog.transactions.forget(older_than_s=1, limit=10) == 1
+    if how == "deleted":
+        marked = world.catalog.ledgers.listed(topic_id)[1].ledger_id
+        done(world.deletion.detach, world.detach_input([marked], batch_id="batch-forced", force=True))
+    history.take([("produce", 0, 1)])
+    (known,) = history.snapshots
+    assert history.rebuilt(known, whole=True) == history.in_sql()
+    first = world.catalog.ledgers.listed(topic_id)[0].ledger_id
+    assert history.in_sql().hidden.get(first, BitMap()) == (BitMap() if commit else BitMap([1, 2, 3]))
+    assert history.rebuilt().hidden.get(first) == BitMap([1, 2, 3])
 
 
 def test_rebuild_goes_on_from_the_snapshot_and_reads_only_what_follows(history: History) -> None:

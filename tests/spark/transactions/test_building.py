@@ -8,12 +8,12 @@ import pytest
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
-from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
+from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
 from logstore.positions import TopicId
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.transactions.buffer import Buffer
 from logstore.transactions.jobs import BufferFiles, BuildBuffers
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transactions import Participant, TransactionId
 from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import WarmSession
@@ -88,12 +88,26 @@ def test_buffers_of_all_topics_are_those_of_sql(
     assert f"{ledger_id:016x}" in why[1]
 
 
+def test_commit_that_the_log_does_not_tell_is_that_of_the_snapshot_before(
+    log: LogStore, settings: Settings, warm: WarmSession, tmp_path: Path
+) -> None:
+    """Its topic was resolved by hand, and the transaction is forgotten."""
+    topic = _topic(log, "resolved")
+    txn = log.committer.submit(BeginTransaction(tc_id=0, timeout_s=600)).result().txn
+    _append(log, topic, txn)
+    log.committer.submit(EndTransaction(txn=txn, commit=True)).result()
+    cause = Cause(actor="tests", reason="", workflow_id="")
+    assert log.catalog.transactions.resolve(txn, Participant(topic.topic_id), cause).finished_us
+    rows = log.catalog.transaction_snapshots.buffer(topic.topic_id)
+    assert log.buffer_snapshots.replace(topic.topic_id, rows)
+    assert log.catalog.transactions.forget(older_than_s=-1, limit=10) == 1
+    assert _built(settings, warm, tmp_path, topic)[1] == {topic.topic_id: rows}
+
+
 def test_topics_that_were_asked_for_are_built_and_those_gone_are_counted(
     log: LogStore, settings: Settings, warm: WarmSession, tmp_path: Path
 ) -> None:
     """One of which a deletion has begun has no use for a snapshot."""
-    from logstore.ports.catalog import Cause  # noqa: PLC0415
-
     wanted, gone, other = (_topic(log, name) for name in ("wanted", "gone", "other"))
     for topic in (wanted, gone, other):
         _ended(log, topic, commit=False)
