@@ -209,6 +209,8 @@ class Settings(BaseModel):
     sweep_interval: Interval = 60  # of deletions, and of transactions
     transaction_coordinators: Annotated[Count, Field(le=MOST_COORDINATORS)] = 16  # may be raised at any time
     trim_interval: Interval = 300
+    delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # a message may be delivered so much early
+    delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # `topic append` takes none later than that
     plan_interval: Interval = 86_400  # of reconciliations that are planned, and never applied
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
 from workers.cli.texts import shown_us
-from workers.cli.topic.json_lines import MAX_LINE, delivery_ms, parse_lines, rereadable
+from workers.cli.topic.json_lines import MAX_LINE, DeliveryLimit, delivery_ms, parse_lines, rereadable
 
 
 def _parse(content: bytes, *, producer: bool = True) -> list[NewEntry]:
@@ -95,6 +96,27 @@ def test_parse_lines_bad_line_names_line_and_field(line: bytes, field: str) -> N
     with pytest.raises(InvalidInput) as refused:
         _parse(b'{"payload": "fine", "sequence_id": 1}\n' + line)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("later_ms", [-5_000, 0, 1])
+def test_parse_lines_delivery_time_beyond_the_limit_is_refused_by_line(later_ms: int) -> None:
+    """Up to the limit and in the past it is taken; what lies beyond is named with line, field and limit."""
+    limit = DeliveryLimit(limit_s=3 * 86_400, latest_ms=1_800_000_000_000)
+    line = b'{"payload": "x"}\n{"payload": "x", "deliver_at": %d}' % (limit.latest_ms + later_ms)
+    lines = parse_lines(io.BytesIO(line), with_producer=False, limit=limit)
+    if later_ms <= 0:
+        assert [entry.deliver_at_ms for _, entry in lines] == [None, limit.latest_ms + later_ms]
+        return
+    with pytest.raises(InvalidInput, match=r"at most 3d ahead.* up to 2027-01-15T08:00:00Z") as refused:
+        list(lines)
+    assert refused.value.field == "line 2: deliver_at"
+
+
+def test_delivery_limit_from_now_is_so_far_ahead_of_the_clock() -> None:
+    """In milliseconds."""
+    before = time.time_ns() // 1_000_000
+    limit = DeliveryLimit.from_now(90)
+    assert before + 90_000 <= limit.latest_ms <= time.time_ns() // 1_000_000 + 90_000
 
 
 def test_parse_lines_sequence_id_without_producer_is_refused() -> None:

@@ -49,6 +49,7 @@ class _Progress:
     examples=[
         "sexton topic append persistent://public/default/orders --file orders.jsonl",
         """echo '{"key": "k", "payload": "v"}' | sexton topic append persistent://public/default/orders --file -""",
+        """echo '{"payload": "later", "deliver_at": "2030-01-01T00:00:00Z"}' | sexton topic append ORDERS --file -""",
     ],
 )
 def append(
@@ -62,17 +63,19 @@ def append(
 ) -> Answer:
     """Append JSON lines: key, payload or payload_b64, deliver_at, sequence_id, properties.
 
-    Every line is checked first: a bad one stops the command before anything is written. With --txn nobody sees the
-    entries until the transaction commits.
+    With deliver_at, an RFC 3339 time or milliseconds since 1970, an entry is delivered at that time, or at once if it
+    has passed. Every line is checked first: a bad one stops the command before anything is written. With --txn nobody
+    sees the entries until the transaction commits.
     """
-    from workers.cli.topic.json_lines import parse_lines, rereadable  # noqa: PLC0415 - start-up time
+    from workers.cli.topic.json_lines import DeliveryLimit, parse_lines, rereadable  # noqa: PLC0415 - start-up time
 
     if producer is not None:
         check_name("producer", producer)
     done = _Progress()
     try:
         with rereadable(file) as source, watching("checking lines") as bar:
-            lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None))
+            limit = DeliveryLimit.from_now(context.settings.delayed_limit)
+            lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None, limit=limit))
             target = context.topic(name)
             source.seek(0)
             return _append_all(context, target, _Lines(source, producer, lines, batch, txn), done, bar)

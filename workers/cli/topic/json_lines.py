@@ -10,14 +10,18 @@ import json
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from typing import IO, NoReturn, TypeVar
 
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
+from workers.cli.texts import shown_s
+from workers.settings.durations import format_duration
 
 MAX_LINE = 16 * 1024 * 1024
 """Longest line, bytes, inclusive: one line must not fill the memory."""
@@ -62,12 +66,39 @@ def rereadable(path: str) -> Iterator[IO[bytes]]:
             source.close()
 
 
-def parse_lines(source: IO[bytes], *, with_producer: bool) -> Iterator[tuple[int, NewEntry]]:
+@dataclass(frozen=True, slots=True)
+class DeliveryLimit:
+    """How late a message may be delivered. A time that lies further ahead is more likely a mistake in its unit."""
+
+    limit_s: int
+    latest_ms: int  # milliseconds since 1970, inclusive
+
+    @staticmethod
+    def from_now(limit_s: int) -> "DeliveryLimit":
+        """So far ahead of this process's clock."""
+        return DeliveryLimit(limit_s, time.time_ns() // 1_000_000 + limit_s * 1_000)
+
+    def check(self, deliver_at_ms: int) -> int:
+        """The time, if it lies within the limit; times that have passed do.
+
+        Raises:
+            ValueError: The rule, when it lies further ahead.
+        """
+        if deliver_at_ms > self.latest_ms:
+            limit, latest = format_duration(self.limit_s), shown_s(self.latest_ms * 1_000)
+            raise ValueError(f"a time at most {limit} ahead, the setting delayed_limit: up to {latest}")
+        return deliver_at_ms
+
+
+def parse_lines(
+    source: IO[bytes], *, with_producer: bool, limit: DeliveryLimit | None = None
+) -> Iterator[tuple[int, NewEntry]]:
     """Entries with their line numbers, which count from 1; lines of white space are passed over.
 
     Args:
         source: Bytes, read as the iterator is drawn.
         with_producer: Whether sequence ids have a meaning; they are refused otherwise.
+        limit: Delivery times that lie further ahead are refused.
 
     Raises:
         InvalidInput: `line N: field`, at the first line that is not an entry.
@@ -76,7 +107,7 @@ def parse_lines(source: IO[bytes], *, with_producer: bool) -> Iterator[tuple[int
     for number, raw in enumerate(iter(lambda: source.readline(MAX_LINE + 2), b""), start=1):
         if not raw.strip():
             continue
-        entry = parse_line(raw, number)
+        entry = parse_line(raw, number, limit)
         if entry.sequence_id is not None:
             if not with_producer:
                 _refuse(number, "sequence_id", "--producer beside sequence ids", entry.sequence_id)
@@ -86,7 +117,7 @@ def parse_lines(source: IO[bytes], *, with_producer: bool) -> Iterator[tuple[int
         yield number, entry
 
 
-def parse_line(raw: bytes, number: int) -> NewEntry:
+def parse_line(raw: bytes, number: int, limit: DeliveryLimit | None = None) -> NewEntry:
     """One line as an entry.
 
     Raises:
@@ -100,7 +131,7 @@ def parse_line(raw: bytes, number: int) -> NewEntry:
     return NewEntry(
         payload=_payload(fields, number),
         key=_optional(fields, "key", number, _text),
-        deliver_at_ms=_optional(fields, "deliver_at", number, delivery_ms),
+        deliver_at_ms=_optional(fields, "deliver_at", number, lambda value: _delivery(value, limit)),
         sequence_id=_optional(fields, "sequence_id", number, _sequence),
         properties=_optional(fields, "properties", number, _properties) or {},
     )
@@ -193,6 +224,11 @@ def _properties(value: object) -> dict[str, str]:
 
 def _refuse(number: int, field: str, expected: str, found: object) -> NoReturn:
     raise InvalidInput(f"line {number}: {field}", expected=expected, found=found)
+
+
+def _delivery(value: object, limit: DeliveryLimit | None) -> int:
+    found = delivery_ms(value)
+    return found if limit is None else limit.check(found)
 
 
 def delivery_ms(value: object) -> int:
