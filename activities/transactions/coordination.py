@@ -5,7 +5,7 @@ Idempotency of all of them: what is decided stays decided, claims lapse, markers
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from activities.deletion.claims import CLAIM_S, own_claim
@@ -14,7 +14,7 @@ from activities.transactions.values import BusyInput, Drained, DrainInput, Forge
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim, CoordinatorWork, StoredTransaction, Transactions
 from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
-from logstore.transactions.transactions import Owed, Participant, TransactionId
+from logstore.transactions.transactions import MOST_ERROR, MOST_SHOWN, Owed, TransactionId, one_line
 from logstore.units import between_units
 
 _BATCH: Final = 500
@@ -23,8 +23,15 @@ _BATCH: Final = 500
 _EXPIRED: Final = 1_000
 _MOST_HANDED: Final = 100  # ids in an answer; more of them are handed over by the next one
 _LOOK_S: Final = (0.003, 0.03)  # between two looks for work, at first and at last
-_SHOWN: Final = 20
-_TOLD: Final = 300  # characters of an error
+
+
+@dataclass(slots=True)
+class _Served:
+    """What one call has done so far."""
+
+    finished: int = 0
+    expired: int = 0
+    handed: int = 0
 
 
 class Coordination:
@@ -49,39 +56,45 @@ class Coordination:
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
         expired, _ = self._expire(request.tc_id)
-        if not self._serving.acquire(timeout=request.linger_s):  # what another one serves, it serves for all
-            return self._drained(request.tc_id, finished=0, expired=expired, handed=[])
-        try:
-            finished, late, handed = self._serve(request)
-        finally:
-            self._serving.release()
-        return self._drained(request.tc_id, finished=finished, expired=expired + late, handed=handed)
+        served = _Served(expired=expired)
+        if self._serving.acquire(timeout=request.linger_s):  # else: what another one serves, it serves for all
+            try:
+                self._serve(request, served)
+            finally:
+                self._serving.release()
+        return self._drained(request.tc_id, served)
 
-    def _serve(self, request: DrainInput) -> tuple[int, int, list[str]]:
+    def _serve(self, request: DrainInput, served: _Served) -> None:
         """Tell what is decided, whichever coordinator's it is, until there was nothing for a while.
 
         Between two batches the coordinator's own deadlines are looked at: none waits for the end of the work.
         """
         begun = worked = time.monotonic()
-        finished, expired, handed, pause, first = 0, 0, list[str](), _LOOK_S[0], True
+        pause, first = _LOOK_S[0], True
         while True:
             late, work = self._expire(request.tc_id)
-            expired += late
-            batch: Sequence[StoredTransaction] = ()
+            served.expired += late
+            claimed = 0
             if first or work.undone:
                 first = False  # what an earlier attempt of this activity had claimed is claimed by it again
-                batch = self._transactions.claim(own_claim(), limit=_BATCH)
-            if batch:
-                done = self._broadcasts.settle(batch)
-                finished += len(done.finished)
-                handed += self._hand_over(done)
-                worked, pause = time.monotonic(), _LOOK_S[0]
+                claimed = self._tell_batch(served)
             now = time.monotonic()
-            if now - worked > request.linger_s or now - begun > request.most_s or len(handed) >= _MOST_HANDED:
-                return finished, expired, handed
-            if not batch:
+            if claimed:
+                worked, pause = now, _LOOK_S[0]
+            if now - worked > request.linger_s or now - begun > request.most_s or served.handed >= _MOST_HANDED:
+                return
+            if not claimed:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LOOK_S[1])
+
+    def _tell_batch(self, served: _Served) -> int:
+        """Claim what waits, as much as is told at once, and tell it; how many transactions that were."""
+        batch = self._transactions.claim(own_claim(), limit=_BATCH)
+        if batch:
+            done = self._broadcasts.settle(batch)
+            served.finished += len(done.finished)
+            served.handed += self._hand_over(done)
+        return len(batch)
 
     def _expire(self, tc_id: int) -> tuple[int, CoordinatorWork]:
         """Abort the coordinator's open transactions whose deadline has passed; how many, and what is to be done then.
@@ -97,27 +110,26 @@ class Coordination:
             found = self._transactions.expire(tc_id, limit=_EXPIRED)
             count += found
 
-    def _hand_over(self, done: Broadcasted) -> list[str]:
+    def _hand_over(self, done: Broadcasted) -> int:
         """Give what failed to workflows of its own; if no topic answers, the whole store is away: try again."""
-        if not done.failures:
-            return []
-        errors = {txn: _sentence(failures) for txn, failures in done.failures.items()}
-        if done.topics_away == done.topics > 1:
-            raise StoreUnavailable(f"transactions: no topic could be told: {next(iter(errors.values()))}")
-        claims = {txn: Claim(workflow_id=broadcast_id(txn), run_id="", ttl_s=CLAIM_S) for txn in errors}
-        self._transactions.hand_over(errors, to=claims)
-        for txn, failures in done.failures.items():
-            self._transactions.failed(txn, failures)
-        return [str(txn) for txn in sorted(errors)]
+        if done.failures and done.topics_away == done.topics > 1:
+            told = one_line(next(iter(done.failures.values())))
+            raise StoreUnavailable(f"transactions: no topic could be told: {told}")
+        claims = {txn: Claim(workflow_id=broadcast_id(txn), run_id="", ttl_s=CLAIM_S) for txn in done.failures}
+        if claims:
+            self._transactions.hand_over(done.failures, to=claims)
+        return len(claims)
 
-    def _drained(self, tc_id: int, *, finished: int, expired: int, handed: list[str]) -> Drained:
+    def _drained(self, tc_id: int, served: _Served) -> Drained:
+        """What the catalog says in the end: what a worker handed over and died is in the next answer."""
+        handed = self._transactions.handed_over(limit=_MOST_HANDED)
         work = self._transactions.work_of(tc_id)
         deadline = None if work.next_deadline_us is None else (work.next_deadline_us - work.now_us) / 1_000_000
         return Drained(
-            finished=finished,
-            expired=expired,
-            handed_over=handed,
-            more=work.undone,
+            finished=served.finished,
+            expired=served.expired,
+            handed_over=[str(txn) for txn in handed],
+            more=work.undone or len(handed) >= _MOST_HANDED,
             next_deadline_s=deadline if deadline is None else max(0.0, deadline),
         )
 
@@ -164,18 +176,14 @@ def broadcast_id(txn: TransactionId) -> str:
     return f"broadcast-transaction/{txn.tc_id}-{txn.sequence}"
 
 
-def _sentence(failures: Mapping[Participant, str]) -> str:
-    return "; ".join(f"{one}: {error[:_TOLD]}" for one, error in sorted(failures.items())[:_SHOWN])
-
-
 def _told(found: StoredTransaction) -> Told:
     owed = found.owed
     return Told(
         state=found.state.value,
         settled=len(found.participants) - len(owed),
         owed=[
-            Owed(participant=str(one.participant), topic=one.topic, error=(one.last_error or "")[:_TOLD])
-            for one in owed[:_SHOWN]
+            Owed(participant=str(one.participant), topic=one.topic, error=(one.last_error or "")[:MOST_ERROR])
+            for one in owed[:MOST_SHOWN]
         ],
         owed_count=len(owed),
     )

@@ -4,6 +4,7 @@ Source: Pulsar's transaction coordinator (TxnID, TxnStatus); PIP-31.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -102,6 +103,15 @@ class Owed:
     participant: str  # topic id, or topic id/subscription
     topic: str
     error: str
+
+
+MOST_SHOWN: Final = 20  # participants
+MOST_ERROR: Final = 300  # characters
+
+
+def one_line(failures: Mapping[Participant, str]) -> str:
+    """Why participants could not be told: the first 20 of them, each error cut at 300 characters."""
+    return "; ".join(f"{one}: {error[:MOST_ERROR]}" for one, error in sorted(failures.items())[:MOST_SHOWN])
 
 
 def check_timeout(timeout_s: float) -> None:

@@ -70,8 +70,7 @@ class TransactionCoordinator:
                 DrainInput(tc_id=request.tc_id, linger_s=request.linger_s),
                 **_drain(request.queue),
             )
-            await self._hand_over(drained)
-            self._tell(drained)
+            self._tell(drained, await self._hand_over(drained))
             self._woken = self._woken or drained.more
             deadline_s = drained.next_deadline_s
             if workflow.info().is_continue_as_new_suggested():  # a signal that comes now is in the next run's history
@@ -87,7 +86,9 @@ class TransactionCoordinator:
         """What was done since the coordinator was started."""
         return self._progress
 
-    async def _hand_over(self, drained: Drained) -> None:
+    async def _hand_over(self, drained: Drained) -> list[str]:
+        """Start broadcasts; which were started here, and not by an earlier answer or by another coordinator."""
+        started = list[str]()
         for txn in drained.handed_over:
             request = BroadcastTransactionInput(txn=txn, queue=self._request.queue)
             with suppress(WorkflowAlreadyStartedError):
@@ -100,15 +101,17 @@ class TransactionCoordinator:
                     static_summary=f"tell the participants of {txn}",
                     static_details=request.details(),
                 )
+                started.append(txn)
+        return started
 
-    def _tell(self, drained: Drained) -> None:
+    def _tell(self, drained: Drained, started: list[str]) -> None:
         before = self._progress
         self._progress = CoordinatorProgress(
             finished=before.finished + drained.finished,
             expired=before.expired + drained.expired,
-            handed_over=before.handed_over + len(drained.handed_over),
+            handed_over=before.handed_over + len(started),
             drains=before.drains + 1,
-            owed=[*before.owed, *drained.handed_over][-_SHOWN:],
+            owed=[*before.owed, *started][-_SHOWN:],
         )
         found = self._progress
         owed = "".join(f"- handed over: **{txn}**\n" for txn in found.owed)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyroaring import BitMap
 from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, tuple_
@@ -32,7 +33,7 @@ from logstore.ports.catalog import (
     TransactionCounts,
 )
 from logstore.positions import LedgerId, TopicId
-from logstore.transactions.transactions import DECIDED, Participant, TransactionId, TransactionState
+from logstore.transactions.transactions import DECIDED, Participant, TransactionId, TransactionState, one_line
 
 _T = t.transaction.c
 _UNFINISHED = _T.finished_us.is_(None)
@@ -170,27 +171,28 @@ class SqlTransactions(OnDatabase):
         with effect("catalog.settle_transactions"):
             return self._db.write(work)
 
-    def hand_over(self, failures: Mapping[TransactionId, str], *, to: Mapping[TransactionId, Claim]) -> None:
+    def hand_over(
+        self, failures: Mapping[TransactionId, Mapping[Participant, str]], *, to: Mapping[TransactionId, Claim]
+    ) -> None:
         """See `Transactions.hand_over`."""
 
         def work(connection: Connection) -> None:
             now = self._db.now_us(connection)
-            for txn, error in sorted(failures.items()):
-                rows.tell_failure(connection, txn, error, **claimed_by(to[txn], now))
+            _tell_failures(connection, failures, {txn: claimed_by(claim, now) for txn, claim in to.items()})
 
         with effect("catalog.hand_over_transactions"):
             self._db.write(work)
 
+    def handed_over(self, *, limit: int) -> list[TransactionId]:
+        """See `Transactions.handed_over`."""
+        given = (_UNFINISHED, _T.state.in_(DECIDED), _T.claim_run == "")
+        query = select(_T.tc_id, _T.sequence).where(*given).order_by(_T.tc_id, _T.sequence).limit(limit)
+        return [TransactionId(*row) for row in self._db.read(lambda connection: connection.execute(query).all())]
+
     def failed(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
         """See `Transactions.failed`."""
-
-        def work(connection: Connection) -> None:
-            told = "; ".join(f"{one}: {error}" for one, error in sorted(failures.items()))
-            participants.put_errors(connection, txn, failures)  # before its transaction, as a settlement locks them
-            rows.tell_failure(connection, txn, told)
-
         with effect("catalog.transaction_failed"):
-            self._db.write(work)
+            self._db.write(lambda connection: _tell_failures(connection, {txn: failures}, {}))
 
     def resolve(self, txn: TransactionId, participant: Participant, cause: Cause) -> StoredTransaction:
         """See `Transactions.resolve`."""
@@ -236,6 +238,18 @@ def _settle(
     if participants.settle_participants(connection, done, now_us=now_us):
         count_changes(connection, {one: count for one, count in changes.items() if one in active}, now_us=now_us)
     return rows.finish(connection, {txn for txn, _, _ in done}, now_us=now_us)
+
+
+def _tell_failures(
+    connection: Connection,
+    failures: Mapping[TransactionId, Mapping[Participant, str]],
+    claims: Mapping[TransactionId, Mapping[str, Any]],
+) -> None:
+    """Participants come before their transactions, as a settlement locks them."""
+    for txn, mine in sorted(failures.items()):
+        participants.put_errors(connection, txn, mine)
+    for txn, mine in sorted(failures.items()):
+        rows.tell_failure(connection, txn, one_line(mine), **claims.get(txn, {}))
 
 
 def _existing(connection: Connection, txn: TransactionId, *, lock: bool = False) -> StoredTransaction:

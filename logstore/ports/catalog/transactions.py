@@ -158,8 +158,18 @@ class Transactions(Protocol):
             Those of the transactions that are final now, ascending.
         """
 
-    def hand_over(self, failures: Mapping[TransactionId, str], *, to: Mapping[TransactionId, Claim]) -> None:
-        """Give transactions whose participants could not all be told to workflows of their own, with the error."""
+    def hand_over(
+        self, failures: Mapping[TransactionId, Mapping[Participant, str]], *, to: Mapping[TransactionId, Claim]
+    ) -> None:
+        """Give transactions to workflows of their own, and write down an attempt, and why each participant failed.
+
+        Args:
+            failures: Of each transaction the participants that could not be told.
+            to: Of each the claim of its workflow, without a run: it has not begun.
+        """
+
+    def handed_over(self, *, limit: int) -> list[TransactionId]:
+        """Transactions that were given to workflows of their own, which have not begun to work on them, ascending."""
 
     def failed(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
         """Write down an attempt, and why each participant could not be told."""

@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from activities.transactions.coordination import Coordination
-from activities.transactions.values import Drained, DrainInput
+from activities.transactions.coordination import Coordination, broadcast_id
+from activities.transactions.values import Drained, DrainInput, TellInput, Told
+from logstore import failpoints
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
+from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.ports.catalog import StoredTransaction, Topic
 from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.activities.world import environment
+from tests.fakes.meter import FakeMeter
 from tests.faults.transacting import without_lingering
 from tests.logstore.transactions.histories import History, open_history
 
@@ -45,14 +48,41 @@ class _Busy(Broadcasts):
         return told
 
 
-def _drain(history: History, broadcasts: Broadcasts) -> Drained:
-    coordination = Coordination(
+def _coordination(history: History, broadcasts: Broadcasts) -> Coordination:
+    return Coordination(
         transactions=history.world.catalog.transactions, broadcasts=broadcasts, finished_retention_s=1e9
     )
+
+
+def _drain(
+    history: History, broadcasts: Broadcasts, *, meter: FakeMeter | None = None, most_s: float = 30.0
+) -> Drained:
+    env = environment("transaction-coordinator/0")
+    env.metric_meter = meter or env.metric_meter
+    request = DrainInput(tc_id=0, linger_s=0.0, most_s=most_s)
     with without_lingering():
-        answer = environment("transaction-coordinator/0").run(coordination.drain, DrainInput(tc_id=0, linger_s=0.0))
+        answer = env.run(_coordination(history, broadcasts).drain, request)
     assert isinstance(answer, Drained)
     return answer
+
+
+def _tell(history: History, txn: TransactionId, *, meter: FakeMeter | None = None) -> Told:
+    env = environment(broadcast_id(txn))
+    env.metric_meter = meter or env.metric_meter
+    answer = env.run(_coordination(history, history.world.log.broadcasts).tell, TellInput(txn=str(txn)))
+    assert isinstance(answer, Told)
+    return answer
+
+
+def _failing(history: History, monkeypatch: pytest.MonkeyPatch) -> TransactionId:
+    """A decided transaction whose topic can be told nothing, until the patch is undone."""
+    history.take([("begin", 0, 0), ("produce", 0, 0), ("decide", 0, 1)])
+
+    def fail(*_: object) -> None:
+        raise CorruptData("damaged")
+
+    monkeypatch.setattr(history.world.log.managed, "append", fail)
+    return history.decided[-1]
 
 
 def test_deadline_that_passes_while_there_is_always_more_to_tell_is_kept(history: History) -> None:
@@ -90,6 +120,8 @@ def test_transaction_whose_topics_all_fail_is_handed_over_unless_storage_is_away
     assert _drain(history, log.broadcasts).handed_over == [str(txn)]
     found = world.catalog.transactions.get(txn)
     assert [one.last_error for one in found.owed] == ["CorruptData: damaged"] * 2
+    assert (found.attempts, found.claim_workflow) == (1, broadcast_id(txn))
+    assert (found.last_error or "").count("CorruptData: damaged") == 2
 
 
 def test_error_that_nobody_expected_is_told_of_one_topic_and_holds_up_no_other(
@@ -114,3 +146,22 @@ def test_error_that_nobody_expected_is_told_of_one_topic_and_holds_up_no_other(
     assert (answer.finished, answer.handed_over) == (1, [str(bad)])
     assert world.catalog.transactions.states([well])[well] is TransactionState.COMMITTED
     assert [one.last_error for one in world.catalog.transactions.get(bad).owed] == ["ZeroDivisionError: a defect"]
+
+
+def test_transaction_handed_over_by_a_worker_that_died_is_in_the_next_answer(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim is that of a workflow which nobody has started: else it would wait until that lapses."""
+    txn = _failing(history, monkeypatch)
+    failpoints.arm("catalog.hand_over_transactions.after", "crash")
+    with pytest.raises(SimulatedCrash):
+        _drain(history, history.world.log.broadcasts)
+    failpoints.disarm()
+    for _ in range(2):
+        answer = _drain(history, history.world.log.broadcasts)
+        assert (answer.handed_over, answer.finished, answer.more) == ([str(txn)], 0, False)
+    assert _tell(history, txn).owed_count == 1
+    assert _drain(history, history.world.log.broadcasts).handed_over == [], "its broadcast has begun"
+    assert history.world.catalog.transactions.get(txn).attempts == 2
+    monkeypatch.undo()
+    assert _tell(history, txn).state == "COMMITTED"

@@ -145,6 +145,29 @@ async def test_transaction_with_a_participant_that_is_away_goes_to_a_broadcast_o
     assert parties.seen(far) == [str(stuck)]
 
 
+async def test_broadcast_that_runs_is_neither_started_nor_counted_again(house: House, parties: Parties) -> None:
+    """Answers name what is handed over until its broadcast has begun: they name one twice."""
+    txn = parties.decided()
+    parties.away.update(topic.topic_id for topic in parties.topics)
+    answers = [Drained(handed_over=[str(txn)], more=True), Drained(handed_over=[str(txn)])]
+    calls: list[int] = []
+
+    @activity.defn(name="transactions.drain")
+    def drain(request: DrainInput) -> Drained:
+        calls.append(request.tc_id)
+        return answers[len(calls) - 1]
+
+    async with house.worker(instead=[drain]):
+        handle = await parties.coordinator()
+        progress = await worked(handle, drains=2)
+        alone = house.client.get_workflow_handle_for(BroadcastTransaction.run, broadcast_id(txn))
+        await owing(alone)
+        parties.away.clear()
+        await alone.signal(BroadcastTransaction.retry)
+        await alone.result()
+    assert (progress.handed_over, progress.owed) == (1, [str(txn)])
+
+
 async def test_drain_waits_where_no_topic_can_be_told(house: House, parties: Parties) -> None:
     """All of storage is away: each transaction would else get a workflow of its own."""
     txn = parties.decided()

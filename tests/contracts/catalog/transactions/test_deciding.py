@@ -1,5 +1,7 @@
 """Begin, end and timeout: exactly one decision, and the state of the row says what readers see."""
 
+from dataclasses import replace
+
 import pytest
 
 from logstore.errors import (
@@ -9,7 +11,7 @@ from logstore.errors import (
     TransactionNotOpen,
     UnknownObject,
 )
-from logstore.ports.catalog import BeginTransaction, Decided, EndTransaction
+from logstore.ports.catalog import BeginTransaction, Decided, EndTransaction, Finished, Settled
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 from tests.contracts.catalog.steps import at, new_topic, race, roll
 from tests.contracts.catalog.transactions.steps import begin, end, one, produce, registration, settle, visible
@@ -208,9 +210,27 @@ def test_claim_one_is_refused_while_another_works_on_it_or_it_is_open(sql_world:
     sql_world.catalog.transactions.claim_one(txn, claim("a"))
     with pytest.raises(ClaimHeld, match=r"found a$"):
         sql_world.catalog.transactions.claim_one(txn, claim("b"))
-    sql_world.catalog.transactions.hand_over({txn: "no answer"}, to={txn: claim("b")})
+    sql_world.catalog.transactions.hand_over({txn: {Participant(topic.topic_id): "no answer"}}, to={txn: claim("b")})
     found = sql_world.catalog.transactions.claim_one(txn, claim("b"))
-    assert (found.attempts, found.last_error) == (1, "no answer")
+    assert (found.attempts, found.last_error) == (1, f"{topic.topic_id}: no answer")
+    assert found.owed[0].last_error == "no answer"
+
+
+def test_handed_over_are_those_whose_own_workflow_has_not_begun(sql_world: SqlWorld) -> None:
+    """Oldest ids first, so many; a claim names the run that works on it."""
+    topic = new_topic(sql_world)
+    txns = [begin(sql_world) for _ in range(4)]
+    produce(sql_world, topic, *[(txn, 1) for txn in txns])
+    for txn in txns:
+        end(sql_world, txn, commit=True)
+    transactions = sql_world.catalog.transactions
+    transactions.claim(claim("drain"), limit=9)
+    given = {txn: replace(claim(f"alone-{txn}"), run_id="") for txn in txns[:3]}
+    transactions.hand_over({txn: {Participant(topic.topic_id): "away"} for txn in given}, to=given)
+    assert transactions.handed_over(limit=2) == txns[:2]
+    transactions.claim_one(txns[0], claim(f"alone-{txns[0]}"))
+    settle(sql_world, txns[1], topic)
+    assert transactions.handed_over(limit=9) == [txns[2]]
 
 
 def test_failures_are_written_to_each_participant_and_owed_is_what_is_left(sql_world: SqlWorld) -> None:
@@ -224,6 +244,24 @@ def test_failures_are_written_to_each_participant_and_owed_is_what_is_left(sql_w
     assert settle(sql_world, txn, first) == []
     found = sql_world.catalog.transactions.get(txn)
     assert [(one.topic, one.last_error) for one in found.owed] == [(second.name, "away")]
+
+
+def test_settle_says_how_long_a_transaction_took_and_says_it_once(sql_world: SqlWorld) -> None:
+    """From its decision on; a topic that is told alone settles nothing of the other."""
+    first, second = new_topic(sql_world), new_topic(sql_world, "persistent://a/b/other")
+    txn = begin(sql_world)
+    produce(sql_world, first, (txn, 1))
+    produce(sql_world, second, (txn, 1))
+    end(sql_world, txn, commit=True)
+    sql_world.sql('UPDATE "transaction" SET decided_us = decided_us - 90000000')
+    told = [(txn, Participant(topic.topic_id), Settled.MARKED) for topic in (first, second)]
+    assert sql_world.catalog.transactions.settle(told[:1]) == []
+    left = sql_world.sql("SELECT topic_id FROM buffer_range")
+    assert [row[0] for row in left] == [second.topic_id]
+    (over,) = sql_world.catalog.transactions.settle(told)
+    assert over.txn == txn
+    assert 90 <= (over.took_us or 0) // 1_000_000 < 900
+    assert sql_world.catalog.transactions.settle(told) == [Finished(txn=txn)]
 
 
 def test_resolve_counts_a_participant_as_done_and_is_audited_once(sql_world: SqlWorld) -> None:

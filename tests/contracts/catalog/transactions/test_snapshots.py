@@ -5,9 +5,17 @@ from pyroaring import BitMap
 
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import SNAPSHOT_CHANGES, SnapshotSwitch, TopicState
+from logstore.ports.catalog import (
+    SNAPSHOT_CHANGES,
+    BeginTransaction,
+    Begun,
+    EndTransaction,
+    Settled,
+    SnapshotSwitch,
+    TopicState,
+)
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transactions import Participant, TransactionId
 from tests.contracts.catalog.steps import at, new_topic, race
 from tests.contracts.catalog.transactions.steps import begin, end, produce, settle
 from tests.contracts.catalog.world import CAUSE, claim
@@ -138,6 +146,21 @@ def test_snapshot_is_due_at_once_after_many_settled_transactions(sql_world: SqlW
     assert _due(sql_world) == []
     _settled(sql_world, topic_id)
     assert _due(sql_world) == [topic_id]
+
+
+def test_snapshot_is_due_at_once_after_many_that_were_settled_together(sql_world: SqlWorld) -> None:
+    """The topic's first ones; of another topic only a few are."""
+    busy, quiet = new_topic(sql_world), new_topic(sql_world, "persistent://a/b/quiet")
+    commit = sql_world.catalog.commits.commit
+    begun = commit([BeginTransaction(tc_id=0, timeout_s=60)] * SNAPSHOT_CHANGES)
+    txns = [one.txn for one in begun if isinstance(one, Begun)]
+    produce(sql_world, busy, *[(txn, 1) for txn in txns])
+    produce(sql_world, quiet, (txns[0], 1))
+    commit([EndTransaction(txn=txn, commit=True) for txn in txns])
+    told = [(txn, Participant(busy.topic_id), Settled.MARKED) for txn in txns]
+    over = sql_world.catalog.transactions.settle([*told, (txns[0], Participant(quiet.topic_id), Settled.MARKED)])
+    assert len(over) == SNAPSHOT_CHANGES
+    assert _due(sql_world) == [busy.topic_id]
 
 
 def test_change_while_a_snapshot_is_written_makes_another_one_due(sql_world: SqlWorld) -> None:
