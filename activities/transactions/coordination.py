@@ -10,6 +10,7 @@ from typing import Final
 
 from activities.deletion.claims import CLAIM_S, own_claim
 from activities.heartbeats import beating, defined
+from activities.transactions import metrics
 from activities.transactions.values import BusyInput, Drained, DrainInput, ForgetInput, TellInput, Told
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim, CoordinatorWork, StoredTransaction, Transactions
@@ -23,6 +24,7 @@ _BATCH: Final = 500
 _EXPIRED: Final = 1_000
 _MOST_HANDED: Final = 100  # ids in an answer; more of them are handed over by the next one
 _LOOK_S: Final = (0.003, 0.03)  # between two looks for work, at first and at last
+_GATHER: Final = 0.1  # of the time that a batch took is waited for the next one: its clients decide again together
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class _Served:
     finished: int = 0
     expired: int = 0
     handed: int = 0
+    cut_short: bool = False  # it ended though it had not waited for more
 
 
 class Coordination:
@@ -70,18 +73,23 @@ class Coordination:
         Between two batches the coordinator's own deadlines are looked at: none waits for the end of the work.
         """
         begun = worked = time.monotonic()
-        pause, first = _LOOK_S[0], True
+        pause, rest, first = _LOOK_S[0], 0.0, True
         while True:
             late, work = self._expire(request.tc_id)
             served.expired += late
             claimed = 0
             if first or work.undone:
                 first = False  # what an earlier attempt of this activity had claimed is claimed by it again
+                if rest:
+                    time.sleep(rest)
+                taken = time.monotonic()
                 claimed = self._tell_batch(served)
             now = time.monotonic()
             if claimed:
                 worked, pause = now, _LOOK_S[0]
-            if now - worked > request.linger_s or now - begun > request.most_s or served.handed >= _MOST_HANDED:
+                rest = _GATHER * (now - taken) if claimed > 1 else 0.0
+            served.cut_short = now - begun > request.most_s or served.handed >= _MOST_HANDED
+            if served.cut_short or now - worked > request.linger_s:
                 return
             if not claimed:
                 time.sleep(pause)
@@ -92,6 +100,7 @@ class Coordination:
         batch = self._transactions.claim(own_claim(), limit=_BATCH)
         if batch:
             done = self._broadcasts.settle(batch)
+            metrics.told(done.finished)
             served.finished += len(done.finished)
             served.handed += self._hand_over(done)
         return len(batch)
@@ -129,7 +138,7 @@ class Coordination:
             finished=served.finished,
             expired=served.expired,
             handed_over=[str(txn) for txn in handed],
-            more=work.undone or len(handed) >= _MOST_HANDED,
+            more=work.undone or served.cut_short or len(handed) >= _MOST_HANDED,
             next_deadline_s=deadline if deadline is None else max(0.0, deadline),
         )
 
@@ -145,6 +154,7 @@ class Coordination:
         found = self._transactions.claim_one(txn, own_claim(CLAIM_S + request.wait_s))
         if found.finished_us is None:
             done = self._broadcasts.settle([found])
+            metrics.told(done.finished)
             if failures := done.failures.get(txn):
                 self._transactions.failed(txn, failures)
             found = self._transactions.get(txn)

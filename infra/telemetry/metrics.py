@@ -3,7 +3,8 @@
 Units and names of Temporal's metrics are left at its defaults (milliseconds, counters without `_total`), which is
 what its published dashboards for this SDK read; ours say `_total` and their unit in the name.
 
-Counters of deletion are made in `activities/deletion/metrics.py`, gauges of what is left and of dead letters in
+Counters of deletion are made in `activities/deletion/metrics.py`, the histogram of broadcasts in
+`activities/transactions/metrics.py`, gauges of what is left and of dead letters in
 `workers/hosting/gauges.py`, those of ownership in `workers/hosting/ownership_telemetry.py`.
 
 Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
@@ -12,6 +13,7 @@ Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
 import errno
 import logging
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,12 +36,14 @@ class Metrics:
     url: str
 
 
-def start_metrics(address: str) -> Metrics:
+def start_metrics(address: str, *, buckets: Mapping[str, Sequence[float]] | None = None) -> Metrics:
     """Serve `/metrics` from a Temporal runtime of its own; call it once in a process, before any client is made.
 
     Args:
         address: `host:port`; port 0 is any free one. A port that is taken gives way to a free one, with a warning:
             several workers on one machine are told the same address.
+        buckets: Of histograms, by name, the upper bounds of their buckets, inclusive and ascending; others have those
+            that the SDK has for milliseconds.
 
     Raises:
         InvalidInput: The host is none of this machine, or the port may not be used by this user.
@@ -47,7 +51,7 @@ def start_metrics(address: str) -> Metrics:
     host, port = _resolved(address)
     wanted = port or _free_port(host)
     for _ in range(_TRIES):
-        runtime = _runtime(address, host, wanted)
+        runtime = _runtime(address, host, wanted, buckets)
         if runtime is not None:
             if port not in {0, wanted}:
                 _log.warning("metrics: port %s is taken, so they are at port %s", port, wanted)
@@ -76,12 +80,13 @@ def _free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _runtime(address: str, host: str, port: int) -> "Runtime | None":
+def _runtime(address: str, host: str, port: int, buckets: Mapping[str, Sequence[float]] | None) -> "Runtime | None":
     """A runtime that listens there, or None when the port is taken."""
     from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig  # noqa: PLC0415 - start-up time
 
+    served = PrometheusConfig(bind_address=_joined(host, port), histogram_bucket_overrides=buckets)
     try:
-        return Runtime(telemetry=TelemetryConfig(metrics=PrometheusConfig(bind_address=_joined(host, port))))
+        return Runtime(telemetry=TelemetryConfig(metrics=served))
     except ValueError as error:
         if _TAKEN in str(error):
             return None

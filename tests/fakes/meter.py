@@ -4,7 +4,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from temporalio.common import MetricAttributes, MetricCounter, MetricGauge, MetricGaugeFloat, MetricMeter
+from temporalio.common import (
+    MetricAttributes,
+    MetricCounter,
+    MetricGauge,
+    MetricGaugeFloat,
+    MetricHistogramFloat,
+    MetricMeter,
+)
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -20,6 +27,7 @@ class FakeMeter(MetricMeter):
     def __init__(self) -> None:
         self.values: Counter[Series] = Counter()
         self.labels: set[str] = set()
+        self.recorded: dict[Series, list[float]] = {}
 
     def create_counter(self, name: str, description: str | None = None, unit: str | None = None) -> MetricCounter:
         assert description, f"{name} says nothing about itself"
@@ -36,6 +44,13 @@ class FakeMeter(MetricMeter):
         assert description, f"{name} says nothing about itself"
         return _GaugeFloat(self.values, name)
 
+    def create_histogram_float(
+        self, name: str, description: str | None = None, unit: str | None = None
+    ) -> MetricHistogramFloat:
+        """See `MetricMeter`; every value is kept, in `recorded`."""
+        assert description, f"{name} says nothing about itself"
+        return _HistogramFloat(self.values, name, self.recorded)
+
     def total(self, name: str) -> int:
         """The metric summed over its labels."""
         return sum(value for (found, _), value in self.values.items() if found == name)
@@ -43,7 +58,7 @@ class FakeMeter(MetricMeter):
     def _unused(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
-    create_histogram = create_histogram_float = create_histogram_timedelta = _unused
+    create_histogram = create_histogram_timedelta = _unused
 
     def with_additional_attributes(self, additional_attributes: MetricAttributes) -> MetricMeter:
         """The same meter: of the labels that Temporal adds only the names are kept."""
@@ -80,3 +95,13 @@ class _Gauge(_Common, MetricGauge):
 class _GaugeFloat(_Common, MetricGaugeFloat):
     def set(self, value: float, additional_attributes: MetricAttributes | None = None) -> None:
         self._values[self._key(additional_attributes)] = round(value)
+
+
+class _HistogramFloat(_Common, MetricHistogramFloat):
+    def __init__(self, values: Counter[Series], name: str, recorded: dict[Series, list[float]]) -> None:
+        super().__init__(values, name)
+        self._recorded = recorded
+
+    def record(self, value: float, additional_attributes: MetricAttributes | None = None) -> None:
+        assert value >= 0, "the SDK refuses it"
+        self._recorded.setdefault(self._key(additional_attributes), []).append(value)

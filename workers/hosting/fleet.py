@@ -19,6 +19,7 @@ from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.worker import Worker
 
 from activities.dispatch import owner_queue
+from activities.transactions.metrics import BUCKETS
 from infra.stack.home import StackHome
 from infra.stack.workers import recorded
 from infra.telemetry.logs import start_logs
@@ -157,7 +158,8 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     name = checked_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
     if not queues or not all(queues):
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
-    metrics = start_metrics(settings.metrics_address) if settings.metrics_address != OFF else None
+    wanted = settings.metrics_address != OFF
+    metrics = start_metrics(settings.metrics_address, buckets=BUCKETS) if wanted else None
     tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)
     try:
         client = await connect_client(

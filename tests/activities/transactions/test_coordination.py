@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ from logstore.ports.catalog import StoredTransaction, Topic
 from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.activities.world import environment
-from tests.fakes.meter import FakeMeter
+from tests.fakes.meter import FakeMeter, series
 from tests.faults.transacting import without_lingering
 from tests.logstore.transactions.histories import History, open_history
 
@@ -165,3 +166,71 @@ def test_transaction_handed_over_by_a_worker_that_died_is_in_the_next_answer(
     assert history.world.catalog.transactions.get(txn).attempts == 2
     monkeypatch.undo()
     assert _tell(history, txn).state == "COMMITTED"
+
+
+def test_drain_that_ends_at_work_says_that_there_may_be_more(history: History) -> None:
+    """A client that saw its coordinator at work wakes nobody: the next drain has to follow by itself."""
+    busy = [("begin", 0, 0), ("produce", 0, 0), ("decide", 0, 1)]
+    history.take(busy)
+    assert _drain(history, history.world.log.broadcasts, most_s=-1.0).more
+    history.take(busy)
+    assert not _drain(history, history.world.log.broadcasts).more
+
+
+class _Slow(Broadcasts):
+    """A batch takes ten seconds, after which one of its clients decides again, and the other one a little later."""
+
+    def __init__(self, history: History, clock: SimpleNamespace) -> None:
+        self.history, self.clock, self.batches = history, clock, list[int]()
+
+    def settle(self, batch: Sequence[StoredTransaction]) -> Broadcasted:
+        self.batches.append(len(batch))
+        self.clock.now += 10.0
+        told = self.history.world.log.broadcasts.settle(batch)
+        if len(self.batches) == 1:
+            self.decide(0.0)
+        return told
+
+    def decide(self, _: float) -> None:
+        """A sleep in which a client decides, once."""
+        if self.history.open:
+            self.history.take([("decide", 0, 1)])
+        else:
+            self.clock.now += 1.0
+
+
+def test_clients_that_waited_for_one_batch_are_together_in_the_next(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They decide again at about the same moment, and a batch of one costs a topic as much as a batch of all."""
+    for _ in range(4):
+        history.take([("begin", 0, 0), ("produce", len(history.open), 0)])
+    history.take([("decide", 0, 1)] * 2)
+    clock = SimpleNamespace(now=0.0)
+    slow = _Slow(history, clock)
+    patched = SimpleNamespace(monotonic=lambda: clock.now, sleep=slow.decide)
+    monkeypatch.setattr("activities.transactions.coordination.time", patched)
+    env = environment("transaction-coordinator/0")
+    env.run(_coordination(history, slow).drain, DrainInput(tc_id=0, linger_s=0.5))
+    assert slow.batches == [2, 2]
+
+
+def test_broadcast_is_recorded_once_by_the_call_that_ended_it(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its decision on, whoever tells the last participant; a repeated call adds nothing."""
+    meter, recorded = FakeMeter(), series("sexton_transactions_broadcast_seconds")
+    history.take([("begin", 0, 0), ("produce", 0, 0), ("begin", 0, 0), ("produce", 1, 0), ("decide", 0, 1)])
+    history.take([("decide", 0, 0)])
+    history.world.sql('UPDATE "transaction" SET decided_us = decided_us - 90000000')
+    for _ in range(2):
+        _drain(history, history.world.log.broadcasts, meter=meter)
+    assert [int(seconds) for seconds in meter.recorded[recorded]] == [90, 90]
+    txn = _failing(history, monkeypatch)
+    _drain(history, history.world.log.broadcasts, meter=meter)
+    assert len(meter.recorded[recorded]) == 2, "it is owed"
+    monkeypatch.undo()
+    for _ in range(2):
+        _tell(history, txn, meter=meter)
+    assert len(meter.recorded[recorded]) == 3
+    assert set(meter.recorded) == {recorded}

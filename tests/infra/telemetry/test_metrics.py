@@ -1,11 +1,13 @@
 """The endpoint: where it listens, and what it shows."""
 
 import logging
+import re
 import socket
 import urllib.request
 
 import pytest
 
+from activities.transactions.metrics import BROADCAST, BUCKETS
 from infra.telemetry.metrics import start_metrics
 from logstore.errors import InvalidInput
 
@@ -22,6 +24,17 @@ def test_metrics_at_any_free_port_say_where_they_are() -> None:
     assert metrics.url.startswith("http://127.0.0.1:")
     assert not metrics.url.endswith(":0/metrics")
     assert 'sexton_test_total{copy="LEDGER",service_name="temporal-core-sdk"} 3' in _scraped(metrics.url)
+
+
+def test_histogram_has_the_buckets_that_it_was_given() -> None:
+    """Inclusive upper bounds: those of the SDK would put all of a second into one."""
+    metrics = start_metrics("127.0.0.1:0", buckets=BUCKETS)
+    histogram = metrics.runtime.metric_meter.create_histogram_float(BROADCAST, "A test.", "s")
+    for seconds in (0.01, 0.02, 700.0):
+        histogram.record(seconds)
+    counts = re.findall(rf'{BROADCAST}_bucket{{.*le="(.+)"}} (\d+)', _scraped(metrics.url))
+    assert counts[:2] == [("0.01", "1"), ("0.025", "2")]
+    assert counts[-2:] == [("600", "2"), ("+Inf", "3")]
 
 
 def test_metrics_at_a_free_port_are_there(caplog: pytest.LogCaptureFixture) -> None:
