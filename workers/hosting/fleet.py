@@ -33,7 +33,7 @@ from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
-from workers.hosting.gauges import CatalogGauges, DeletionGauges, PlanGauges, TransactionGauges
+from workers.hosting.gauges import CatalogGauges, DelayedGauges, DeletionGauges, PlanGauges, TransactionGauges
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
@@ -263,4 +263,5 @@ def _gauges(log: LogStore, metrics: Metrics | None) -> AbstractAsyncContextManag
     meter, catalog = metrics.runtime.metric_meter, log.catalog
     deletions, plans = DeletionGauges(meter, catalog.deletions.inflight), PlanGauges(meter, catalog.reconciliation.runs)
     transactions = TransactionGauges(meter, catalog.transactions.counts)
-    return alongside(CatalogGauges(deletions.read, plans.read, transactions.read).run())
+    delayed = DelayedGauges(meter, catalog.delayed.counts)
+    return alongside(CatalogGauges(deletions.read, plans.read, transactions.read, delayed.read).run())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from temporalio.common import MetricMeter
 
 from logstore.errors import SextonError
-from logstore.ports.catalog import Inflight, ReconciliationRun, RunKind, TransactionCounts
+from logstore.ports.catalog import DelayedCounts, Inflight, ReconciliationRun, RunKind, TransactionCounts
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.results import PlanResult, plan_result
 from logstore.transactions.transactions import TransactionState
@@ -83,6 +83,32 @@ class TransactionGauges:
         for name, since in (("open", found.oldest_open_us), ("decided", found.oldest_decided_us)):
             self._ages[name].set(0 if since is None else max(0, now_us - since) // 1_000_000)
         self._hidden.set(found.hidden_bytes)
+
+
+class DelayedGauges:
+    """Delayed messages of all topics, read from SQL; take the maximum over workers."""
+
+    def __init__(self, meter: MetricMeter, counts: Callable[[], DelayedCounts]) -> None:
+        """Take the meter of the process's runtime, and how to ask the catalog: `DelayedIndex.counts`."""
+        self._ask = counts
+        self._buckets = meter.create_gauge("sexton_delayed_buckets", "Buckets of delayed messages")
+        self._messages = meter.create_gauge(
+            "sexton_delayed_messages", "Messages in buckets; those that were delivered go with their bucket"
+        )
+        self._unsealed = meter.create_gauge(
+            "sexton_delayed_unsealed_messages", "Messages with a delivery time that no seal has looked at yet"
+        )
+
+    def read(self) -> None:
+        """Read once.
+
+        Raises:
+            SextonError: The catalog does not answer.
+        """
+        found = self._ask()
+        self._buckets.set(found.buckets)
+        self._messages.set(found.messages)
+        self._unsealed.set(found.unsealed)
 
 
 class CatalogGauges:

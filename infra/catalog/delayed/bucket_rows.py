@@ -132,6 +132,12 @@ def take(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int
     return connection.execute(free.values(claimed_by(claim, now_us))).rowcount > 0
 
 
+def holder_of(connection: Connection, topic_id: TopicId, *, now_us: int) -> str | None:
+    """The workflow whose claim of a topic's list is alive."""
+    alive = select(_I.claim_workflow).where(_I.topic_id == topic_id, _I.claim_until_us > now_us)
+    return connection.execute(alive).scalar_one_or_none()
+
+
 def let_go(connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
     """End a workflow's claim of a topic's list, if it is that one's."""
     mine = update(t.delayed_index).where(_I.topic_id == topic_id, _I.claim_workflow == workflow_id)

@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, exists, fu
 from infra.catalog import tables as t
 from logstore.delayed.buckets import NOWHERE, BucketLimits
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import TopicState, Unsealed
+from logstore.ports.catalog import DelayedCounts, TopicState, Unsealed
 from logstore.positions import LedgerId, TopicId
 
 _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segment.c, t.cursor.c
@@ -50,6 +50,14 @@ def unsealed_of(connection: Connection, topic_id: TopicId) -> Unsealed:
     of = (literal(topic_id, t.Big), literal(ledger, t.Big), literal(entry, t.Big))
     entries, ledgers = connection.execute(select(entries_behind(*of), ledgers_behind(*of))).one()
     return Unsealed(entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us)
+
+
+def counted(connection: Connection) -> DelayedCounts:
+    """See `DelayedIndex.counts`: the sums of rows that are kept up to date by what changes them."""
+    sealed = select(func.count(), func.coalesce(func.sum(_B.messages), 0))
+    buckets, messages = connection.execute(sealed.select_from(t.delayed_bucket)).one()
+    unsealed = connection.execute(select(func.coalesce(func.sum(_I.unsealed), 0))).scalar_one()
+    return DelayedCounts(buckets=buckets, messages=int(messages), unsealed=int(unsealed))
 
 
 def passed_buckets(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:

@@ -6,8 +6,8 @@ from itertools import pairwise
 from sqlalchemy import Connection
 
 from infra.catalog import tables as t
-from infra.catalog.delayed.bucket_rows import change_list, let_go, lock_list, stored_list, take
-from infra.catalog.delayed.due import due_topics, passed_buckets, unsealed_of
+from infra.catalog.delayed.bucket_rows import change_list, holder_of, let_go, lock_list, stored_list, take
+from infra.catalog.delayed.due import counted, due_topics, passed_buckets, unsealed_of
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import any_of
@@ -18,7 +18,7 @@ from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import BucketSwitch, Claim, Topic, TopicState, Unsealed
+from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Topic, TopicState, Unsealed
 from logstore.positions import LedgerId, TopicId
 
 
@@ -32,6 +32,14 @@ class SqlDelayedIndex(OnDatabase):
     def unsealed(self, topic_id: TopicId) -> Unsealed:
         """See `DelayedIndex.unsealed`."""
         return self._db.read(lambda connection: unsealed_of(connection, topic_id))
+
+    def counts(self) -> DelayedCounts:
+        """See `DelayedIndex.counts`."""
+        return self._db.read(counted)
+
+    def holder(self, topic_id: TopicId) -> str | None:
+        """See `DelayedIndex.holder`."""
+        return self._db.read(lambda connection: holder_of(connection, topic_id, now_us=self._db.now_us(connection)))
 
     def due(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         """See `DelayedIndex.due`."""

@@ -19,7 +19,7 @@ from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.cursors.state import CursorState
 from logstore.delayed.buckets import NOWHERE, Bucket
 from logstore.delayed.services.dispatch import Dispatcher, Holding
-from logstore.delayed.services.shared_tracker import Alarm, SharedTracker
+from logstore.delayed.services.shared_tracker import Alarm, MeasuredSegments, SharedTracker
 from logstore.delayed.tracker import Segments
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.log.entries import Entry
@@ -140,7 +140,8 @@ class Delivery:
             tolerance_ms: A message may be delivered so much before its time.
             alarm: Told of each bucket that is listed and cannot be read.
         """
-        self._index, self._segments = index, segments
+        self._index, self.loading = index, MeasuredSegments(segments)
+        """What all trackers have loaded, and how long that took."""
         self._managed, self._subscriptions, self._transactions = managed, subscriptions, transactions
         self._clock, self._tolerance_ms = clock or Clock(), tolerance_ms
         self._alarm = alarm
@@ -205,7 +206,7 @@ class Delivery:
             self._trackers[topic.topic_id] = SharedTracker(
                 topic,
                 index=self._index,
-                segments=self._segments,
+                segments=self.loading,
                 clock=self._clock,
                 tolerance_ms=self._tolerance_ms,
                 alarm=self._alarm,

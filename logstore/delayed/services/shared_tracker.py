@@ -9,12 +9,15 @@ Source: PIP-195; field cases 58, 61 and 62.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 from logstore.clock import Clock
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
+from logstore.delayed.snapshot_file import SnapshotFooter
 from logstore.delayed.tracker import Segments, Tracker
 from logstore.ports.catalog import DelayedIndex, Topic
 from logstore.positions import LedgerId, Position
@@ -26,6 +29,39 @@ _LOOK_EVERY_S: Final = 10.0
 
 Alarm = Callable[[Topic, Bucket], None]
 """Told once of each bucket that is listed and cannot be read."""
+
+
+class MeasuredSegments:
+    """Counts what is loaded, and how long that takes; trackers of several topics may share it."""
+
+    def __init__(self, segments: Segments) -> None:
+        """Read there."""
+        self._segments = segments
+        self._lock = threading.Lock()
+        self.loads = 0
+        """Footers and segments that were read."""
+        self.load_s = 0.0
+        """How long that took, seconds, waiting for the store included."""
+
+    def footer(self, bucket: Bucket) -> SnapshotFooter:
+        """See `Segments`."""
+        with self._measured():
+            return self._segments.footer(bucket)
+
+    def segment(self, bucket: Bucket, number: int) -> DelayedRows:
+        """See `Segments`."""
+        with self._measured():
+            return self._segments.segment(bucket, number)
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.loads += 1
+                self.load_s += time.monotonic() - begun
 
 
 class Reading(Protocol):

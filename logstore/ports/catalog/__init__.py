@@ -23,7 +23,7 @@ from logstore.ports.catalog.commits import (
     WriteResult,
 )
 from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
-from logstore.ports.catalog.delayed import BucketSwitch, DelayedIndex, NewBucket, Unsealed
+from logstore.ports.catalog.delayed import BucketSwitch, DelayedCounts, DelayedIndex, NewBucket, Unsealed
 from logstore.ports.catalog.deletions import Deletions
 from logstore.ports.catalog.fences import Fence, Fences
 from logstore.ports.catalog.identities import Identities
@@ -91,6 +91,7 @@ __all__ = [
     "Cursors",
     "Decided",
     "Decision",
+    "DelayedCounts",
     "DelayedIndex",
     "Deletions",
     "Detached",

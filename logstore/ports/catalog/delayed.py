@@ -42,6 +42,15 @@ class Unsealed:
     changed_us: int | None  # when the newest one with a delivery time was registered; None: there never was one
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedCounts:
+    """Numbers of all topics together, for gauges."""
+
+    buckets: int
+    messages: int  # in them
+    unsealed: int  # entries with a delivery time behind the last bucket of their topic
+
+
 class DelayedIndex(Protocol):
     """Which buckets each topic has. Every change compares and sets the version of the topic's list."""
 
@@ -50,6 +59,12 @@ class DelayedIndex(Protocol):
 
     def unsealed(self, topic_id: TopicId) -> Unsealed:
         """What lies behind the last bucket."""
+
+    def counts(self) -> DelayedCounts:
+        """How much there is."""
+
+    def holder(self, topic_id: TopicId) -> str | None:
+        """The workflow that works on the topic's list, if its claim is alive."""
 
     def due(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         """Topics with something to seal, to merge or to drop, on which nobody works, ascending, above `after`.

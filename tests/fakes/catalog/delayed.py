@@ -8,7 +8,7 @@ from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList
 from logstore.errors import InvalidInput
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import BucketSwitch, Claim, Ledger, TopicState, Unsealed
+from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Ledger, TopicState, Unsealed
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:
@@ -47,6 +47,20 @@ class FakeDelayedIndex:
                 ledgers=sum(one.entries > 0 and one.span.last > row.found.sealed_to for one in rows),
                 changed_us=row.changed_us,
             )
+
+    def counts(self) -> DelayedCounts:
+        with self._catalog.lock:
+            buckets = [bucket for row in self._rows.values() for bucket in row.found.buckets]
+            return DelayedCounts(
+                buckets=len(buckets),
+                messages=sum(one.messages for one in buckets),
+                unsealed=sum(row.unsealed for row in self._rows.values()),
+            )
+
+    def holder(self, topic_id: TopicId) -> str | None:
+        with self._catalog.lock:
+            row = self._rows.get(topic_id, _Row())
+            return row.holder if row.until_us > self._catalog.now_us else None
 
     def due(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         with self._catalog.lock:

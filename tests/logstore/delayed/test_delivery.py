@@ -138,6 +138,7 @@ def test_consumers_that_come_and_go_change_nothing_of_the_index(world: World) ->
             assert (delivery.open_trackers, delivery.memory_bytes > 0) == (1, True)
         assert (delivery.open_trackers, delivery.memory_bytes) == (0, 0)
     assert (world.buckets, world.snapshots.files) == before
+    assert delivery.loading.loads == len(world.snapshots.reads) == 3
     world.advance(20)
     with delivery.consumer(world.topic, "billing") as consumer:
         assert _ids(consumer.receive(5)) == [0, 1]

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Claim, Inflight, RunKind, TransactionCounts
+from logstore.ports.catalog import Claim, DelayedCounts, Inflight, RunKind, TransactionCounts
 from logstore.reconciliation.results import PlanResult
 from logstore.transactions.transactions import TransactionState
 from tests.fakes.meter import FakeMeter, series
 from tests.fakes.reconciliation import FakeRuns
-from workers.hosting.gauges import CatalogGauges, DeletionGauges, PlanGauges, TransactionGauges
+from workers.hosting.gauges import CatalogGauges, DelayedGauges, DeletionGauges, PlanGauges, TransactionGauges
 
 _NAMES = ("sexton_deletion_estimated_inflight", "sexton_deletion_dead_lettered")
 
@@ -140,3 +140,11 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
         ages = [meter.values[series(f"sexton_transactions_oldest_{which}_seconds")] for which in ("open", "decided")]
         shown.append((rows, ages, meter.values[series("sexton_transactions_hidden_bytes")]))
     assert shown == [([3, 0, 1], [90, 7], 12), ([0, 0, 0], [0, 0], 12)]
+
+
+def test_delayed_messages_are_shown_with_their_buckets_and_what_is_in_none() -> None:
+    """As the catalog counts them."""
+    meter = FakeMeter()
+    DelayedGauges(meter, lambda: DelayedCounts(buckets=3, messages=700, unsealed=11)).read()
+    names = ("buckets", "messages", "unsealed_messages")
+    assert [meter.values[series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11]

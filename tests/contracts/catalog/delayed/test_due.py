@@ -173,6 +173,34 @@ def test_claim_is_one_workflows_until_it_ends_or_lets_go(world: World) -> None:
     index.release(TopicId(99), "c")
 
 
+def test_holder_is_the_workflow_whose_claim_is_alive(world: World) -> None:
+    """Of a topic without a list, or one that was let go, nobody is."""
+    topic_id, _ = _topic(world)
+    index = world.catalog.delayed
+    assert index.holder(topic_id) is None
+    assert index.claim(topic_id, claim("a"))
+    assert (index.holder(topic_id), index.holder(TopicId(99))) == ("a", None)
+    index.release(topic_id, "a")
+    assert index.holder(topic_id) is None
+    assert index.claim(topic_id, claim("b", ttl_s=-1))
+    assert index.holder(topic_id) is None
+
+
+def test_counts_are_the_sums_over_all_topics(world: World) -> None:
+    """Of buckets, of messages in them, and of what lies behind the last one."""
+    index = world.catalog.delayed
+    before = index.counts()
+    one, ledger_id = _topic(world)
+    end = delay(world, one, ledger_id, 7)
+    seal(world, one, at(ledger_id, 0), end, messages=5)
+    delay(world, one, ledger_id, 3)
+    other, another = _topic(world, "persistent://a/b/other")
+    delay(world, other, another, 2)
+    after = index.counts()
+    found = (after.buckets - before.buckets, after.messages - before.messages, after.unsealed - before.unsealed)
+    assert found == (1, 5, 5)
+
+
 def test_of_a_crowd_that_claims_one_wins(world: World) -> None:
     """The row is made by the first of them."""
     topic_id, _ = _topic(world)
