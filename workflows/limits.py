@@ -16,6 +16,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import checked_worker_id
 from logstore.transactions.transactions import MOST_COORDINATORS, TransactionId
+from workflows.delayed.values import SealBucketsInput
 from workflows.deletion.values import (
     MOST_OBJECTS_PER_S,
     DeleteLedgerInput,
@@ -167,6 +168,7 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
 _OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
     DeleteLedgersInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a batch of several
     DeleteLedgerInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a row whose topic was damaged by hand
+    SealBucketsInput: {"topic_id": _within(0, _MOST_INT, optional=True), "topic": _or_empty(_ANYWHERE["topic"])},
     TrimTopicsInput: {"batch_id": _or_empty(_ANYWHERE["batch_id"])},
     ReconcileOrphansInput: {"run_id": _or_empty(_run_id)},
     BuildTransactionSnapshotsInput: {"run_id": _or_empty(_run_id), "topic_ids": _topics},

@@ -7,7 +7,7 @@ ledger is the bucket's own. What the list does not cover lies behind `sealed_to`
 Source: PIP-195 (bucket-based delayed message index).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -30,6 +30,16 @@ class Bucket:
     segments: int  # of its snapshot
     first_ms: int  # the earliest delivery time in it
     last_ms: int  # the latest one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketFacts:
+    """A bucket, as a person is shown it."""
+
+    bucket_id: int
+    messages: int
+    first: str  # ledger:entry
+    last: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +76,12 @@ class BucketLimits:
                 raise InvalidInput(f"delayed_{name}", expected="1 or more", found=getattr(self, name))
 
 
-def pair_to_merge(buckets: Sequence[Bucket]) -> tuple[Bucket, Bucket] | None:
-    """The two adjacent buckets with the fewest messages, the first such pair; None where there are not two."""
-    pairs = pairwise(buckets)
+def pair_to_merge(buckets: Sequence[Bucket], *, damaged: Collection[LedgerId] = ()) -> tuple[Bucket, Bucket] | None:
+    """The two adjacent buckets with the fewest messages, the first such pair; None where there are not two.
+
+    Args:
+        buckets: Ascending by range.
+        damaged: Of these none is chosen.
+    """
+    pairs = (pair for pair in pairwise(buckets) if not {one.bucket_id for one in pair}.intersection(damaged))
     return min(pairs, key=lambda pair: pair[0].messages + pair[1].messages, default=None)

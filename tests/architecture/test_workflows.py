@@ -8,6 +8,7 @@ from temporalio.workflow import _Definition
 from tests.architecture.source import Module, decorator, modules, named
 from workers.hosting.fleet import WORKFLOWS
 from workflows import search_attributes
+from workflows.delayed import values as delayed
 from workflows.deletion import values as deletion
 from workflows.jobs import Job
 from workflows.offload import values as offload
@@ -79,6 +80,7 @@ def test_jobs_are_what_workflows_take_and_answer() -> None:
         one.name: one
         for one in [
             *vars(deletion).values(),
+            *vars(delayed).values(),
             *vars(offload).values(),
             *vars(reconciliation).values(),
             *vars(transactions).values(),

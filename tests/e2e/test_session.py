@@ -64,6 +64,7 @@ def _be_scheduled(shell: Shell) -> None:
         "sexton-sweep": ("sweep-deletions", 60, False),
         "sexton-trim": ("trim-topics", 30 * 86_400, False),
         "sexton-transactions": ("sweep-transactions", 60, False),
+        "sexton-delayed": ("seal-buckets", 60, False),
     }
 
 

@@ -234,6 +234,7 @@ class House:
             *self._of_reconciliation(),
             *self._of_transactions(),
             *self._of_building(),
+            *self._of_delayed(),
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)
@@ -251,6 +252,10 @@ class House:
     def _of_building(self) -> list[Activity]:
         building = self.world.activities.building
         return [building.begin_build, building.build_buffers, building.switch_snapshots, building.conclude_build]
+
+    def _of_delayed(self) -> list[Activity]:
+        one = self.world.activities.delayed
+        return [one.due_topics, one.seal_topics, one.seal_topic, one.choose_pair, one.merge_pair, one.let_go]
 
     def _of_reconciliation(self) -> list[Activity]:
         planning, applying = self.world.activities.planning, self.world.activities.applying

@@ -46,6 +46,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "broadcast-transaction": {"txn": "3:17"},
     "sweep-transactions": _WHY,
     "build-transaction-snapshots": _WHY | {"run_id": "snapshots-1"},
+    "seal-buckets": _WHY,
+    "merge-buckets": _TOPIC | _WHY,
 }
 _ENDLESS = "x" * 2_100
 
@@ -124,6 +126,12 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
     "build-transaction-snapshots topics": ("topic_ids", _beyond(kind="build-transaction-snapshots", topic_ids=[-1])),
     "build-transaction-snapshots queue": ("queue", _beyond(kind="build-transaction-snapshots", queue="nobody")),
     "sweep-transactions queue": ("queue", _beyond(kind="sweep-transactions", queue="nobody")),
+    "seal-buckets topic": ("topic", _beyond(kind="seal-buckets", topic="orders")),
+    "seal-buckets id": ("topic_id", _beyond(kind="seal-buckets", topic_id=-1)),
+    "seal-buckets page": ("page", _beyond(kind="seal-buckets", page=0)),
+    "merge-buckets id": ("topic_id", _beyond(kind="merge-buckets", topic_id=2**63)),
+    "merge-buckets without a name": ("topic", _beyond(kind="merge-buckets", topic="")),
+    "merge-buckets reason": ("reason", _beyond(kind="merge-buckets", reason=_ENDLESS)),
     **{
         f"{kind} {field} of {value}": (f"policy.{field}", _beyond(kind=kind, policy={field: value}))
         for kind, field, value in (

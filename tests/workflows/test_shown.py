@@ -10,6 +10,14 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.worker import Worker
 
+from activities.delayed.values import (
+    ChooseInput,
+    DueInput,
+    LetGoInput,
+    MergePairInput,
+    SealTopicInput,
+    SealTopicsInput,
+)
 from activities.deletion.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
 from activities.deletion.trimming import BatchInput, PagesInput, RollInput, TopicPage, TrimPageInput
 from activities.deletion.values import (
@@ -129,6 +137,15 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "transactions.build_buffers": (BuildInput(run_id="s"), "run s"),
     "transactions.switch_snapshots": (SwitchInput(run_id="s", page=3), "page 3, run s"),
     "transactions.conclude_build": (ConcludeBuildInput(run_id="s", counts={}), "run s"),
+    "delayed.due_topics": (DueInput(after=7, topics=20, limit=4), "topics after 7"),
+    "delayed.seal_topics": (SealTopicsInput(topic_ids=[1, 2]), "2 topics: 1, 2"),
+    "delayed.seal_topic": (SealTopicInput(topic_id=1, topic=_TOPIC), _TOPIC),
+    "delayed.choose_pair": (ChooseInput(topic_id=1, topic=_TOPIC), _TOPIC),
+    "delayed.merge_pair": (
+        MergePairInput(topic_id=1, bucket_ids=[7, 9], topic=_TOPIC),
+        f"2 buckets: 7, 9, {_TOPIC}",
+    ),
+    "delayed.let_go": (LetGoInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "transactions.forget": (TransactionsToForget(limit=1_000), "at most 1,000 rows"),
 }
 
@@ -262,6 +279,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         "broadcast-transaction": "transaction 3:17",
         "sweep-transactions": type_,
         "build-transaction-snapshots": "snapshots-1",
+        "seal-buckets": type_,
     }
     assert about.get(type_, _TOPIC) in told
 

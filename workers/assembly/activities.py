@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from activities.delayed.buckets import DelayedBuckets
 from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.topic_deletion import TopicDeletion
 from activities.deletion.trimming import Retention, Trimming
@@ -33,6 +34,7 @@ class Activities:
     applying: Applying
     coordination: Coordination
     building: BufferBuilding
+    delayed: DelayedBuckets
 
     def of_owners(self) -> Sequence[Callable[..., Any]]:
         """Those that run at a topic's owner."""
@@ -63,6 +65,12 @@ class Activities:
             self.building.begin_build,
             self.building.switch_snapshots,
             self.building.conclude_build,
+            self.delayed.due_topics,
+            self.delayed.seal_topics,
+            self.delayed.seal_topic,
+            self.delayed.choose_pair,
+            self.delayed.merge_pair,
+            self.delayed.let_go,
             self.deletion.next_ranges,
             self.upkeep.adopt,
             self.upkeep.forget,
@@ -135,6 +143,17 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
             bulk=log.bulk,
             snapshots=log.buffer_snapshots,
         ),
+        delayed=_delayed(log),
+    )
+
+
+def _delayed(log: LogStore) -> DelayedBuckets:
+    return DelayedBuckets(
+        index=log.catalog.delayed,
+        topics=log.catalog.topics,
+        sealer=log.delayed.sealer,
+        merger=log.delayed.merger,
+        limits=log.policies.bucket_limits,
     )
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 
 from infra.catalog import SqlCatalog, open_catalog
+from logstore.delayed.buckets import BucketLimits
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.log.services import RollPolicy
@@ -77,5 +78,11 @@ def _policies(settings: Settings) -> Policies:
         ),
         registration_timeout_s=settings.registration_timeout,
         cursor_inline_bytes=settings.cursor_inline_bytes,
+        bucket_limits=BucketLimits(
+            messages=settings.delayed_messages,
+            ledgers=settings.delayed_ledgers,
+            idle_s=settings.delayed_idle,
+            buckets=settings.delayed_buckets,
+        ),
         finished_retention_s=settings.finished_retention,
     )

@@ -1,7 +1,7 @@
 """The log of one process, assembled over any catalog and any buckets: the real ones, or those of tests."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -10,6 +10,10 @@ from uuid import uuid4
 from logstore.clock import Clock
 from logstore.cursors.services.cursor_ledgers import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.services.merging import Merger
+from logstore.delayed.services.sealing import Sealer
+from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.log.ledgers import CopyKind
@@ -34,14 +38,24 @@ _DAY_S: Final = 86_400.0
 class Policies:
     """An operator's choices for the log's behaviour. The defaults are those of the settings."""
 
-    scratch: Path  # a folder in which tiered copies are built
+    scratch: Path  # a folder in which tiered copies and snapshots of buckets are built
     tiered_place: Mapping[str, str]  # the driver's own metadata of new tiered copies, as each offload context keeps it
     application: str = "sexton"
     roll: RollPolicy = field(default_factory=RollPolicy)
     registration_timeout_s: float = 600
     cursor_inline_bytes: int = 16_384
+    bucket_limits: BucketLimits = field(default_factory=BucketLimits)
     finished_retention_s: float = 30 * _DAY_S
     new_uuid: Callable[[], str] = lambda: str(uuid4())  # of an offload's attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedServices:
+    """What reads and changes buckets of delayed messages."""
+
+    snapshots: BucketSnapshots
+    sealer: Sealer
+    merger: Merger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +75,7 @@ class LogStore:
     broadcasts: Broadcasts
     buffer_snapshots: BufferSnapshots
     rebuilder: Rebuilder  # of transaction buffers
+    delayed: DelayedServices
     bulk: BulkJobs
     store_now_us: Callable[[], int]  # the object store's own clock, in microseconds since 1970
 
@@ -94,7 +109,7 @@ def assemble(
     subscriptions = _subscriptions(catalog, contents, policies, committer, clock)
     buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
     broadcasts = _broadcasts(catalog, managed, subscriptions)
-    try:
+    with closing(committer), closing(managed), closing(broadcasts):
         yield LogStore(
             catalog=catalog,
             objects=objects,
@@ -109,13 +124,10 @@ def assemble(
             broadcasts=broadcasts,
             buffer_snapshots=buffer_snapshots,
             rebuilder=_rebuilder(catalog, objects, buckets, buffer_snapshots),
+            delayed=_delayed(catalog, objects, buckets, policies, contents),
             bulk=bulk,
             store_now_us=store_now_us,
         )
-    finally:
-        broadcasts.close()
-        managed.close()
-        committer.close()
 
 
 def _managed(
@@ -191,6 +203,24 @@ def _rebuilder(catalog: Catalog, objects: OwnedStore, buckets: Buckets, snapshot
         tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
         snapshots=snapshots,
     )
+
+
+def _delayed(
+    catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies: Policies, contents: ComponentLedgers
+) -> DelayedServices:
+    snapshots = BucketSnapshots(ledgers=catalog.ledgers, contents=contents, objects=objects)
+    sealer = Sealer(
+        index=catalog.delayed,
+        ledgers=catalog.ledgers,
+        transactions=catalog.transactions,
+        objects=objects,
+        snapshots=snapshots,
+        limits=policies.bucket_limits,
+        scratch=policies.scratch,
+        tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
+    )
+    merger = Merger(index=catalog.delayed, snapshots=snapshots, scratch=policies.scratch)
+    return DelayedServices(snapshots=snapshots, sealer=sealer, merger=merger)
 
 
 def _offloader(catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies: Policies, clock: Clock) -> Offloader:

@@ -44,6 +44,8 @@ class Kind(StrEnum):
     BROADCAST_TRANSACTION = "broadcast-transaction"
     SWEEP_TRANSACTIONS = "sweep-transactions"
     BUILD_TRANSACTION_SNAPSHOTS = "build-transaction-snapshots"
+    SEAL_BUCKETS = "seal-buckets"
+    MERGE_BUCKETS = "merge-buckets"
     RECONCILE_ORPHANS = "reconcile-orphans"
     APPLY_ORPHANS = "apply-orphans"
 

@@ -30,6 +30,7 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from workers.settings import Settings
+from workflows.delayed.values import SEAL_BUCKETS, SealBucketsInput
 from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
 from workflows.jobs import Job, Request
 from workflows.limits import bulk_queue, transactions_queue
@@ -40,7 +41,8 @@ _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"
 _PLAN: Final = "sexton-plan"
 _TRANSACTIONS: Final = "sexton-transactions"
-_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _TRANSACTIONS)
+_DELAYED: Final = "sexton-delayed"
+_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _TRANSACTIONS, _DELAYED)
 _OFF: Final = "its interval is 0s"
 """Note of a schedule that was paused because the settings turn it off; a pause by hand leaves another one."""
 _LEAST_CATCHUP: Final = timedelta(seconds=10)  # the server takes no less
@@ -109,6 +111,13 @@ def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]
             ),
             interval_s=settings.sweep_interval,
             summary="wake coordinators with work that nobody does",
+        ),
+        Recurring(
+            schedule_id=_DELAYED,
+            job=SEAL_BUCKETS,
+            arg=SealBucketsInput(actor=_DELAYED, reason="schedule"),
+            interval_s=settings.delayed_interval,
+            summary="seal delayed messages of all topics",
         ),
     )
 

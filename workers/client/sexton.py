@@ -25,6 +25,7 @@ from logstore.positions import LedgerId
 from workers.client import schedules
 from workers.client.batches import Batches, released
 from workers.client.connections import connect_client
+from workers.client.delayed_jobs import DelayedJobs
 from workers.client.reconciliation_jobs import ReconciliationJobs
 from workers.client.transactions import TransactionJobs
 from workers.client.visibility import WorkflowRow, visible_workflows
@@ -74,7 +75,7 @@ class Redriven:
     handle: Handle[Certificate] | None = None  # of their batch; None if there are no rows
 
 
-class Sexton(ReconciliationJobs, TransactionJobs):
+class Sexton(ReconciliationJobs, TransactionJobs, DelayedJobs):
     """Jobs on one Temporal namespace and one catalog.
 
     Input that a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.

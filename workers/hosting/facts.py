@@ -118,6 +118,7 @@ def _parts(request: object) -> Iterator[str]:
         yield f"copy {key.copy}"
     if LEDGERS in facts:
         yield _ledgers(request)
+    yield from _many(request)
     if TXN in facts:
         yield f"transaction {facts[TXN]}"
     if isinstance(getattr(request, "tc_id", None), int):
@@ -142,12 +143,24 @@ def _run(request: object) -> Iterator[str]:
     yield f"run {run_id}"
 
 
+def _many(request: object) -> Iterator[str]:
+    """Topics, or buckets of delayed messages, that are named by their ids."""
+    for name, what in (("topic_ids", "topics"), ("bucket_ids", "buckets")):
+        ids = getattr(request, name, None)
+        if isinstance(ids, list) and ids:
+            yield f"{len(ids):,} {what}: {_first(ids)}"
+
+
+def _first(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids[:5])) + (", …" if len(ids) > 5 else "")
+
+
 def _ledgers(request: object) -> str:
     """The first of them, and how many there are."""
     ids = getattr(getattr(request, "detach", request), "ledger_ids")  # noqa: B009 - a request of any type
     if len(ids) == 1:
         return f"ledger {ids[0]}"
-    return f"{len(ids):,} ledgers: " + ", ".join(map(str, ids[:5])) + (", …" if len(ids) > 5 else "")
+    return f"{len(ids):,} ledgers: {_first(ids)}"
 
 
 def _page(request: object) -> Iterator[str]:

@@ -44,6 +44,8 @@ from workers.hosting.traced_runs import WorkflowEdge
 from workers.identity import namespace
 from workers.identity.stores import compare_buckets
 from workers.settings import OFF, Settings
+from workflows.delayed.merge_buckets import MergeBuckets
+from workflows.delayed.seal_buckets import SealBuckets
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
@@ -75,6 +77,8 @@ WORKFLOWS = [
     BroadcastTransaction,
     SweepTransactions,
     BuildTransactionSnapshots,
+    SealBuckets,
+    MergeBuckets,
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)

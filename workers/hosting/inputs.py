@@ -51,6 +51,7 @@ _PARENTS: Final = (
     "apply-orphans",
     "transaction-coordinator",
     "sweep-transactions",
+    "seal-buckets",
 )
 """How ids of our jobs begin that start others: an id is all that a child knows of its parent."""
 

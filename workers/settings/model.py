@@ -211,6 +211,11 @@ class Settings(BaseModel):
     trim_interval: Interval = 300
     delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # a message may be delivered so much early
     delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # `topic append` takes none later than that
+    delayed_interval: Interval = 60  # of looks for topics whose delayed messages are to be sealed
+    delayed_messages: Count = 50_000  # so many behind the last bucket are sealed
+    delayed_ledgers: Count = 100  # or so many ledgers
+    delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # or any, when no new one has come for so long
+    delayed_buckets: Count = 20  # more of a topic are merged
     plan_interval: Interval = 86_400  # of reconciliations that are planned, and never applied
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024

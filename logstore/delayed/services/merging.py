@@ -9,8 +9,9 @@ Source: PIP-195 (merging buckets); field cases 57 and 59; apache/pulsar#26251, #
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,22 +40,26 @@ class Merged:
     messages: int = 0  # in the new bucket; 0: all of them had passed, and there is none
     passed: int = 0  # messages that were due, and are in no bucket any more
     damaged: LedgerId | None = None  # the bucket whose snapshot cannot be read and is listed all the same
+    loads: int = field(default=0, compare=False)  # segments that were read
+    load_s: float = field(default=0.0, compare=False)  # for how long
 
 
 class _Reading:
-    """Sources that are read, and which of them was read last: an error of reading is its error."""
+    """Sources that are read: which of them was read last, whose error an error of reading is, and for how long."""
 
     def __init__(self, snapshots: BucketSnapshots) -> None:
         self._snapshots = snapshots
         self.bucket: Bucket
+        self.loads, self.load_s = 0, 0.0
 
     def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
         segments = self._snapshots.rows(bucket)
         while True:
-            self.bucket = bucket
+            self.bucket, begun = bucket, time.monotonic()
             rows = next(segments, None)
             if rows is None:
                 return
+            self.loads, self.load_s = self.loads + 1, self.load_s + time.monotonic() - begun
             yield rows
 
 
@@ -89,12 +94,13 @@ class Merger:
             return Merged()
         reading = _Reading(self._snapshots)
         try:
-            return self._merge(topic_id, listed.version, sources, reading, progress)
+            done = self._merge(topic_id, listed.version, sources, reading, progress)
         except (SnapshotGone, CorruptData) as unreadable:
             if reading.bucket.bucket_id not in {one.bucket_id for one in self._index.listed(topic_id).buckets}:
                 return Merged()
             _LOG.error("topic %s: bucket %s cannot be read: %s", topic_id, reading.bucket.bucket_id, unreadable)
-            return Merged(damaged=reading.bucket.bucket_id)
+            done = Merged(damaged=reading.bucket.bucket_id)
+        return replace(done, loads=reading.loads, load_s=reading.load_s)
 
     def _merge(
         self,

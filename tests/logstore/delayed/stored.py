@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from logstore.delayed.buckets import Bucket, BucketLimits
 from logstore.delayed.services.merging import Merger
 from logstore.delayed.services.sealing import Sealer
 from logstore.delayed.services.snapshots import BucketSnapshots
+from logstore.delayed.sources import SnapshotGone
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers
@@ -70,7 +71,12 @@ class Stored:
 
     def held(self) -> Pending:
         """What all buckets hold, read from storage; a position twice would be here twice."""
-        return sorted(held for bucket in self.buckets for held in self.held_by(bucket))
+        while True:
+            listed = self.buckets
+            try:
+                return sorted(held for bucket in listed for held in self.held_by(bucket))
+            except SnapshotGone:
+                assert listed != self.buckets, "a bucket is listed and not stored"
 
     def held_by(self, bucket: Bucket) -> Iterator[tuple[int, Position]]:
         """The messages of one bucket, as its segments have them; its bitmaps hold the same positions."""
@@ -111,20 +117,18 @@ def processed(world: World) -> BucketSnapshots:
 
 def stored(folder: Path, limits: BucketLimits = FEW) -> Stored:
     """An empty topic."""
-    world = open_world(folder)
-    catalog, snapshots, scratch = world.catalog, processed(world), folder / "scratch"
-    of: dict[str, Any] = {"index": catalog.delayed, "snapshots": snapshots, "scratch": scratch}
+    return stored_in(open_world(folder), limits)
+
+
+def stored_in(world: World, limits: BucketLimits = FEW) -> Stored:
+    """The topic of a world, whose services and activities have these limits from now on."""
+    services = world.log.delayed
+    services.sealer._limits = world.activities.delayed._limits = limits
     return Stored(
         world=world,
         limits=limits,
-        snapshots=snapshots,
-        sealer=Sealer(
-            ledgers=catalog.ledgers,
-            transactions=catalog.transactions,
-            objects=world.objects,
-            limits=limits,
-            **of,
-        ),
-        merger=Merger(**of),
-        now_ms=catalog.delayed.now_ms(),
+        snapshots=services.snapshots,
+        sealer=services.sealer,
+        merger=services.merger,
+        now_ms=world.catalog.delayed.now_ms(),
     )

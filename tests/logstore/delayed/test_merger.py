@@ -28,7 +28,7 @@ def topic(tmp_path: Path) -> Iterator[Stored]:
     found.sealed([1, 9, 5], [4, 8], [2, 7, 3])
     yield found
     disarm()
-    assert list((tmp_path / "scratch").glob("*")) == []
+    assert list((tmp_path / "tmp").glob("*")) == []
     found.world.opened.close()
 
 

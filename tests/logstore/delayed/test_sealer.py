@@ -27,7 +27,7 @@ def topic(tmp_path: Path) -> Iterator[Stored]:
     found = stored(tmp_path)
     yield found
     disarm()
-    assert list((tmp_path / "scratch").glob("*")) == []
+    assert list((tmp_path / "tmp").glob("*")) == []
     found.world.opened.close()
 
 

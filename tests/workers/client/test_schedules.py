@@ -19,13 +19,14 @@ from temporalio.service import RPCError
 from workers.client import Sexton
 from workers.client.schedules import AppliedSchedule
 from workers.settings import Settings
+from workflows.delayed.values import SealBucketsInput
 from workflows.deletion.values import SweepDeletionsInput, TrimTopicsInput
 from workflows.reconciliation.values import ReconcileOrphansInput
 from workflows.transactions.values import SweepTransactionsInput
 
 pytestmark = pytest.mark.external_service
 
-OURS = ("sexton-sweep", "sexton-trim", "sexton-plan", "sexton-transactions")
+OURS = ("sexton-sweep", "sexton-trim", "sexton-plan", "sexton-transactions", "sexton-delayed")
 
 
 def with_temporal(settings: Settings, work: Callable[[Sexton], Awaitable[Any]], **changes: object) -> Any:
@@ -69,9 +70,8 @@ def handle(settings: Settings, schedule_id: str, act: str, **arguments: object) 
 @pytest.fixture
 def quiet(settings: Settings) -> Iterator[Settings]:
     """Settings of a namespace without schedules; no run of them comes due while a test runs."""
-    slow = settings.model_copy(
-        update={"sweep_interval": 86_400, "trim_interval": 2 * 86_400, "plan_interval": 3 * 86_400}
-    )
+    days = {"sweep_interval": 1, "trim_interval": 2, "plan_interval": 3, "delayed_interval": 4}
+    slow = settings.model_copy(update={name: 86_400 * count for name, count in days.items()})
     yield slow
 
     async def forget(sexton: Sexton) -> None:
@@ -92,13 +92,20 @@ def test_schedules_applied_twice_are_created_and_then_unchanged(quiet: Settings)
         "sexton-trim": ("trim-topics", 172_800, False, True),
         "sexton-plan": ("reconcile-orphans", 259_200, False, True),
         "sexton-transactions": ("sweep-transactions", 86_400, False, True),
+        "sexton-delayed": ("seal-buckets", 345_600, False, True),
     }
 
 
 def test_schedules_of_a_build_with_other_details_are_updated(quiet: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator reads in the Web UI what this build will do."""
     with monkeypatch.context() as earlier:
-        for one in (SweepDeletionsInput, TrimTopicsInput, ReconcileOrphansInput, SweepTransactionsInput):
+        for one in (
+            SweepDeletionsInput,
+            TrimTopicsInput,
+            ReconcileOrphansInput,
+            SweepTransactionsInput,
+            SealBucketsInput,
+        ):
             earlier.setattr(one, "details", lambda _: "as it was")
         apply(quiet)
     assert apply(quiet) == dict.fromkeys(OURS, "updated")
@@ -170,7 +177,7 @@ def test_schedules_of_others_are_left_alone(quiet: Settings) -> None:
     with_temporal(quiet, create)
     before = handle(quiet, "foreign", "describe").schedule
     apply(quiet)
-    apply(quiet, trim_interval=0, sweep_interval=0, plan_interval=0)
+    apply(quiet, trim_interval=0, sweep_interval=0, plan_interval=0, delayed_interval=0)
     assert set(listed(quiet)) == set(OURS)
     assert handle(quiet, "foreign", "describe").schedule == before
 

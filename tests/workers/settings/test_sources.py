@@ -316,3 +316,12 @@ def test_metrics_address_may_be_one_address_or_off(tmp_path: Path) -> None:
     for bad in ("9464", "a:1,b:2", "a:70000"):
         with pytest.raises(InvalidInput, match="metrics_address"):
             _load(tmp_path, environ={"SEXTON_METRICS_ADDRESS": bad})
+
+
+@pytest.mark.parametrize("name", ["delayed_messages", "delayed_ledgers", "delayed_idle", "delayed_buckets"])
+def test_limits_of_buckets_are_any_positive_number_and_none_below(tmp_path: Path, name: str) -> None:
+    """One of each works; with none at all a topic would be sealed, or merged, for ever (apache/pulsar#26241)."""
+    unit = "s" if name == "delayed_idle" else ""
+    assert getattr(_load(tmp_path, environ={f"SEXTON_{name.upper()}": f"1{unit}"}).settings, name) == 1
+    with pytest.raises(InvalidInput, match=rf"{name}: expected .*1.* found '0{unit}'"):
+        _load(tmp_path, environ={f"SEXTON_{name.upper()}": f"0{unit}"})

@@ -1,0 +1,50 @@
+"""`Sexton`'s jobs on delayed messages."""
+
+from typing import Any
+
+from temporalio.client import WorkflowHandle
+from temporalio.common import SearchAttributePair
+
+from logstore.ports.catalog import Topic
+from workers.client.connections import OwnJobs
+from workflows import search_attributes
+from workflows.delayed.values import (
+    MERGE_BUCKETS,
+    SEAL_BUCKETS,
+    MergeBucketsInput,
+    MergeBucketsResult,
+    SealBucketsInput,
+    SealBucketsResult,
+)
+
+
+class DelayedJobs(OwnJobs):
+    """Sealing a topic's delayed messages, and merging its buckets."""
+
+    async def seal_buckets(
+        self, topic: Topic, reason: str = "", actor: str = ""
+    ) -> WorkflowHandle[Any, SealBucketsResult]:
+        """Seal all delayed messages of a topic that consumers may see, however few; joins a seal of it that runs.
+
+        Where it then has more buckets than it may have, a merge of them is started.
+        """
+        request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
+        summary = f"seal delayed messages of {topic.name}"
+        return await self.start(SEAL_BUCKETS, request, topic.topic_id, summary=summary, about=_of_topic(topic))
+
+    async def seal_all_buckets(self, reason: str = "", actor: str = "") -> WorkflowHandle[Any, SealBucketsResult]:
+        """Seal delayed messages of every topic for which it is time, as the schedule does."""
+        request = SealBucketsInput(actor=actor, reason=reason)
+        return await self.start(SEAL_BUCKETS, request, summary="seal delayed messages of all topics")
+
+    async def merge_buckets(
+        self, topic: Topic, reason: str = "", actor: str = ""
+    ) -> WorkflowHandle[Any, MergeBucketsResult]:
+        """Merge buckets of a topic until it has no more than it may have; joins a merge of it that runs."""
+        request = MergeBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
+        summary = f"merge buckets of {topic.name}"
+        return await self.start(MERGE_BUCKETS, request, topic.topic_id, summary=summary, about=_of_topic(topic))
+
+
+def _of_topic(topic: Topic) -> list[SearchAttributePair[str]]:
+    return [SearchAttributePair(search_attributes.TOPIC, topic.name)]

@@ -1,0 +1,1 @@
+"""Jobs on delayed messages: sealing buckets, and merging them."""
