@@ -38,6 +38,8 @@ _COMPARED = (
     'SELECT tc_id, sequence, state, finished_us FROM "transaction" ORDER BY tc_id, sequence',
     "SELECT * FROM buffer_range ORDER BY ledger_id, first_entry",
     "SELECT * FROM buffer_hidden ORDER BY ledger_id",
+    "SELECT topic_id, version, sealed_ledger, sealed_entry, unsealed FROM delayed_index ORDER BY topic_id",
+    "SELECT * FROM delayed_bucket ORDER BY ledger_id",
 )
 
 LONG_GONE = 999_999
@@ -107,6 +109,7 @@ class Seen:
     cursors: tuple[Cursor, ...]
     schemas: tuple[Schema, ...]
     snapshots: Mapping[int, str]  # of transaction buffers: topics by ledger
+    buckets: Mapping[int, str]  # of delayed messages, the same
     batches: Mapping[str, bool]  # batch id -> finished
     audit: tuple[tuple[str, str, dict[str, Any]], ...]  # act, workflow id, detail
     topics: Mapping[int, str]  # names by topic id
@@ -213,6 +216,11 @@ def look(
                 connection.execute(
                     "SELECT s.ledger_id, t.name FROM transaction_snapshot s JOIN topic t ON t.topic_id = s.topic_id"
                     " WHERE s.ledger_id IS NOT NULL"
+                ).fetchall()
+            ),
+            buckets=dict(
+                connection.execute(
+                    "SELECT b.ledger_id, t.name FROM delayed_bucket b JOIN topic t ON t.topic_id = b.topic_id"
                 ).fetchall()
             ),
             batches={row[0]: row[1] is not None for row in connection.execute("SELECT run_id, finished_us FROM run")},
@@ -353,6 +361,7 @@ def _unnamed(seen: Seen) -> Iterator[str]:
     needed = {it.snapshot: (it.topic, "MANAGED_CURSOR", {"cursor": it.name}) for it in seen.cursors}
     needed |= {it.ledger_id: (it.topic, "SCHEMA_STORAGE", {"schema": it.topic}) for it in seen.schemas}
     needed |= {ledger_id: (topic, "TXN_SNAPSHOT", {}) for ledger_id, topic in seen.snapshots.items()}
+    needed |= {ledger_id: (topic, "DELAYED_INDEX", {}) for ledger_id, topic in seen.buckets.items()}
     needed.pop(None, None)
     listed = {
         row: (it.topic, it.component, dict(it.keys))
