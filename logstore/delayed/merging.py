@@ -3,12 +3,17 @@
 Source: PIP-195 (merging buckets); field case 57, where a merge began behind the first segment.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from logstore.delayed.rows import DelayedRows
 
 
-def merge(sources: Sequence[Iterator[DelayedRows]], *, from_ms: int | None = None) -> Iterator[DelayedRows]:
+def merge(
+    sources: Sequence[Iterator[DelayedRows]],
+    *,
+    from_ms: int | None = None,
+    passed: Callable[[DelayedRows], None] = lambda _: None,
+) -> Iterator[DelayedRows]:
     """Draw from sorted sources one sorted sequence of windows, none of them empty.
 
     In memory is one window of each source, and what is yielded.
@@ -17,13 +22,16 @@ def merge(sources: Sequence[Iterator[DelayedRows]], *, from_ms: int | None = Non
         sources: Ascending by range: every position of one lies before every position of the next. Each yields rows in
             order; windows may be of any length, and no larger ones are made of them.
         from_ms: Rows due before this time are left out.
+        passed: Told of rows that are left out; all of them come before the first window.
     """
     heads = [_Head(source) for source in sources]
     while heads := [head for head in heads if head.fill()]:
         part = _window(heads)
-        kept = part.slice(part.due(from_ms - 1)) if from_ms is not None else part
-        if len(kept):
-            yield kept
+        count = 0 if from_ms is None else part.due(from_ms - 1)
+        if count:
+            passed(part.slice(0, count))
+        if count < len(part):
+            yield part.slice(count)
 
 
 class _Head:

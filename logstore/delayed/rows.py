@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("deliver_at_ms", "ledger_id", "entry_id")
 """In the order by which rows are sorted."""
 
-_DENSE: Final = 64
+_DENSE: Final = 32
 """A table of flags may be so many times as long as what is looked up in it."""
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
+from logstore.delayed.bitmaps import Bitmaps
 from logstore.delayed.buckets import BucketLimits, BucketList
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.sealing import Gathering, delayed_rows, is_time
@@ -53,7 +54,7 @@ class Sealed:
 
 @contextmanager
 def new_snapshot(
-    folder: Path, topic_id: TopicId, first: Position, last: Position
+    folder: Path, topic_id: TopicId, first: Position, last: Position, *, known: Bitmaps | None = None
 ) -> Iterator[tuple[BinaryIO, SnapshotWriter]]:
     """A file without a name, and a writer into it: nothing of it is left, however the process ends.
 
@@ -62,11 +63,12 @@ def new_snapshot(
         topic_id: Whose messages they are.
         first: The first entry of the range that the bucket covers.
         last: The last one.
+        known: See `SnapshotWriter`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as unnamed:
         file = cast("BinaryIO", unnamed)
-        writer = SnapshotWriter(file, topic_id, first, last)
+        writer = SnapshotWriter(file, topic_id, first, last, known=known)
         try:
             yield file, writer
         finally:
