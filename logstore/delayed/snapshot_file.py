@@ -8,19 +8,14 @@ Source: PIP-195 (bucket snapshots: metadata, then segments by time step). Bitmap
 segment, as in the proposal, take as long as the merge itself.
 """
 
-import json
-import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
 from logstore.delayed.bitmaps import Bitmaps, add_to
 from logstore.delayed.rows import COLUMNS, DelayedRows
+from logstore.delayed.snapshot_footer import SegmentFacts, SnapshotFooter, compressed, to_metadata
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.entries import unreadable
 from logstore.positions import LedgerId, Position, TopicId
@@ -35,63 +30,6 @@ SEGMENT_ROWS: Final = (10_000, 100_000)
 
 _MAPPED_ROWS: Final = 250_000
 """So many rows go into bitmaps together: of each ledger there are then many."""
-
-_VERSION: Final = 1
-_LENGTH: Final = struct.Struct("<I")
-_FACTS: Final = b"sexton.delayed"
-_BITMAPS: Final = b"sexton.delayed.bitmaps"
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentFacts:
-    """One segment: rows of a stretch of time. Times are milliseconds since 1970, UTC, inclusive."""
-
-    messages: int  # 1 or more
-    first_ms: int
-    last_ms: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnapshotFooter:
-    """What a snapshot says of itself: enough to know what is tracked, and which segment to read when."""
-
-    topic_id: TopicId
-    first: Position  # the range of the log that the bucket covers, inclusive
-    last: Position
-    segments: tuple[SegmentFacts, ...]  # ascending by time; 1 or more
-    packed: bytes  # the bitmaps, compressed
-    name: str = "delayed snapshot"  # of the object, for errors
-
-    @property
-    def messages(self) -> int:
-        """Messages of all segments."""
-        return sum(segment.messages for segment in self.segments)
-
-    @property
-    def first_ms(self) -> int:
-        """The earliest delivery time."""
-        return self.segments[0].first_ms
-
-    @property
-    def last_ms(self) -> int:
-        """The latest delivery time."""
-        return self.segments[-1].last_ms
-
-    @cached_property
-    def bitmaps(self) -> Mapping[LedgerId, BitMap]:
-        """The entries of the whole bucket, by ledger; no bitmap is to be changed in place.
-
-        Raises:
-            CorruptData: They are none, or not as many entries as the segments have.
-        """
-        found = unpack_acknowledged(_expanded(self.packed, self.name))
-        held = sum(len(bits) for bits in found.values())
-        if held != self.messages:
-            raise CorruptData(f"{self.name}: expected bitmaps of {self.messages} messages, found {held}")
-        ends = [Position(ledger_id, at) for ledger_id, bits in found.items() if bits for at in (bits.min(), bits.max())]
-        if ends and not self.first <= min(ends) <= max(ends) <= self.last:
-            raise CorruptData(f"{self.name}: expected {self.first} to {self.last}, found {min(ends)} to {max(ends)}")
-        return found
 
 
 class SnapshotWriter:
@@ -171,7 +109,7 @@ class SnapshotWriter:
             first=self._whose[1],
             last=self._whose[2],
             segments=tuple(self._segments),
-            packed=_compressed(pack_acknowledged(self._bitmaps if self._known is None else self._known)),
+            packed=compressed(self._bitmaps if self._known is None else self._known),
         )
         if not found.messages:
             raise InvalidInput("rows", expected="1 or more", found=0)
@@ -181,7 +119,7 @@ class SnapshotWriter:
             raise InvalidInput(
                 "rows", expected="positions of the bucket's range, none twice", found=str(other)
             ) from other
-        self._file.add_key_value_metadata({_FACTS: _told(found), _BITMAPS: found.packed})
+        self._file.add_key_value_metadata(to_metadata(found))
         self._file.close()
         return found
 
@@ -219,37 +157,6 @@ class SnapshotWriter:
         self._unmapped = []
 
 
-def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
-    """What the footer of a snapshot says.
-
-    Args:
-        metadata: Of a file whose footer was compared with its digest.
-        name: What to call the object in an error.
-
-    Raises:
-        CorruptData: It is none of a snapshot, of a format that this build does not know, or contradicts itself.
-    """
-    told: Mapping[bytes, bytes] = metadata.metadata or {}
-    try:
-        found = json.loads(told[_FACTS])
-        if found["version"] != _VERSION:
-            raise CorruptData(f"{name}: expected version {_VERSION} of a delayed snapshot, found {found['version']}")
-        footer = SnapshotFooter(
-            topic_id=TopicId(int(found["topic_id"])),
-            first=_position(found["first"]),
-            last=_position(found["last"]),
-            segments=tuple(SegmentFacts(*(int(value) for value in facts)) for facts in found["segments"]),
-            packed=told[_BITMAPS],
-            name=name,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptData(f"{name}: not a delayed snapshot: {error!r}") from error
-    groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-    if not groups or groups != [segment.messages for segment in footer.segments]:
-        raise CorruptData(f"{name}: expected segments of {[one.messages for one in footer.segments]}, found {groups}")
-    return footer
-
-
 def read_segment(
     source: BinaryIO, number: int, *, footer: SnapshotFooter, metadata: "pq.FileMetaData", name: str
 ) -> DelayedRows:
@@ -283,38 +190,3 @@ def _group(source: BinaryIO, number: int, metadata: "pq.FileMetaData", name: str
             return file.read_row_group(number, columns=list(COLUMNS), use_threads=False)
     except unreadable() as error:
         raise CorruptData(f"{name}, segment {number}: cannot be read: {error}") from error
-
-
-def _told(footer: SnapshotFooter) -> bytes:
-    document = {
-        "version": _VERSION,
-        "topic_id": int(footer.topic_id),
-        "first": [int(footer.first.ledger_id), footer.first.entry_id],
-        "last": [int(footer.last.ledger_id), footer.last.entry_id],
-        "segments": [[one.messages, one.first_ms, one.last_ms] for one in footer.segments],
-    }
-    return json.dumps(document, sort_keys=True).encode()
-
-
-def _compressed(packed: bytes) -> bytes:
-    """With the length before: entries that lie apart take two bytes each, of which one hardly differs."""
-    import pyarrow as pa  # noqa: PLC0415 - start-up time
-
-    return _LENGTH.pack(len(packed)) + bytes(pa.compress(packed, codec="zstd", asbytes=True))
-
-
-def _expanded(compressed: bytes, name: str) -> bytes:
-    import pyarrow as pa  # noqa: PLC0415 - start-up time
-
-    if len(compressed) < _LENGTH.size:
-        raise CorruptData(f"{name}: expected bitmaps, found {len(compressed)} bytes")
-    (length,) = _LENGTH.unpack_from(compressed)
-    try:
-        return bytes(pa.decompress(compressed[_LENGTH.size :], length, codec="zstd", asbytes=True))
-    except unreadable() as error:
-        raise CorruptData(f"{name}: bitmaps that cannot be read: {error}") from error
-
-
-def _position(pair: Any) -> Position:  # noqa: ANN401 - of JSON
-    ledger_id, entry_id = pair
-    return Position(LedgerId(int(ledger_id)), int(entry_id))

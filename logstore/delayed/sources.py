@@ -7,7 +7,7 @@ from logstore.delayed.bitmaps import Bitmaps
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.compact import CompactSegment
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.snapshot_file import SnapshotFooter
+from logstore.delayed.snapshot_footer import SnapshotFooter
 
 RUN_ROWS: Final = 100_000
 """Rows of a run of added messages, at most: memory grows by runs, and none is ever doubled."""

@@ -21,7 +21,8 @@ from logstore.delayed.bitmaps import add_to
 from logstore.delayed.compact import CompactSegment
 from logstore.delayed.merging import merge
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.snapshot_file import SnapshotWriter, parse_footer, read_segment
+from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
+from logstore.delayed.snapshot_footer import parse_footer
 from logstore.positions import LedgerId, Position, TopicId
 
 _MERGED: Final = 5_000_000  # messages of each of two buckets

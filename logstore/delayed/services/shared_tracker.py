@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from logstore.clock import Clock
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.snapshot_file import SnapshotFooter
+from logstore.delayed.snapshot_footer import SnapshotFooter
 from logstore.delayed.tracker import Segments, Tracker
 from logstore.ports.catalog import DelayedIndex, Topic
 from logstore.positions import LedgerId, Position

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.snapshot_file import SnapshotFooter, parse_footer, read_segment
+from logstore.delayed.snapshot_file import read_segment
+from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
 from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, segment_key

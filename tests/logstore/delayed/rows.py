@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.snapshot_file import SnapshotFooter, SnapshotWriter, parse_footer, read_segment
+from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
+from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
 from logstore.delayed.tracker import SnapshotGone
 from logstore.positions import LedgerId, Position, TopicId
 

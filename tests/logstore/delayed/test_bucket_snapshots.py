@@ -11,7 +11,8 @@ import pytest
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.services.snapshots import BucketSnapshots
-from logstore.delayed.snapshot_file import SnapshotFooter, SnapshotWriter
+from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.delayed.snapshot_footer import SnapshotFooter
 from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.snapshot_file import SegmentFacts, SnapshotFooter, SnapshotWriter, parse_footer, read_segment
+from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
+from logstore.delayed.snapshot_footer import SegmentFacts, SnapshotFooter, parse_footer
 from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, TOPIC, Kind, made, windows, written
