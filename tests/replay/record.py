@@ -34,7 +34,7 @@ from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.replay import reconciled, routed, transacted
+from tests.replay import delayed, reconciled, routed, transacted
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
@@ -565,6 +565,21 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         transacted.broadcast_running,
     ),
     "sweep-transactions": (transacted.sweep_complete, transacted.sweep_failed, transacted.sweep_running),
+    "seal-buckets": (
+        delayed.seal_complete,
+        delayed.seal_of_one_topic,
+        delayed.seal_of_a_held_topic,
+        delayed.seal_failed,
+        delayed.seal_running,
+    ),
+    "merge-buckets": (
+        delayed.merge_complete,
+        delayed.merge_damaged,
+        delayed.merge_held,
+        delayed.merge_failed,
+        delayed.merge_running,
+        delayed.merge_continued,
+    ),
     "build-transaction-snapshots": (transacted.build_complete, transacted.build_failed, transacted.build_running),
 }
 

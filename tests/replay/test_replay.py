@@ -39,6 +39,8 @@ COUNTS = {
     "broadcast-transaction/v1": 3,
     "sweep-transactions/v1": 3,
     "build-transaction-snapshots/v1": 3,
+    "seal-buckets/v1": 5,
+    "merge-buckets/v1": 6,
 }
 RECORDED = sorted(HISTORIES.glob("*/*/*.json"))
 _MINUTE = timedelta(minutes=1)

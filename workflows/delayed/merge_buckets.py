@@ -22,15 +22,13 @@ with workflow.unsafe.imports_passed_through():
     from activities.delayed.buckets import DelayedBuckets
     from activities.delayed.values import Choice, ChooseInput, Chosen, LetGoInput, MergedPair, MergePairInput
     from workflows import options, search_attributes
-    from workflows.delayed.values import MergeBucketsInput, MergeBucketsResult, MergeOutcome
+    from workflows.delayed.values import HELD, HELD_TIMES, MergeBucketsInput, MergeBucketsResult, MergeOutcome
 
 _MERGE = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # a hundred million messages, at a tenth of the speed that was measured
     heartbeat_timeout=options.NOTICED,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for storage to come back
 )
-_HELD = timedelta(seconds=5)  # until the list is asked for again
-_PATIENCE = 24  # times: longer than a claim outlives the job that had it
 
 
 @workflow.defn(name="merge-buckets")
@@ -66,11 +64,11 @@ class MergeBuckets:
     async def _choose(self) -> Choice:
         """The next pair, or why there is none; another job that works on the list is waited for."""
         asked = ChooseInput(topic_id=self._request.topic_id, topic=self._request.topic, damaged=self._result.damaged)
-        for _ in range(_PATIENCE):
+        for _ in range(HELD_TIMES):
             choice = await workflow.execute_activity_method(DelayedBuckets.choose_pair, asked, **options.CATALOG)
             if choice.chosen is not Chosen.HELD:
                 break
-            await workflow.sleep(_HELD)
+            await workflow.sleep(HELD)
         if choice.chosen in {Chosen.PAIR, Chosen.WITHIN, Chosen.DAMAGED}:
             self._result = replace(self._result, buckets=choice.buckets, limit=choice.limit)
         return choice

@@ -25,7 +25,14 @@ with workflow.unsafe.imports_passed_through():
     from activities.delayed.buckets import DelayedBuckets
     from activities.delayed.values import Due, DueInput, OverLimit, SealedTopics, SealTopicInput, SealTopicsInput
     from workflows import options, search_attributes
-    from workflows.delayed.values import MERGE_BUCKETS, MergeBucketsInput, SealBucketsInput, SealBucketsResult
+    from workflows.delayed.values import (
+        HELD,
+        HELD_TIMES,
+        MERGE_BUCKETS,
+        MergeBucketsInput,
+        SealBucketsInput,
+        SealBucketsResult,
+    )
 
 _AT_ONCE = 4  # pages
 _SEAL = workflow.ActivityConfig(
@@ -37,8 +44,6 @@ _SEAL_ONE: workflow.ActivityConfig = {
     **_SEAL,
     "retry_policy": RetryPolicy(maximum_interval=timedelta(seconds=30), maximum_attempts=10),  # a person waits for it
 }
-_HELD = timedelta(seconds=5)  # until the list is asked for again
-_PATIENCE = 24  # times: longer than a claim outlives the job that had it
 _SAMPLE = 20
 
 
@@ -86,11 +91,11 @@ class SealBuckets:
         await self._add(await workflow.execute_activity_method(DelayedBuckets.seal_topics, page, **_SEAL))
 
     async def _seal_one(self, one: SealTopicInput) -> None:
-        for _ in range(_PATIENCE):
+        for _ in range(HELD_TIMES):
             done = await workflow.execute_activity_method(DelayedBuckets.seal_topic, one, **_SEAL_ONE)
             if not done.held:
                 break
-            await workflow.sleep(_HELD)
+            await workflow.sleep(HELD)
         await self._add(done)
 
     async def _add(self, done: SealedTopics) -> None:

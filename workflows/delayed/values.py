@@ -1,10 +1,18 @@
 """What travels to and from the workflows on delayed messages, and by which names and ids programs know them."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
+from typing import Final
 
 from logstore.delayed.buckets import BucketFacts
 from workflows.jobs import Job
+
+HELD: Final = timedelta(seconds=5)
+"""Until a list on which another job works is asked for again."""
+
+HELD_TIMES: Final = 24
+"""So often: longer than a claim outlives the job that had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

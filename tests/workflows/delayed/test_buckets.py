@@ -1,12 +1,8 @@
 """`seal-buckets` and `merge-buckets`: due topics are sealed, buckets become few, and nothing pending is lost."""
 
-import uuid
-from typing import Any
-
 import pytest
 from temporalio import activity
-from temporalio.client import WorkflowFailureError, WorkflowHandle
-from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
 from activities.delayed.values import Chosen, Due, DueInput, SealedTopics, SealTopicInput
@@ -19,16 +15,13 @@ from logstore.ports.catalog import Claim
 from logstore.positions import TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
+from tests.workflows.delayed.verbs import merge, seal
 from tests.workflows.house import House, assert_eventually, details_of, failure
 from workflows.delayed.merge_buckets import MergeBuckets
-from workflows.delayed.seal_buckets import SealBuckets
 from workflows.delayed.values import (
     MERGE_BUCKETS,
-    SEAL_BUCKETS,
-    MergeBucketsInput,
     MergeBucketsResult,
     MergeOutcome,
-    SealBucketsInput,
     SealBucketsResult,
 )
 
@@ -37,28 +30,6 @@ from workflows.delayed.values import (
 def topic(house: House) -> Stored:
     """The house's topic, of which two buckets are allowed."""
     return stored_in(house.world)
-
-
-async def seal(house: House, **changes: Any) -> WorkflowHandle[Any, SealBucketsResult]:
-    """Start it, as a schedule would; on the shared server under an id of the house's own."""
-    request = SealBucketsInput(actor="tests", reason="a test", **changes)
-    key = request.topic_id if request.topic_id is not None else uuid.uuid4().hex
-    return await house.client.start_workflow(
-        SealBuckets.run, request, id=f"{SEAL_BUCKETS.id(key)}/{house.queue}", task_queue=house.queue
-    )
-
-
-async def merge(house: House, **changes: Any) -> WorkflowHandle[Any, MergeBucketsResult]:
-    """Start or join it, under the id that a seal gives it."""
-    topic = house.world.topic
-    request = MergeBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor="tests", **changes)
-    return await house.client.start_workflow(
-        MergeBuckets.run,
-        request,
-        id=MERGE_BUCKETS.id(topic.topic_id),
-        task_queue=house.queue,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-    )
 
 
 def _others(topic: Stored, count: int, *hours: int) -> list[TopicId]:
