@@ -66,11 +66,11 @@ def _window(heads: Sequence[_Head]) -> DelayedRows:
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)
     parts = [head.take(head.rows.due(cut_ms if number <= first else cut_ms - 1)) for number, head in enumerate(heads)]
-    return _interleaved([part for part in parts if len(part)])
+    return interleaved([part for part in parts if len(part)])
 
 
-def _interleaved(parts: Sequence[DelayedRows]) -> DelayedRows:
-    """Rows of parts that ascend by range: among those of one time, the order of parts is that of positions."""
+def interleaved(parts: Sequence[DelayedRows]) -> DelayedRows:
+    """All rows, sorted, of parts that ascend by range: of those of one time, parts stand in the order of positions."""
     if len(parts) == 1:
         return parts[0]
     whole = DelayedRows.joined(parts)

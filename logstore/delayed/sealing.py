@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyroaring import BitMap
 
 from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.merging import interleaved
 from logstore.delayed.rows import DelayedRows
 from logstore.positions import LedgerId, Position
 
@@ -81,4 +82,4 @@ class Gathering:
 
     def rows(self) -> DelayedRows:
         """All that was gathered, sorted."""
-        return DelayedRows.united(self.parts)
+        return interleaved(self.parts)

@@ -12,6 +12,7 @@ from logstore.cursors.services.cursor_ledgers import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.buckets import BucketLimits
 from logstore.delayed.services.merging import Merger
+from logstore.delayed.services.reading import DelayedLog
 from logstore.delayed.services.sealing import Sealer
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.deletion.services.primary_copies import PrimaryCopies
@@ -211,13 +212,15 @@ def _delayed(
     snapshots = BucketSnapshots(ledgers=catalog.ledgers, contents=contents, objects=objects)
     sealer = Sealer(
         index=catalog.delayed,
-        ledgers=catalog.ledgers,
         transactions=catalog.transactions,
-        objects=objects,
+        log=DelayedLog(
+            ledgers=catalog.ledgers,
+            objects=objects,
+            tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
+        ),
         snapshots=snapshots,
         limits=policies.bucket_limits,
         scratch=policies.scratch,
-        tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
     )
     merger = Merger(index=catalog.delayed, snapshots=snapshots, scratch=policies.scratch)
     return DelayedServices(snapshots=snapshots, sealer=sealer, merger=merger)

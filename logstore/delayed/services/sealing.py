@@ -18,25 +18,19 @@ from typing import BinaryIO, Final, cast
 from logstore.delayed.bitmaps import Bitmaps
 from logstore.delayed.buckets import BucketLimits, BucketList
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import Gathering, delayed_rows, is_time
+from logstore.delayed.sealing import Gathering, is_time
+from logstore.delayed.services.reading import DelayedLog, Wanted, end_of
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.delayed.snapshot_file import SnapshotWriter
-from logstore.errors import MissingData
-from logstore.log.services.prefetch import Prefetcher
-from logstore.log.services.segment_file import SegmentGone
-from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
 from logstore.ports.catalog import (
     BucketSwitch,
     DelayedIndex,
     Frontier,
     Ledger,
-    Ledgers,
     Segment,
     Transactions,
 )
-from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.units import between_units
 
 _PASSED: Final = "all its messages have been due, or were acknowledged"
 
@@ -100,29 +94,24 @@ class Sealer:
         self,
         *,
         index: DelayedIndex,
-        ledgers: Ledgers,
         transactions: Transactions,
-        objects: ObjectStore,
+        log: DelayedLog,
         snapshots: BucketSnapshots,
         limits: BucketLimits,
         scratch: Path,
-        tiered: TieredSegments | None = None,
     ) -> None:
         """Work on a log.
 
         Args:
             index: The lists of buckets.
-            ledgers: Where segments are named.
             transactions: Say what of the log consumers may see.
-            objects: The primary bucket.
+            log: Where delivery times are read.
             snapshots: Writes what is sealed.
             limits: When it is time, and how large buckets are.
             scratch: A folder for one file as large as a bucket.
-            tiered: Read where a primary copy is gone or damaged.
         """
-        self._index, self._ledgers, self._transactions = index, ledgers, transactions
-        self._objects, self._tiered, self._snapshots = objects, tiered, snapshots
-        self._limits, self._scratch = limits, scratch
+        self._index, self._transactions, self._log = index, transactions, log
+        self._snapshots, self._limits, self._scratch = snapshots, limits, scratch
 
     def seal(self, topic_id: TopicId, *, force: bool = False) -> Sealed:
         """Drop what has passed, and seal what it is time for; with `force` all that consumers may see.
@@ -175,52 +164,21 @@ class Sealer:
 
     def _behind(self, course: _Course) -> Iterator[tuple[Ledger, Segment]]:
         """Segments behind the last bucket that consumers may see as a whole, in log order."""
-        sealed_to, last = course.listed.sealed_to, course.frontier.last
-        from_ledger = LedgerId(max(0, sealed_to.ledger_id))
-        for ledger in self._ledgers.listed(course.topic_id, from_ledger=from_ledger):
-            start = sealed_to.entry_id + 1 if ledger.ledger_id == sealed_to.ledger_id else 0
-            for segment in self._ledgers.segments(ledger.ledger_id, from_entry=start):
-                if last is None or _end(segment) > last:
-                    return
-                yield ledger, segment
+        last = course.frontier.last or course.listed.sealed_to
+        return self._log.segments(course.topic_id, behind=course.listed.sealed_to, last=last)
 
     def _go(self, course: _Course) -> None:
         """Read, and end a bucket wherever one is full; what is left becomes one if it is time for it, too."""
-        source, ahead = SegmentSource(self._objects, self._tiered), Prefetcher()
-        try:
-            found = ahead.run(self._behind(course), lambda one: self._read(source, course, *one))
-            for (_, segment), rows in found:
-                between_units()
-                course.gathering = course.gathering or Gathering(Position(segment.ledger_id, segment.first_entry))
-                course.gathering.add(rows, last=_end(segment))
-                course.delayed += segment.delayed or 0
-                if course.gathering.is_full(self._limits) and not self._end_bucket(course):
-                    return
-        finally:
-            ahead.close()
+        wanted = Wanted(topic_id=course.topic_id, hidden=course.frontier.hidden, now_ms=course.now_ms)
+        for segment, rows in self._log.rows(self._behind(course), wanted):
+            course.gathering = course.gathering or Gathering(Position(segment.ledger_id, segment.first_entry))
+            course.gathering.add(rows, last=end_of(segment))
+            course.delayed += segment.delayed or 0
+            if course.gathering.is_full(self._limits) and not self._end_bucket(course):
+                return
         left = course.gathering
         if left and course.is_time(self._limits, entries=course.delayed, ledgers=len(left.ledgers)):
             self._end_bucket(course)
-
-    def _read(self, source: SegmentSource, course: _Course, ledger: Ledger, segment: Segment) -> DelayedRows:
-        """The messages of one segment whose time has not come; none of a ledger that was trimmed meanwhile."""
-        if segment.delayed == 0:
-            return DelayedRows.empty()
-        try:
-            table = source.read(ledger, segment, ("deliver_at_ms",))
-        except SegmentGone as gone:
-            found = self._ledgers.listed(course.topic_id, from_ledger=ledger.ledger_id, limit=1)
-            if [one.ledger_id for one in found] != [ledger.ledger_id]:
-                return DelayedRows.empty()
-            raise MissingData(f"topic {course.topic_id}: {gone} is listed and no copy holds it") from gone
-        return delayed_rows(
-            segment.ledger_id,
-            segment.first_entry,
-            table,
-            wanted=range(segment.first_entry, segment.first_entry + segment.entries),
-            hidden=course.frontier.hidden.get(segment.ledger_id),
-            now_ms=course.now_ms,
-        )
 
     def _end_bucket(self, course: _Course) -> bool:
         """Store what is gathered and switch to it; where nothing is, say that this much was looked through.
@@ -245,7 +203,3 @@ class Sealer:
             writer.add(rows)
             footer = writer.close()
             return self._snapshots.write(file, footer, lambda born: self._index.switch(replace(switch, born=(born,))))
-
-
-def _end(segment: Segment) -> Position:
-    return Position(segment.ledger_id, segment.first_entry + segment.entries - 1)

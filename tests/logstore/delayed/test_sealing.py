@@ -59,7 +59,7 @@ def test_it_is_time_to_seal_by_messages_ledgers_or_idleness(
 def test_a_bucket_is_full_by_messages_or_by_ledgers_with_a_message() -> None:
     """Ledgers without one are covered by the bucket that comes."""
     limits = BucketLimits(messages=3, ledgers=2)
-    one, two = made(1, [1]), made(2, [3])
+    one, two = made(1, [5]), made(2, [3])
     found = Gathering(first=Position(LedgerId(0), 0))
     found.add(DelayedRows.empty(), last=Position(LedgerId(0), 9))
     found.add(DelayedRows.empty(), last=Position(LedgerId(1), 9))
