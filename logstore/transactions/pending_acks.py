@@ -3,7 +3,7 @@
 Source: Pulsar's PendingAckHandle: an entry that another transaction holds, or that is acknowledged, is a conflict.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pyroaring import BitMap
 
@@ -43,7 +43,7 @@ def taken(
     """
     acknowledge(state, positions, spans)  # refuses positions that no entry has
     own = {ledger_id: bits.copy() for ledger_id, bits in held.get(txn, {}).items()}
-    wanted = _single(subscription, state, own, positions)
+    wanted = _single(subscription, state, {span.ledger_id for span in spans}, own, positions)
     if up_to is not None:
         acknowledge_to(state, up_to, spans)
         unite(wanted, _range(state, spans, up_to))
@@ -58,13 +58,18 @@ def taken(
 
 
 def _single(
-    subscription: str, state: CursorState, own: Positions, positions: Sequence[Position]
+    subscription: str,
+    state: CursorState,
+    listed: Collection[LedgerId],
+    own: Positions,
+    positions: Sequence[Position],
 ) -> dict[LedgerId, BitMap]:
+    """Single entries, less those that are held already; of a ledger that is gone all are acknowledged."""
     wanted: dict[LedgerId, BitMap] = {}
     for position in positions:
         if position.entry_id in own.get(position.ledger_id, ()):
             continue
-        if state.covers(position):
+        if state.covers(position) or position.ledger_id not in listed:
             raise AcknowledgementHeld(subscription, position=str(position), found="it acknowledged already")
         wanted.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
     return wanted

@@ -110,6 +110,24 @@ def test_acknowledgement_outside_open_changes_nothing(sql_world: SqlWorld, topic
     assert _covered(sql_world, topic) == []
 
 
+def test_entry_of_a_ledger_that_is_gone_is_acknowledged_for_good(sql_world: SqlWorld, topic: Topic) -> None:
+    """So no transaction can have it, whatever its number, and whoever asks in the same commit is not disturbed."""
+    first, second = begin(sql_world), begin(sql_world)
+    gone = _entry(sql_world, topic, 0).ledger_id
+    roll(sql_world, topic.topic_id)
+    left = produce(sql_world, topic, (None, 2))
+    sql_world.detach(topic.topic_id, [gone])
+    for entry in (3, 2**40):
+        asked = [
+            Acknowledge(topic_id=topic.topic_id, subscription=_SUB, positions=(at(gone, entry), left), txn=first),
+            Acknowledge(topic_id=topic.topic_id, subscription=_SUB, positions=(left,), txn=second),
+        ]
+        refused, taken = sql_world.catalog.commits.commit(asked)
+        assert isinstance(refused, AcknowledgementHeld), refused
+        assert isinstance(taken, Acknowledged)
+    assert set(sql_world.catalog.transactions.held(topic.topic_id, _SUB)) == {second}
+
+
 def test_what_no_reader_can_have_met_is_not_acknowledged(sql_world: SqlWorld, topic: Topic) -> None:
     """Neither plainly nor in a transaction: it would never be delivered once its own transaction commits."""
     writer, reader = begin(sql_world), begin(sql_world)
