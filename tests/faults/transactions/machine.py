@@ -23,6 +23,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import (
     AcknowledgementHeld,
     ClaimHeld,
+    LedgerStillNeeded,
     OutcomeUnknown,
     RetryableError,
     TransactionEnded,
@@ -109,16 +110,19 @@ class Transactions(RuleBasedStateMachine):
     def begin(self) -> None:
         """Topics with some messages and subscriptions from the first one on, and a transaction of each coordinator."""
         for name in TOPICS:
-            topic = self.log.catalog.topics.create(f"persistent://x/y/{name}", RetentionPolicy())
-            self.topics[name] = topic
-            self.serial.logs[name] = Log()
-            for sub in SUBS[name]:
-                self.log.subscriptions.subscribe(topic.topic_id, sub, latest=False)
-                self.serial.logs[name].subs[sub] = Sub()
+            self._create(name)
         for number in range(len(TOPICS)):
             self.append(topic=number, count=3, txn=None)
         for tc in _TCS:
             self.begin_transaction(tc=tc)
+
+    def _create(self, name: str) -> None:
+        topic = self.log.catalog.topics.create(f"persistent://x/y/{name}", RetentionPolicy())
+        self.topics[name] = topic
+        self.serial.logs[name] = Log()
+        for sub in SUBS[name]:
+            self.log.subscriptions.subscribe(topic.topic_id, sub, latest=False)
+            self.serial.logs[name].subs[sub] = Sub()
 
     @rule(tc=st.sampled_from(_TCS))
     def begin_transaction(self, tc: int) -> None:
@@ -305,17 +309,60 @@ class Transactions(RuleBasedStateMachine):
                 pinning = [item for item in kept if self.serial.pins(name, item, told=True)]
                 assert pinning, f"ledger {ledger_id} of {name} stays with {kept}, which nobody needs"
 
-    @precondition(lambda self: len(self.serial.logs) == len(TOPICS))
+    @rule(topic=_pick, which=_pick)
+    def delete_ledger(self, topic: int, which: int) -> None:
+        """By force, wherever it stands, unless a transaction that is not over has messages in it."""
+        name = self._topic(topic)
+        closed = self.log.catalog.ledgers.listed(self.topics[name].topic_id)[:-1] if name else []
+        if name is None or not closed:
+            return
+        gone = closed[which % len(closed)].ledger_id
+        inside = [item for item in self.serial.logs[name].items if item.text in set(self._stored(name, gone))]
+        untold = set(self._untold())
+        kept = any(self.serial.fate(item) is Fate.OPEN or item.txn in untold for item in inside)
+        batch = f"b-{next(self._batches)}"
+        claim = Claim(workflow_id=f"delete-ledgers/{batch}", run_id="", ttl_s=60)
+        detach, topic_id = self.log.catalog.phase_one.detach, self.topics[name].topic_id
+        try:
+            self._try(lambda: detach(topic_id, [gone], force=True, batch_id=batch, claim=claim, cause=_CAUSE))
+        except LedgerStillNeeded:
+            assert kept, f"ledger {gone} of {name} is kept with {inside}"
+        if gone not in {row.ledger_id for row in self.log.catalog.ledgers.listed(topic_id)}:
+            assert not kept, f"{inside} went, and are of transactions that are not over"
+            self.serial.logs[name].items = [item for item in self.serial.logs[name].items if item not in inside]
+
+    @rule(topic=_pick, sub=_pick, which=_pick)
+    def seek(self, topic: int, sub: int, which: int) -> None:
+        """To an entry that readers see, whatever transactions hold."""
+        name = self._topic(topic)
+        seen = self._positions(name) if name else {}
+        if name is None or not seen or not SUBS[name]:
+            return
+        called = list(self.serial.logs[name].subs)[sub % len(self.serial.logs[name].subs)]
+        text = list(seen)[which % len(seen)]
+        self.log.subscriptions.seek(self.topics[name].topic_id, called, seen[text])
+        texts = [item.text for item in self.serial.logs[name].items]
+        self.serial.logs[name].subs[called].acknowledged = set(texts[: texts.index(text)])
+
     @rule()
     def delete_topic(self) -> None:
-        """One of them, once, with whatever open transactions it has."""
+        """One of them, with whatever open transactions it has."""
         name = TOPICS[-1]
+        if name not in self.serial.logs:
+            return
         topic, phase_one = self.topics[name], self.log.catalog.phase_one
-        claim = Claim(workflow_id="delete-ledgers/gone", run_id="", ttl_s=60)
+        batch = f"gone-{topic.topic_id}"
+        claim = Claim(workflow_id=f"delete-ledgers/{batch}", run_id="", ttl_s=60)
         phase_one.begin_topic(topic.topic_id, topic.name, _CAUSE)
-        phase_one.detach_all(topic.topic_id, batch_id="gone", claim=claim, cause=_CAUSE)
+        phase_one.detach_all(topic.topic_id, batch_id=batch, claim=claim, cause=_CAUSE)
         phase_one.remove_topic(topic.topic_id, _CAUSE)
         del self.serial.logs[name]
+
+    @precondition(lambda self: len(self.serial.logs) < len(TOPICS))
+    @rule()
+    def create_again(self) -> None:
+        """The topic that was deleted, under its name: nothing of before is in it, nor comes into it."""
+        self._create(TOPICS[-1])
 
     # -- what must be so
 
