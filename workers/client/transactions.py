@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from temporalio.client import WorkflowHandle
 from temporalio.common import SearchAttributePair
 
-from logstore.errors import InvalidInput, OutcomeUnknown
+from logstore.errors import InvalidInput, OutcomeUnknown, UnknownObject
 from logstore.ports.catalog import Acknowledged, BeginTransaction, EndTransaction, Topic
 from logstore.positions import Position
 from logstore.transactions.transactions import TransactionId, TransactionState, check_timeout
@@ -150,7 +150,12 @@ class TransactionClient:
         return await self.settled(txn)
 
     async def settled(self, txn: TransactionId) -> TransactionState:
-        """Wait until a decided transaction is final."""
+        """Wait until a decided transaction is final.
+
+        Raises:
+            UnknownObject: There is none, or it was forgotten.
+            StoreUnavailable, CatalogBusy: The catalog did not answer.
+        """
         future, _ = self._waiting.setdefault(txn, (asyncio.get_running_loop().create_future(), time.monotonic()))
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
@@ -160,19 +165,23 @@ class TransactionClient:
         """Ask for the states of all that is waited for, in one statement at a time."""
         pause = _PAUSE_S[0]
         while self._waiting:
-            began = time.monotonic()
+            began, asked = time.monotonic(), list(self._waiting)
             try:
-                states = await asyncio.to_thread(self._log.catalog.transactions.states, list(self._waiting))
+                states = await asyncio.to_thread(self._log.catalog.transactions.states, asked)
             except Exception as error:  # noqa: BLE001 - told to all that wait
                 self._fail(error)
                 return
             moved, asked_s = False, time.monotonic() - began
-            for txn, state in states.items():
-                if state.is_final and txn in self._waiting:
-                    future, _ = self._waiting.pop(txn)
-                    moved = True
-                    if not future.done():
-                        future.set_result(state)
+            for txn in asked:
+                state = states.get(txn)
+                if state is not None and not state.is_final:
+                    continue
+                future, _ = self._waiting.pop(txn)
+                moved = True
+                if state is None:
+                    future.set_exception(UnknownObject("txn", expected="a transaction of this catalog", found=str(txn)))
+                else:
+                    future.set_result(state)
             self._served = time.monotonic() if moved else self._served
             self._wake_late()
             pause = _PAUSE_S[0] if moved else min(pause * 1.2, _PAUSE_S[1])

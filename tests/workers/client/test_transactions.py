@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from logstore.errors import UnknownObject
 from logstore.ports.catalog import BeginTransaction, Begun, Decided, EndTransaction
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.workflows.house import assert_eventually
@@ -22,7 +23,7 @@ class _Catalog:
     def __init__(self) -> None:
         self.woken: list[int] = []
         self.now = 100.0
-        self.told = set[TransactionId]()
+        self.told, self.unknown = set[TransactionId](), set[TransactionId]()
         self.polls = 0
         self._begun = 0
         self.client = TransactionClient(self, _COORDINATORS, self._wake)  # type: ignore[arg-type]  # what it uses of it
@@ -47,7 +48,9 @@ class _Catalog:
         """What is asked again and again."""
         self.polls += 1
         return {
-            txn: TransactionState.COMMITTED if txn in self.told else TransactionState.COMMITTING for txn in list(txns)
+            txn: TransactionState.COMMITTED if txn in self.told else TransactionState.COMMITTING
+            for txn in list(txns)
+            if txn not in self.unknown
         }
 
     def ending(self, *txns: TransactionId) -> "list[asyncio.Task[TransactionState]]":
@@ -131,3 +134,18 @@ def test_begin_wakes_its_own_coordinator_whatever_was_woken(monkeypatch: pytest.
         await catalog.client.flush()
 
     assert sorted(_run(monkeypatch, story)) == list(range(_COORDINATORS))
+
+
+def test_wait_for_a_transaction_that_does_not_exist_ends_and_disturbs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state would never be final."""
+    known, unknown = TransactionId(0, 1), TransactionId(0, 2)
+
+    async def story(catalog: _Catalog) -> None:
+        catalog.unknown.add(unknown)
+        waiting = [asyncio.create_task(catalog.client.settled(txn)) for txn in (known, unknown)]
+        with pytest.raises(UnknownObject, match=r"found '0:2'$"):
+            await waiting[1]
+        catalog.told.add(known)
+        assert await waiting[0] is TransactionState.COMMITTED
+
+    _run(monkeypatch, story)
