@@ -40,6 +40,7 @@ class TopicHints:
     """What this process remembers of a topic; may be old, and is forgotten when the catalog disagrees."""
 
     ledger: Ledger | None = None
+    shared: bool = False  # another process was last seen to append to the topic too: the hint is likely to be old
     epoch: int = 0
     sequences: dict[str, ProducerSequence] = field(default_factory=dict)
 
@@ -152,7 +153,7 @@ class Placer:
             except StaleCatalog:
                 hints.forget()
             except AlreadyExists:
-                hints.ledger = None
+                hints.ledger, hints.shared = None, True
             else:
                 hints.ledger = _after(ledger, write, registered)
                 return PlacedSegment(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
@@ -160,11 +161,17 @@ class Placer:
         raise CatalogBusy(f"topic {topic.name}: append lost {race.losses} races to other writers")
 
     def _ledger(self, topic: Topic, hints: TopicHints, race: PlacementAttempts) -> Ledger:
-        """The ledger to write to; the hint if it will do, else what the catalog says, rolled where needed."""
-        if hints.ledger and self._takes(hints.ledger, race):
-            return hints.ledger
+        """The ledger to write to; the hint if it will do, else what the catalog says, rolled where needed.
+
+        Where others append too the catalog is asked first: that costs less than an upload that is then refused.
+        """
+        known = hints.ledger
+        if known and not hints.shared and self._takes(known, race):
+            return known
         hints.epoch = self._clock.patiently(self._ledgers.epoch, deadline_s=race.deadline_s)
         last = self._clock.patiently(lambda: self._ledgers.last(topic.topic_id), deadline_s=race.deadline_s)
+        if known:
+            hints.shared = last is None or (last.ledger_id, last.last_segment) != (known.ledger_id, known.last_segment)
         for _ in range(_LOSSES):
             if last and self._takes(last, race):
                 hints.ledger = last

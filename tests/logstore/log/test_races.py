@@ -18,8 +18,8 @@ from logstore.log.entries import ProducedEntries
 from logstore.log.ledgers import LedgerState, segment_key, segment_number
 from logstore.log.services import ManagedLedger
 from logstore.log.services.placement import PlacementAttempts
-from logstore.ports.catalog import RegisterSegment, Segment, TopicState, Write, WriteResult
-from logstore.positions import LedgerId, Position
+from logstore.ports.catalog import Ledger, RegisterSegment, Segment, TopicState, Write, WriteResult
+from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.catalog import Misfortune, Moment
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.log.world import World, numbered, once, plain
@@ -53,6 +53,39 @@ def test_race_for_a_number_is_settled_by_the_store_and_the_loser_looks_ahead(wor
     assert numbers == sorted(numbers)
     assert numbers[-1] - numbers[-2] <= 16
     assert world.payloads() == [b"warm", b"warm", b"one", b"two"]
+
+
+def test_two_processes_that_append_in_turn_upload_nothing_in_vain(world: World) -> None:
+    """Each has lost once; from then on it asks where the log ends first, as long as the other goes on."""
+    one, two = _warm(world), _warm(world)
+    for process in (one, two):
+        process.append(world.topic, plain(b"lost"))
+    wasted = _uploads(world) - len(world.segments())
+    for _ in range(10):
+        for process in (one, two):
+            process.append(world.topic, plain(b"in turn"))
+    assert _uploads(world) - len(world.segments()) == wasted
+
+
+def test_process_that_is_alone_again_asks_once_more_and_then_no_longer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own hint is as good as the catalog's answer."""
+    one, two = _warm(world), _warm(world)
+    one.append(world.topic, plain(b"lost"))
+    two.append(world.topic, plain(b"last of the other"))
+    asked, real = list[TopicId](), world.catalog.ledgers.last
+
+    def last(topic_id: TopicId) -> Ledger | None:
+        asked.append(topic_id)
+        return real(topic_id)
+
+    monkeypatch.setattr(world.catalog.ledgers, "last", last)
+    counts = []
+    for _ in range(4):
+        one.append(world.topic, plain(b"alone"))
+        counts.append(len(asked))
+    assert counts == [1, 2, 2, 2]
 
 
 def test_race_lost_at_registration_uploads_again_under_a_later_number(world: World) -> None:
