@@ -33,7 +33,7 @@ from logstore.delayed.buckets import Bucket, BucketFacts, BucketLimits, pair_to_
 from logstore.delayed.services.merging import Merged, Merger
 from logstore.delayed.services.sealing import Sealed, Sealer
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
-from logstore.ports.catalog import DelayedIndex, Topics, TopicState
+from logstore.ports.catalog import Claim, DelayedIndex, Topics, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.units import between_units
 
@@ -143,9 +143,15 @@ class DelayedBuckets:
         try:
             with renewing(lambda: self._index.claim(topic_id, claim), details):
                 yield True
-        finally:
-            with suppress(SextonError):  # it lapses
-                self._index.release(topic_id, claim.workflow_id)
+        except Exception:
+            self._release(topic_id, claim)
+            raise
+        self._release(topic_id, claim)
+
+    def _release(self, topic_id: TopicId, claim: Claim) -> None:
+        """Best effort: it lapses."""
+        with suppress(SextonError):
+            self._index.release(topic_id, claim.workflow_id)
 
     @defined(name="delayed.choose_pair")
     @beating()

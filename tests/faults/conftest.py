@@ -12,6 +12,7 @@ import pytest
 
 from infra.catalog import Database, upgrade
 from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.faults.delaying import DELAYED, Delaying
 from tests.faults.effects import hits
 from tests.faults.offloading import COLD, Offloading
 from tests.faults.operators import Operators
@@ -23,7 +24,7 @@ from tests.faults.world import World
 SEED = 20_261_120
 
 
-COURSES = ("short", "offload", "together", "delete", "clear", "reconcile", "transact", "remove")
+COURSES = ("short", "offload", "together", "delete", "clear", "reconcile", "transact", "delay", "remove")
 Start = Callable[..., Operators]
 
 
@@ -67,6 +68,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     `clear`: a topic with tiered copies of every state is deleted.
     `reconcile`: objects that nobody refers to are planned and removed.
     `transact`: transactions over two topics and a subscription are decided in every way, and told.
+    `delay`: delayed messages of two topics are sealed, merged, dropped, cleared and sealed anew.
     `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     """
     written, pair = Operators(World(fresh(), template)), Operators(World(fresh(), template), PAIR)
@@ -88,6 +90,9 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     def transact(**more: Any) -> Operators:
         return Transacting(World(fresh(), template), PARTIES, **more)
 
+    def delay(**more: Any) -> Operators:
+        return Delaying(World(fresh(), template), DELAYED, **more)
+
     def forked(one: Operators) -> Start:
         return lambda **more: one.fork(one.world.fork(fresh()), **more)
 
@@ -99,6 +104,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
         "clear": _course(forked(cold), _clear),
         "reconcile": _course(reconcile, _reconcile),
         "transact": _course(transact, _transact),
+        "delay": _course(delay, _delay),
         "remove": _course(forked(written), Operators.run),
     }
 
@@ -135,6 +141,11 @@ def _reconcile(operators: Operators) -> Operators:
 def _transact(operators: Operators) -> Operators:
     assert isinstance(operators, Transacting)
     return operators.transact()
+
+
+def _delay(operators: Operators) -> Operators:
+    assert isinstance(operators, Delaying)
+    return operators.delay()
 
 
 class _Unstarted(threading.Thread):

@@ -106,7 +106,7 @@ class RealWorld:
         """How many intents have not ended, of one kind of copy or of all."""
         return self._count(f"state = 'PENDING' AND copy LIKE '{copy}'")
 
-    def let_uploads_end(self) -> None:
+    def let_uploadsended(self) -> None:
         """Let so much time pass that nothing of any upload can land any more."""
         with closing(sqlite3.connect(self._database, timeout=30)) as connection, connection:
             for table in ("ledger_copy", "pending_deletion"):
@@ -179,7 +179,7 @@ async def eventually(true: Callable[[], bool], what: str, *, within_s: float = E
         await asyncio.sleep(0.1)
 
 
-async def _end(handle: WorkflowHandle[Any, Any]) -> None:
+async def ended(handle: WorkflowHandle[Any, Any]) -> None:
     """Wait for the workflow's end; if it does not come, say what it and its children wait for."""
     try:
         await asyncio.wait_for(handle.result(), ENDS_WITHIN_S)
@@ -198,7 +198,7 @@ async def trim(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
     with open_log(world.settings) as log:
         topics = [log.catalog.topics.get(plan.name) for plan in plans]
     for handle in [await sexton.trim_topic(topic, reason="a test", actor="tests") for topic in topics]:
-        await _end(handle)
+        await ended(handle)
     await eventually(lambda: not world.unfinished(), "every intent has ended")
 
 
@@ -209,7 +209,7 @@ async def delete_topics(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -
         names = {plan.name for plan in plans}
         topics = [topic for topic in every_topic(log.catalog.topics) if topic.name in names]
     for handle in [await sexton.delete_topic(topic, reason="a test", actor="tests") for topic in topics]:
-        await _end(handle)
+        await ended(handle)
     await eventually(lambda: not world.unfinished(), "every intent has ended")
 
 
@@ -219,12 +219,12 @@ async def offload(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None
     with open_log(world.settings) as log:
         topics = [log.catalog.topics.get(plan.name) for plan in plans]
         alone = log.catalog.ledgers.listed(topics[0].topic_id)[2].ledger_id
-    await _end(await sexton.offload_ledger(topics[0], alone))
+    await ended(await sexton.offload_ledger(topics[0], alone))
     for topic in topics:
-        await _end(await sexton.offload_topic(topic, None, True, "a test", "tests"))
+        await ended(await sexton.offload_topic(topic, None, True, "a test", "tests"))
     await eventually(lambda: not world.unfinished("LEDGER"), "every primary copy's intent has ended")
     await asyncio.to_thread(_read_all, world, plans)
-    world.let_uploads_end()
+    world.let_uploadsended()
     await trim(world, plans)
 
 
@@ -287,4 +287,4 @@ async def delete_alone(world: RealWorld) -> None:
         reason="a test",
     )
     handle = await client.start_workflow(DeleteLedgers.run, rest, id=batch, task_queue=queue)
-    await _end(handle)
+    await ended(handle)

@@ -31,6 +31,7 @@ from tests.faults.real import (
     trim,
     write_in_a_process,
 )
+from tests.faults.reminding import POINTS, worker_dies_in_a_merge, worker_dies_in_a_seal
 from tests.faults.scene import INLINE_BYTES, TopicPlan
 from tests.faults.world import World
 from tests.servers import settings_on
@@ -42,7 +43,13 @@ pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.tim
 
 _SIDE_BY_SIDE = 3
 _DEATHS = (("before", "kill"), ("after", "kill"), ("reported_failed", "fail"))
-_ONLY_IN_PROCESS = {"catalog.hand_over", "catalog.hold", "catalog.abandon_offload", "tiered.abort_uploads"}
+_ONLY_IN_PROCESS = {
+    "catalog.hand_over",
+    "catalog.hold",
+    "catalog.abandon_offload",
+    "tiered.abort_uploads",
+    "storage.abort_uploads",
+}
 """Needs storage that refuses one key and not the others, which no real server can be asked for, or large objects."""
 
 _OF_ONE_LEDGER = ("catalog.take.", "catalog.finish.", "storage.")  # what deleting a single ledger does, in this order
@@ -210,6 +217,8 @@ def every_case(
         (_worker_dies_with_one_ledger, alone),
         (_worker_dies_in_an_offload, cold),
         (_worker_dies_in_a_delete, {name: count for name, count in deleted.items() if "_topic" in name}),
+        (worker_dies_in_a_seal, POINTS),
+        (worker_dies_in_a_merge, POINTS),
     ):
         for point, count in sorted(points.items()):
             effect, _, moment = point.rpartition(".")
@@ -234,6 +243,7 @@ def test_processes_killed_at_a_sample_of_effects_lose_nothing(
         *dice.sample(of[_worker_dies_with_one_ledger], 1),
         *dice.sample(of[_worker_dies_as_it_marks], 1),
         *dice.sample(of[_worker_dies_in_a_delete], 1),
+        *dice.sample(of[worker_dies_in_a_merge], 1),
         *dice.sample([case for case in of[_worker_dies_in_an_offload] if case[1].point.startswith("offload.")], 1),
     ]
     _side_by_side(sample, worlds)

@@ -23,7 +23,7 @@ from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
-from tests.faults.scene import INLINE_BYTES, PLANTED, Trouble
+from tests.faults.scene import BUCKET_LIMITS, INLINE_BYTES, PLANTED, Trouble
 from workers.assembly.log import LogStore, Policies, assemble
 
 FOREVER = 1_000_000
@@ -154,6 +154,7 @@ class World:
             scratch=self.database.parent / "tmp",
             tiered_place={"driver": "aws-s3", "bucket": BUCKET},
             cursor_inline_bytes=INLINE_BYTES,
+            bucket_limits=BUCKET_LIMITS,
         )
         clock = Clock(sleep=lambda _: None)
         later = TieredCopies(cold, now_us=lambda: catalog.offloads.now_us() + LATER_US)

@@ -1,0 +1,148 @@
+"""The way of delayed messages: sealed bucket by bucket, merged, dropped, cleared, and sealed anew.
+
+`judge` looks from outside, through snapshots: what a topic's list covers, its buckets hold, each message once, wherever
+a process has died.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any, Final, Self
+
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import Component, LedgerStatement, segment_key
+from logstore.positions import Position
+from tests.faults.auditor import Expected
+from tests.faults.operators import CAUSE, Operators
+from tests.faults.scene import BUCKET_LIMITS, TopicPlan
+from tests.faults.world import PART_BYTES
+from workflows.delayed.seal_buckets import SealBuckets
+from workflows.delayed.values import SEAL_BUCKETS, SealBucketsInput
+
+_READER: Final = "reader"  # without one, a log is trimmed, and buckets with it
+_MERGED, _CLEARED = (
+    TopicPlan(name=f"persistent://shop/main/{name}", ledgers=0, acknowledged={_READER: 0})
+    for name in ("reminders", "alarms")
+)
+DELAYED: Final = (_MERGED, _CLEARED)
+_DUE_MS: Final = 4_000_000_000_000  # in the year 2096
+_SEALS: Final = 4  # of the first topic, each with a bucket
+
+
+class Delaying(Operators):
+    """Programs that delay messages, and the workflows that index them."""
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        """Nothing of what the auditor counts. See `judge`."""
+        return {}
+
+    def delay(self) -> Self:
+        """All of it, and what must be so in the end."""
+        self.world.store.part_bytes = PART_BYTES  # snapshots go in parts
+        return self.drive(self._merge, self._drop, self._clear, self._judge_all).sweep()
+
+    def again(self) -> Self:
+        """Seal all once more: there is nothing left to do."""
+        self._turn += 1
+        return self.drive(partial(self._seal_all, "again"), self._judge_all).sweep()
+
+    def sweep(self) -> Self:
+        """See `Operators`; then nothing is left of uploads that died, either."""
+        swept = self.drive(lambda: self.trim_each("sweep", DELAYED), registration_timeout_s=-1)
+        self.wrong += [f"{key}: parts are left" for key in sorted(self.world.store.unfinished)]
+        return swept
+
+    def _enter(self) -> None:
+        super()._enter()
+        if self.crashes and f"create {_MERGED.name}" in self.memory:
+            self.wrong += [f"after {self.crashes[-1]}: {it}" for it in self._unindexed(_MERGED)]
+
+    # -- what programs and operators do
+
+    def _merge(self) -> None:
+        """A bucket for each of some messages: with the third one they are too many, and are merged."""
+        for plan in DELAYED:
+            self._client(f"subscribe {plan.name}", partial(self._subscribe, self._topic(plan), _READER))
+        self._once("once upload", self._let_an_upload_die)
+        for number in range(_SEALS):
+            self._say(_MERGED, number)
+            if number == 1:
+                topic = self._topic(_MERGED)
+                self._client("roll", lambda: self._process.managed.roll(topic))  # noqa: B023 - called here
+            self._seal_one(number)
+
+    def _drop(self) -> None:
+        """Two messages are enough for a bucket; it passes, and is dropped."""
+        for number in range(BUCKET_LIMITS.messages):
+            self._say(_CLEARED, number)
+        self._seal_all("first")
+        self._client("pass", self._let_it_pass)
+        self._seal_all("dropping")
+
+    def _clear(self) -> None:
+        """All buckets of the topic are retired, and its log is looked through from the beginning."""
+        for number in range(BUCKET_LIMITS.messages):
+            self._say(_CLEARED, 10 + number)
+        self._seal_all("second")
+        topic_id = self._topic(_CLEARED).topic_id
+        self._client("once clear", lambda: self._process.catalog.delayed.clear(topic_id, reason="tests"))
+        self._seal_all("anew")
+
+    def _say(self, plan: TopicPlan, number: int) -> None:
+        """One message that is delayed and one that is not; later ones are due earlier."""
+        delayed = NewEntry(payload=b"later", deliver_at_ms=_DUE_MS - number, sequence_id=0)
+        produced = ProducedEntries(entries=[delayed, NewEntry(payload=b"now", sequence_id=1)], producer=f"p{number}")
+        self._client(f"say {plan.name} {number}", partial(self._append, self._topic(plan), produced))
+
+    def _seal_one(self, number: int) -> None:
+        topic = self._topic(_MERGED)
+        request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, **CAUSE)
+        self._start("seal", SealBuckets, request, f"{SEAL_BUCKETS.id(topic.topic_id)}-{number}")
+        self._work()
+
+    def _seal_all(self, name: str) -> None:
+        workflow_id = f"{SEAL_BUCKETS.id()}-{name}"  # a schedule appends its time
+        self._start("seal all", SealBuckets, SealBucketsInput(**CAUSE), workflow_id)
+        self._work()
+
+    def _let_an_upload_die(self) -> None:
+        """A creator died in mid-upload: its ledger is newborn, and storage keeps parts that no listing shows."""
+        create, topic_id = self._process.catalog.components.create, self._topic(_MERGED).topic_id
+        made: LedgerStatement = create(topic_id, Component.DELAYED_INDEX, {}, application="sexton")
+        self.world.store.unfinished.add(segment_key(made.ledger_id, 0))
+
+    def _let_it_pass(self) -> None:
+        with closing(sqlite3.connect(self.world.database)) as connection, connection:
+            of = "topic_id = (SELECT topic_id FROM topic WHERE name = ?)"
+            connection.execute(f"UPDATE delayed_bucket SET last_ms = 1 WHERE {of}", (_CLEARED.name,))
+
+    # -- what must be so
+
+    def _judge_all(self) -> None:
+        for plan in DELAYED:
+            self.wrong += self._unindexed(plan)
+        buckets = len(self._process.catalog.delayed.listed(self._topic(_MERGED).topic_id).buckets)
+        if buckets != BUCKET_LIMITS.buckets:
+            self.wrong.append(f"{_MERGED.name}: expected {BUCKET_LIMITS.buckets} buckets, found {buckets}")
+        held = sum(self._held(_CLEARED).values())
+        if held != 2 * BUCKET_LIMITS.messages:
+            self.wrong.append(f"{_CLEARED.name}: expected {2 * BUCKET_LIMITS.messages} messages, found {held}")
+
+    def _unindexed(self, plan: TopicPlan) -> Iterator[str]:
+        """Messages that the list covers and that are not in exactly one bucket, with their own time."""
+        sealed_to = self._process.catalog.delayed.listed(self._topic(plan).topic_id).sealed_to
+        stored = {(entry.deliver_at_ms, entry.position) for entry in self._process.managed.scan(self._topic(plan))}
+        expected = Counter(one for one in stored if one[0] is not None and one[1] <= sealed_to)
+        found = self._held(plan)
+        if found != expected:
+            yield f"{plan.name}: expected buckets of {sorted(expected, key=str)}, found {sorted(found, key=str)}"
+
+    def _held(self, plan: TopicPlan) -> Counter[tuple[int | None, Position]]:
+        held: Counter[Any] = Counter()
+        for bucket in self._process.catalog.delayed.listed(self._topic(plan).topic_id).buckets:
+            for rows in self._process.delayed.snapshots.rows(bucket):
+                held.update(zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True))
+        return held
