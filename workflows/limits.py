@@ -153,6 +153,7 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "owner": _or_empty(_as(checked_worker_id)),
     "patience_s": _within(0, _MONTH_S),
     "page": _within(1, 1_000),
+    "max_buckets": _within(1, _MOST_INT, optional=True),
     "rate": _within(0, MOST_OBJECTS_PER_S),
     "run_id": _run_id,
     "older_than_s": _within(0, _MOST_AGE_S),

@@ -162,7 +162,7 @@ class DelayedBuckets:
         Raises: InvalidInput (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
-        topic_id, limit = TopicId(request.topic_id), self._limits.buckets
+        topic_id, limit = TopicId(request.topic_id), request.max_buckets or self._limits.buckets
         if not self._index.claim(topic_id, own_claim()):
             return Choice(chosen=Chosen.HELD if self._stands(topic_id) else Chosen.GONE, limit=limit)
         listed = self._index.listed(topic_id).buckets

@@ -66,6 +66,7 @@ class ChooseInput:
 
     topic_id: int
     topic: str = ""  # encoded; the topic of that id must bear it
+    max_buckets: int | None = None  # None: as many as the settings let a topic have
     damaged: list[int] = field(default_factory=list)  # buckets that could not be read
 
 

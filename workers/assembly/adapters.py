@@ -84,5 +84,6 @@ def _policies(settings: Settings) -> Policies:
             idle_s=settings.delayed_idle,
             buckets=settings.delayed_buckets,
         ),
+        delivery_tolerance_ms=settings.delayed_tolerance * 1_000,
         finished_retention_s=settings.finished_retention,
     )

@@ -11,6 +11,7 @@ from logstore.clock import Clock
 from logstore.cursors.services.cursor_ledgers import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.services.delivery import Delivery
 from logstore.delayed.services.merging import Merger
 from logstore.delayed.services.reading import DelayedLog
 from logstore.delayed.services.sealing import Sealer
@@ -46,6 +47,7 @@ class Policies:
     registration_timeout_s: float = 600
     cursor_inline_bytes: int = 16_384
     bucket_limits: BucketLimits = field(default_factory=BucketLimits)
+    delivery_tolerance_ms: int = 0  # a message may be delivered so much before its time
     finished_retention_s: float = 30 * _DAY_S
     new_uuid: Callable[[], str] = lambda: str(uuid4())  # of an offload's attempt
 
@@ -77,6 +79,7 @@ class LogStore:
     buffer_snapshots: BufferSnapshots
     rebuilder: Rebuilder  # of transaction buffers
     delayed: DelayedServices
+    delivery: Delivery  # to consumers
     bulk: BulkJobs
     store_now_us: Callable[[], int]  # the object store's own clock, in microseconds since 1970
 
@@ -110,6 +113,7 @@ def assemble(
     subscriptions = _subscriptions(catalog, contents, policies, committer, clock)
     buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
     broadcasts = _broadcasts(catalog, managed, subscriptions)
+    delayed = _delayed(catalog, objects, buckets, policies, contents)
     with closing(committer), closing(managed), closing(broadcasts):
         yield LogStore(
             catalog=catalog,
@@ -125,7 +129,8 @@ def assemble(
             broadcasts=broadcasts,
             buffer_snapshots=buffer_snapshots,
             rebuilder=_rebuilder(catalog, objects, buckets, buffer_snapshots),
-            delayed=_delayed(catalog, objects, buckets, policies, contents),
+            delayed=delayed,
+            delivery=_delivery(catalog, managed, subscriptions, policies, segments=delayed.snapshots, clock=clock),
             bulk=bulk,
             store_now_us=store_now_us,
         )
@@ -224,6 +229,26 @@ def _delayed(
     )
     merger = Merger(index=catalog.delayed, snapshots=snapshots, scratch=policies.scratch)
     return DelayedServices(snapshots=snapshots, sealer=sealer, merger=merger)
+
+
+def _delivery(
+    catalog: Catalog,
+    managed: ManagedLedger,
+    subscriptions: Subscriptions,
+    policies: Policies,
+    *,
+    segments: BucketSnapshots,
+    clock: Clock,
+) -> Delivery:
+    return Delivery(
+        index=catalog.delayed,
+        segments=segments,
+        managed=managed,
+        subscriptions=subscriptions,
+        transactions=catalog.transactions,
+        clock=clock,
+        tolerance_ms=policies.delivery_tolerance_ms,
+    )
 
 
 def _offloader(catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies: Policies, clock: Clock) -> Offloader:

@@ -58,6 +58,7 @@ COMMANDS = {
         ("orphans.apply", "orphans.report", "orphans.history"),
     ),
     "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn", "txn"),
+    "delayed": CommandEntry("Delayed messages: the buckets of their index.", "delayed", "delayed"),
     "audit": CommandEntry("Destructive acts, with actor and reason.", "ledger.explain", "audit"),
     "schedule": CommandEntry("Jobs that recur: sweep, trim and plan.", "workflow", "schedule"),
     "owners": CommandEntry("Which worker does the background work of which topics.", "owners", "owners"),

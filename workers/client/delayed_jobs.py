@@ -38,10 +38,22 @@ class DelayedJobs(OwnJobs):
         return await self.start(SEAL_BUCKETS, request, summary="seal delayed messages of all topics")
 
     async def merge_buckets(
-        self, topic: Topic, reason: str = "", actor: str = ""
+        self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
     ) -> WorkflowHandle[Any, MergeBucketsResult]:
-        """Merge buckets of a topic until it has no more than it may have; joins a merge of it that runs."""
-        request = MergeBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
+        """Merge buckets of a topic until it has no more than it may have; joins a merge of it that runs.
+
+        Args:
+            topic: Which.
+            max_buckets: How many it may have then, 1 or more; None: as many as the workers' settings say.
+            reason: For people.
+            actor: Likewise.
+
+        Raises:
+            InvalidInput: A limit below 1, an actor or a reason that cannot be kept.
+        """
+        request = MergeBucketsInput(
+            topic_id=topic.topic_id, topic=topic.name, max_buckets=max_buckets, actor=actor, reason=reason
+        )
         summary = f"merge buckets of {topic.name}"
         return await self.start(MERGE_BUCKETS, request, topic.topic_id, summary=summary, about=_of_topic(topic))
 

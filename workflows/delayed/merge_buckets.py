@@ -63,7 +63,12 @@ class MergeBuckets:
 
     async def _choose(self) -> Choice:
         """The next pair, or why there is none; another job that works on the list is waited for."""
-        asked = ChooseInput(topic_id=self._request.topic_id, topic=self._request.topic, damaged=self._result.damaged)
+        asked = ChooseInput(
+            topic_id=self._request.topic_id,
+            topic=self._request.topic,
+            max_buckets=self._request.max_buckets,
+            damaged=self._result.damaged,
+        )
         for _ in range(HELD_TIMES):
             choice = await workflow.execute_activity_method(DelayedBuckets.choose_pair, asked, **options.CATALOG)
             if choice.chosen is not Chosen.HELD:

@@ -80,6 +80,7 @@ class MergeBucketsInput:
 
     topic_id: int
     topic: str = ""  # encoded; the topic of that id must bear it
+    max_buckets: int | None = None  # None: as many as the settings let a topic have
     actor: str = ""
     reason: str = ""
     carried: MergeBucketsResult = field(default_factory=MergeBucketsResult)

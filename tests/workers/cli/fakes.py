@@ -10,6 +10,7 @@ from typing import Any
 
 from logstore.cursors.services.subscriptions import Subscription
 from logstore.cursors.state import CursorState, seek
+from logstore.delayed.buckets import BucketList
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
@@ -31,9 +32,11 @@ from logstore.ports.catalog import (
     TopicState,
     TopicSummary,
     Totals,
+    Unsealed,
 )
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.reconciliation import FakeRuns
+from tests.logstore.delayed.rows import Snapshots
 from workers.cli.context import Say, Services
 from workers.client.schedules import AppliedSchedule, ScheduleRow
 from workers.client.visibility import WorkflowRow
@@ -61,7 +64,10 @@ class FakeLog:
         self.failures_asked: list[dict[str, object]] = []
         self.failures_fault: Exception | None = None
         self.reads: list[Mapping[str, object]] = []
-        self.managed = SimpleNamespace(append=self._append, roll=self._roll, read=self._read)
+        self.managed = SimpleNamespace(append=self._append, roll=self._roll)
+        self.delivery = SimpleNamespace(consumer=self._consumer)
+        self.index = FakeIndex()
+        self.delayed = SimpleNamespace(snapshots=self.index.snapshots)
         self.contents: list[bytes] = []  # of schema versions
         self.components: list[Ledger] = []  # beside the data ledgers
         self.schemas = SimpleNamespace(
@@ -70,13 +76,13 @@ class FakeLog:
         self.subscriptions = SimpleNamespace(
             subscribe=self._subscribe,
             get=self._subscription,
-            reading=lambda topic_id, name: self._subscription(topic_id, name).state,
             all=lambda _: list(self.subscribed.values()),
             seek=self._seek,
             acknowledge=self._acknowledge,
         )
         self.catalog = SimpleNamespace(
             topics=SimpleNamespace(create=self._create, get=self._get, page=self._page, summary=self._summary),
+            delayed=self.index,
             ledgers=SimpleNamespace(listed=self._listed, totals=self._totals, backlogs=self._backlogs),
             components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
             phase_one=SimpleNamespace(contents=self._contents, preview=self._preview),
@@ -128,7 +134,7 @@ class FakeLog:
         ]
         return TopicSummary(topic=topic, totals=self._totals(topic.topic_id), subscriptions=told)
 
-    def _listed(self, topic_id: TopicId) -> list[Ledger]:
+    def _listed(self, topic_id: TopicId, *, from_ledger: LedgerId | None = None) -> list[Ledger]:
         count = len(self.entries)
         facts = {"topic_id": topic_id, "component": Component.MANAGED_LEDGER, "state": LedgerState.OPEN}
         sizes = {"entries": count, "size_bytes": 10 * count, "last_segment": 0, "generation": 1}
@@ -155,12 +161,24 @@ class FakeLog:
     def _roll(self, topic: Topic) -> Rolled:
         return Rolled(closed=LedgerId(4), opened=LedgerId(5))
 
-    def _read(self, topic: Topic, **asked: Any) -> list[Entry]:
-        self.reads.append(asked)
-        return [
-            Entry(position=Position(LedgerId(4), at), publish_ms=5, key=one.key, payload=one.payload)
-            for at, one in enumerate(self.entries[: asked["max_entries"]])
-        ]
+    @contextmanager
+    def _consumer(
+        self, topic: Topic, subscription: str | None, *, from_position: Position | None
+    ) -> Iterator[SimpleNamespace]:
+        def receive(max_entries: int) -> list[Entry]:
+            self.reads.append(
+                {
+                    "subscription": subscription,
+                    "from_position": from_position,
+                    "max_entries": max_entries,
+                }
+            )
+            return [
+                Entry(position=Position(LedgerId(4), at), publish_ms=5, key=one.key, payload=one.payload)
+                for at, one in enumerate(self.entries[:max_entries])
+            ]
+
+        yield SimpleNamespace(receive=receive)
 
     def _acknowledge(
         self, topic_id: TopicId, name: str, *, positions: tuple[Position, ...], up_to: Position | None, txn: object
@@ -232,6 +250,30 @@ class FakeLog:
             outcome=Outcome.RETRYING,
         )
         return ([intent] * self.deletions)[:limit]
+
+
+class FakeIndex:
+    """`DelayedIndex` as the command line calls it; buckets are put into the list by tests, snapshots are in memory."""
+
+    def __init__(self) -> None:
+        self.snapshots = Snapshots()
+        self.list = BucketList()
+        self.behind = 0
+        self.at_work: str | None = None
+        self.cleared: list[str] = []
+
+    def listed(self, topic_id: TopicId) -> BucketList:
+        return self.list
+
+    def unsealed(self, topic_id: TopicId) -> Unsealed:
+        return Unsealed(entries=self.behind, ledgers=1, changed_us=None)
+
+    def holder(self, topic_id: TopicId) -> str | None:
+        return self.at_work
+
+    def clear(self, topic_id: TopicId, *, reason: str) -> int:
+        self.cleared.append(reason)
+        return len(self.list.buckets)
 
 
 @dataclass(frozen=True)

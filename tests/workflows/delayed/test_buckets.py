@@ -226,6 +226,16 @@ async def test_merge_waits_for_a_seal_and_gives_up_in_the_end(house: House, topi
     assert len(topic.buckets) == 3
 
 
+async def test_merge_to_a_limit_of_ones_own_goes_on_below_that_of_the_settings(house: House, topic: Stored) -> None:
+    """An operator wants one bucket, where two are allowed."""
+    topic.sealed([1], [2], [3])
+    pending = topic.held()
+    async with house.worker():
+        result = await (await merge(house, max_buckets=1)).result()
+    assert (result.outcome, result.merges, result.limit) == (MergeOutcome.WITHIN, 2, 1)
+    assert (len(topic.buckets), topic.held()) == (1, pending)
+
+
 async def test_second_start_joins_the_merge_that_runs(house: House, topic: Stored) -> None:
     """At most one is alive for a topic."""
     topic.sealed([1], [2], [3])

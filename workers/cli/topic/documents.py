@@ -9,7 +9,7 @@ from workers.cli.texts import fields, plain, shown_us, topic_shown
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription
     from logstore.log.entries import Entry
-    from logstore.ports.catalog import TopicSummary
+    from logstore.ports.catalog import DelayedIndex, TopicSummary
     from logstore.positions import Position, TopicId
     from workers.assembly.log import LogStore
     from workers.cli.context import CommandContext
@@ -37,6 +37,16 @@ def _subscriptions(context: "CommandContext", known: "TopicSummary") -> list[dic
         topic_id = known.topic.topic_id
         return subscription_documents(context.log, topic_id, context.log.subscriptions.all(topic_id))
     return [_subscription(one.name, one.mark_delete, one.created_us, one.backlog) for one in known.subscriptions]
+
+
+def delayed_document(index: "DelayedIndex", topic_id: "TopicId") -> dict[str, object]:
+    """How many delayed messages a topic has: in buckets, and behind the last one."""
+    listed, unsealed = index.listed(topic_id), index.unsealed(topic_id)
+    return {
+        "messages": listed.messages + unsealed.entries,
+        "unsealed": unsealed.entries,
+        "buckets": len(listed.buckets),
+    }
 
 
 def topic_shown_in_list(row: Mapping[str, Any]) -> dict[str, object]:

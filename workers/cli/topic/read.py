@@ -1,12 +1,12 @@
 """`topic read`, `ack` and `seek`: what a consumer sees and acknowledges."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from logstore.errors import InvalidInput
 from logstore.names import check_subscription
-from logstore.positions import LedgerId, Position
+from logstore.positions import Position
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction
@@ -14,13 +14,7 @@ from workers.cli.output import Answer
 from workers.cli.topic.documents import entry_document, entry_shown
 from workers.cli.topic.topics import topic
 
-if TYPE_CHECKING:
-    from logstore.cursors.state import CursorState
-    from logstore.ports.catalog import Topic
-
 _ORDERS = "persistent://public/default/orders"
-_BEGINNING = Position(LedgerId(-1), -1)
-_COLUMNS = ("publish_ms", "deliver_at_ms", "key", "payload", "properties")
 
 AsSubscription = Annotated[
     str | None, typer.Option("--subscription", metavar="S", help="Leave out what it has acknowledged.")
@@ -44,28 +38,22 @@ def read(
     start: FromPosition = None,
     max_entries: Max = 100,
 ) -> Answer:
-    """Read entries that a consumer may see now, without acknowledging them."""
+    """Read entries that a consumer may see now, without acknowledging them.
+
+    Delayed messages whose time has come are first, in the order of their times; then the log, as far as it is due.
+    """
     position = None if start is None else Position.parse(start, field="from")
+    if subscription is not None:
+        check_subscription(subscription)
     found = context.topic(name)
-    state = _state(context, found, subscription)
-    entries = context.log.managed.read(
-        found, from_position=position, max_entries=max_entries, columns=_COLUMNS, cursor_state=state
-    )
+    with context.log.delivery.consumer(found, subscription, from_position=position) as consumer:
+        entries = consumer.receive(max_entries)
     return Answer(
         document=[entry_document(one) for one in entries],
         shown=[entry_shown(one) for one in entries],
         wide=[entry_shown(one, most=None) for one in entries] if context.wide else None,
         empty="no entries",
     )
-
-
-def _state(context: CommandContext, found: "Topic", subscription: str | None) -> "CursorState":
-    """The subscription's cursor; without one, that of a consumer who has acknowledged nothing."""
-    from logstore.cursors.state import CursorState  # noqa: PLC0415 - start-up time
-
-    if subscription is None:
-        return CursorState(_BEGINNING)
-    return context.log.subscriptions.reading(found.topic_id, check_subscription(subscription))
 
 
 @command(

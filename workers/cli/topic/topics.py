@@ -20,7 +20,7 @@ from workers.cli.options import (
 )
 from workers.cli.output import Answer, note
 from workers.cli.texts import topic_shown
-from workers.cli.topic.documents import subscription_documents, topic_document, topic_shown_in_list
+from workers.cli.topic.documents import delayed_document, subscription_documents, topic_document, topic_shown_in_list
 
 topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
 
@@ -99,7 +99,9 @@ def list_(
 @command(topic, "show", examples=[f"sexton topic show {_ORDERS} --json"])
 def show(context: CommandContext, name: TopicArgument) -> Answer:
     """Show one topic."""
-    return Answer(document=topic_document(context, context.catalog.topics.summary(context.topic(name))))
+    found = context.topic(name)
+    document = topic_document(context, context.catalog.topics.summary(found))
+    return Answer(document={**document, "delayed": delayed_document(context.catalog.delayed, found.topic_id)})
 
 
 @command(topic, "roll", examples=[f"sexton topic roll {_ORDERS}"])
