@@ -2,6 +2,7 @@
 
 import logging
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,23 @@ def test_rebuild_reads_tiered_copies_where_primary_ones_are_gone(history: Histor
     assert world.left_of(first) == []
     assert world.log.rebuilder.rebuild(world.topic.topic_id) == history.in_sql()
     assert first in history.in_sql().hidden
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_messages_of_an_open_transaction_may_be_offloaded(history: History, *, commit: bool) -> None:
+    """Readers see them once it commits, out of the copy that is left, and never if it aborts."""
+    world = history.world
+    history.take([("produce", 0, 0), ("begin", 0, 0), ("produce", 0, 1), ("roll", 0, 0)])
+    (ledger_id,) = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id) if one.entries]
+    publish(world, ledger_id, upload(world, ledger_id))
+    assert remove_primaries(world) == 1
+    done(world.deletion.delete_chunk, chunk_input())
+    assert world.left_of(ledger_id) == []
+    read = partial(world.log.managed.read, world.topic, max_entries=9)
+    assert len(read()) == 1
+    history.take([("decide", 0, int(commit)), ("settle", 0, 1)])
+    assert len(read()) == (3 if commit else 1)
+    assert world.log.rebuilder.rebuild(world.topic.topic_id) == history.in_sql()
 
 
 def test_rebuild_that_fails_is_repeated_from_scratch(history: History) -> None:

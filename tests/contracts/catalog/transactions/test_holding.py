@@ -101,6 +101,22 @@ def test_up_to_holds_what_is_left_up_to_there_and_meets_what_others_hold(sql_wor
     assert isinstance(hold(sql_world, topic, _SUB, second, up_to=at(ledger, 9)), Acknowledged)
 
 
+def test_acknowledgement_that_dies_anywhere_holds_nothing_and_can_be_asked_again(
+    sql_world: SqlWorld, topic: Topic
+) -> None:
+    """Nothing half-made stays, neither a participant nor a subscription nobody can use (apache/pulsar#13767)."""
+    txn, entry, deaths = begin(sql_world), _entry(sql_world, topic, 4), 0
+    for _ in sql_world.deaths_in(lambda: hold(sql_world, topic, _SUB, txn, entry)):
+        deaths += 1
+        assert sql_world.catalog.transactions.held(topic.topic_id, _SUB) == {}
+        assert sql_world.catalog.transactions.get(txn).participants == []
+    assert deaths > 3
+    for _ in sql_world.deaths_in(lambda: end(sql_world, txn, commit=True)):
+        assert _covered(sql_world, topic) == []
+        assert sql_world.catalog.transactions.get(txn).state is TransactionState.OPEN
+    assert _covered(sql_world, topic) == [4]
+
+
 def test_acknowledgement_outside_open_changes_nothing(sql_world: SqlWorld, topic: Topic) -> None:
     """Source: apache/pulsar#15524."""
     txn = begin(sql_world)
