@@ -7,13 +7,12 @@ Source: Pulsar's message deduplication (highest sequence id persisted per produc
 producer has one transaction at a time.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from logstore.transactions.transactions import TransactionId
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerSequence:
+class ProducerSequence(NamedTuple):
     """How far a producer's ids have come in a topic. Bounds are inclusive; -1: none."""
 
     kept: int = -1  # stored for good

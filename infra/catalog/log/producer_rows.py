@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, and_, case, delete, select, true, tuple_, update
+from sqlalchemy import Connection, and_, case, delete, select, true, tuple_, update
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
@@ -24,12 +24,13 @@ Key = tuple[int, str]
 """A topic's id, and a producer's name."""
 
 _P: Final = t.producer_sequence.c
-_WRITTEN: Final = ("sequence_id", "kept_id", "txn_tc", "txn_seq")
+_COLUMNS: Final = (_P.topic_id, _P.producer, _P.sequence_id, _P.kept_id, _P.txn_tc, _P.txn_seq)
+_OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
 
 
 def sequences_of(connection: Connection, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
     """How far these producers are that have a row."""
-    query = select(t.producer_sequence).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
+    query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
     found = _known(connection, connection.execute(query).all())
     return {producer: known for (_, producer), known in found.items()}
 
@@ -44,45 +45,53 @@ def lock_sequences(connection: Connection, keys: Collection[Key]) -> dict[Key, P
 def _locking(dialect: str) -> Statement:
     asked = rows_of(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
     c = asked.source.c
-    query = select(t.producer_sequence).join(asked.source, and_(_P.topic_id == c.topic_id, _P.producer == c.producer))
+    query = select(*_COLUMNS).join(asked.source, and_(_P.topic_id == c.topic_id, _P.producer == c.producer))
     in_order = query.order_by(_P.topic_id, _P.producer).with_for_update(of=t.producer_sequence)
     return Statement(sql=in_order, rows=asked)
 
 
-def _known(connection: Connection, rows: Collection[Row[Any]]) -> dict[Key, ProducerSequence]:
+def _known(connection: Connection, rows: Collection[Any]) -> dict[Key, ProducerSequence]:
     """A transaction that is decided meanwhile is taken for open: what is refused for it is asked for again."""
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
     states = states_of(connection, txns) if txns else {}
-    return {(row.topic_id, row.producer): _sequence(row, states) for row in rows}
+    return {
+        (topic_id, producer): ProducerSequence(last, last)
+        if tc_id is None
+        else _inside(last, kept, TransactionId(tc_id, sequence), states)
+        for topic_id, producer, last, kept, tc_id, sequence in rows
+    }
 
 
-def _sequence(row: Row[Any], states: Mapping[TransactionId, TransactionState]) -> ProducerSequence:
-    txn = None if row.txn_tc is None else TransactionId(row.txn_tc, row.txn_seq)
-    state = None if txn is None else states.get(txn)
+def _inside(
+    last: int, kept: int, txn: TransactionId, states: Mapping[TransactionId, TransactionState]
+) -> ProducerSequence:
+    state = states.get(txn)
     if state is TransactionState.OPEN:
-        return ProducerSequence(row.kept_id, row.sequence_id, txn)
-    return ProducerSequence.up_to(row.sequence_id if state is None or state.commits else row.kept_id)
+        return ProducerSequence(kept, last, txn)
+    return ProducerSequence.up_to(last if state is None or state.commits else kept)
 
 
 def put_sequences(connection: Connection, moved: Mapping[Key, ProducerSequence]) -> None:
     """Write how far producers are, whose rows are locked."""
-    if moved:
-        _putting(connection.dialect.name).execute(connection, [(*key, *_columns(one)) for key, one in moved.items()])
+    plain = [(*key, one.last) for key, one in moved.items() if one.txn is None]
+    inside = [(*key, one.last, one.kept, *_pair(one.txn)) for key, one in moved.items() if one.txn]
+    for rows, columns in ((plain, ()), (inside, _OF_TRANSACTION)):
+        if rows:
+            _putting(connection.dialect.name, columns).execute(connection, rows)
 
 
-def _columns(known: ProducerSequence) -> tuple[int | None, ...]:
-    if known.txn is None:
-        return known.last, None, None, None
-    return known.last, known.kept, known.txn.tc_id, known.txn.sequence
+def _pair(txn: TransactionId) -> tuple[int, int]:
+    return txn.tc_id, txn.sequence
 
 
 @cache
-def _putting(dialect: str) -> Statement:
-    columns: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, **dict.fromkeys(_WRITTEN, BIG)}
-    moved = rows_of(dialect, "moved", columns)
+def _putting(dialect: str, more: tuple[str, ...]) -> Statement:
+    """With `more` columns; those that are not among them become null."""
+    kinds: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG}
+    moved = rows_of(dialect, "moved", {**kinds, **dict.fromkeys(more, BIG)})
     picked = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite reads ON as a join's
     put = inserting(dialect, t.producer_sequence).from_select(moved.columns, picked)
-    new = {name: put.excluded[name] for name in _WRITTEN}
+    new = {name: put.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # what is not given, is null
     return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id", "producer"], set_=new), rows=moved)
 
 
