@@ -76,12 +76,8 @@ class Auditor:
     def payloads(self, ledger_id: int) -> list[bytes]:
         """Payloads of a ledger's registered segments, in order, read from S3."""
         query = "SELECT number, ledger_id FROM segment WHERE ledger_id = ? ORDER BY first_entry"
-        found: list[bytes] = []
-        for number, *_ in self._rows(query, ledger_id):
-            key = f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/{number:08d}.parquet"
-            body = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-            found += pq.read_table(io.BytesIO(body), columns=["payload"]).column("payload").to_pylist()
-        return found
+        numbers = [number for number, *_ in self._rows(query, ledger_id)]
+        return [row["payload"] for number in numbers for row in self._read(ledger_id, number, ["payload"])]
 
     def transactions(self) -> dict[str, str]:
         """The state of each transaction, by its id."""
@@ -89,18 +85,47 @@ class Auditor:
 
     def markers(self, topic_id: int) -> dict[str, set[str]]:
         """What the objects of a topic's log say of transactions, by id: how each ended."""
-        query = (
-            "SELECT s.ledger_id, s.number FROM segment s JOIN ledger l ON l.ledger_id = s.ledger_id"
-            " JOIN ledger_list ll ON ll.list_id = l.list_id WHERE ll.topic_id = ?"
-        )
         found: dict[str, set[str]] = {}
-        for ledger_id, number in self._rows(query, topic_id):
-            key = f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/{number:08d}.parquet"
-            body = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-            for row in pq.read_table(io.BytesIO(body), columns=["txn_tc", "txn_seq", "marker"]).to_pylist():
-                if row["marker"] is not None:
-                    found.setdefault(f"{row['txn_tc']}:{row['txn_seq']}", set()).add(row["marker"])
+        for row in self._entries(topic_id, "txn_tc", "txn_seq", "marker").values():
+            if row["marker"] is not None:
+                found.setdefault(f"{row['txn_tc']}:{row['txn_seq']}", set()).add(row["marker"])
         return found
+
+    def delivery_times(self, topic_id: int) -> dict[tuple[int, int], int | None]:
+        """When each entry of a topic's log is due, by ledger and entry, in milliseconds since 1970; None: at once."""
+        entries = self._entries(topic_id, "deliver_at_ms")
+        return {position: row["deliver_at_ms"] for position, row in entries.items()}
+
+    def buckets(self, topic_id: int) -> dict[int, list[tuple[int, int]]]:
+        """Of each bucket of a topic's delayed messages, by its ledger, which entries its snapshot holds."""
+        found = {}
+        for (bucket,) in self._rows("SELECT ledger_id FROM delayed_bucket WHERE topic_id = ?", topic_id):
+            held = self._read(bucket, 0, ["ledger_id", "entry_id"])
+            found[bucket] = [(row["ledger_id"], row["entry_id"]) for row in held]
+        return found
+
+    def retired_buckets(self, topic_id: int) -> set[int]:
+        """Ledgers of snapshots of a topic's delayed messages that have a deletion intent."""
+        query = "SELECT ledger_id FROM pending_deletion WHERE topic_id = ? AND component = 'DELAYED_INDEX'"
+        return {row[0] for row in self._rows(query, topic_id)}
+
+    def _entries(self, topic_id: int, *columns: str) -> dict[tuple[int, int], dict[str, Any]]:
+        """Columns of each registered entry of a topic's log, by ledger and entry, read from S3."""
+        query = (
+            "SELECT s.ledger_id, s.number, s.first_entry FROM segment s JOIN ledger l ON l.ledger_id = s.ledger_id"
+            " JOIN ledger_list ll ON ll.list_id = l.list_id WHERE ll.topic_id = ? AND ll.component = 'MANAGED_LEDGER'"
+        )
+        return {
+            (ledger_id, first + at): row
+            for ledger_id, number, first in self._rows(query, topic_id)
+            for at, row in enumerate(self._read(ledger_id, number, list(columns)))
+        }
+
+    def _read(self, ledger_id: int, number: int, columns: list[str]) -> list[dict[str, Any]]:
+        key = f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/{number:08d}.parquet"
+        body = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(body), columns=columns).to_pylist()
+        return rows
 
     def listed(self, topic_id: int) -> set[int]:
         """Ledgers that the catalog lists for the topic."""

@@ -16,6 +16,8 @@ from logstore.log.ledgers import ledger_prefix
 from workers.assembly.adapters import open_log
 from workers.client import Sexton
 from workers.demo.auditor import Auditor, Stored
+from workers.demo.delayed import DEATH as MERGING
+from workers.demo.delayed import MOST_BUCKETS, Delaying, check_delayed
 from workers.demo.interrupts import Interrupts
 from workers.demo.orphans import check_orphans, plant_orphans, reconcile
 from workers.demo.report import (
@@ -31,12 +33,13 @@ from workers.demo.report import (
 )
 from workers.demo.scenario import WrittenTopic, planned, write_topics
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
-from workers.demo.transactions import DEATH, check_transactions, transact
+from workers.demo.transactions import DEATH as BROADCASTING
+from workers.demo.transactions import check_transactions, transact
 from workers.operations.stack import ANY_METRICS_PORT, at, prepare, stack_options, start_worker
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicResult
 
-_FIRST, _SECOND, _THIRD = "worker-1", "worker-2", "worker-3"
+_FIRST, _SECOND, _THIRD, _FOURTH = "worker-1", "worker-2", "worker-3", "worker-4"
 _WORKERS = {
     **ANY_METRICS_PORT,
     "SEXTON_OWNERSHIP": "zookeeper",
@@ -102,6 +105,8 @@ def _own(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
         "home": home,
         "deletion_chunk": max(1, topics * ledgers // 24),
         "deletion_parallelism": 2,
+        "delayed_buckets": MOST_BUCKETS,
+        "delayed_tolerance": 0,
     }
     return Settings.model_validate(settings.without_services().model_dump(exclude={"database_url", "bulk_dir"}) | own)
 
@@ -141,8 +146,7 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     ]
     say("planting orphans, and looking for them with Spark")
     orphans = _reconciled(settings, auditor, written)
-    say("committing one transaction and aborting another over three topics and a subscription")
-    shown.insert(3, _transacted(settings, auditor, say))
+    shown[3:3] = _transacted_and_delayed(settings, auditor, say)
     return DemoReport(
         shown=shown,
         orphans=orphans,
@@ -163,16 +167,27 @@ def _reconciled(settings: Settings, auditor: Auditor, written: Sequence[WrittenT
     return check_orphans(before, (auditor.stored(), auditor.stored(tiered=True)), planted, told)
 
 
-def _transacted(settings: Settings, auditor: Auditor, say: Say) -> PromiseRow:
-    """The worker dies in the middle of the broadcast, and another goes on."""
-    second = ServiceProcess(_SECOND, StackHome.at(settings.home))
+def _transacted_and_delayed(settings: Settings, auditor: Auditor, say: Say) -> list[PromiseRow]:
+    """A worker dies in a merge of delayed messages, the next one in a broadcast; what they left goes on meanwhile."""
+    home = StackHome.at(settings.home)
+    second, third = ServiceProcess(_SECOND, home), ServiceProcess(_THIRD, home)
 
     def replace_worker() -> None:
-        say(f"{_SECOND} was killed by SIGKILL in the middle of the broadcast")
-        start_worker(settings, name=_THIRD, extra=_WORKERS, alone=True, on_progress=say)
+        say(f"{_THIRD} was killed by SIGKILL in the middle of the broadcast")
+        start_worker(settings, name=_FOURTH, extra=_WORKERS, alone=True, on_progress=say)
 
-    done = asyncio.run(transact(settings, lambda: second.running() is None, replace_worker))
-    return check_transactions(settings, auditor, done)
+    say("delaying messages, sealing three buckets of them and merging two")
+    with Delaying(settings) as delaying:
+        asyncio.run(delaying.seal(lambda: second.running() is None))
+        say(f"{_SECOND} was killed by SIGKILL in the middle of the merge")
+        dies = {failpoints.VARIABLE: BROADCASTING, **_WORKERS}  # in the first broadcast of a transaction
+        start_worker(settings, name=_THIRD, extra=dies, alone=True, on_progress=say)
+        delaying.another_consumer()
+        say("committing one transaction and aborting another over three topics and a subscription")
+        done = asyncio.run(transact(settings, lambda: third.running() is None, replace_worker))
+        say("waiting for the merge, and for messages that are still to come")
+        asyncio.run(delaying.end())
+    return [check_transactions(settings, auditor, done), check_delayed(auditor, delaying.delivered)]
 
 
 def _contest(written: Sequence[WrittenTopic]) -> list[str]:
@@ -206,7 +221,7 @@ async def _trim_through_a_crash(
     states = [state for state, _ in auditor.intents().values()]
     death = _Death(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
     say(f"{_FIRST} was killed by SIGKILL with {death.unfinished} deletions unfinished")
-    dies = {failpoints.VARIABLE: DEATH, **_WORKERS}  # in the first broadcast of a transaction
+    dies = {failpoints.VARIABLE: MERGING, **_WORKERS}  # in the first merge of buckets
     await asyncio.to_thread(start_worker, settings, name=_SECOND, extra=dies, alone=True, on_progress=say)
     say("waiting for the trims")
     return [await handle.result() for handle in handles], death

@@ -69,7 +69,7 @@ def _until(died: Callable[[], bool]) -> None:
     give_up = time.monotonic() + _DIES_WITHIN_S
     while not died():
         if time.monotonic() > give_up:
-            raise ServiceFailed("worker-2", "it did not die in the broadcast", advice="read its log")
+            raise ServiceFailed("worker-3", "it did not die in the broadcast", advice="read its log")
         time.sleep(0.05)
 
 
