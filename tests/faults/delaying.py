@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import Component, LedgerStatement, segment_key
-from logstore.positions import Position
+from logstore.positions import Position, TopicId
 from tests.faults.auditor import Expected
 from tests.faults.operators import CAUSE, Operators
 from tests.faults.scene import BUCKET_LIMITS, TopicPlan
@@ -28,6 +28,9 @@ _MERGED, _CLEARED = (
 )
 DELAYED: Final = (_MERGED, _CLEARED)
 _DUE_MS: Final = 4_000_000_000_000  # in the year 2096
+_LOOKS: Final = 5
+"""After which nothing is due any more; else `judge` says what is missing."""
+
 _SEALS: Final = 4  # of the first topic, each with a bucket
 
 
@@ -66,7 +69,7 @@ class Delaying(Operators):
         """A bucket for each of some messages: with the third one they are too many, and are merged."""
         for plan in DELAYED:
             self._client(f"subscribe {plan.name}", partial(self._subscribe, self._topic(plan), _READER))
-        self._once("once upload", self._let_an_upload_die)
+        self._client("once upload", self._let_an_upload_die)
         for number in range(_SEALS):
             self._say(_MERGED, number)
             if number == 1:
@@ -100,13 +103,23 @@ class Delaying(Operators):
     def _seal_one(self, number: int) -> None:
         topic = self._topic(_MERGED)
         request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, **CAUSE)
+        self._lapse()
         self._start("seal", SealBuckets, request, f"{SEAL_BUCKETS.id(topic.topic_id)}-{number}")
         self._work()
 
     def _seal_all(self, name: str) -> None:
-        workflow_id = f"{SEAL_BUCKETS.id()}-{name}"  # a schedule appends its time
-        self._start("seal all", SealBuckets, SealBucketsInput(**CAUSE), workflow_id)
-        self._work()
+        """As the schedule does, again and again: what failed is due at the next look, once its claim has lapsed."""
+        for look in range(_LOOKS):
+            workflow_id = f"{SEAL_BUCKETS.id()}-{name}-{look}"  # a schedule appends its time
+            self._start("seal all", SealBuckets, SealBucketsInput(**CAUSE), workflow_id)
+            self._work()
+            self._lapse()
+            if not self._process.catalog.delayed.due(BUCKET_LIMITS, after=TopicId(-1), limit=1):
+                break
+
+    def _lapse(self) -> None:
+        with closing(sqlite3.connect(self.world.database)) as connection, connection:
+            connection.execute("UPDATE delayed_index SET claim_until_us = 1 WHERE claim_until_us > 0")
 
     def _let_an_upload_die(self) -> None:
         """A creator died in mid-upload: its ledger is newborn, and storage keeps parts that no listing shows."""
