@@ -10,6 +10,7 @@ import typer
 
 from logstore.deletion.intents import IntentKey
 from workers.cli.app import app
+from workflows.delayed.values import MergeBucketsInput, SealBucketsInput
 from workflows.deletion.values import (
     DeleteLedgerInput,
     DeleteLedgersInput,
@@ -43,6 +44,9 @@ _REQUESTS = (
     CoordinatorInput(tc_id=3),
     BroadcastTransactionInput(txn="3:17"),
     SweepTransactionsInput(**_BY),
+    SealBucketsInput(**_BY),
+    SealBucketsInput(topic_id=1, topic=_TOPIC, **_BY),
+    MergeBucketsInput(topic_id=1, topic=_TOPIC, **_BY),
 )
 
 
