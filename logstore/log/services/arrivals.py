@@ -12,7 +12,7 @@ Source: apache/pulsar#14286, #22944: a cursor beyond maxReadPosition read empty 
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,18 +76,24 @@ class Arrivals:
     def _look(self) -> None:
         pause, told = _PAUSE_S[0], False
         while waiting := self._waiting():
+            moved = False
             try:
-                ends, told = self.ends({one.topic_id for one in waiting}), False
+                moved, told = self._wake(waiting), False
             except Exception as error:  # noqa: BLE001 - whatever it is, the next look may do better
                 if not told:
                     _LOG.warning("readers wait on, for the catalog does not say where logs end: %s", error)
-                told, ends = True, {one.topic_id: one.end for one in waiting if one.end is not None}
-            moved = [one for one in waiting if ends.get(one.topic_id) != one.end]
-            for one in moved:
-                one.end = ends.get(one.topic_id)
-                one.woken.set()
+                told = True
             pause = _PAUSE_S[0] if moved else min(1.5 * pause, _PAUSE_S[1])
             self._closed.wait(pause)
+
+    def _wake(self, waiting: Sequence[_Parked]) -> bool:
+        """Wake those whose logs end elsewhere now; whether there were any."""
+        ends = self.ends({one.topic_id for one in waiting})
+        moved = [one for one in waiting if ends.get(one.topic_id) != one.end]
+        for one in moved:
+            one.end = ends.get(one.topic_id)
+            one.woken.set()
+        return bool(moved)
 
     def _waiting(self) -> list[_Parked]:
         """Those that are parked and not woken yet; without any, the thread ends."""

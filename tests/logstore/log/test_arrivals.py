@@ -107,14 +107,16 @@ def test_catalog_that_does_not_answer_lets_readers_wait(
     with World() as world:
         looks = _Looks(world)
         arrivals = Arrivals(looks)  # type: ignore[arg-type]  # the part of the port that it uses
-        watch = Watch(arrivals, world.topic.topic_id)
-        looks.away = True
-        waiting = pool.submit(watch.wait, 60.0)
-        assert_eventually(lambda: len(looks.asked) > 3)
-        assert not waiting.done()
+        watches = [Watch(arrivals, world.topic.topic_id)]
         world.process().append(world.topic, plain(b"1"))
+        watches.append(Watch(arrivals, world.topic.topic_id))
+        looks.away = True
+        waiting = [pool.submit(one.wait, 60.0) for one in watches]
+        assert_eventually(lambda: len(looks.asked) > 5)
+        assert not any(one.done() for one in waiting)
+        world.process().append(world.topic, plain(b"2"))
         looks.away = False
-        assert waiting.result(60)
+        assert all(one.result(60) for one in waiting)
     assert caplog.text.count("readers wait on") == 1
 
 
