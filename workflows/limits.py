@@ -16,7 +16,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import checked_worker_id
 from logstore.transactions.transactions import MOST_COORDINATORS, TransactionId
-from workflows.delayed.values import SealBucketsInput
+from workflows.delayed.values import BuildDelayedIndexInput, SealBucketsInput
 from workflows.deletion.values import (
     MOST_OBJECTS_PER_S,
     DeleteLedgerInput,
@@ -173,6 +173,7 @@ _OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
     TrimTopicsInput: {"batch_id": _or_empty(_ANYWHERE["batch_id"])},
     ReconcileOrphansInput: {"run_id": _or_empty(_run_id)},
     BuildTransactionSnapshotsInput: {"run_id": _or_empty(_run_id), "topic_ids": _topics},
+    BuildDelayedIndexInput: {"run_id": _or_empty(_run_id), "topic_ids": _topics},
     ExplicitDetach: {"ledger_ids": _ids(MOST_IDS)},
     OffloadAsk: {"ledger_ids": _ids(MOST_OFFLOADED)},
 }
@@ -219,6 +220,7 @@ _SERVED: Final[Mapping[type, Callable[[str], str]]] = {
     OffloadPolicy: uploads_queue,
     ReconcileOrphansInput: bulk_queue,
     BuildTransactionSnapshotsInput: bulk_queue,
+    BuildDelayedIndexInput: bulk_queue,
     CoordinatorInput: transactions_queue,
     BroadcastTransactionInput: transactions_queue,
     SweepTransactionsInput: transactions_queue,

@@ -115,3 +115,55 @@ class LetGoInput:
 
     topic_id: int
     topic: str = ""  # encoded, for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginIndexesInput:
+    """A build of indexes that is asked for."""
+
+    run_id: str
+    actor: str = ""
+    reason: str = ""
+    topic_ids: list[int] = field(default_factory=list)  # none: of every topic with delayed messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildIndexesInput:
+    """A build that has begun; what it began with stands in its run's row."""
+
+    run_id: str
+    master: str = ""  # the Spark cluster; empty: that of the settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchIndexesInput:
+    """One page of what a build has published."""
+
+    run_id: str
+    page: int  # of the lists of topics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchedIndexes:
+    """What became of the topics of one page."""
+
+    switched: int = 0  # have the new buckets now
+    superseded: int = 0  # their lists have changed meanwhile: by a seal, a merge, or a deletion
+    gone: int = 0  # there is no such topic any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcludeIndexesInput:
+    """A build whose parts are all switched."""
+
+    run_id: str
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltIndexes:
+    """What a build came to, or as far as it is."""
+
+    counts: dict[str, int] = field(default_factory=dict)  # topics by what became of them, `buckets` and `messages`
+    left_out: list[str] = field(default_factory=list)  # of the first 20 topics that could not be read, why
+    done: bool = False

@@ -6,6 +6,7 @@ Storage is listed first, then ledgers are read, then intents: rows precede objec
 from dataclasses import dataclass, field
 from typing import Final
 
+from logstore.delayed.jobs import BuildIndexes
 from logstore.transactions.jobs import BuildBuffers
 
 
@@ -64,8 +65,8 @@ class VerifyFindings:
     name = "verify-findings"
 
 
-BulkJob = ListStorage | ReadReferences | CompareSides | VerifyFindings | BuildBuffers
-"""All of them; that of transactions, and another protocol's, join here."""
+BulkJob = ListStorage | ReadReferences | CompareSides | VerifyFindings | BuildBuffers | BuildIndexes
+"""All of them; those of transactions, of delayed messages, and another protocol's, join here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,9 @@ from typing import Final
 from infra.catalog import SqlCatalog, open_catalog
 from infra.catalog.engine.adbc import adbc_connect
 from infra.catalog.reconciliation import facts as sql
-from logstore.errors import CorruptData, MissingData, UnknownObject, Unsupported
-from logstore.identity.markers import NamedBucket, Role
-from logstore.identity.services.own_stores import OwnStores
+from logstore.errors import CorruptData, MissingData, UnknownObject
 from logstore.log.services.component_ledgers import ComponentLedgers
-from logstore.log.services.tiered_segments import TieredSegments
-from logstore.offload.places import TieredPlace
 from logstore.ports.catalog import TopicState
-from logstore.ports.objects import OwnedStore
 from logstore.positions import TopicId
 from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary
 from logstore.transactions.buffer import Buffer
@@ -27,7 +22,8 @@ from logstore.transactions.jobs import MOST_PARTS, BufferFiles, BuildBuffers
 from logstore.transactions.services.rebuilding import Rebuilder
 from logstore.transactions.services.snapshots import BufferSnapshots
 from spark.runner import JobRun, Main
-from spark.sources.objects import NativePlaces, StoreAddress
+from spark.sources.objects import NativePlaces
+from spark.sources.stores import log_stores
 
 _WAVES: Final = 4  # tasks for each that can run at once: enough to even out
 _SHOWN: Final = 20
@@ -90,8 +86,7 @@ def _build(places: NativePlaces, folder: Path, task: _Task) -> _Done:
 
 
 def _buffers(places: NativePlaces, catalog: SqlCatalog, task: _Task, done: _Done) -> Iterator[tuple[TopicId, Buffer]]:
-    stores = OwnStores(catalog.identities)
-    objects = _owned(stores, places.primary)
+    objects, tiered = log_stores(places, catalog)
     contents = ComponentLedgers(
         components=catalog.components, ledgers=catalog.ledgers, objects=objects, application=places.application
     )
@@ -99,7 +94,7 @@ def _buffers(places: NativePlaces, catalog: SqlCatalog, task: _Task, done: _Done
         ledgers=catalog.ledgers,
         transactions=catalog.transactions,
         objects=objects,
-        tiered=TieredSegments(offloads=catalog.offloads, buckets=partial(_bucket, places, stores)),
+        tiered=tiered,
         snapshots=BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents),
         whole=True,
     )
@@ -119,15 +114,3 @@ def _buffers(places: NativePlaces, catalog: SqlCatalog, task: _Task, done: _Done
                 yield topic_id, found
             else:
                 done.empty += 1
-
-
-def _bucket(places: NativePlaces, stores: OwnStores, place: TieredPlace) -> OwnedStore:
-    for address in places.tiered:
-        if address.bucket == place.bucket:
-            return _owned(stores, address)
-    raise Unsupported(f"bucket {place.bucket}: tasks in Spark read tiered copies in the configured bucket alone")
-
-
-def _owned(stores: OwnStores, address: StoreAddress) -> OwnedStore:
-    named = NamedBucket(role=Role(address.role), bucket=address.bucket, address=address.endpoint)
-    return stores.own(named, address.store)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from logstore.delayed.jobs import BuildIndexes, BuiltIndex, IndexFiles
 from logstore.positions import TopicId
 from logstore.reconciliation.files import PAGE, as_table
 from logstore.reconciliation.findings import Finding
@@ -50,6 +51,7 @@ class FakeBulkJobs:
         self.page = PAGE  # findings of a page
         self.compared = dict(COMPARED)  # what jobs count
         self.buffers: dict[TopicId, Buffer] = {}  # what is rebuilt
+        self.indexes: Callable[[IndexFiles], list[BuiltIndex]] = lambda _files: []  # writes snapshots
         self.facts: dict[str, str] = {}  # of each of these jobs
         self.ran: list[BulkJob] = []  # one that was published before does not run again
         self.masters: list[str] = []
@@ -80,6 +82,8 @@ class FakeBulkJobs:
             summary = BulkSummary(counts={name: self.compared[name] for name in counted}, facts=dict(self.facts))
         if isinstance(job, BuildBuffers):
             summary = self._build(folder, job)
+        if isinstance(job, BuildIndexes):
+            summary = self._index(folder, job)
         if isinstance(job, VerifyFindings):
             pq.write_table(as_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
         return self._publication.publish(job.run_id, job.name, folder, summary)
@@ -91,6 +95,15 @@ class FakeBulkJobs:
             BufferFiles(folder).write(part, iter([item]))
         counts = dict.fromkeys(("empty", "gone"), 0) | {"unreadable": len(self.facts), "topics": len(built)}
         return BulkSummary(counts={**counts, "buffers": len(built), "parts": len(built)}, facts=dict(self.facts))
+
+    def _index(self, folder: Path, job: BuildIndexes) -> BulkSummary:
+        """A part for each topic."""
+        built = [one for one in self.indexes(IndexFiles(folder)) if not job.topics or one.topic_id in job.topics]
+        for part, one in enumerate(built):
+            IndexFiles(folder).write(part, [one])
+        counts = {"topics": len(built), "parts": len(built), "empty": 0, "gone": 0, "unreadable": len(self.facts)}
+        made = sum(len(one.files) for one in built)
+        return BulkSummary(counts={**counts, "buckets": made, "messages": 2 * made}, facts=dict(self.facts))
 
     def published(self, run_id: str, name: str) -> BulkSummary | None:
         return self._publication.summary(run_id, name)

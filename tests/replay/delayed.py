@@ -1,4 +1,4 @@
-"""Scenes of seals and merges; see `record`."""
+"""Scenes of seals, merges and builds; see `record`."""
 
 from contextlib import suppress
 from typing import Any
@@ -6,12 +6,16 @@ from typing import Any
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.jobs import BuiltIndex, IndexFiles
+from logstore.errors import CorruptData
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import Claim
+from logstore.reconciliation.jobs import BulkJob
 from tests.fakes.objects import Operation
 from tests.logstore.delayed.stored import Stored, stored_in
+from tests.workflows.delayed.builds import build, topic_to_build
 from tests.workflows.delayed.verbs import merge, seal
-from tests.workflows.house import House, assert_eventually
+from tests.workflows.house import Gate, House, assert_eventually
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -119,3 +123,47 @@ async def merge_continued(house: House) -> Handle:
     async with house.worker():
         handle = await _ended(house, await merge(house))
     return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
+async def build_complete(house: House) -> Handle:
+    """One topic."""
+    topic_to_build(house)
+    async with house.worker():
+        return await _ended(house, await build(house))
+
+
+async def build_superseded(house: House) -> Handle:
+    """Its topic is sealed meanwhile."""
+    topic = topic_to_build(house)
+    one = house.world.bulk.indexes
+
+    def meanwhile(files: IndexFiles) -> list[BuiltIndex]:
+        found = one(files)
+        topic.sealer.seal(topic.topic_id, force=True)
+        return found
+
+    house.world.bulk.indexes = meanwhile
+    async with house.worker():
+        return await _ended(house, await build(house))
+
+
+async def build_failed(house: House) -> Handle:
+    """What the bulk job reads is damaged."""
+
+    def fail(_job: BulkJob, _beat: object) -> None:
+        raise CorruptData("a checksum differs")
+
+    house.world.bulk.meanwhile = fail
+    async with house.worker():
+        return await _ended(house, await build(house))
+
+
+async def build_running(house: House) -> Handle:
+    """Its bulk job is at work."""
+    gate = Gate()
+    house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
+    async with house.worker():
+        handle = await build(house)
+        await assert_eventually(gate.reached.is_set)
+    gate.open()
+    return handle

@@ -581,6 +581,12 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         delayed.merge_continued,
     ),
     "build-transaction-snapshots": (transacted.build_complete, transacted.build_failed, transacted.build_running),
+    "build-delayed-index": (
+        delayed.build_complete,
+        delayed.build_superseded,
+        delayed.build_failed,
+        delayed.build_running,
+    ),
 }
 
 

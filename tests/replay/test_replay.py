@@ -41,6 +41,7 @@ COUNTS = {
     "build-transaction-snapshots/v1": 3,
     "seal-buckets/v1": 5,
     "merge-buckets/v1": 6,
+    "build-delayed-index/v1": 4,
 }
 RECORDED = sorted(HISTORIES.glob("*/*/*.json"))
 _MINUTE = timedelta(minutes=1)

@@ -255,7 +255,14 @@ class House:
 
     def _of_delayed(self) -> list[Activity]:
         one = self.world.activities.delayed
-        return [one.due_topics, one.seal_topics, one.seal_topic, one.choose_pair, one.merge_pair, one.let_go]
+        indexes = self.world.activities.indexes
+        building: list[Activity] = [
+            indexes.begin_build,
+            indexes.build_indexes,
+            indexes.switch_indexes,
+            indexes.conclude_build,
+        ]
+        return [one.due_topics, one.seal_topics, one.seal_topic, one.choose_pair, one.merge_pair, one.let_go, *building]
 
     def _of_reconciliation(self) -> list[Activity]:
         planning, applying = self.world.activities.planning, self.world.activities.applying

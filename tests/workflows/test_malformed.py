@@ -48,6 +48,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "build-transaction-snapshots": _WHY | {"run_id": "snapshots-1"},
     "seal-buckets": _WHY,
     "merge-buckets": _TOPIC | _WHY,
+    "build-delayed-index": _WHY | {"run_id": "indexes-1"},
 }
 _ENDLESS = "x" * 2_100
 
@@ -129,6 +130,9 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
     "seal-buckets topic": ("topic", _beyond(kind="seal-buckets", topic="orders")),
     "seal-buckets id": ("topic_id", _beyond(kind="seal-buckets", topic_id=-1)),
     "seal-buckets page": ("page", _beyond(kind="seal-buckets", page=0)),
+    "build-delayed-index run": ("run_id", _beyond(kind="build-delayed-index", run_id="../x")),
+    "build-delayed-index topics": ("topic_ids", _beyond(kind="build-delayed-index", topic_ids=[-1])),
+    "build-delayed-index queue": ("queue", _beyond(kind="build-delayed-index", queue="nobody")),
     "merge-buckets id": ("topic_id", _beyond(kind="merge-buckets", topic_id=2**63)),
     "merge-buckets without a name": ("topic", _beyond(kind="merge-buckets", topic="")),
     "merge-buckets reason": ("reason", _beyond(kind="merge-buckets", reason=_ENDLESS)),

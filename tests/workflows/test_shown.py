@@ -11,12 +11,16 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.worker import Worker
 
 from activities.delayed.values import (
+    BeginIndexesInput,
+    BuildIndexesInput,
     ChooseInput,
+    ConcludeIndexesInput,
     DueInput,
     LetGoInput,
     MergePairInput,
     SealTopicInput,
     SealTopicsInput,
+    SwitchIndexesInput,
 )
 from activities.deletion.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
 from activities.deletion.trimming import BatchInput, PagesInput, RollInput, TopicPage, TrimPageInput
@@ -146,6 +150,10 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         f"2 buckets: 7, 9, {_TOPIC}",
     ),
     "delayed.let_go": (LetGoInput(topic_id=1, topic=_TOPIC), _TOPIC),
+    "delayed.begin_build": (BeginIndexesInput(run_id="i", actor="me"), "run i"),
+    "delayed.build_indexes": (BuildIndexesInput(run_id="i"), "run i"),
+    "delayed.switch_indexes": (SwitchIndexesInput(run_id="i", page=3), "page 3, run i"),
+    "delayed.conclude_build": (ConcludeIndexesInput(run_id="i", counts={}), "run i"),
     "transactions.forget": (TransactionsToForget(limit=1_000), "at most 1,000 rows"),
 }
 
@@ -279,6 +287,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         "broadcast-transaction": "transaction 3:17",
         "sweep-transactions": type_,
         "build-transaction-snapshots": "snapshots-1",
+        "build-delayed-index": "indexes-1",
         "seal-buckets": type_,
     }
     assert about.get(type_, _TOPIC) in told

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from activities.delayed.buckets import DelayedBuckets
+from activities.delayed.building import IndexBuilding
 from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.topic_deletion import TopicDeletion
 from activities.deletion.trimming import Retention, Trimming
@@ -35,6 +36,7 @@ class Activities:
     coordination: Coordination
     building: BufferBuilding
     delayed: DelayedBuckets
+    indexes: IndexBuilding
 
     def of_owners(self) -> Sequence[Callable[..., Any]]:
         """Those that run at a topic's owner."""
@@ -47,7 +49,7 @@ class Activities:
 
     def of_bulk(self) -> Sequence[Callable[..., Any]]:
         """Those of the queue of bulk jobs."""
-        return [self.planning.run_bulk, self.building.build_buffers]
+        return [self.planning.run_bulk, self.building.build_buffers, self.indexes.build_indexes]
 
     def of_transactions(self) -> Sequence[Callable[..., Any]]:
         """Those of the queue of transactions."""
@@ -71,6 +73,9 @@ class Activities:
             self.delayed.choose_pair,
             self.delayed.merge_pair,
             self.delayed.let_go,
+            self.indexes.begin_build,
+            self.indexes.switch_indexes,
+            self.indexes.conclude_build,
             self.deletion.next_ranges,
             self.upkeep.adopt,
             self.upkeep.forget,
@@ -144,6 +149,14 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
             snapshots=log.buffer_snapshots,
         ),
         delayed=_delayed(log),
+        indexes=IndexBuilding(
+            runs=catalog.reconciliation,
+            identities=catalog.identities,
+            bulk=log.bulk,
+            index=catalog.delayed,
+            publisher=log.delayed.publisher,
+            limits=log.policies.bucket_limits,
+        ),
     )
 
 

@@ -22,11 +22,12 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
     from spark.session import SparkSettings, WarmSession  # noqa: PLC0415
 
     def mains() -> Mapping[str, "Main"]:
+        from spark.delayed.building import delayed_mains  # noqa: PLC0415
         from spark.reconciliation.backend import native_mains  # noqa: PLC0415
         from spark.transactions.building import transaction_mains  # noqa: PLC0415
 
         places = native_places(settings)
-        return {**native_mains(places), **transaction_mains(places)}
+        return {**native_mains(places), **transaction_mains(places), **delayed_mains(places)}
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:

@@ -11,6 +11,7 @@ from logstore.clock import Clock
 from logstore.cursors.services.cursor_ledgers import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.services.building import IndexPublisher
 from logstore.delayed.services.delivery import Delivery
 from logstore.delayed.services.merging import Merger
 from logstore.delayed.services.reading import DelayedLog
@@ -59,6 +60,7 @@ class DelayedServices:
     snapshots: BucketSnapshots
     sealer: Sealer
     merger: Merger
+    publisher: IndexPublisher  # of what a bulk job has built
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +230,8 @@ def _delayed(
         scratch=policies.scratch,
     )
     merger = Merger(index=catalog.delayed, snapshots=snapshots, scratch=policies.scratch)
-    return DelayedServices(snapshots=snapshots, sealer=sealer, merger=merger)
+    publisher = IndexPublisher(index=catalog.delayed, snapshots=snapshots)
+    return DelayedServices(snapshots=snapshots, sealer=sealer, merger=merger, publisher=publisher)
 
 
 def _delivery(

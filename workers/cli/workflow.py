@@ -46,6 +46,7 @@ class Kind(StrEnum):
     BUILD_TRANSACTION_SNAPSHOTS = "build-transaction-snapshots"
     SEAL_BUCKETS = "seal-buckets"
     MERGE_BUCKETS = "merge-buckets"
+    BUILD_DELAYED_INDEX = "build-delayed-index"
     RECONCILE_ORPHANS = "reconcile-orphans"
     APPLY_ORPHANS = "apply-orphans"
 

@@ -27,6 +27,7 @@ from temporalio.service import RPCError
 
 from logstore.deletion.intents import Refusal
 from logstore.errors import SextonError
+from workflows.delayed.values import BUILD_DELAYED_INDEX
 from workflows.deletion.values import DELETE_LEDGERS
 from workflows.offload.values import OFFLOAD_TOPIC
 from workflows.reconciliation.values import APPLY_ORPHANS, RECONCILE_ORPHANS
@@ -55,6 +56,7 @@ _LEFT: Final = {
     OFFLOAD_TOPIC.name: "what was copied stays copied; ask for the rest again",
     RECONCILE_ORPHANS.name: "it has changed nothing; plan again",
     BUILD_TRANSACTION_SNAPSHOTS.name: "snapshots that it has switched to stay; ask for the rest again",
+    BUILD_DELAYED_INDEX.name: "buckets that it has switched to stay; ask for the rest again",
     APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
 }
 _PAUSABLE: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name}

@@ -44,6 +44,7 @@ from workers.hosting.traced_runs import WorkflowEdge
 from workers.identity import namespace
 from workers.identity.stores import compare_buckets
 from workers.settings import OFF, Settings
+from workflows.delayed.build_delayed_index import BuildDelayedIndex
 from workflows.delayed.merge_buckets import MergeBuckets
 from workflows.delayed.seal_buckets import SealBuckets
 from workflows.deletion.delete_ledger import DeleteLedger
@@ -79,6 +80,7 @@ WORKFLOWS = [
     BuildTransactionSnapshots,
     SealBuckets,
     MergeBuckets,
+    BuildDelayedIndex,
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)

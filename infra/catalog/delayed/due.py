@@ -1,8 +1,21 @@
 """What there is to do about delayed messages: what lies behind the last bucket, and which buckets are to be dropped."""
 
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, exists, func, literal, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    and_,
+    cast,
+    exists,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+)
 
 from infra.catalog import tables as t
 from logstore.delayed.buckets import NOWHERE, BucketLimits
@@ -106,3 +119,18 @@ def _is_to_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
 def _is_to_merge(limits: BucketLimits) -> ColumnElement[bool]:
     buckets = select(func.count()).select_from(t.delayed_bucket).where(_of_index()).scalar_subquery()
     return literal(limits.buckets) < buckets
+
+
+def delayed_sizes() -> tuple[Select[Any], Select[Any]]:
+    """Topics with delayed messages: with entries that are, or that may be where no row says so; and with buckets.
+
+    Both have `topic_id` and `entries`; a topic may be in both.
+    """
+    lists = t.ledger_list.c
+    unknown = func.coalesce(_S.delayed, _S.entries)
+    data = (lists.component == Component.MANAGED_LEDGER.value) & _L.place.is_not(None) & (unknown > 0)
+    joined = t.segment.join(t.ledger, _S.ledger_id == _L.ledger_id).join(t.ledger_list, _L.list_id == lists.list_id)
+    entries = cast(func.sum(unknown), t.Big).label("entries")
+    in_log = select(lists.topic_id, entries).select_from(joined).where(data).group_by(lists.topic_id)
+    none = literal_column("0", t.Big).label("entries")
+    return in_log, select(_B.topic_id, none).group_by(_B.topic_id)

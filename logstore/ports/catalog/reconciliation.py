@@ -26,6 +26,7 @@ class RunKind(StrEnum):
     PLAN = "reconcile-orphans"
     APPLY = "apply-orphans"
     SNAPSHOTS = "build-transaction-snapshots"
+    INDEXES = "build-delayed-index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Bulk jobs of delayed messages."""

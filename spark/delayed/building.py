@@ -1,0 +1,202 @@
+"""`build-delayed-index`: buckets of delayed messages of many topics, from the delivery times in their logs.
+
+Each topic's log is cut into stretches, one a bucket, and each stretch is read by one task, which asks the store for one
+column of the segments that have delayed entries and writes a snapshot file as a seal would. All stretches of a topic
+agree on what consumers may see and on the time, so that together they are the index of that moment.
+
+Source: PIP-195, where an index is rebuilt by one reader of the whole log.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from infra.catalog import SqlCatalog, open_catalog
+from infra.catalog.delayed.due import delayed_sizes
+from infra.catalog.engine.adbc import adbc_connect
+from logstore.delayed.buckets import NOWHERE
+from logstore.delayed.jobs import MOST_PARTS, BuildIndexes, BuiltIndex, IndexFiles, Stretch, cut
+from logstore.delayed.merging import interleaved
+from logstore.delayed.services.reading import DelayedLog, Wanted, end_of
+from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.errors import CorruptData, MissingData, UnknownObject
+from logstore.ports.catalog import Claim, TopicState
+from logstore.positions import Position, TopicId
+from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary
+from logstore.whole_files import replacing
+from spark.runner import JobRun, Main
+from spark.sources.objects import NativePlaces
+from spark.sources.stores import log_stores
+
+_WAVES: Final = 4  # tasks for each that can run at once: enough to even out
+_CLAIM_S: Final = 600.0  # seals and merges of the topic wait so long; what is published is decided by the version
+_SHOWN: Final = 20
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is to be read of one topic."""
+
+    built: BuiltIndex  # without its files
+    now_ms: int
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """One bucket."""
+
+    topic_id: TopicId
+    number: int  # of the topic's stretches
+    stretch: Stretch
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What became of a piece."""
+
+    topic_id: TopicId
+    number: int
+    messages: int = 0  # none: all of them are due, and there is no file
+    why: str = ""  # it could not be read
+
+
+def delayed_mains(places: NativePlaces) -> Mapping[str, Main]:
+    """The jobs of delayed messages by name, over the catalog in SQL and buckets of S3."""
+    return {BuildIndexes.name: partial(build_indexes, places)}
+
+
+def build_indexes(places: NativePlaces, run: JobRun, job: BuildIndexes) -> BulkSummary:
+    """The main of the job.
+
+    Raises:
+        StoreUnavailable: Storage or database did not answer.
+    """
+    cores = run.spark.sparkContext.defaultParallelism
+    (topics,) = run.spread("look at topics", [job.topics], partial(_by_size, places.database_url))
+    dealt = _dealt(topics, _WAVES * cores)
+    planned = run.spread("cut logs into buckets", dealt, partial(_plan, places, job))
+    plans = [plan for some in planned for plan in some if plan is not None]
+    pieces = sorted((piece for plan in plans for piece in _pieces(plan)), key=lambda one: -one.stretch.entries)
+    tasks = _dealt(pieces, _WAVES * cores)
+    written = run.spread("read delivery times", tasks, partial(_write, places, run.folder))
+    return _concluded(run.folder, len(topics), plans, [one for some in written for one in some])
+
+
+def _dealt(items: list[_T], count: int) -> list[list[_T]]:
+    return [items[at::count] for at in range(min(count, len(items)))]
+
+
+def _by_size(database_url: str, topics: tuple[int, ...]) -> list[int]:
+    """In an executor: topics that were asked for, or all with delayed entries or buckets, the largest first."""
+    with adbc_connect(database_url) as connection:
+        rows = [row for query in delayed_sizes() for row in connection.table(query).to_pylist()]
+    sizes = Counter[int]()
+    for row in rows:
+        sizes[row["topic_id"]] += row["entries"]
+    return sorted(set(topics) or sizes, key=lambda topic_id: (-sizes[topic_id], topic_id))
+
+
+def _plan(places: NativePlaces, job: BuildIndexes, topics: list[int]) -> list[_Plan | None]:
+    """In an executor: what is to be read of topics; None of one that is deleted, or about to be."""
+    with open_catalog(places.database_url) as catalog:
+        log = _log(places, catalog)
+        return [_planned(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
+
+
+def _log(places: NativePlaces, catalog: SqlCatalog) -> DelayedLog:
+    primary, tiered = log_stores(places, catalog)
+    return DelayedLog(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
+
+
+def _planned(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: TopicId) -> _Plan | None:
+    try:
+        if catalog.topics.by_id(topic_id).state is not TopicState.ACTIVE:
+            return None
+    except UnknownObject:
+        return None
+    if job.workflow_id:
+        catalog.delayed.claim(topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=_CLAIM_S))
+    listed, frontier = catalog.delayed.listed(topic_id), catalog.transactions.frontier(topic_id, from_ledger=0)
+    now_ms = catalog.delayed.now_ms()
+    found = [segment for _, segment in log.segments(topic_id, behind=NOWHERE, last=frontier.last or NOWHERE)]
+    delayed = [segment.entries if segment.delayed is None else segment.delayed for segment in found]
+    ends = [(Position(one.ledger_id, one.first_entry), end_of(one)) for one in found]
+    segments = ((first, last, entries) for (first, last), entries in zip(ends, delayed, strict=True))
+    stretches = cut(segments, total=sum(delayed), messages=job.messages, buckets=job.buckets)
+    built = BuiltIndex(
+        topic_id=topic_id,
+        expected=listed.version,
+        gone=tuple(one.bucket_id for one in listed.buckets),
+        sealed_to=max([listed.sealed_to, *(last for _, last in ends[-1:])]),
+        files=(),
+    )
+    return _Plan(built=built, now_ms=now_ms, stretches=tuple(stretches))
+
+
+def _pieces(plan: _Plan) -> Iterator[_Piece]:
+    for number, stretch in enumerate(plan.stretches):
+        yield _Piece(topic_id=plan.built.topic_id, number=number, stretch=stretch, now_ms=plan.now_ms)
+
+
+def _write(places: NativePlaces, folder: Path, pieces: list[_Piece]) -> list[_Written]:
+    """In an executor: pieces, each into one file. A task may run twice."""
+    with open_catalog(places.database_url) as catalog:
+        log = _log(places, catalog)
+        return [_written(catalog, log, folder, piece) for piece in pieces]
+
+
+def _written(catalog: SqlCatalog, log: DelayedLog, folder: Path, piece: _Piece) -> _Written:
+    topic_id, stretch = piece.topic_id, piece.stretch
+    frontier = catalog.transactions.frontier(topic_id, from_ledger=stretch.first.ledger_id)
+    wanted = Wanted(topic_id=topic_id, hidden=frontier.hidden, now_ms=piece.now_ms)
+    behind = Position(stretch.first.ledger_id, stretch.first.entry_id - 1)
+    try:
+        segments = log.segments(topic_id, behind=behind, last=stretch.last)
+        rows = interleaved([rows for _, rows in log.rows(segments, wanted) if len(rows)])
+    except (MissingData, CorruptData) as lost:  # no other topic waits for a person
+        return _Written(topic_id=topic_id, number=piece.number, why=str(lost))
+    if len(rows):
+        with replacing(IndexFiles(folder).snapshot(_name(topic_id, piece.number))) as new:
+            writer = SnapshotWriter(new, topic_id, stretch.first, stretch.last)
+            writer.add(rows)
+            writer.close()
+    return _Written(topic_id=topic_id, number=piece.number, messages=len(rows))
+
+
+def _name(topic_id: TopicId, number: int) -> str:
+    return f"bucket-{topic_id}-{number:05d}.parquet"
+
+
+def _concluded(folder: Path, topics: int, plans: list[_Plan], written: list[_Written]) -> BulkSummary:
+    """Lists of the topics whose buckets are all there, and what the job came to."""
+    whys = {one.topic_id: one.why for one in written if one.why}
+    kept = [one for one in written if one.messages and one.topic_id not in whys]
+    numbers: dict[TopicId, list[int]] = defaultdict(list)
+    for one in kept:
+        numbers[one.topic_id].append(one.number)
+    readable = [plan.built for plan in plans if plan.built.topic_id not in whys]
+    built = [_with_files(one, numbers[one.topic_id]) for one in readable if one.gone or numbers[one.topic_id]]
+    parts = _dealt(built, MOST_PARTS)
+    for number, part in enumerate(parts):
+        IndexFiles(folder).write(number, part)
+    counts = {
+        "topics": topics,
+        "buckets": len(kept),
+        "messages": sum(one.messages for one in kept),
+        "empty": len(readable) - len(built),
+        "gone": topics - len(plans),
+        "unreadable": len(whys),
+        "parts": len(parts),
+    }
+    told = {f"{LEFT_OUT}topic {topic_id}": whys[topic_id] for topic_id in sorted(whys)[:_SHOWN]}
+    return BulkSummary(counts=counts, facts=told)
+
+
+def _with_files(built: BuiltIndex, numbers: list[int]) -> BuiltIndex:
+    return replace(built, files=tuple(_name(built.topic_id, number) for number in sorted(numbers)))

@@ -1,0 +1,61 @@
+"""The verbs that builds of indexes are told in."""
+
+from dataclasses import replace
+from typing import Any
+
+from temporalio.client import WorkflowHandle
+from temporalio.common import WorkflowIDConflictPolicy
+
+from logstore.delayed.jobs import BuiltIndex, IndexFiles
+from logstore.delayed.rows import DelayedRows
+from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.positions import Position
+from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
+from tests.workflows.house import House
+from workflows.delayed.build_delayed_index import BuildDelayedIndex
+from workflows.delayed.values import BUILD_DELAYED_INDEX, BuildDelayedIndexInput, BuildDelayedIndexResult
+
+
+def topic_to_build(house: House) -> Stored:
+    """A topic with a bucket of one message and two behind it; the bulk job makes one bucket of all three."""
+    topic = stored_in(house.world)
+    topic.sealed([1])
+    topic.append(2, 3)
+    house.world.bulk.indexes = lambda files: [built_of(topic, files)]
+    return topic
+
+
+def built_of(topic: Stored, files: IndexFiles) -> BuiltIndex:
+    """What a bulk job makes of the three messages."""
+    listed = topic.index.listed(topic.topic_id)
+    first = topic.world.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
+    positions = [Position(first, entry) for entry in range(3)]
+    rows = DelayedRows.of([(topic.now_ms + (at + 1) * HOUR_MS, position) for at, position in enumerate(positions)])
+    writer = SnapshotWriter(files.snapshot("one.parquet"), topic.topic_id, positions[0], positions[-1])
+    writer.add(rows)
+    writer.close()
+    return BuiltIndex(
+        topic_id=topic.topic_id,
+        expected=listed.version,
+        gone=tuple(one.bucket_id for one in listed.buckets),
+        sealed_to=positions[-1],
+        files=("one.parquet",),
+    )
+
+
+def run_id(house: House) -> str:
+    """Of the house's one build."""
+    return f"indexes-{house.queue}"
+
+
+async def build(house: House, **changes: Any) -> WorkflowHandle[Any, BuildDelayedIndexResult]:
+    """Start it, or join it."""
+    request = replace(BuildDelayedIndexInput(run_id=run_id(house), actor="tests"), **changes)
+    return await house.client.start_workflow(
+        BuildDelayedIndex.run,
+        request,
+        id=BUILD_DELAYED_INDEX.id(run_id(house)),
+        task_queue=house.queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        static_summary="indexes",
+    )
