@@ -1,4 +1,4 @@
-"""The way of delayed messages: sealed bucket by bucket, merged, dropped, cleared, and sealed anew.
+"""The way of delayed messages: sealed bucket by bucket, merged, dropped, cleared, sealed anew, and built from the log.
 
 `judge` looks from outside, through snapshots: what a topic's list covers, its buckets hold, each message once, wherever
 a process has died.
@@ -11,6 +11,9 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Final, Self
 
+from logstore.delayed.jobs import BuiltIndex, IndexFiles
+from logstore.delayed.rows import DelayedRows
+from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import Component, LedgerStatement, segment_key
 from logstore.positions import Position, TopicId
@@ -18,8 +21,9 @@ from tests.faults.auditor import Expected
 from tests.faults.operators import CAUSE, Operators
 from tests.faults.scene import BUCKET_LIMITS, TopicPlan
 from tests.faults.world import PART_BYTES
+from workflows.delayed.build_delayed_index import BuildDelayedIndex
 from workflows.delayed.seal_buckets import SealBuckets
-from workflows.delayed.values import SEAL_BUCKETS, SealBucketsInput
+from workflows.delayed.values import BUILD_DELAYED_INDEX, SEAL_BUCKETS, BuildDelayedIndexInput, SealBucketsInput
 
 _READER: Final = "reader"  # without one, a log is trimmed, and buckets with it
 _MERGED, _CLEARED = (
@@ -45,7 +49,7 @@ class Delaying(Operators):
     def delay(self) -> Self:
         """All of it, and what must be so in the end."""
         self.world.store.part_bytes = PART_BYTES  # snapshots go in parts
-        return self.drive(self._merge, self._drop, self._clear, self._judge_all).sweep()
+        return self.drive(self._merge, self._drop, self._clear, self._build, self._judge_all).sweep()
 
     def again(self) -> Self:
         """Seal all once more: there is nothing left to do."""
@@ -94,6 +98,33 @@ class Delaying(Operators):
         self._client("once clear", lambda: self._process.catalog.delayed.clear(topic_id, reason="tests"))
         self._seal_all("anew")
 
+    def _build(self) -> None:
+        """The index of one topic is built from its log, in the place of all its buckets."""
+        self.world.bulk.indexes = self._indexed
+        request = BuildDelayedIndexInput(run_id="indexes-1", **CAUSE)
+        self._start("build", BuildDelayedIndex, request, BUILD_DELAYED_INDEX.id(request.run_id))
+        self._work()
+
+    def _indexed(self, files: IndexFiles) -> list[BuiltIndex]:
+        """What a bulk job makes of the topic: one bucket."""
+        topic = self._topic(_CLEARED)
+        listed = self._process.catalog.delayed.listed(topic.topic_id)
+        entries = list(self._process.managed.scan(topic))
+        first, last = entries[0].position, entries[-1].position
+        rows = [(one.deliver_at_ms, one.position) for one in entries if one.deliver_at_ms is not None]
+        writer = SnapshotWriter(files.snapshot("one.parquet"), topic.topic_id, first, last)
+        writer.add(DelayedRows.of(rows))
+        writer.close()
+        return [
+            BuiltIndex(
+                topic_id=topic.topic_id,
+                expected=listed.version,
+                gone=tuple(one.bucket_id for one in listed.buckets),
+                sealed_to=last,
+                files=("one.parquet",),
+            )
+        ]
+
     def _say(self, plan: TopicPlan, number: int) -> None:
         """One message that is delayed and one that is not; later ones are due earlier."""
         delayed = NewEntry(payload=b"later", deliver_at_ms=_DUE_MS - number, sequence_id=0)
@@ -140,6 +171,9 @@ class Delaying(Operators):
         buckets = len(self._process.catalog.delayed.listed(self._topic(_MERGED).topic_id).buckets)
         if buckets != BUCKET_LIMITS.buckets:
             self.wrong.append(f"{_MERGED.name}: expected {BUCKET_LIMITS.buckets} buckets, found {buckets}")
+        built = [one.messages for one in self._process.catalog.delayed.listed(self._topic(_CLEARED).topic_id).buckets]
+        if built != [2 * BUCKET_LIMITS.messages]:
+            self.wrong.append(f"{_CLEARED.name}: expected one built bucket, found buckets of {built} messages")
         held = sum(self._held(_CLEARED).values())
         if held != 2 * BUCKET_LIMITS.messages:
             self.wrong.append(f"{_CLEARED.name}: expected {2 * BUCKET_LIMITS.messages} messages, found {held}")

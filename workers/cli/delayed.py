@@ -1,4 +1,4 @@
-"""`delayed`: the buckets of a topic's delayed messages: see them, seal, merge, and throw them away."""
+"""`delayed`: the buckets of a topic's delayed messages: see them, seal, merge, build, and throw them away."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,8 +7,8 @@ import typer
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
-from workers.cli.jobs import in_part, run_job
-from workers.cli.options import DryRun, Reason, TopicArgument, Wait
+from workers.cli.jobs import built, in_part, one_or_all, run_job
+from workers.cli.options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument, Wait
 from workers.cli.output import Answer, note
 from workers.cli.texts import shown_us
 
@@ -171,6 +171,35 @@ def _merged(workflow_id: str, result: "MergeBucketsResult") -> Answer:
     if outcome == "HELD":
         failed.append({"id": workflow_id, "error": _BUSY})
     return in_part(document, failed) if failed or outcome == "HELD" else Answer(document=document)
+
+
+@command(
+    delayed,
+    "build",
+    examples=[f"sexton delayed build {_ORDERS}", 'sexton delayed build --all --reason "after a restore" --json'],
+)
+def build(
+    context: CommandContext,
+    name: OneTopic = None,
+    *,
+    all_topics: AllTopics = False,
+    master: Master = None,
+    reason: Reason = "",
+    wait: Wait = True,
+) -> Answer:
+    """Build the buckets of a topic, or of all, from the delivery times in the log, in the place of those before.
+
+    Workers seal and merge by themselves; this reads whole logs, and mends buckets that are damaged.
+    """
+    topics = one_or_all(context, name, all_topics=all_topics)
+    context.require_store()
+    return run_job(
+        context,
+        lambda client: client.build_delayed_index(topics, master=master or "", reason=reason, actor=context.actor),
+        "building indexes",
+        built,
+        wait=wait,
+    )
 
 
 @command(

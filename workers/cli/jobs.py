@@ -5,10 +5,10 @@ no bound.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.errors import SextonError
+from logstore.errors import InvalidInput, SextonError
 from logstore.positions import LedgerId
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, code_of_outcomes
@@ -116,6 +116,43 @@ def in_part(document: Mapping[str, object], failed: Sequence[Mapping[str, object
     return Answer(
         document={**document, "failed": items}, shown=shown, more=[table] if items else [], code=ExitCode.PARTIAL
     )
+
+
+def one_or_all(context: CommandContext, name: str | None, *, all_topics: bool) -> "list[Topic] | None":
+    """The topic that is named, or None for all.
+
+    Raises:
+        InvalidInput: Neither or both were asked for, or there is no such topic.
+    """
+    if (name is None) is not all_topics:
+        found = "neither" if name is None else f"{name} and --all"
+        raise InvalidInput("topic", expected="the name of one topic, or --all", found=found)
+    return None if name is None else [context.topic(name)]
+
+
+class BuiltInBulk(Protocol):
+    """What a bulk build of many topics came to."""
+
+    @property
+    def run_id(self) -> str:
+        """Of the build."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Topics by what became of them, and what was built."""
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why some of the topics could not be read, each as `topic: why`."""
+
+
+def built(workflow_id: str, result: BuiltInBulk) -> Answer:
+    """The answer of a bulk build; finished in part where topics could not be read."""
+    document = {"workflow_id": workflow_id, "run_id": result.run_id, **counted(result.counts)}
+    if not result.counts.get("unreadable"):
+        return Answer(document=document)
+    left = (one.partition(": ") for one in result.left_out)
+    return in_part(document, [{"topic": topic, "error": why} for topic, _, why in left])
 
 
 def left_of(

@@ -82,6 +82,11 @@ Master = Annotated[
         help="A Spark cluster; by default that of the workers' settings.",
     ),
 ]
+OneTopic = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, or else --all.", show_default=False),
+]
+AllTopics = Annotated[bool, typer.Option("--all", help="Of every topic.")]
 Transaction = Annotated[
     str | None,
     typer.Option("--txn", metavar="TC:SEQ", help="As part of this open transaction.", callback=known_transaction),

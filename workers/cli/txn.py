@@ -8,8 +8,8 @@ import typer
 from logstore.errors import InvalidInput, SextonError
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import counted, in_part, run_job
-from workers.cli.options import Master, Reason, Wait, known_transaction
+from workers.cli.jobs import built, one_or_all, run_job
+from workers.cli.options import AllTopics, Master, OneTopic, Reason, Wait, known_transaction
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
 from workers.cli.texts import plain, shown_us, topic_shown
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from logstore.ports.catalog import StoredParticipant, StoredTransaction, Transactions
     from logstore.transactions.transactions import TransactionId
     from workers.client import Sexton
-    from workflows.transactions.values import BuildTransactionSnapshotsResult
 
 txn = group("txn", "Transactions: begin, commit, abort, and see what they still owe.")
 
@@ -61,13 +60,6 @@ ParticipantOption = Annotated[
     ),
 ]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="At most so many, by id.")]
-
-
-OneTopic = Annotated[
-    str | None,
-    typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, or else --all.", show_default=False),
-]
-All = Annotated[bool, typer.Option("--all", help="Of every topic.")]
 
 
 def _parsed(text: str) -> "TransactionId":
@@ -209,7 +201,7 @@ def snapshot(
     context: CommandContext,
     name: OneTopic = None,
     *,
-    all_topics: All = False,
+    all_topics: AllTopics = False,
     master: Master = None,
     reason: Reason = "",
     wait: Wait = True,
@@ -218,10 +210,7 @@ def snapshot(
 
     Workers write snapshots by themselves after changes; this reads whole logs, and mends a snapshot that is damaged.
     """
-    if (name is None) is not all_topics:
-        found = "neither" if name is None else f"{name} and --all"
-        raise InvalidInput("topic", expected="the name of one topic, or --all", found=found)
-    topics = None if name is None else [context.topic(name)]
+    topics = one_or_all(context, name, all_topics=all_topics)
     context.require_store()
     return run_job(
         context,
@@ -229,17 +218,9 @@ def snapshot(
             topics, master=master or "", reason=reason, actor=context.actor
         ),
         "building snapshots",
-        _built,
+        built,
         wait=wait,
     )
-
-
-def _built(workflow_id: str, result: "BuildTransactionSnapshotsResult") -> Answer:
-    document = {"workflow_id": workflow_id, "run_id": result.run_id, **counted(result.counts)}
-    if not result.counts.get("unreadable"):
-        return Answer(document=document)
-    left = (one.partition(": ") for one in result.left_out)
-    return in_part(document, [{"topic": topic, "error": why} for topic, _, why in left])
 
 
 def _document(found: "StoredTransaction") -> dict[str, Any]:
