@@ -68,7 +68,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     `clear`: a topic with tiered copies of every state is deleted.
     `reconcile`: objects that nobody refers to are planned and removed.
     `transact`: transactions over two topics and a subscription are decided in every way, and told.
-    `delay`: delayed messages of two topics are sealed, merged, dropped, cleared and sealed anew.
+    `delay`: delayed messages of two topics are sealed, merged, dropped, cleared, sealed anew and built.
     `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     """
     written, pair = Operators(World(fresh(), template)), Operators(World(fresh(), template), PAIR)

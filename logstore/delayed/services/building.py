@@ -16,6 +16,7 @@ from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
 from logstore.errors import CorruptData
 from logstore.log.entries import unreadable
 from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
+from logstore.positions import TopicId
 from logstore.units import between_units
 
 _BUILT: Final = "built anew from the log"
@@ -34,11 +35,11 @@ class IndexPublisher:
         Idempotency: once they are its buckets, and nothing else has changed, it says so again and stores nothing.
 
         Raises:
-            CorruptData: A file is no snapshot.
+            CorruptData: A file is no snapshot, or of another topic.
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
             StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeating is fine.
         """
-        footers = [_footer(files.snapshot(name)) for name in built.files]
+        footers = [_footer(files.snapshot(name), built.topic_id) for name in built.files]
         listed = self._index.listed(built.topic_id)
         if listed.version != built.expected:
             return listed.sealed_to == built.sealed_to and _same(listed.buckets, footers)
@@ -60,13 +61,16 @@ class IndexPublisher:
             return self._snapshots.store(file, footer)
 
 
-def _footer(path: Path) -> SnapshotFooter:
+def _footer(path: Path, topic_id: TopicId) -> SnapshotFooter:
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     try:
-        return parse_footer(pq.read_metadata(path), path.name)
+        found = parse_footer(pq.read_metadata(path), path.name)
     except unreadable() as error:
         raise CorruptData(f"{path}: not a snapshot: {error}") from error
+    if found.topic_id != topic_id:
+        raise CorruptData(f"{path}: expected messages of topic {topic_id}, found those of topic {found.topic_id}")
+    return found
 
 
 def _same(buckets: Sequence[Bucket], footers: Sequence[SnapshotFooter]) -> bool:

@@ -9,7 +9,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 from logstore.delayed.jobs import BuiltIndex, IndexFiles
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_file import SnapshotWriter
-from logstore.positions import Position
+from logstore.positions import Position, TopicId
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.workflows.house import House
 from workflows.delayed.build_delayed_index import BuildDelayedIndex
@@ -25,21 +25,22 @@ def topic_to_build(house: House) -> Stored:
     return topic
 
 
-def built_of(topic: Stored, files: IndexFiles) -> BuiltIndex:
-    """What a bulk job makes of the three messages."""
-    listed = topic.index.listed(topic.topic_id)
+def built_of(topic: Stored, files: IndexFiles, topic_id: TopicId | None = None) -> BuiltIndex:
+    """What a bulk job makes of the three messages; or what it would make of those of another topic."""
+    topic_id = topic.topic_id if topic_id is None else topic_id
+    name, listed = f"bucket-{topic_id}.parquet", topic.index.listed(topic_id)
     first = topic.world.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
     positions = [Position(first, entry) for entry in range(3)]
     rows = DelayedRows.of([(topic.now_ms + (at + 1) * HOUR_MS, position) for at, position in enumerate(positions)])
-    writer = SnapshotWriter(files.snapshot("one.parquet"), topic.topic_id, positions[0], positions[-1])
+    writer = SnapshotWriter(files.snapshot(name), topic_id, positions[0], positions[-1])
     writer.add(rows)
     writer.close()
     return BuiltIndex(
-        topic_id=topic.topic_id,
+        topic_id=topic_id,
         expected=listed.version,
         gone=tuple(one.bucket_id for one in listed.buckets),
         sealed_to=positions[-1],
-        files=("one.parquet",),
+        files=(name,),
     )
 
 

@@ -1,0 +1,77 @@
+"""Publishing buckets that a bulk job has built."""
+
+from pathlib import Path
+
+import pytest
+
+from logstore.delayed.jobs import IndexFiles
+from logstore.errors import CorruptData, StoreUnavailable
+from logstore.positions import TopicId
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.logstore.delayed.stored import Stored, stored
+from tests.workflows.delayed.builds import built_of
+
+
+@pytest.fixture
+def topic(tmp_path: Path) -> Stored:
+    """With a bucket of one message, and two messages behind it."""
+    topic = stored(tmp_path)
+    topic.sealed([1])
+    topic.append(2, 3)
+    return topic
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> IndexFiles:
+    return IndexFiles(tmp_path)
+
+
+def test_buckets_are_switched_to_once_and_said_to_be_there_again(topic: Stored, files: IndexFiles) -> None:
+    """A second publication stores nothing."""
+    (old,) = topic.buckets
+    built, publisher = built_of(topic, files), topic.world.log.delayed.publisher
+    assert publisher.publish(built, files)
+    after = topic.index.listed(topic.topic_id)
+    assert ([one.messages for one in after.buckets], topic.retired()) == ([3], [old.bucket_id])
+    assert publisher.publish(built, files)
+    assert topic.index.listed(topic.topic_id) == after
+    assert len(topic.ledgers()) == 1
+
+
+def test_list_that_has_changed_is_not_built_over(topic: Stored, files: IndexFiles) -> None:
+    """By a seal, or by a clear, after which nothing may come back."""
+    built, publisher = built_of(topic, files), topic.world.log.delayed.publisher
+    topic.sealer.seal(topic.topic_id, force=True)
+    sealed = topic.index.listed(topic.topic_id)
+    assert not publisher.publish(built, files)
+    assert topic.index.listed(topic.topic_id) == sealed
+    again = built_of(topic, files)
+    topic.index.clear(topic.topic_id, reason="tests")
+    assert not publisher.publish(again, files)
+    assert topic.buckets == ()
+
+
+def test_storage_that_fails_leaves_the_list_as_it_was(topic: Stored, files: IndexFiles) -> None:
+    """And the next publication is whole."""
+    before, built = topic.index.listed(topic.topic_id), built_of(topic, files)
+    publisher = topic.world.log.delayed.publisher
+    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=1_000))
+    with pytest.raises(StoreUnavailable):
+        publisher.publish(built, files)
+    assert topic.index.listed(topic.topic_id) == before
+    topic.world.objects._faults.clear()
+    assert publisher.publish(built, files)
+
+
+def test_file_that_is_no_snapshot_of_the_topic_is_refused(topic: Stored, files: IndexFiles, tmp_path: Path) -> None:
+    """Damaged, or another topic's: nothing is stored."""
+    built, publisher = built_of(topic, files), topic.world.log.delayed.publisher
+    other = built_of(topic, files, TopicId(99))
+    before = topic.index.listed(topic.topic_id)
+    files.snapshot(other.files[0]).replace(files.snapshot(built.files[0]))
+    with pytest.raises(CorruptData, match="found those of topic 99"):
+        publisher.publish(built, files)
+    files.snapshot(built.files[0]).write_bytes(b"PAR1 is not enough")
+    with pytest.raises(CorruptData, match="not a snapshot"):
+        publisher.publish(built, files)
+    assert topic.index.listed(topic.topic_id) == before
