@@ -149,14 +149,18 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
             snapshots=log.buffer_snapshots,
         ),
         delayed=_delayed(log),
-        indexes=IndexBuilding(
-            runs=catalog.reconciliation,
-            identities=catalog.identities,
-            bulk=log.bulk,
-            index=catalog.delayed,
-            publisher=log.delayed.publisher,
-            limits=log.policies.bucket_limits,
-        ),
+        indexes=_indexes(log),
+    )
+
+
+def _indexes(log: LogStore) -> IndexBuilding:
+    return IndexBuilding(
+        runs=log.catalog.reconciliation,
+        identities=log.catalog.identities,
+        bulk=log.bulk,
+        index=log.catalog.delayed,
+        publisher=log.delayed.publisher,
+        limits=log.policies.bucket_limits,
     )
 
 
