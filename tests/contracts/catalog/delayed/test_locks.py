@@ -3,7 +3,7 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 
 from logstore.ports.catalog import BucketSwitch
 from tests.contracts.catalog.blocking import await_blocked, behind
@@ -92,6 +92,24 @@ def test_append_waits_for_a_seal_that_has_read_the_list(sql_world: SqlWorld) -> 
         assert sql_world.catalog.delayed.switch(BucketSwitch(topic_id=topic_id, expected=0, sealed_to=end))
         begun[0].result(timeout=60)
     assert sql_world.sql("SELECT version, unsealed FROM delayed_index") == [(1, 3)]
+
+
+def test_trim_locks_the_list_before_cursors_as_a_group_commit_does(sql_world: SqlWorld) -> None:
+    """In another order the two could wait for each other: one commit may append and acknowledge."""
+    topic_id = new_topic(sql_world).topic_id
+    first, second = filled(sql_world, topic_id, 2)
+    delay(sql_world, topic_id, second, 5)
+    sql_world.catalog.cursors.subscribe(topic_id, "s", latest=False)
+    with ThreadPoolExecutor(2) as pool:
+        with sql_world.database.engine.connect() as connection, connection.begin():
+            connection.execute(text("UPDATE cursor SET seeks = seeks"))
+            trim = pool.submit(sql_world.detach, topic_id, [first])
+            await_blocked(sql_world, trim)
+            append = pool.submit(delay, sql_world, topic_id, second, 3)
+            await_blocked(sql_world, append, waiting=2)
+        trim.result(timeout=60)
+        append.result(timeout=60)
+    assert sql_world.sql("SELECT unsealed FROM delayed_index") == [(8,)]
 
 
 def test_claim_behind_another_is_refused(sql_world: SqlWorld) -> None:
