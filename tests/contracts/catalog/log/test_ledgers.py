@@ -136,7 +136,7 @@ def test_segments_from_entry_are_those_that_hold_it_or_later(world: World) -> No
     writes = [segment(topic.topic_id, ledger, number, entries=5, size_bytes=9) for number in (0, 3, 19)]
     world.catalog.commits.commit(writes)
     whole = [
-        Segment(ledger_id=ledger, number=number, first_entry=first, entries=5, size_bytes=9)
+        Segment(ledger_id=ledger, number=number, first_entry=first, entries=5, size_bytes=9, delayed=0)
         for number, first in ((0, 0), (3, 5), (19, 10))
     ]
     for from_entry, expected in ((0, whole), (4, whole), (5, whole[1:]), (14, whole[2:]), (15, [])):
