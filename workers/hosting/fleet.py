@@ -269,5 +269,5 @@ def _gauges(log: LogStore, metrics: Metrics | None) -> AbstractAsyncContextManag
     meter, catalog = metrics.runtime.metric_meter, log.catalog
     deletions, plans = DeletionGauges(meter, catalog.deletions.inflight), PlanGauges(meter, catalog.reconciliation.runs)
     transactions = TransactionGauges(meter, catalog.transactions.counts)
-    delayed = DelayedGauges(meter, catalog.delayed.counts)
+    delayed = DelayedGauges(meter, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes)
     return alongside(CatalogGauges(deletions.read, plans.read, transactions.read, delayed.read).run())

@@ -86,11 +86,20 @@ class TransactionGauges:
 
 
 class DelayedGauges:
-    """Delayed messages of all topics, read from SQL; take the maximum over workers."""
+    """Delayed messages of all topics, read from SQL: take the maximum over workers; and the memory of this one."""
 
-    def __init__(self, meter: MetricMeter, counts: Callable[[], DelayedCounts]) -> None:
-        """Take the meter of the process's runtime, and how to ask the catalog: `DelayedIndex.counts`."""
-        self._ask = counts
+    def __init__(self, meter: MetricMeter, counts: Callable[[], DelayedCounts], memory: Callable[[], int]) -> None:
+        """Take the meter of the process's runtime.
+
+        Args:
+            meter: Where gauges are made.
+            counts: Asks the catalog: `DelayedIndex.counts`.
+            memory: Bytes that this process keeps of snapshots.
+        """
+        self._ask, self._kept = counts, memory
+        self._memory = meter.create_gauge(
+            "sexton_delayed_memory_bytes", "What the worker keeps of snapshots of buckets", "By"
+        )
         self._buckets = meter.create_gauge("sexton_delayed_buckets", "Buckets of delayed messages")
         self._messages = meter.create_gauge(
             "sexton_delayed_messages", "Messages in buckets; those that were delivered go with their bucket"
@@ -109,6 +118,7 @@ class DelayedGauges:
         self._buckets.set(found.buckets)
         self._messages.set(found.messages)
         self._unsealed.set(found.unsealed)
+        self._memory.set(self._kept())
 
 
 class CatalogGauges:

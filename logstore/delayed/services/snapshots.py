@@ -62,6 +62,11 @@ class BucketSnapshots:
         self._opened: OrderedDict[LedgerId, _Opened] = OrderedDict()  # the one that was used last at the end
         self._lock = threading.Lock()
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the footers take that are kept."""
+        return sum(one.metadata.serialized_size for one in list(self._opened.values()))
+
     def write(self, file: BinaryIO, footer: SnapshotFooter, publish: Callable[[NewBucket], bool]) -> bool:
         """Store a snapshot file, which is seekable and whole, and publish it as a bucket; what `publish` answers.
 
@@ -113,9 +118,8 @@ class BucketSnapshots:
         found = self._read(bucket)
         with self._lock:
             self._opened[bucket.bucket_id] = found
-            held = sum(one.metadata.serialized_size for one in self._opened.values())
-            while held > self._kept_bytes and len(self._opened) > 1:
-                held -= self._opened.popitem(last=False)[1].metadata.serialized_size
+            while self.memory_bytes > self._kept_bytes and len(self._opened) > 1:
+                self._opened.popitem(last=False)
         return found
 
     def _read(self, bucket: Bucket) -> _Opened:

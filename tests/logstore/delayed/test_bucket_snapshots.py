@@ -121,6 +121,10 @@ def test_footers_are_kept_up_to_a_size(world: World, tmp_path: Path) -> None:
         snapshots.segment(bucket, 0)
     heads = [key for operation, key in world.objects.calls if operation is Operation.HEAD]
     assert heads == [segment_key(one.bucket_id, 0) for one in (first, second, first)]
+    whole = _process(world)
+    for bucket in (first, second):
+        whole.segment(bucket, 0)
+    assert 0 < snapshots.memory_bytes < whole.memory_bytes < 100_000
 
 
 @pytest.mark.parametrize("reading", ["footer", "segment"])

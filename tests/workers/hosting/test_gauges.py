@@ -145,6 +145,6 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
 def test_delayed_messages_are_shown_with_their_buckets_and_what_is_in_none() -> None:
     """As the catalog counts them."""
     meter = FakeMeter()
-    DelayedGauges(meter, lambda: DelayedCounts(buckets=3, messages=700, unsealed=11)).read()
-    names = ("buckets", "messages", "unsealed_messages")
-    assert [meter.values[series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11]
+    DelayedGauges(meter, lambda: DelayedCounts(buckets=3, messages=700, unsealed=11), lambda: 4_096).read()
+    names = ("buckets", "messages", "unsealed_messages", "memory_bytes")
+    assert [meter.values[series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11, 4_096]
