@@ -10,7 +10,7 @@ from workers.cli.errors import ExitCode
 from workers.cli.jobs import built, in_part, one_or_all, run_job
 from workers.cli.options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument, Wait
 from workers.cli.output import Answer, note
-from workers.cli.texts import shown_us
+from workers.cli.texts import shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.delayed.buckets import Bucket
@@ -30,7 +30,7 @@ MaxBuckets = Annotated[
         metavar="N",
         min=1,
         max=2**31 - 1,
-        help="Merge until there are no more; by default the setting delayed_buckets, and two buckets at least.",
+        help="Merge until there are no more; by default the setting delayed_buckets, or one less than there are.",
         show_default=False,
     ),
 ]
@@ -56,11 +56,18 @@ def status(context: CommandContext, name: TopicArgument) -> Answer:
         _row(one, "DAMAGED" if one.bucket_id in damaged else "MERGING" if one.bucket_id in merging else "SEALED")
         for one in listed.buckets
     ]
+    if damaged:
+        note(f"their messages come from the log; to write them anew: {_anew(topic)}", heading="DAMAGED: ")
     if unsealed.entries:
         rows.append(_open_row(context, topic, unsealed.entries))
     facts = {"messages": listed.messages + unsealed.entries, "memory_bytes": tracker.memory_bytes}
     table = Answer(document=rows, shown=[_shown(one) for one in rows], title="buckets", empty="no delayed messages")
     return Answer(document={**facts, "buckets": rows}, shown=facts, more=[table])
+
+
+def _anew(topic: "Topic") -> str:
+    name = topic_shown(topic.name)
+    return f"sexton delayed clear {name}, then sexton delayed seal {name}"
 
 
 def _row(one: "Bucket", state: str) -> dict[str, object]:
@@ -89,8 +96,9 @@ def _open_row(context: CommandContext, topic: "Topic", messages: int) -> dict[st
 
 
 def _shown(row: dict[str, object]) -> dict[str, object]:
-    names = ("bucket_id", "first_ledger", "last_ledger", "messages", "segments", "state", "first_due")
-    return {name.removesuffix("_id"): row[name] for name in names}
+    first, last = row["first_ledger"], row["last_ledger"]
+    rest = {name: row[name] for name in ("messages", "segments", "state", "first_due")}
+    return {"bucket": row["bucket_id"], "ledgers": str(first) if first == last else f"{first} to {last}", **rest}
 
 
 def _merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ...]") -> "set[LedgerId]":

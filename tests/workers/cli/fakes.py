@@ -174,7 +174,13 @@ class FakeLog:
                 }
             )
             return [
-                Entry(position=Position(LedgerId(4), at), publish_ms=5, key=one.key, payload=one.payload)
+                Entry(
+                    position=Position(LedgerId(4), at),
+                    publish_ms=5,
+                    deliver_at_ms=one.deliver_at_ms,
+                    key=one.key,
+                    payload=one.payload,
+                )
                 for at, one in enumerate(self.entries[:max_entries])
             ]
 

@@ -120,6 +120,16 @@ def test_topic_read_without_subscription_reads_as_a_new_consumer(run: Run, servi
     assert services.log.reads == [{"subscription": None, "from_position": None, "max_entries": 100}]
 
 
+def test_topic_read_shows_delivery_times_where_there_are_any(run: Run, orders: str) -> None:
+    """A column of dashes would take the room of others."""
+    run("topic", "append", orders, "--file", "-", text='{"payload": "a"}')
+    assert "deliver" not in run("topic", "read", orders).stdout
+    run("topic", "append", orders, "--file", "-", text='{"payload": "b", "deliver_at": 1000}')
+    shown = run("topic", "read", orders).stdout
+    assert "deliver at" in shown
+    assert "1970-01-01 00:00" in shown
+
+
 @pytest.mark.parametrize(
     ("args", "field"),
     [

@@ -106,5 +106,6 @@ def entry_shown(entry: "Entry", *, most: int | None = 80) -> dict[str, object]:
         "key": entry.key,
         "payload": text if most is None or len(text) <= most else f"{text[: most - 1]}…",
         "published": shown_us(entry.publish_ms * 1_000),
+        "deliver_at": None if entry.deliver_at_ms is None else shown_us(entry.deliver_at_ms * 1_000),
         "properties": dict(entry.properties),
     }

@@ -1,6 +1,7 @@
 """`topic read`, `ack` and `seek`: what a consumer sees and acknowledges."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction
 from workers.cli.output import Answer
 from workers.cli.topic.documents import entry_document, entry_shown
 from workers.cli.topic.topics import topic
+
+if TYPE_CHECKING:
+    from logstore.log.entries import Entry
 
 _ORDERS = "persistent://public/default/orders"
 
@@ -50,10 +54,19 @@ def read(
         entries = consumer.receive(max_entries)
     return Answer(
         document=[entry_document(one) for one in entries],
-        shown=[entry_shown(one) for one in entries],
-        wide=[entry_shown(one, most=None) for one in entries] if context.wide else None,
+        shown=_rows(entries, most=80),
+        wide=_rows(entries, most=None) if context.wide else None,
         empty="no entries",
     )
+
+
+def _rows(entries: "Sequence[Entry]", *, most: int | None) -> list[dict[str, object]]:
+    """What people see; delivery times only where there is one, for a line has little room."""
+    rows = [entry_shown(one, most=most) for one in entries]
+    if all(one.deliver_at_ms is None for one in entries):
+        for row in rows:
+            del row["deliver_at"]
+    return rows
 
 
 @command(
