@@ -205,7 +205,8 @@ class ManagedLedger:
     ) -> list[Entry]:
         """Entries by position, in the order given, without those that were trimmed or that no consumer sees now.
 
-        Each segment that holds one of them is fetched once. Delivery times are not looked at.
+        Each segment that holds one of them is fetched once, and kept for a while: the next ones may be there, too.
+        Delivery times are not looked at.
 
         Raises:
             InvalidInput, MissingData, CorruptData, StoreUnavailable, CatalogBusy: As `scan`.

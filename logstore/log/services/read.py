@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from pyroaring import BitMap
@@ -18,6 +19,7 @@ from logstore.cursors.state import CursorState
 from logstore.errors import InvalidInput, MissingData
 from logstore.log.entries import Entry
 from logstore.log.ledgers import LedgerState
+from logstore.log.services.kept_segments import KeptSegments
 from logstore.log.services.prefetch import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
@@ -55,7 +57,7 @@ class Reader:
         self._tiered = tiered
         self._objects = objects
         self._clock = clock
-        self._prefetcher = Prefetcher()
+        self._prefetcher, self._kept = Prefetcher(), KeptSegments()
 
     def close(self) -> None:
         """End the threads that read ahead; scans under way end with an error."""
@@ -91,7 +93,7 @@ class Reader:
         while True:
             segments = self._segments(topic, view, at)
             wanted = ((ledger, segment, ids) for ledger, segment in segments if (ids := view.wanted(segment, at)))
-            fetched = self._prefetcher.run(wanted, lambda item: see(source, *item, view))
+            fetched = self._prefetcher.run(wanted, lambda item: see(source.read, *item, view))
             try:
                 for _, seen in fetched:
                     if view.postponing and seen.later:
@@ -114,12 +116,12 @@ class Reader:
         committed = self._committed(topic, view, Position(min(wanted), 0))
         if committed is None:
             return []
-        source = SegmentSource(self._objects, self._tiered)
+        fetch = partial(self._kept.read, SegmentSource(self._objects, self._tiered).read)
         fetched: dict[Position, Entry] = {}
         for ledger_id in sorted(wanted):
             try:
                 items = self._holding(topic, ledger_id, wanted[ledger_id], committed)
-                for _, seen in self._prefetcher.run(iter(items), lambda item: see(source, *item, view)):
+                for _, seen in self._prefetcher.run(iter(items), lambda item: see(fetch, *item, view)):
                     fetched.update((entry.position, entry) for entry in seen.entries(view.columns))
             except SegmentGone as gone:
                 self._check_trimmed(topic, gone)

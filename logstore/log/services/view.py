@@ -15,12 +15,13 @@ from logstore.clock import Clock
 from logstore.cursors.state import CursorState
 from logstore.log.entries import Entry
 from logstore.log.services.segment_file import WHOLE_BELOW
-from logstore.log.services.tiered_segments import SegmentSource
 from logstore.ports.catalog import Ledger, Segment
 from logstore.positions import LedgerId, Position
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from logstore.log.services.kept_segments import Fetch
 
 READABLE: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_id", "key", "payload", "properties")
 """Columns that a reader may ask for."""
@@ -114,23 +115,23 @@ class Seen:
                 yield _entry(Position(self.segment.ledger_id, entry_id), row)
 
 
-def see(source: SegmentSource, ledger: Ledger, segment: Segment, ids: BitMap, view: View) -> Seen:
-    """Fetch what the view shows of these entries.
+def see(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: View) -> Seen:
+    """Fetch what the view shows of these entries, by `SegmentSource.read` or as that does.
 
     Raises:
-        SegmentGone, CorruptData, StoreUnavailable, CatalogBusy: As `SegmentSource.read`.
+        SegmentGone, CorruptData, StoreUnavailable, CatalogBusy: What `fetch` raises.
     """
     if view.postponing is None or not ids or segment.delayed == 0:
-        table = source.read(ledger, segment, view.columns) if ids else None
+        table = fetch(ledger, segment, view.columns) if ids else None
         return Seen(segment=segment, ids=ids, table=table, later={})
     some_are_due = segment.delayed is not None and segment.delayed < len(ids)
     apart = "payload" in view.columns and segment.size_bytes > WHOLE_BELOW and not some_are_due
     fetched = (_DELIVERY,) if apart else tuple(dict.fromkeys((*view.columns, _DELIVERY)))
-    table = source.read(ledger, segment, fetched)
+    table = fetch(ledger, segment, fetched)
     later = _later(table, segment, ids, view.postponing.due_ms())
     due = ids - BitMap(later)
     if apart:
-        table = source.read(ledger, segment, view.columns) if due else None
+        table = fetch(ledger, segment, view.columns) if due else None
     return Seen(segment=segment, ids=due, table=table if due else None, later=later)
 
 

@@ -3,7 +3,9 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,8 @@ from logstore.errors import InvalidInput, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
 from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.ports.catalog import Frontier, Segment
+from logstore.log.services.kept_segments import KeptSegments
+from logstore.ports.catalog import Frontier, Ledger, Segment
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.log.world import World, plain
@@ -186,3 +189,40 @@ def test_entries_by_position_of_unknown_columns_or_of_none(world: World) -> None
     with pytest.raises(InvalidInput, match="colour"):
         process.entries_at(world.topic, [], columns=["colour"])
     assert process.entries_at(world.topic, []) == []
+
+
+def test_entries_by_position_of_a_segment_that_was_read_just_now_cost_no_request(world: World) -> None:
+    """With the same columns; others are fetched, and so is what was trimmed never."""
+    process = world.process(RollPolicy(max_entries=2))
+    for _ in range(2):
+        process.append(world.topic, plain(b"a", b"b"))
+    process.entries_at(world.topic, [_at(0, 0), _at(1, 0)])
+    before = len(world.objects.calls)
+    assert [entry.payload for entry in process.entries_at(world.topic, [_at(1, 1), _at(0, 1)])] == [b"b", b"b"]
+    assert _calls(world, before) == []
+    process.entries_at(world.topic, [_at(1, 1)], columns=["key"])
+    assert len(_calls(world, before)) == 1
+    world.catalog.detach(world.topic.topic_id, [LedgerId(0)])
+    assert process.entries_at(world.topic, [_at(0, 1)]) == []
+
+
+def test_kept_segments_are_those_that_were_used_last_and_within_the_bound() -> None:
+    """One that is larger than all that may be kept is not kept at all."""
+    small, large = pa.table({"n": list(range(10))}), pa.table({"n": list(range(100))})
+    kept, fetched = KeptSegments(most_bytes=3 * small.nbytes), list[int]()
+
+    def read(number: int, table: pa.Table = small) -> pa.Table:
+        def fetch(ledger: Ledger, segment: Segment, columns: Sequence[str]) -> pa.Table:
+            del ledger, columns
+            fetched.append(segment.number)
+            return table
+
+        segment = Segment(ledger_id=LedgerId(1), number=number, first_entry=0, entries=10, size_bytes=1)
+        return kept.read(fetch, cast("Ledger", None), segment, ["n"])
+
+    for number in (1, 2, 3, 1, 4, 1, 2):
+        assert read(number) is small
+    assert fetched == [1, 2, 3, 4, 2]
+    assert read(9, large) is large
+    assert read(9, large) is large
+    assert fetched[-2:] == [9, 9]
