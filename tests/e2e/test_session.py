@@ -43,6 +43,7 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     _be_refused(inside)
     _transact(inside)
     _do_exactly_once(shell, inside)
+    _deliver_later(shell, inside)
     _outgrow_and_describe(inside)
     kept = _be_deleted(inside)
     stopped = shell.json("down")["stopped"]
@@ -124,6 +125,35 @@ def _do_exactly_once(shell: Shell, inside: Shell) -> None:
         read = inside.json("topic", "read", names[target], "--max", "100")
         assert sorted(base64.b64decode(entry["payload_b64"]).decode() for entry in read) == wanted
     assert inside.json("topic", "read", names["paid"], "--subscription", "shipping") == []
+
+
+def _deliver_later(shell: Shell, inside: Shell) -> None:
+    """Reminders come when they are due; what is later is sealed, merged and cleared, and stays in the log."""
+    name, year = "persistent://home/main/reminders", 2_000_000_000_000
+    inside.json("topic", "create", name)
+    inside.json("topic", "subscribe", name, "bell", "--from", "earliest")
+    program = [sys.executable, str(ROOT / "docs" / "examples" / "delayed_delivery.py"), "2", "0", "1"]
+    ended = subprocess.run(program, cwd=shell.folder, env=shell.environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    told = [line.partition(": ")[2].split(", ") for line in ended.stdout.splitlines()]
+    assert sorted(words for words, _ in told) == ["0 s have passed", "1 s have passed", "2 s have passed"]
+    assert all(int(late.split()[0]) >= 0 for _, late in told)
+    for at in range(2):
+        line = json.dumps({"payload": f"later {at}", "deliver_at": year + at}) + "\n"
+        inside.json("topic", "append", name, "--file", "-", stdin=line)
+        assert inside.json("delayed", "seal", name)["messages"] == 1
+    assert inside.json("topic", "read", name, "--subscription", "bell") == []
+    found = inside.json("delayed", "status", name)
+    assert [(one["messages"], one["state"]) for one in found["buckets"]] == [(1, "SEALED")] * 2
+    assert inside.json("topic", "show", name)["delayed"] == {"messages": 2, "unsealed": 0, "buckets": 2}
+    assert inside.json("delayed", "merge", name)["merges"] == 1
+    assert inside.json("delayed", "clear", name, "--reason", "a test") == {"buckets": 1, "messages": 2}
+    assert [one["state"] for one in inside.json("delayed", "status", name)["buckets"]] == ["OPEN"]
+    refused = json.dumps({"payload": "x", "deliver_at": 10**15 // 10**3 * 250}) + "\n"
+    assert (
+        inside.json("topic", "append", name, "--file", "-", stdin=refused, code=2)["error"]["field"]
+        == "line 1: deliver_at"
+    )
 
 
 def _be_deleted(shell: Shell) -> str:

@@ -1,0 +1,52 @@
+"""Reminders: messages that a program is given when their time has come, and not before.
+
+Run it as often as you like, and kill it whenever you like: what was not acknowledged is delivered again. It ends when
+nothing is left.
+
+    sexton up
+    sexton topic create persistent://home/main/reminders
+    sexton topic subscribe persistent://home/main/reminders bell --from earliest
+    python docs/examples/delayed_delivery.py 20 5 60        # seconds from now
+    sexton delayed status persistent://home/main/reminders  # meanwhile, in another terminal
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from logstore.log.entries import NewEntry, ProducedEntries
+from workers.assembly.adapters import open_log
+from workers.settings import load_settings
+
+SUBSCRIPTION = "bell"
+
+
+def main(delays_s: list[float]) -> None:
+    settings = load_settings({}, os.environ, Path.cwd()).settings
+    with open_log(settings) as log:
+        topic = log.catalog.topics.get("persistent://home/main/reminders")
+        now_ms = time.time_ns() // 1_000_000
+        reminders = [
+            NewEntry(payload=f"{delay:g} s have passed".encode(), deliver_at_ms=now_ms + round(delay * 1_000))
+            for delay in delays_s
+        ]
+        if reminders:
+            log.managed.append(topic, ProducedEntries(entries=reminders))
+        with log.delivery.consumer(topic, SUBSCRIPTION) as consumer:
+            while True:
+                entries = consumer.receive(max_entries=100)
+                if not entries:
+                    state = log.subscriptions.get(topic.topic_id, SUBSCRIPTION).state
+                    if not log.catalog.ledgers.backlogs(topic.topic_id, [state])[0]:
+                        return
+                    consumer.wait(timeout_s=10)  # until the next one is due, or something comes
+                    continue
+                for entry in entries:
+                    late_ms = time.time_ns() // 1_000_000 - (entry.deliver_at_ms or 0)
+                    print(f"{entry.position}: {(entry.payload or b'').decode()}, {late_ms} ms ago", flush=True)
+                positions = [entry.position for entry in entries]
+                log.subscriptions.acknowledge(topic.topic_id, SUBSCRIPTION, positions=positions)
+
+
+main([float(delay) for delay in sys.argv[1:]])
