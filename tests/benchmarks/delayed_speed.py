@@ -1,16 +1,19 @@
-"""The index of delayed messages beside the bare thing: `python -m tests.benchmarks.delayed_speed [merge|bytes]`.
+"""Delayed messages beside the bare thing: `python -m tests.benchmarks.delayed_speed [merge|bytes|recovery|build]`.
 
-Speeds are of CPU seconds, so that what else the machine does matters little. About two minutes on two cores.
+Speeds of merges are of CPU seconds, so that what else the machine does matters little. `recovery=10000000` says how
+many messages there are, for 1 KiB of disk each; the same of `build`. About five minutes on two cores.
 """
 
 import heapq
 import io
 import json
+import os
 import statistics
 import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +27,9 @@ from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
 from logstore.delayed.snapshot_footer import parse_footer
 from logstore.positions import LedgerId, Position, TopicId
+from tests.benchmarks.delayed_on_stack import building, recovery
+from tests.benchmarks.stage import stage
+from workers.settings import load_settings
 
 _MERGED: Final = 5_000_000  # messages of each of two buckets
 _HEAPED: Final = 500_000
@@ -219,11 +225,22 @@ def _tell(line: str) -> None:
 
 
 _MEASURES: Final[dict[str, Callable[[], dict[str, Any]]]] = {"merge": merging, "bytes": sizes}
+_STAGED: Final = {"recovery": (recovery, 1_000_000), "build": (building, 1_000_000)}
+"""On a stack of their own, and with how many messages."""
 
 
 def main(names: Sequence[str]) -> dict[str, Any]:
     """Each by its name, or all."""
-    return {name: _MEASURES[name]() for name in names or _MEASURES}
+    found = {}
+    for asked in names or (*_MEASURES, *_STAGED):
+        name, _, count = asked.partition("=")
+        if name in _MEASURES:
+            found[name] = _MEASURES[name]()
+            continue
+        measure, usual = _STAGED[name]
+        with stage(load_settings({}, os.environ, Path.cwd()).settings, workers=0) as on:
+            found[name] = measure(on, int(count or usual), _tell)
+    return found
 
 
 if __name__ == "__main__":
