@@ -70,9 +70,13 @@ def _merged(on: Stage, topic: Topic) -> int:
 
 
 def _first(on: Stage, topic: Topic) -> float:
-    """Until a process that knows nothing has its first message; those of an hour may come early, to have some."""
+    """Until a process that is connected and knows nothing has its first message.
+
+    Messages of an hour may come early, so that there are some.
+    """
     settings = on.settings.model_copy(update={"delayed_tolerance": _DUE_MS / 1_000})
     with open_log(settings) as log:
+        log.objects.require()
         began = time.perf_counter()
         with log.delivery.consumer(topic) as consumer:
             found = consumer.receive(1)
