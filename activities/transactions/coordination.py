@@ -23,7 +23,7 @@ _BATCH: Final = 500
 
 _EXPIRED: Final = 1_000
 _MOST_HANDED: Final = 100  # ids in an answer; more of them are handed over by the next one
-_LOOK_S: Final = (0.003, 0.03)  # between two looks for work, at first and at last
+_LOOK_S: Final = (0.003, 0.012)  # between two looks for work, at first and at last
 _GATHER: Final = 0.1  # of the time that a batch took is waited for the next one: its clients decide again together
 
 
