@@ -57,17 +57,13 @@ def status(context: CommandContext, name: TopicArgument) -> Answer:
         for one in listed.buckets
     ]
     if damaged:
-        note(f"their messages come from the log; to write them anew: {_anew(topic)}", heading="DAMAGED: ")
+        anew = f"sexton delayed build {topic_shown(topic.name)}"
+        note(f"messages of these buckets come from the log, which is slower; write them anew: {anew}")
     if unsealed.entries:
         rows.append(_open_row(context, topic, unsealed.entries))
     facts = {"messages": listed.messages + unsealed.entries, "memory_bytes": tracker.memory_bytes}
     table = Answer(document=rows, shown=[_shown(one) for one in rows], title="buckets", empty="no delayed messages")
     return Answer(document={**facts, "buckets": rows}, shown=facts, more=[table])
-
-
-def _anew(topic: "Topic") -> str:
-    name = topic_shown(topic.name)
-    return f"sexton delayed clear {name}, then sexton delayed seal {name}"
 
 
 def _row(one: "Bucket", state: str) -> dict[str, object]:

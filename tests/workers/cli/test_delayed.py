@@ -92,7 +92,7 @@ def test_status_marks_what_a_merge_works_on_and_what_cannot_be_read(
 
     services.log.index.at_work = "seal-buckets/7"
     assert states() == ["SEALED", "SEALED", "SEALED", "DAMAGED"]
-    assert "delayed clear persistent://public/default/orders" in run("delayed", "status", orders).stderr
+    assert "delayed build persistent://public/default/orders" in run("delayed", "status", orders).stderr
     services.log.index.at_work = MERGE_BUCKETS.id(7)
     assert states() == ["SEALED", "MERGING", "MERGING", "DAMAGED"]
 
