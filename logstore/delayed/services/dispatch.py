@@ -17,6 +17,7 @@ Source: Pulsar's `PersistentDispatcherMultipleConsumers`; field cases 49, 61, 67
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from math import inf
 from typing import Final, cast
 
@@ -131,6 +132,8 @@ class Dispatcher:
     def forget(self, holding: Holding) -> None:
         """Give back all that a consumer has; it is not coming back. Wants the tracker's lock to be held."""
         self.holdings.remove(holding)
+        if not self.holdings:
+            return  # this reading ends, and another one begins at the mark-delete position
         positions = (
             Position(ledger_id, entry_id) for ledger_id in sorted(holding.bits) for entry_id in holding.bits[ledger_id]
         )
@@ -202,13 +205,21 @@ class Dispatcher:
         return got
 
     def _log(self, hand: Callable[[Due], None], limit: int) -> list[Entry]:
-        """Messages of the log that are in no set, from where we are."""
+        """Messages of the log that are in no set, from where we are up to an end that was asked for since we began."""
         got: list[Entry] = []
-        while len(got) < limit and (entry := self._next()):
+        opened = False
+        while len(got) < limit:
+            opened = not self._turn() and opened
+            if self._scan is None:
+                if opened or not self._open():
+                    break
+                opened = True
+            read = self._read(limit - len(got))
             with self._shared.lock:
-                if not self._is_known(entry.position):
-                    hand((entry.deliver_at_ms or 0, entry.position))
-                    got.append(entry)
+                for entry in read:
+                    if not self._is_known(entry.position):
+                        hand((entry.deliver_at_ms or 0, entry.position))
+                        got.append(entry)
         return got
 
     def _pop(self, limit: int) -> list[Due]:
@@ -222,39 +233,37 @@ class Dispatcher:
                 if wanted or not popped:
                     return wanted
 
-    def _next(self) -> Entry | None:
-        """The next message of the log that is due; None at its end."""
-        while True:
-            self._turn()
-            if self._scan is None and not self._open():
-                return None
-            assert self._scan is not None
-            entry = next(self._scan, None)
-            if entry is not None:
-                self._at = _behind(entry.position)
-                return entry
-            self._at, self._scan = _behind(self._upto), None
+    def _read(self, limit: int) -> list[Entry]:
+        """The next messages of the log that are due, at most so many; fewer, where the scan has ended."""
+        assert self._scan is not None
+        read = list(islice(self._scan, limit))
+        self._at = _behind(read[-1].position if len(read) == limit else self._upto)
+        if len(read) < limit:
+            self._scan = None
+        return read
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
         """Turn back if somebody asked for it; what was read ahead may lack what is to be read now."""
         with self._shared.lock:
             turn_to, self._turn_to = self._turn_to, None
-        if turn_to is not None:
-            self.end()
-            self._at = min(self._at, turn_to)
+        if turn_to is None:
+            return False
+        self.end()
+        self._at = min(self._at, turn_to)
+        return True
 
     def _open(self) -> bool:
         """Read on from where we are; False when nothing lies there that may be seen."""
         at = max(self._at, _behind(self._state.mark_delete))
-        last = self._transactions.frontier(self._topic.topic_id, from_ledger=at.ledger_id).last
-        if last is None or last < at:
+        frontier = self._transactions.frontier(self._topic.topic_id, from_ledger=at.ledger_id)
+        if frontier.last is None or frontier.last < at:
             return False
-        self._upto = last
+        self._upto = frontier.last
         scan = self._managed.scan(
             self._topic,
             from_position=at,
             cursor_state=self._state,
-            upto=last,
+            frontier=frontier,
             without=self,
             postponing=self,
         )

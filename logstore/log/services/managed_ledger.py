@@ -20,7 +20,7 @@ from logstore.log.services.registration import Registrar
 from logstore.log.services.roll import Rolled, Roller, RollPolicy
 from logstore.log.services.tiered_segments import TieredSegments
 from logstore.log.services.view import READABLE, LeftOut, Postponing
-from logstore.ports.catalog import Ledgers, Topic, Transactions
+from logstore.ports.catalog import Frontier, Ledgers, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import Position, TopicId
 
@@ -166,6 +166,7 @@ class ManagedLedger:
         columns: Sequence[str] = READABLE,
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
+        frontier: Frontier | None = None,
         without: LeftOut | None = None,
         postponing: Postponing | None = None,
     ) -> Iterator[Entry]:
@@ -180,6 +181,7 @@ class ManagedLedger:
             cursor_state: Read for a subscription: leave out what it has acknowledged, and what is to be
                 delivered later than now.
             upto: The last entry wanted, inclusive.
+            frontier: How far consumers may see, if the caller has just asked, from this position or before it.
             without: Entries to leave out, by ledger, asked anew at each segment; one of which nothing is left is
                 not fetched.
             postponing: Decides what is due, and is told of what is not; without it nobody is.
@@ -196,6 +198,7 @@ class ManagedLedger:
             columns=columns,
             cursor_state=cursor_state,
             upto=upto,
+            frontier=frontier,
             without=without,
             postponing=postponing,
         )

@@ -24,7 +24,7 @@ from logstore.log.services.prefetch import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
 from logstore.log.services.view import READABLE, LeftOut, PassedOver, Postponing, View, see
-from logstore.ports.catalog import Ledger, Ledgers, Segment, Topic, Transactions
+from logstore.ports.catalog import Frontier, Ledger, Ledgers, Segment, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position
 
@@ -71,6 +71,7 @@ class Reader:
         columns: Sequence[str] = READABLE,
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
+        frontier: Frontier | None = None,
         without: LeftOut | None = None,
         postponing: Postponing | None = None,
     ) -> Iterator[Entry]:
@@ -82,11 +83,11 @@ class Reader:
             without=without or {},
             postponing=postponing or (PassedOver(self._clock) if cursor_state else None),
         )
-        return self._scan(topic, view, _BEGINNING if from_position is None else from_position)
+        return self._scan(topic, view, _BEGINNING if from_position is None else from_position, frontier)
 
-    def _scan(self, topic: Topic, view: View, at: Position) -> Iterator[Entry]:
+    def _scan(self, topic: Topic, view: View, at: Position, frontier: Frontier | None) -> Iterator[Entry]:
         source = SegmentSource(self._objects, self._tiered)
-        committed = self._committed(topic, view, at)
+        committed = self._committed(topic, view, at, frontier)
         if committed is None:
             return
         view = committed
@@ -139,10 +140,10 @@ class Reader:
         chosen = ((row, wanted & view.wanted(row, Position(ledger_id, start))) for row in rows)
         return [(listed[0], row, ids) for row, ids in chosen if ids]
 
-    def _committed(self, topic: Topic, view: View, at: Position) -> View | None:
+    def _committed(self, topic: Topic, view: View, at: Position, known: Frontier | None = None) -> View | None:
         """The view up to the first message of an open transaction; None if there is nothing to see yet."""
         marked = at if view.state is None else max(at, view.state.mark_delete)
-        frontier = self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
+        frontier = known or self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
         if frontier.last is None:
             return None
         upto = frontier.last if view.upto is None else min(view.upto, frontier.last)

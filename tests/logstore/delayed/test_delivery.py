@@ -455,3 +455,33 @@ def test_replay_set_holds_each_message_once_and_gives_them_in_order() -> None:
     assert (replay.bits, replay.has_room(1), replay.has_room(2)) == ({LedgerId(0): BitMap([1])}, False, True)
     replay.clear()
     assert (len(replay), replay.bits, replay.pop(9, 9)) == (0, {}, [])
+
+
+def test_receiving_asks_once_how_far_consumers_may_see(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a plain reader does, whether it meets the end of the log or not; the scan goes on with what is known."""
+    world.append(None, None, None)
+    asked: list[TopicId] = []
+    transactions = world.catalog.transactions
+    frontier = transactions.frontier
+
+    def counted(topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
+        asked.append(topic_id)
+        return frontier(topic_id, from_ledger=from_ledger)
+
+    monkeypatch.setattr(transactions, "frontier", counted)
+    consumer = _consumer(world)
+    assert (_ids(consumer.receive(2)), len(asked)) == ([0, 1], 1)
+    assert (_ids(consumer.receive(2)), len(asked)) == ([2], 2)
+    world.append(None)
+    asked.clear()
+    assert (_ids(consumer.receive(9)), len(asked)) == ([3], 1)
+
+
+def test_what_came_while_an_old_scan_was_read_is_received_before_a_receiver_waits(world: World) -> None:
+    """Its end is of another time: one that finds nothing there asks for the end of today."""
+    world.append(None, None)
+    consumer = _consumer(world)
+    assert _ids(consumer.receive(1)) == [0]
+    world.append(None)
+    assert _ids(consumer.receive(1)) == [1]
+    assert _ids(consumer.receive(1)) == [2]
