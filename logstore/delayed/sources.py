@@ -22,7 +22,7 @@ class SnapshotGone(Exception):
 
 
 class Segments(Protocol):
-    """Where snapshots are read."""
+    """Where snapshots are read. Footers are read by several threads."""
 
     def footer(self, bucket: Bucket) -> SnapshotFooter:
         """What the bucket's snapshot says of itself.

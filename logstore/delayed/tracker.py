@@ -11,8 +11,10 @@ is not. So a message that no tracker knows is read in the log, and nothing is lo
 Source: PIP-195 (BucketDelayedDeliveryTracker); field cases 57, 58, 62, 64, 65 and 71.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import Final
 
 from pyroaring import BitMap
 
@@ -25,6 +27,9 @@ from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import LedgerId, Position
 
 __all__ = ["Segments", "SnapshotGone", "Tracker"]
+
+_AT_ONCE: Final = 8
+"""Footers that are read at the same time."""
 
 
 class Tracker:
@@ -110,11 +115,12 @@ class Tracker:
             StoreUnavailable: Nobody answered; nothing changed.
         """
         found, lost = dict[LedgerId, BucketRows](), dict[LedgerId, Bucket]()
+        new = self._opened([bucket for bucket in listed.buckets if bucket.bucket_id not in self._buckets])
         for bucket in listed.buckets:
-            try:
-                known = self._buckets.get(bucket.bucket_id)
-                found[bucket.bucket_id] = known or BucketRows(bucket, self._segments)
-            except (SnapshotGone, CorruptData):
+            rows = self._buckets.get(bucket.bucket_id) or new[bucket.bucket_id]
+            if rows:
+                found[bucket.bucket_id] = rows
+            else:
                 lost[bucket.bucket_id] = bucket
         before, held = self._tracked, self._held_by(found)
         self._listed, self._buckets, self._lost, self._tracked = listed, found, lost, held
@@ -162,6 +168,18 @@ class Tracker:
             self._put_back(DelayedRows.joined(parts))
             raise
         return DelayedRows.joined(parts)
+
+    def _opened(self, buckets: Sequence[Bucket]) -> dict[LedgerId, BucketRows | None]:
+        """New buckets, several at once, for a store takes its time for each; None of one that cannot be read."""
+
+        def opened(bucket: Bucket) -> BucketRows | None:
+            try:
+                return BucketRows(bucket, self._segments)
+            except (SnapshotGone, CorruptData):
+                return None
+
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            return dict(zip((bucket.bucket_id for bucket in buckets), threads.map(opened, buckets), strict=True))
 
     def _held_by(self, found: Mapping[LedgerId, BucketRows]) -> dict[LedgerId, BitMap]:
         """What buckets hold together. Of a new one, what was taken before, or another one holds, is left out."""

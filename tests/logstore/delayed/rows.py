@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -96,8 +95,3 @@ class Snapshots:
         if bucket.bucket_id not in self.files:
             raise SnapshotGone(f"bucket {bucket.bucket_id}")
         return parse_footer(pq.read_metadata(io.BytesIO(self.files[bucket.bucket_id])), "snapshot")
-
-
-def is_sorted(rows: DelayedRows) -> bool:
-    """Whether the rows ascend by time, ledger and entry."""
-    return all(one < two for one, two in pairwise(zip(*(column.tolist() for column in rows.columns()), strict=True)))
