@@ -115,6 +115,15 @@ def test_acknowledged_messages_never_return_whatever_their_number(world: World) 
     assert len(_consumer(world, "shipping").receive(1_000)) == 400
 
 
+def test_what_is_acknowledged_while_its_segment_is_read_is_not_delivered(world: World) -> None:
+    """A consumer that takes few messages at a time looks at what became of the others."""
+    world.append(*[None] * 9)
+    consumer = _consumer(world)
+    assert _ids(consumer.receive(2)) == [0, 1]
+    world.acknowledge("billing", [_at(3), _at(5)])
+    assert _ids(consumer.receive(9)) == [2, 4, 6, 7, 8]
+
+
 def test_consumer_that_restarts_before_the_time_gets_the_message_once(world: World) -> None:
     """One delivery for each subscription and message (apache/pulsar#6403)."""
     delivery = world.process().delivery
