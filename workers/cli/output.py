@@ -50,10 +50,14 @@ class Answer:
         return self.shown_or_document if isinstance(self.document, Mapping) else self.document
 
     def naming(self, trace_id: str | None) -> "Answer":
-        """The same answer; a document of one thing names the trace, which people are told where they need it."""
+        """The same answer; a document of one thing names the trace, which people are told where they need it.
+
+        A document that names a trace itself, as that of a transaction does, keeps it.
+        """
         if trace_id is None or not isinstance(self.document, Mapping):
             return self
-        return replace(self, shown=self.shown_or_document, document={**self.document, "trace_id": trace_id})
+        named = self.document.get("trace_id") or trace_id
+        return replace(self, shown=self.shown_or_document, document={**self.document, "trace_id": named})
 
 
 class AnswerLost(SextonError):
