@@ -1,7 +1,8 @@
 """Consume, transform, produce: each entry of one topic makes one entry on each of two others, exactly once.
 
 Run it as often and as many times at once as you like, and kill it whenever you like: a transaction that its program did not
-decide times out, its entries are never seen, and what it had acknowledged is delivered again.
+decide times out, its entries are never seen, and what it had acknowledged is delivered again. It ends when all is
+acknowledged: an entry with a delivery time keeps it waiting until then.
 
     sexton up
     sexton topic create persistent://shop/main/paid        # and shipped, and invoices

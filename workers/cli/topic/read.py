@@ -44,7 +44,8 @@ def read(
 ) -> Answer:
     """Read entries that a consumer may see now, without acknowledging them.
 
-    Delayed messages whose time has come are first, in the order of their times; then the log, as far as it is due.
+    Messages of buckets (`sexton delayed status`) whose time has come are first, in the order of their times; then the
+    log, as far as it is due: delayed messages that are in no bucket yet stand at their places there.
     """
     position = None if start is None else Position.parse(start, field="from")
     if subscription is not None:
