@@ -121,7 +121,9 @@ def check_timeout(timeout_s: float) -> None:
         InvalidInput: It is out of bounds.
     """
     if not LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S:
-        raise InvalidInput("timeout", expected=f"{LEAST_TIMEOUT_S:g}s to {MOST_TIMEOUT_S:g}s", found=f"{timeout_s:g}s")
+        raise InvalidInput(
+            "timeout", expected=f"{LEAST_TIMEOUT_S:g}s to {MOST_TIMEOUT_S:g}s", found=f"{timeout_s:.15g}s"
+        )
 
 
 def require_open(txn: TransactionId, state: TransactionState, *, doing: str) -> None:

@@ -1,10 +1,12 @@
 """`txn commit` and `abort` that wait, and what is told of transactions."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from logstore.ports.catalog import StoredTransaction
 from logstore.transactions.transactions import TransactionId
@@ -68,6 +70,35 @@ def test_open_transaction_owes_nothing_yet(history: History) -> None:
     assert (told["state"], told["owed"], len(told["participants"])) == ("OPEN", 0, 1)
     history.take([("decide", 0, 1)])
     assert _document(history.world.catalog.transactions.get(txn))["owed"] == 1
+
+
+def test_show_names_the_trace_of_the_transaction_and_not_its_own(
+    run: Run, services: FakeServices, history: History
+) -> None:
+    """Both in JSON and for people: a command that is done adds its own trace only where there is none."""
+    context = SpanContext(trace_id=7, span_id=1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    with use_span(NonRecordingSpan(context)):
+        history.take([("begin", 0, 0), ("produce", 0, 0)])
+    (txn,) = history.open
+    services.log.catalog.transactions = history.world.catalog.transactions
+    assert json.loads(run("txn", "show", str(txn), "--json").stdout)["trace_id"] == f"{7:032x}"
+    assert f"{7:032x}" in run("txn", "show", str(txn)).stdout
+
+
+def test_begin_with_a_timeout_out_of_bounds_says_the_seconds_in_digits(run: Run) -> None:
+    """A person compares both numbers."""
+    error = document(run("txn", "begin", "--timeout", "1000d", "--json"), 2)["error"]
+    assert error["message"].endswith("expected 0.001s to 86400s, found '86400000s'")
+
+
+def test_append_in_a_transaction_that_never_was_is_bad_input(
+    run: Run, services: FakeServices, history: History, orders: str
+) -> None:
+    """As `topic ack` and `txn show` answer; nothing is uploaded for it."""
+    services.log.catalog.transactions = history.world.catalog.transactions
+    told = document(run("topic", "append", orders, "--file", "-", "--txn", "99:99", "--json", text='{"payload":""}'), 2)
+    assert (told["error"]["type"], told["error"]["field"]) == ("UnknownObject", "txn")
+    assert services.log.appends == []
 
 
 def test_resolve_of_the_last_participant_wakes_the_broadcast_that_waits(

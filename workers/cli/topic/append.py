@@ -67,6 +67,7 @@ def append(
     has passed. Every line is checked first: a bad one stops the command before anything is written. With --txn nobody
     sees the entries until the transaction commits.
     """
+    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
     from workers.cli.topic.json_lines import DeliveryLimit, parse_lines, rereadable  # noqa: PLC0415 - start-up time
 
     if producer is not None:
@@ -77,6 +78,8 @@ def append(
             limit = DeliveryLimit.from_now(context.settings.delayed_limit)
             lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None, limit=limit))
             target = context.topic(name)
+            if txn is not None:
+                context.catalog.transactions.get(TransactionId.parse(txn))  # one that never was is bad input
             source.seek(0)
             return _append_all(context, target, _Lines(source, producer, lines, batch, txn), done, bar)
     except KeyboardInterrupt:
