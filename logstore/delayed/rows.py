@@ -7,7 +7,7 @@ Source: PIP-195, whose priority queue holds the same three numbers.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +28,9 @@ COLUMNS: Final = ("deliver_at_ms", "ledger_id", "entry_id")
 
 _DENSE: Final = 32
 """A table of flags may be so many times as long as what is looked up in it."""
+
+_FEW: Final = 16
+"""Up to so many are looked at one by one: for more it pays to make tables."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,10 +184,9 @@ class DelayedRows:
             return self
         keep = np.ones(len(self), dtype=bool)
         ledger_ids, numbers = self._ledgers()
-        for number, ledger_id in enumerate(ledger_ids):
-            if bits := bitmaps.get(ledger_id):
-                at = np.flatnonzero(numbers == number)
-                keep[at] = ~_member(self.entry_id[at], bits)
+        found = [(number, bits) for number, ledger_id in enumerate(ledger_ids) if (bits := bitmaps.get(ledger_id))]
+        for (_, bits), at in zip(found, _places([number for number, _ in found], numbers), strict=True):
+            keep[at] = ~_member(self.entry_id[at], bits)
         return self if keep.all() else DelayedRows(*(column[keep] for column in self.columns()))
 
     def _ledgers(self) -> "tuple[list[LedgerId], npt.NDArray[np.intp]]":
@@ -227,9 +229,22 @@ def _bitmap(ascending: "npt.NDArray[np.uint32]") -> BitMap:
     return bits
 
 
+def _places(wanted: Sequence[int], numbers: "npt.NDArray[np.intp]") -> "Iterator[npt.NDArray[np.intp]]":
+    """Where each of the wanted numbers, which ascend, stands; many are found by one sort, and few by a look at all."""
+    import numpy as np  # noqa: PLC0415 - start-up time
+
+    if len(wanted) <= _FEW:
+        return (np.flatnonzero(numbers == number) for number in wanted)
+    order = numbers.argsort(kind="stable")
+    ends = numbers[order].searchsorted(np.array([wanted, np.array(wanted) + 1])).T.tolist()
+    return (order[start:end] for start, end in ends)
+
+
 def _member(entry_ids: "Numbers", bits: BitMap) -> "npt.NDArray[np.bool_]":
     import numpy as np  # noqa: PLC0415 - start-up time
 
+    if len(entry_ids) <= _FEW:
+        return np.array([entry_id in bits for entry_id in entry_ids.tolist()], dtype=bool)
     found = np.asarray(bits.to_array())
     low, high = int(found[0]), int(found[-1])
     if high - low >= _DENSE * (len(entry_ids) + len(found)):

@@ -59,8 +59,9 @@ class Consumer:
 
         First what the index found to be due, in order of (delivery time, ledger, entry), then the log, in its order.
         No message comes before its delivery time. What was received is not received again, here or by another consumer
-        of this process, unless it is given back: by `nack`, by closing, or by a transaction that acknowledged it and
-        was aborted. What is acknowledged never comes again, but after a seek.
+        of this process, unless it is given back: by `nack` or by closing. Where a transaction that acknowledged it was
+        aborted, give it back by `nack`: here that is only seen if somebody received while the transaction held it.
+        What is acknowledged never comes again, but after a seek.
 
         Raises:
             InvalidInput: A limit below 1.

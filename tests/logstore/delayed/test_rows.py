@@ -45,6 +45,17 @@ def test_rows_without_bitmaps_are_those_whose_entries_are_in_none(
     assert rows.without(bitmaps) == DelayedRows.of([one for one in messages if one[1] not in left_out])
 
 
+@pytest.mark.parametrize(("count", "ledgers"), [(40, 40), (6_000, 40), (6_000, 3), (90, 3)])
+def test_rows_of_few_and_many_ledgers_are_left_out_alike(count: int, ledgers: int) -> None:
+    """With one entry a ledger and with many: each number of them has a way of its own."""
+    rows = made(count, range(ledgers))
+    whole = rows.bitmaps()
+    bitmaps = {ledger_id: BitMap([*list(whole[ledger_id])[::2], 10**6]) for ledger_id in list(whole)[1:]}
+    found = rows.without(bitmaps)
+    assert found.positions() == [at for at in rows.positions() if at.entry_id not in bitmaps.get(at.ledger_id, ())]
+    assert 0 < len(found) < len(rows)
+
+
 @given(messages=_MESSAGES)
 def test_the_bitmaps_of_rows_hold_their_entries(messages: list[tuple[int, Position]]) -> None:
     """One a ledger, ascending by ledger."""

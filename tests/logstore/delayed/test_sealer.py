@@ -277,3 +277,18 @@ def test_large_segment_is_read_by_its_column_of_delivery_times(topic: Stored) ->
     begun = len(topic.world.objects.calls)
     assert topic.sealer.seal(topic.topic_id, force=True).messages == 1
     assert Operation.GET not in {operation for operation, _ in topic.world.objects.calls[begun:]}
+
+
+def test_times_of_any_size_are_sealed_merged_and_waited_for(topic: Stored) -> None:
+    """The least and the greatest ones that a column holds: no sum of them overflows."""
+    later, ends = topic.now_ms + 5 * HOUR_MS, (2**63 - 2, 2**63 - 1)
+    times = [*reversed(ends), -(2**63), -1, 0, later]
+    entries = [NewEntry(payload=b"x", deliver_at_ms=one) for one in times]
+    topic.world.log.managed.append(topic.world.topic, ProducedEntries(entries=entries))
+    topic.sealer.seal(topic.topic_id, force=True)
+    topic.sealed([5, 6])
+    assert topic.merger.merge(topic.topic_id, tuple(one.bucket_id for one in topic.buckets)).switched  # type: ignore[arg-type]
+    assert [due_ms for due_ms, _ in topic.held()] == [later, later, later + HOUR_MS, *ends]
+    with topic.world.log.delivery.consumer(topic.world.topic) as consumer:
+        assert [entry.deliver_at_ms for entry in consumer.receive(9)] == [-(2**63), -1, 0]
+        assert consumer.receive(9) == []
