@@ -106,7 +106,6 @@ class SharedTracker:
         listed = self._index.listed(self._topic.topic_id)
         if self._looked_s is None or listed.version != self.tracker.listed.version:
             self._rewind(self.tracker.load(listed))
-            self._look_after_lost()
         self._looked_s = now_s
 
     def hand_over(self, limit: int) -> bool:

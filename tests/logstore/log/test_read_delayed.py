@@ -97,6 +97,15 @@ def test_payloads_of_messages_that_are_not_due_are_not_fetched(world: World) -> 
     assert len(process.read(world.topic, max_entries=100, cursor_state=_START)) == 100
 
 
+def test_segment_of_which_some_messages_are_not_delayed_is_fetched_in_one_request(world: World) -> None:
+    """It is wanted in any case: to look at delivery times first would cost more requests, and spare none."""
+    process = world.process()
+    _append(world, process, [_LATER, None] * 50, size=10_000)
+    before = len(world.objects.calls)
+    assert len(process.read(world.topic, max_entries=100, cursor_state=_START)) == 50
+    assert [operation for operation, _ in _calls(world, before)] == [Operation.GET]
+
+
 @pytest.mark.parametrize("size", [5, 10_000])
 def test_messages_that_are_not_due_are_told_and_passed_over(world: World, size: int) -> None:
     """With their delivery times, each segment's before its entries; what is due is read in the same pass."""
