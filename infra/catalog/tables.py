@@ -28,7 +28,7 @@ transaction = Table(
     Column("claim_until_us", Big),
     Column("attempts", Integer, nullable=False, default=0),
     Column("last_error", Text),
-    Column("trace_id", String, default=current_trace_id, onupdate=current_trace_id),
+    Column("trace_id", String, default=current_trace_id),
 )
 transaction_participant = Table(
     "transaction_participant",

@@ -44,9 +44,7 @@ class TransactionRow(SQLModel, table=True):
     claim_until_us: int | None = Field(default=None, sa_type=Big)
     attempts: int = 0  # to tell its participants, after the first
     last_error: str | None = Field(default=None, sa_type=Text)
-    trace_id: str | None = Field(
-        default=None, sa_column_kwargs={"default": current_trace_id, "onupdate": current_trace_id}
-    )
+    trace_id: str | None = Field(default=None, sa_column_kwargs={"default": current_trace_id})
 
 
 class TransactionParticipantRow(SQLModel, table=True):

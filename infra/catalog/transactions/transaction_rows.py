@@ -28,6 +28,7 @@ from infra.catalog import tables as t
 from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
 from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
 from infra.catalog.transactions.participant_rows import owing, participants_of, remove_participants
+from infra.telemetry import current_trace_id
 from logstore.ports.catalog import Finished, StoredParticipant, StoredTransaction
 from logstore.transactions.transactions import DECIDED, TransactionId, TransactionState
 
@@ -84,7 +85,8 @@ def decide(
 ) -> None:
     """OPEN → what was decided, for locked transactions; a final state at once for those without participants."""
     rows = [(txn.tc_id, txn.sequence, state.value, now_us if state.is_final else None) for txn, state in states.items()]
-    _deciding(connection.dialect.name).execute(connection, rows, now=now_us, late=int(timed_out))
+    trace = current_trace_id()  # what tells participants later runs in the trace of all that its coordinator does
+    _deciding(connection.dialect.name).execute(connection, rows, now=now_us, late=int(timed_out), trace=trace)
 
 
 @cache
@@ -93,7 +95,12 @@ def _deciding(dialect: str) -> Statement:
     changed = rows_of(dialect, "changed", kinds)
     c = changed.source.c
     mine = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
-    values = {"state": c.state, "finished_us": c.finished_us, "decided_us": bindparam("now")}
+    values = {
+        "state": c.state,
+        "finished_us": c.finished_us,
+        "decided_us": bindparam("now"),
+        "trace_id": bindparam("trace"),
+    }
     return Statement(sql=mine.values(**values, timed_out=bindparam("late")), rows=changed)
 
 

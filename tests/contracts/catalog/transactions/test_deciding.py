@@ -1,8 +1,10 @@
 """Begin, end and timeout: exactly one decision, and the state of the row says what readers see."""
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags, use_span
 
 from logstore.errors import (
     ClaimHeld,
@@ -244,6 +246,31 @@ def test_failures_are_written_to_each_participant_and_owed_is_what_is_left(sql_w
     assert settle(sql_world, txn, first) == []
     found = sql_world.catalog.transactions.get(txn)
     assert [(one.topic, one.last_error) for one in found.owed] == [(second.name, "away")]
+
+
+def test_row_keeps_the_trace_of_its_decision(sql_world: SqlWorld) -> None:
+    """Participants are told in the trace of a coordinator, which has what it does for all transactions."""
+    topic, traces = new_topic(sql_world), list[str | None]()
+    with _traced(1):
+        txn = begin(sql_world)
+        produce(sql_world, topic, (txn, 1))
+    traces.append(sql_world.catalog.transactions.get(txn).trace_id)
+    with _traced(2):
+        end(sql_world, txn, commit=True)
+    traces.append(sql_world.catalog.transactions.get(txn).trace_id)
+    with _traced(3):
+        sql_world.catalog.transactions.claim_one(txn, claim("w"))
+        settle(sql_world, txn, topic)
+    found = sql_world.catalog.transactions.get(txn)
+    assert (found.state, [*traces, found.trace_id]) == (
+        TransactionState.COMMITTED,
+        [f"{1:032x}", f"{2:032x}", f"{2:032x}"],
+    )
+
+
+def _traced(number: int) -> AbstractContextManager[Span]:
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    return use_span(NonRecordingSpan(SpanContext(trace_id=number, span_id=1, is_remote=False, trace_flags=flags)))
 
 
 def test_settle_says_how_long_a_transaction_took_and_says_it_once(sql_world: SqlWorld) -> None:
