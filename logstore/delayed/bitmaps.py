@@ -47,6 +47,11 @@ def less(one: Bitmaps, other: Bitmaps) -> dict[LedgerId, BitMap]:
     return {ledger_id: bits for ledger_id, bits in found.items() if bits}
 
 
+def changed(one: Bitmaps, other: Bitmaps) -> Bitmaps:
+    """The bitmaps of the one that are not the same in the other; they are not copied, for most are the same."""
+    return {ledger_id: bits for ledger_id, bits in one.items() if other.get(ledger_id) != bits}
+
+
 def behind(bitmaps: Bitmaps, position: Position) -> dict[LedgerId, BitMap]:
     """Entries that stand behind a position."""
     found = {ledger_id: beyond(bits, ledger_id, position) for ledger_id, bits in bitmaps.items()}

@@ -176,12 +176,14 @@ class Dispatcher:
             for holding in self.holdings:
                 holding.bits.clear()
             self.rewind(_behind(told.state.mark_delete))
-        released = bitmaps.less(bitmaps.behind(before.acknowledged, told.state.mark_delete), told.state.acknowledged)
+        acknowledged = told.state.acknowledged
+        changed = bitmaps.changed(before.acknowledged, acknowledged)
+        released = bitmaps.less(bitmaps.behind(changed, told.state.mark_delete), acknowledged)
         if first := bitmaps.earliest(released):
             self.rewind(first)
         for holding in self.holdings:
             kept = bitmaps.behind(holding.bits, told.state.mark_delete)
-            holding.bits = bitmaps.less(kept, told.state.acknowledged)
+            holding.bits = bitmaps.less(kept, acknowledged)
 
     def _due(self, hand: Callable[[Due], None], limit: int) -> list[Entry]:
         """Messages out of the replay set, which is filled from the tracker first."""

@@ -50,7 +50,7 @@ def test_rows_of_few_and_many_ledgers_are_left_out_alike(count: int, ledgers: in
     """With one entry a ledger and with many: each number of them has a way of its own."""
     rows = made(count, range(ledgers))
     whole = rows.bitmaps()
-    bitmaps = {ledger_id: BitMap([*list(whole[ledger_id])[::2], 10**6]) for ledger_id in list(whole)[1:]}
+    bitmaps = {ledger_id: BitMap([*list(whole[ledger_id])[::2], 10**6]) for ledger_id in whole if ledger_id % 3}
     found = rows.without(bitmaps)
     assert found.positions() == [at for at in rows.positions() if at.entry_id not in bitmaps.get(at.ledger_id, ())]
     assert 0 < len(found) < len(rows)
