@@ -57,9 +57,10 @@ def trim(
 def delete(
     context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True
 ) -> Answer:
-    """Delete a topic with its subscriptions, schemas and every ledger, needed or not.
+    """Delete a topic with its subscriptions, schemas, delayed messages and every ledger, needed or not.
 
-    A deletion that runs is joined, one that was stopped goes on. Its name can be created again once it is gone.
+    Transactions that have part in it go on without it. A deletion that runs is joined, one that was
+    stopped goes on. Its name can be created again once it is gone.
     """
     found = context.topic(name)
     if dry_run:

@@ -36,7 +36,7 @@ _RFC3339 = re.compile(
     r"(?:\.(?P<fraction>[0-9]{1,9}))?(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})"
 )
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999
-_RULE = "an RFC 3339 time with its zone, or milliseconds since 1970, up to the year 9999"
+_RULE = "an RFC 3339 time with its zone, or a number of milliseconds since 1970, up to the year 9999"
 
 
 @contextmanager
