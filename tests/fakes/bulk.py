@@ -72,10 +72,12 @@ class FakeBulkJobs:
         except BaseException:
             self.stopped.append(job.run_id)
             raise
+        folder, summary = self._written(job)  # not under the lock: another attempt may overtake this one as it reads
         with self._lock:
-            return self.published(job.run_id, job.name) or self._publish(job)
+            done = self.published(job.run_id, job.name)
+            return done or self._publication.publish(job.run_id, job.name, folder, summary)
 
-    def _publish(self, job: BulkJob) -> BulkSummary:
+    def _written(self, job: BulkJob) -> tuple[Path, BulkSummary]:
         folder, summary = self._publication.attempt(job.run_id, job.name), BulkSummary()
         counted = _COUNTED.get(job.name)
         if counted:
@@ -86,7 +88,7 @@ class FakeBulkJobs:
             summary = self._index(folder, job)
         if isinstance(job, VerifyFindings):
             pq.write_table(as_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
-        return self._publication.publish(job.run_id, job.name, folder, summary)
+        return folder, summary
 
     def _build(self, folder: Path, job: BuildBuffers) -> BulkSummary:
         """A part for each topic."""
