@@ -14,3 +14,13 @@ CATALOG = workflow.ActivityConfig(
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
 """Transactions of the catalog, which is waited for without end: what they decide must be decided."""
+
+
+def bulk(queue: str) -> workflow.ActivityConfig:
+    """Of a bulk job, on a task queue of its own; on that of the workflow where `queue` is empty."""
+    return workflow.ActivityConfig(
+        task_queue=queue or None,
+        start_to_close_timeout=timedelta(hours=24),  # a billion objects or segments, some ten thousand a second
+        heartbeat_timeout=timedelta(seconds=60),  # starting Java keeps a small machine from everything else for long
+        retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1), maximum_attempts=6),  # then a person looks
+    )

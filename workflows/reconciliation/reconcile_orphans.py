@@ -16,7 +16,6 @@ Source: orphan removals of iceberg and lakeFS, and their failures (iceberg#4195,
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
@@ -42,15 +41,6 @@ _CONCLUDE: workflow.ActivityConfig = {
     **options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # two columns of many million findings are read
 }
-
-
-def _bulk(queue: str) -> workflow.ActivityConfig:
-    return workflow.ActivityConfig(
-        task_queue=queue or None,
-        start_to_close_timeout=timedelta(hours=24),  # a billion objects, listed at some ten thousand a second
-        heartbeat_timeout=timedelta(seconds=60),  # starting Java keeps a small machine from everything else for long
-        retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1), maximum_attempts=6),  # then a person looks
-    )
 
 
 @workflow.defn(name="reconcile-orphans")
@@ -115,7 +105,7 @@ class ReconcileOrphans:
     async def _run(self, job: str) -> None:
         self._at(job)
         bulk = BulkInput(run_id=self._run_id, job=job, master=self._request.master)
-        config = _bulk(self._request.queue)
+        config = options.bulk(self._request.queue)
         done: BulkResult = await workflow.execute_activity_method(Planning.run_bulk, bulk, **config)
         counts = {**self._progress.counts, job: done.counts}
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=job, counts=counts)

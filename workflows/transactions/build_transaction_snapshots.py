@@ -43,15 +43,6 @@ _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
 _REFUSALS = frozenset({"PreconditionFailed", "InvalidInput"})
 
 
-def _build(queue: str) -> workflow.ActivityConfig:
-    return workflow.ActivityConfig(
-        task_queue=queue or None,
-        start_to_close_timeout=timedelta(hours=24),  # every segment of every topic, some thousand a second
-        heartbeat_timeout=timedelta(seconds=60),  # starting Java keeps a small machine from everything else for long
-        retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1), maximum_attempts=6),  # then a person looks
-    )
-
-
 @workflow.defn(name="build-transaction-snapshots")
 class BuildTransactionSnapshots:
     """See the module's text."""
@@ -95,7 +86,7 @@ class BuildTransactionSnapshots:
         if begun.done:
             return begun
         self._at("building", {})
-        build, config = BuildInput(run_id=self._run_id, master=request.master), _build(request.queue)
+        build, config = BuildInput(run_id=self._run_id, master=request.master), options.bulk(request.queue)
         built: Built = await workflow.execute_activity_method(BufferBuilding.build_buffers, build, **config)
         counts = await self._switch(built)
         self._at("concluding", counts)
