@@ -132,9 +132,9 @@ class AlreadyExists(PreconditionFailed):
 class CatalogMismatch(PreconditionFailed):
     """A bucket, a path of ZooKeeper or a namespace of Temporal is not this catalog's: nothing is done upon it."""
 
-    def __init__(self, place: str, *, expected: str, found: str, advice: str) -> None:
-        """Name the place with its address, what should be there and what is, and what to try."""
-        super().__init__(f"{place}: expected {expected}, found {found}; {advice}")
+    def __init__(self, subject: str, *, expected: str, found: str, advice: str) -> None:
+        """Say what `subject` (a name with its address) should have, what it has, and what to try."""
+        super().__init__(f"{subject}: expected {expected}, found {found}; {advice}")
 
 
 class ClaimHeld(PreconditionFailed):

@@ -15,7 +15,7 @@ from infra.catalog import Database
 from infra.objects import ensure_bucket, make_client
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from tests.migrated import migrate
 from tests.shared import worker_number
 from workers.assembly.adapters import open_log
@@ -80,7 +80,7 @@ def mark_buckets(settings: Settings) -> None:
     """Let the buckets be the catalog's, before a test puts something of others there."""
     with open_log(settings) as log:
         log.objects.require()
-        log.buckets(TieredPlace(settings.tiered_bucket)).require()
+        log.buckets(CopyLocation(settings.tiered_bucket)).require()
 
 
 def _create_buckets(settings: Settings) -> None:

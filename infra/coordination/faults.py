@@ -23,12 +23,12 @@ _DENIED: Final = (AuthFailedError, InvalidACLError, NoAuthError)
 
 
 @contextmanager
-def translated(doing: str, place: str) -> Iterator[None]:
+def translated(doing: str, address: str) -> Iterator[None]:
     """Raise what kazoo raises as one of our errors; a failure to ask is never an answer.
 
     Args:
         doing: What was asked, as a phrase.
-        place: Hosts, and the path of everything of ours.
+        address: Hosts, and the path of everything of ours.
 
     Raises:
         StoreUnavailable: ZooKeeper did not answer in time; what was asked may have happened.
@@ -42,7 +42,7 @@ def translated(doing: str, place: str) -> Iterator[None]:
     except _DENIED as error:
         raise ServiceFailed(
             ZOOKEEPER,
-            f"{place} refuses us while {doing} ({type(error).__name__})",
+            f"{address} refuses us while {doing} ({type(error).__name__})",
             advice="grant this worker's identity all rights on that path, or mend the setting `zookeeper_auth`",
         ) from error
     except (KazooException, KazooTimeoutError) as error:  # no connection, no answer, patience at its end

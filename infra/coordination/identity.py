@@ -58,7 +58,7 @@ def _read(client: KazooClient) -> str | None:
 def _compare(session: ZooKeeperSession, found: str, catalog_id: str) -> None:
     if found != catalog_id:
         raise CatalogMismatch(
-            f"zookeeper path {session.place}",
+            f"zookeeper path {session.address}",
             expected=f"that of catalog {catalog_id}",
             found=f"that of catalog {found}",
             advice="give each catalog a path of its own: the setting `zookeeper`, as in host:2181/sexton",

@@ -127,7 +127,7 @@ class ZooKeeperSession:
         return self._ensemble.timeout_s
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """Hosts and path of everything of ours, for messages."""
         hosts = self._ensemble.hosts
         return hosts if "/" in hosts else f"{hosts}/"
@@ -145,7 +145,7 @@ class ZooKeeperSession:
         """
         wait_s = min(patience_s, self.timeout_s)
         retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=wait_s, ignore_expire=False)
-        with zookeeper_span(doing), translated(doing, self.place), self._client.handler.waiting(wait_s):
+        with zookeeper_span(doing), translated(doing, self.address), self._client.handler.waiting(wait_s):
             answer: T = retry(self._while_alive, work)
         self._require_alive(doing)  # an answer that another session got says nothing of ours
         return answer

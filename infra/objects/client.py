@@ -1,4 +1,4 @@
-"""How to reach a store: the client with its limits, and buckets by the place that an offload context states."""
+"""How to reach a store: the client with its limits, and buckets by the location that an offload context states."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from infra.objects.answers import code_of, require_own_answers, translated
 from infra.objects.store import S3ObjectStore
 from infra.telemetry.s3_spans import observe_client
 from logstore.errors import StoreUnavailable
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.ports.objects import ObjectInfo
 
 if TYPE_CHECKING:
@@ -134,13 +134,13 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _KNOCK_S = 1.0
 
 
-class Places:
+class S3Buckets:
     """`Buckets`; clients are made once for each endpoint and region."""
 
     def __init__(
         self, home: S3ObjectStore, connect: Callable[[str, str], S3ObjectStore], *, own_stack: bool = False
     ) -> None:
-        """Resolve places.
+        """Resolve locations.
 
         Args:
             home: A bucket of the configured store.
@@ -152,16 +152,16 @@ class Places:
         connected = cache(connect)
         self._at_home = cache(home.for_bucket)
         self._elsewhere = cache(lambda bucket, endpoint, region: connected(endpoint, region).for_bucket(bucket))
-        self._stand_in = cache(lambda place: _StandIn(home, place))
+        self._stand_in = cache(lambda location: _StandIn(home, location))
 
-    def __call__(self, place: TieredPlace) -> S3ObjectStore:
-        """The bucket, the same one for each way to write its place; a store that is not there says so when asked."""
-        if self._moved(place.endpoint):
-            return self._stand_in(place)
-        endpoint, region = place.endpoint or self._home.endpoint, place.region or self._home.region
+    def __call__(self, location: CopyLocation) -> S3ObjectStore:
+        """The bucket, the same one for each way to write its location; a store that is not there says so when asked."""
+        if self._moved(location.endpoint):
+            return self._stand_in(location)
+        endpoint, region = location.endpoint or self._home.endpoint, location.region or self._home.region
         if (_address(endpoint), region) == (_address(self._home.endpoint), self._home.region):
-            return self._at_home(place.bucket)
-        return self._elsewhere(place.bucket, endpoint.rstrip("/"), region)
+            return self._at_home(location.bucket)
+        return self._elsewhere(location.bucket, endpoint.rstrip("/"), region)
 
     def _moved(self, endpoint: str) -> bool:
         """Whether nobody listens any more where an embedded stack listened, and this home has one of its own."""
@@ -177,9 +177,9 @@ class _StandIn(S3ObjectStore):
     What it shows is the copy, for keys are unique; what it does not show may stand where the context says.
     """
 
-    def __init__(self, home: S3ObjectStore, place: TieredPlace) -> None:
-        super().__init__(home.client, place.bucket, patience=home.patience)
-        self._place = place
+    def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:
+        super().__init__(home.client, location.bucket, patience=home.patience)
+        self._location = location
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """As of any store, except that nothing found is no answer.
@@ -192,7 +192,7 @@ class _StandIn(S3ObjectStore):
             found = True
             yield item
         if not found:
-            where = f"{self._place.endpoint}, where nobody listens"
+            where = f"{self._location.endpoint}, where nobody listens"
             raise StoreUnavailable(f"{prefix}: its context names {where}, and {self.endpoint} does not show it")
 
 

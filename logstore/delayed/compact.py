@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logstore.delayed.rows import Numbers
 
 _BLOCK: Final = 1_024
-"""Rows between two places at which a column of differences can be entered."""
+"""Rows between two points at which a column of differences can be entered."""
 
 _SAMPLE: Final = 1_024
 _PATCH_BYTES: Final = 12

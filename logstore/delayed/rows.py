@@ -185,7 +185,7 @@ class DelayedRows:
         keep = np.ones(len(self), dtype=bool)
         ledger_ids, numbers = self._ledgers()
         found = [(number, bits) for number, ledger_id in enumerate(ledger_ids) if (bits := bitmaps.get(ledger_id))]
-        for (_, bits), at in zip(found, _places([number for number, _ in found], numbers), strict=True):
+        for (_, bits), at in zip(found, _offsets([number for number, _ in found], numbers), strict=True):
             keep[at] = ~_member(self.entry_id[at], bits)
         return self if keep.all() else DelayedRows(*(column[keep] for column in self.columns()))
 
@@ -229,7 +229,7 @@ def _bitmap(ascending: "npt.NDArray[np.uint32]") -> BitMap:
     return bits
 
 
-def _places(wanted: Sequence[int], numbers: "npt.NDArray[np.intp]") -> "Iterator[npt.NDArray[np.intp]]":
+def _offsets(wanted: Sequence[int], numbers: "npt.NDArray[np.intp]") -> "Iterator[npt.NDArray[np.intp]]":
     """Where each of the wanted numbers, which ascend, stands; many are found by one sort, and few by a look at all."""
     import numpy as np  # noqa: PLC0415 - start-up time
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_topic_of
-from logstore.offload.places import TieredPlace, odd_place
+from logstore.offload.locations import CopyLocation, location_problem
 from logstore.positions import LedgerId, TopicId
 
 
@@ -189,7 +189,7 @@ class StoredCopy:
     meta_keys: tuple[str, ...] = ()  # deleted last
     size_bytes: int = 0
     objects: int = 0  # found, whosever they are
-    place: TieredPlace | None = None  # where it stands, for a kind of copy that may stand in several
+    location: CopyLocation | None = None  # where it stands, for a kind of copy that may stand in several
     uploads: tuple[str, ...] = ()  # keys with parts of an upload that nobody will finish
     short: bool = False  # fewer segments than were registered: look again before meta goes
     detail: str = ""
@@ -207,7 +207,7 @@ def refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
     missing = missing_property(intent)
     if missing:
         return Outcome.INVALID, f"missing {missing}"
-    odd = odd_place(intent.context) if intent.copy is CopyKind.OFFLOADED_LEDGER else None
+    odd = location_problem(intent.context) if intent.copy is CopyKind.OFFLOADED_LEDGER else None
     if odd:
         return Outcome.INVALID, f"offload context: {odd}"
     return None

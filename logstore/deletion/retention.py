@@ -55,7 +55,7 @@ def detachable_prefix(
     """Walk the list from its head and yield ledgers while they may go.
 
     Args:
-        ledgers: The listed ledgers, ascending by place; drawn no further than needed.
+        ledgers: The listed ledgers, ascending by ledger id; drawn no further than needed.
         marks: Mark-delete position of every subscription.
         policy: The topic's limits.
         total_bytes: Size of all listed ledgers.

@@ -72,22 +72,22 @@ class MarkerState(StrEnum):
 
 
 def judge(
-    found: str | None, *, catalog_id: str, place: NamedBucket, marked: Collection[tuple[Role, str]]
+    found: str | None, *, catalog_id: str, named: NamedBucket, marked: Collection[tuple[Role, str]]
 ) -> MarkerState:
     """Compare a bucket with the catalog.
 
     Args:
         found: The catalog that its marker names, or None where it has no marker.
         catalog_id: This catalog's.
-        place: Which bucket.
+        named: Which bucket.
         marked: Role and name of every bucket that this catalog has marked.
     """
     if found not in {None, catalog_id}:
         return MarkerState.FOREIGN
-    known = (place.role, place.bucket) in marked
-    elsewhere = not known and place.role.single and any(role is place.role for role, _ in marked)
+    known = (named.role, named.bucket) in marked
+    elsewhere = not known and named.role.single and any(role is named.role for role, _ in marked)
     if found:  # a bucket of another role has our marker as well, and holds nothing of this one
-        return MarkerState.ELSEWHERE if elsewhere and _roles(place.bucket, marked) else MarkerState.OURS
+        return MarkerState.ELSEWHERE if elsewhere and _roles(named.bucket, marked) else MarkerState.OURS
     if known:
         return MarkerState.LOST
     return MarkerState.ELSEWHERE if elsewhere else MarkerState.UNMARKED
@@ -103,7 +103,7 @@ def refusal(
     found: str | None,
     *,
     catalog_id: str,
-    place: NamedBucket,
+    named: NamedBucket,
     marked: Collection[tuple[Role, str]],
 ) -> CatalogMismatch | None:
     """Why a bucket of that standing is not used; None where it may be, or may become the catalog's."""
@@ -111,18 +111,18 @@ def refusal(
     match standing:
         case MarkerState.FOREIGN:
             advice = "check bucket, endpoint and database: they are not of one store"
-            return CatalogMismatch(str(place), expected=expected, found=f"that of catalog {found}", advice=advice)
+            return CatalogMismatch(str(named), expected=expected, found=f"that of catalog {found}", advice=advice)
         case MarkerState.LOST:
             advice = "another store answers at this address, or the bucket was emptied"
-            if not place.role.single:
+            if not named.role.single:
                 advice += "; two tiered buckets need two names, also where they are at two endpoints"
-            return CatalogMismatch(str(place), expected=expected, found="no marker", advice=advice)
+            return CatalogMismatch(str(named), expected=expected, found="no marker", advice=advice)
         case MarkerState.ELSEWHERE:
-            names = ", ".join(sorted(bucket for role, bucket in marked if role is place.role))
-            advice = f"this catalog's {place.role.value} bucket is {names}"
-            roles = _roles(place.bucket, marked)
+            names = ", ".join(sorted(bucket for role, bucket in marked if role is named.role))
+            advice = f"this catalog's {named.role.value} bucket is {names}"
+            roles = _roles(named.bucket, marked)
             told = f"the marker of its {roles} bucket" if found else "no marker"
-            return CatalogMismatch(str(place), expected=expected, found=told, advice=advice)
+            return CatalogMismatch(str(named), expected=expected, found=told, advice=advice)
         case MarkerState.OURS | MarkerState.UNMARKED:
             return None
 

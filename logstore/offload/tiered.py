@@ -128,7 +128,7 @@ def write_copy(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroup
     """Write segments as one file, one row group each, and say what stands where; one segment is in memory at a time.
 
     Args:
-        sink: Written from its present place on.
+        sink: Written from its present offset on.
         segments: All of `COLUMNS`, in entry order, the first with entry 0.
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,5 +151,5 @@ class OwnedStore(ObjectStore, Protocol):
         """
 
 
-Buckets = Callable[[TieredPlace], OwnedStore]
-"""A bucket by its place: an offload context says in which one its copy stands, and of which store."""
+Buckets = Callable[[CopyLocation], OwnedStore]
+"""A bucket by its location: an offload context says in which one its copy stands, and of which store."""

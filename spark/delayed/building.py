@@ -28,7 +28,7 @@ from logstore.positions import Position, TopicId
 from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary
 from logstore.whole_files import replacing
 from spark.runner import JobRun, Main
-from spark.sources.objects import NativePlaces
+from spark.sources.objects import NativeAddresses
 from spark.sources.stores import log_stores
 
 _WAVES: Final = 4  # tasks for each that can run at once: enough to even out
@@ -66,25 +66,25 @@ class _Written:
     why: str = ""  # it could not be read
 
 
-def delayed_mains(places: NativePlaces) -> Mapping[str, Main]:
+def delayed_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
     """The jobs of delayed messages by name, over the catalog in SQL and buckets of S3."""
-    return {BuildIndexes.name: partial(build_indexes, places)}
+    return {BuildIndexes.name: partial(build_indexes, addresses)}
 
 
-def build_indexes(places: NativePlaces, run: JobRun, job: BuildIndexes) -> BulkSummary:
+def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) -> BulkSummary:
     """The main of the job.
 
     Raises:
         StoreUnavailable: Storage or database did not answer.
     """
     cores = run.spark.sparkContext.defaultParallelism
-    (topics,) = run.spread("look at topics", [job.topics], partial(_by_size, places.database_url))
+    (topics,) = run.spread("look at topics", [job.topics], partial(_by_size, addresses.database_url))
     dealt = _dealt(topics, _WAVES * cores)
-    planned = run.spread("cut logs into buckets", dealt, partial(_plan, places, job))
+    planned = run.spread("cut logs into buckets", dealt, partial(_plan, addresses, job))
     plans = [plan for some in planned for plan in some if plan is not None]
     pieces = sorted((piece for plan in plans for piece in _pieces(plan)), key=lambda one: -one.stretch.entries)
     tasks = _dealt(pieces, _WAVES * cores)
-    written = run.spread("read delivery times", tasks, partial(_write, places, run.folder))
+    written = run.spread("read delivery times", tasks, partial(_write, addresses, run.folder))
     return _concluded(run.folder, len(topics), plans, [one for some in written for one in some])
 
 
@@ -102,15 +102,15 @@ def _by_size(database_url: str, topics: tuple[int, ...]) -> list[int]:
     return sorted(set(topics) or sizes, key=lambda topic_id: (-sizes[topic_id], topic_id))
 
 
-def _plan(places: NativePlaces, job: BuildIndexes, topics: list[int]) -> list[_Plan | None]:
+def _plan(addresses: NativeAddresses, job: BuildIndexes, topics: list[int]) -> list[_Plan | None]:
     """In an executor: what is to be read of topics; None of one that is deleted, or about to be."""
-    with open_catalog(places.database_url) as catalog:
-        log = _log(places, catalog)
+    with open_catalog(addresses.database_url) as catalog:
+        log = _log(addresses, catalog)
         return [_planned(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
 
 
-def _log(places: NativePlaces, catalog: SqlCatalog) -> DelayedLog:
-    primary, tiered = log_stores(places, catalog)
+def _log(addresses: NativeAddresses, catalog: SqlCatalog) -> DelayedLog:
+    primary, tiered = log_stores(addresses, catalog)
     return DelayedLog(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
 
 
@@ -144,10 +144,10 @@ def _pieces(plan: _Plan) -> Iterator[_Piece]:
         yield _Piece(topic_id=plan.built.topic_id, number=number, stretch=stretch, now_ms=plan.now_ms)
 
 
-def _write(places: NativePlaces, folder: Path, pieces: list[_Piece]) -> list[_Written]:
+def _write(addresses: NativeAddresses, folder: Path, pieces: list[_Piece]) -> list[_Written]:
     """In an executor: pieces, each into one file. A task may run twice."""
-    with open_catalog(places.database_url) as catalog:
-        log = _log(places, catalog)
+    with open_catalog(addresses.database_url) as catalog:
+        log = _log(addresses, catalog)
         return [_written(catalog, log, folder, piece) for piece in pieces]
 
 

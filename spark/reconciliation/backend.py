@@ -8,14 +8,14 @@ from spark.reconciliation.listing import list_storage
 from spark.reconciliation.references import read_references
 from spark.reconciliation.verify import verify_findings
 from spark.runner import Main
-from spark.sources.objects import NativePlaces
+from spark.sources.objects import NativeAddresses
 
 
-def native_mains(places: NativePlaces) -> Mapping[str, Main]:
+def native_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
     """The jobs of a reconciliation by name, over the catalog in SQL and buckets of S3."""
     return {
-        "list-storage": partial(list_storage, places),
-        "read-references": partial(read_references, places),
-        "compare-sides": partial(compare_sides, places),
-        "verify-findings": partial(verify_findings, places),
+        "list-storage": partial(list_storage, addresses),
+        "read-references": partial(read_references, addresses),
+        "compare-sides": partial(compare_sides, addresses),
+        "verify-findings": partial(verify_findings, addresses),
     }

@@ -20,7 +20,7 @@ from spark.reconciliation.compare import compare, strange
 from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, OBJECTS, TIERED_OBJECTS, drawn, read
 from spark.reconciliation.sides import Group, Ids, Limits
 from spark.runner import JobRun
-from spark.sources.objects import NativePlaces
+from spark.sources.objects import NativeAddresses
 
 _ELSEWHERE: Final = "elsewhere"
 _STRANGE: Final = -1  # in the place of a group: objects that are of no ledger
@@ -37,21 +37,21 @@ class _Sides:
     limits: Limits
 
 
-def compare_sides(places: NativePlaces, run: JobRun, job: CompareSides) -> BulkSummary:
+def compare_sides(addresses: NativeAddresses, run: JobRun, job: CompareSides) -> BulkSummary:
     """The main of the job."""
     listed, references = run.inputs("list-storage"), run.inputs("read-references")
     sides = _Sides(
         listed=Path(listed.folder),
         references=Path(references.folder),
         folder=run.folder,
-        url=places.database_url,
+        url=addresses.database_url,
         limits=Limits(
             before_us=job.before_us,
             rows_before_us=_rows_before(job, listed),
             next_ledger_id=job.next_ledger_id,
-            bucket=places.primary.bucket,
-            listed=frozenset(one.bucket for one in places.tiered),
-            endpoints=frozenset({"", *(one.endpoint.rstrip("/") for one in places.tiered)}),
+            bucket=addresses.primary.bucket,
+            listed=frozenset(one.bucket for one in addresses.tiered),
+            endpoints=frozenset({"", *(one.endpoint.rstrip("/") for one in addresses.tiered)}),
         ),
     )
     groups = [_STRANGE, *range(listed.counts["groups"])]

@@ -25,7 +25,7 @@ from spark.sources.objects import (
     SHARDS,
     TIERED_RANGES,
     KeyRange,
-    NativePlaces,
+    NativeAddresses,
     StoreAddress,
     batches,
     beside_shards,
@@ -64,17 +64,17 @@ class _Counts:
     uploads: int = 0
 
 
-def list_storage(places: NativePlaces, run: JobRun, job: ListStorage) -> BulkSummary:
+def list_storage(addresses: NativeAddresses, run: JobRun, job: ListStorage) -> BulkSummary:
     """The main of the job.
 
     Raises:
         InvalidInput: An inventory that is damaged, incomplete, or of a bucket that is not the catalog's.
         StoreUnavailable: A listing could not be completed.
     """
-    inventories = _inventories(places, job, run)
-    groups = groups_for(bounds(run, places.database_url)["ledgers"])
-    tasks = _tasks(places, inventories, at_once=run.spark.sparkContext.defaultParallelism)
-    primary = places.primary.bucket
+    inventories = _inventories(addresses, job, run)
+    groups = groups_for(bounds(run, addresses.database_url)["ledgers"])
+    tasks = _tasks(addresses, inventories, at_once=run.spark.sparkContext.defaultParallelism)
+    primary = addresses.primary.bucket
     counts = run.spread(
         "list the buckets",
         tasks,
@@ -82,7 +82,7 @@ def list_storage(places: NativePlaces, run: JobRun, job: ListStorage) -> BulkSum
     )
     uploads = run.spread(
         "list unfinished uploads",
-        [_Task(len(tasks) + at, address, (KeyRange(),)) for at, address in enumerate(places.tiered)],
+        [_Task(len(tasks) + at, address, (KeyRange(),)) for at, address in enumerate(addresses.tiered)],
         partial(_list_uploads, folder=run.folder, groups=groups),
     )
     return BulkSummary(
@@ -96,10 +96,10 @@ def list_storage(places: NativePlaces, run: JobRun, job: ListStorage) -> BulkSum
     )
 
 
-def _inventories(places: NativePlaces, job: ListStorage, run: JobRun) -> dict[str, Inventory]:
+def _inventories(addresses: NativeAddresses, job: ListStorage, run: JobRun) -> dict[str, Inventory]:
     """Checked inventories by bucket."""
     found: dict[str, Inventory] = {}
-    known = {address.bucket for address in places.stores}
+    known = {address.bucket for address in addresses.stores}
     for path in job.inventories:
         inventory = read_manifest(Path(path))
         if inventory.bucket not in known:
@@ -111,13 +111,13 @@ def _inventories(places: NativePlaces, job: ListStorage, run: JobRun) -> dict[st
     return found
 
 
-def _tasks(places: NativePlaces, inventories: dict[str, Inventory], *, at_once: int) -> list[_Task]:
+def _tasks(addresses: NativeAddresses, inventories: dict[str, Inventory], *, at_once: int) -> list[_Task]:
     work: list[tuple[StoreAddress, tuple[KeyRange, ...], InventoryPart | None]] = []
-    for address in places.stores:
+    for address in addresses.stores:
         if address.bucket in inventories:
             work += [(address, (), part) for part in parts(inventories[address.bucket])]
             continue
-        is_primary = address == places.primary
+        is_primary = address == addresses.primary
         ranges = tuple(map(shard_range, range(SHARDS))) if is_primary else TIERED_RANGES
         count = min(len(ranges), _WAVES * at_once)
         work += [(address, ranges[at::count], None) for at in range(count)]

@@ -21,7 +21,7 @@ from logstore.positions import TopicId
 from logstore.reconciliation.jobs import BulkSummary, ReadReferences
 from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, GroupFiles, put, read
 from spark.runner import JobRun
-from spark.sources.objects import NativePlaces
+from spark.sources.objects import NativeAddresses
 
 _ROWS: Final = 500_000  # ids of a task
 _MOST_TASKS: Final = 2_000
@@ -62,13 +62,15 @@ class _Reading:
         return files.close()
 
 
-def read_references(places: NativePlaces, run: JobRun, job: ReadReferences) -> BulkSummary:  # noqa: ARG001 - of every main
+def read_references(addresses: NativeAddresses, run: JobRun, job: ReadReferences) -> BulkSummary:  # noqa: ARG001 - of every main
     """The main of the job: ledgers are read after storage was listed, and intents after ledgers.
 
     Raises:
         StoreUnavailable: The database did not answer.
     """
-    here = _Reading(places.database_url, run.folder, run.inputs("list-storage").counts["groups"], places.application)
+    here = _Reading(
+        addresses.database_url, run.folder, run.inputs("list-storage").counts["groups"], addresses.application
+    )
     (before,) = run.spread("look at the catalog and its lists", [here], _begin)
     of_ledgers = _ranges(before["first_ledger"], before["last_ledger"])
     read_ledgers = run.spread("read ledgers and their copies", of_ledgers, partial(_ledgers, here))
@@ -151,7 +153,7 @@ def _ledgers(here: _Reading, part: _Range) -> tuple[int, int]:
     if primary.all():
         return ledgers, 0
     query = sql.tiered_copies(first, end)
-    return ledgers, here.into("copies", COPIES, part, query, partial(_with_place, COPIES))
+    return ledgers, here.into("copies", COPIES, part, query, partial(_with_location, COPIES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +199,15 @@ def _applications(here: _Reading, part: _Range) -> dict[int, str]:
 
 def _intents(here: _Reading, part: _Range) -> int:
     """In an executor."""
-    return here.into("intents", INTENTS, part, sql.intents(part.first, part.end), partial(_with_place, INTENTS))
+    return here.into("intents", INTENTS, part, sql.intents(part.first, part.end), partial(_with_location, INTENTS))
 
 
-def _with_place(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
+def _with_location(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
     """Rows whose offload context is a text of JSON here; one that cannot be read names no uuid."""
-    return pa.Table.from_pylist([_placed(row) for row in rows.to_pylist()], schema=schema)
+    return pa.Table.from_pylist([_located(row) for row in rows.to_pylist()], schema=schema)
 
 
-def _placed(row: dict[str, Any]) -> dict[str, Any]:
+def _located(row: dict[str, Any]) -> dict[str, Any]:
     context = context_in(row["context"])
-    place = {name: context.get(name, "") for name in ("uuid", "bucket", "endpoint")}
-    return {**row, **place, "stalled": bool(row.get("stalled"))}
+    location = {name: context.get(name, "") for name in ("uuid", "bucket", "endpoint")}
+    return {**row, **location, "stalled": bool(row.get("stalled"))}

@@ -36,7 +36,7 @@ from logstore.reconciliation.services.judgement import (
 from logstore.reconciliation.services.orphans import is_copy, is_object
 from logstore.whole_files import replacing
 from spark.runner import JobRun
-from spark.sources.objects import NativePlaces
+from spark.sources.objects import NativeAddresses
 
 _ASKING: Final = 16  # requests at once in a task
 _PAGES: Final = 8  # of candidates, in a task
@@ -49,7 +49,7 @@ class _Task:
     pages: tuple[int, ...]
 
 
-def verify_findings(places: NativePlaces, run: JobRun, job: VerifyFindings) -> BulkSummary:
+def verify_findings(addresses: NativeAddresses, run: JobRun, job: VerifyFindings) -> BulkSummary:
     """The main of the job.
 
     Raises:
@@ -58,22 +58,22 @@ def verify_findings(places: NativePlaces, run: JobRun, job: VerifyFindings) -> B
     folder = Path(run.inputs("compare-sides").folder)
     pages = range(FindingFiles(folder).pages)
     tasks = [_Task(number, tuple(pages[at : at + _PAGES])) for number, at in enumerate(range(0, len(pages), _PAGES))]
-    work = partial(_verify, candidates=folder, folder=run.folder, places=places, before_us=job.before_us)
+    work = partial(_verify, candidates=folder, folder=run.folder, addresses=addresses, before_us=job.before_us)
     counts = run.spread("ask storage and catalog again", tasks, work)
     return BulkSummary(counts={kind.value: sum(one[kind.value] for one in counts) for kind in FindingKind})
 
 
-def _verify(task: _Task, *, candidates: Path, folder: Path, places: NativePlaces, before_us: int) -> Counter[str]:
+def _verify(task: _Task, *, candidates: Path, folder: Path, addresses: NativeAddresses, before_us: int) -> Counter[str]:
     """In an executor: some pages of candidates into one file of findings. A task may run twice at once."""
     files, counts = FindingFiles(candidates), Counter[str]()
-    stores = {address.bucket: address.store() for address in places.stores}
+    stores = {address.bucket: address.store() for address in addresses.stores}
     with (
         replacing(folder / f"findings-{task.number:06d}.parquet") as new,
         pq.ParquetWriter(new, SCHEMA) as writer,
-        adbc_connect(places.database_url) as catalog,
+        adbc_connect(addresses.database_url) as catalog,
     ):
         for number in task.pages:
-            found = verified(list(files.page(number).values()), stores, catalog, before_us, places.application)
+            found = verified(list(files.page(number).values()), stores, catalog, before_us, addresses.application)
             counts.update(one.kind.value for one in found)
             if found:
                 writer.write_table(as_table(found), row_group_size=PAGE)

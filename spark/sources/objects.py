@@ -47,7 +47,7 @@ def _connected(address: StoreAddress) -> S3ObjectStore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativePlaces:
+class NativeAddresses:
     """What tasks need to reach the catalog and its buckets; it travels within them."""
 
     database_url: str = field(repr=False)

@@ -6,8 +6,8 @@
 | `sexton_ledgers` | a row of `ledger` | `ledger_id` with `=`, `<`, `<=`, `>` and `>=` |
 | `sexton_entries` | an entry of the topic of option `topic_id`, in order in a part | columns, by option `columns` |
 
-Rows are read by executors as Arrow batches. Places and keys travel within the sources' classes, not in options, which
-Spark shows in its plans. Source: Spark's Python Data Source API.
+Rows are read by executors as Arrow batches. Addresses and keys travel within the sources' classes, not in options,
+which Spark shows in its plans. Source: Spark's Python Data Source API.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +42,7 @@ from spark.sources.objects import (
     SHARDS,
     TIERED_RANGES,
     KeyRange,
-    NativePlaces,
+    NativeAddresses,
     StoreAddress,
     batches,
     shard_range,
@@ -57,10 +57,10 @@ _OBJECTS: Final = pa.schema([("bucket", pa.string()), ("key", pa.string()), *lis
 _POSITION: Final = (("ledger_id", pa.int64()), ("entry_id", pa.int64()))
 
 
-def register(spark: "SparkSession", places: NativePlaces) -> None:
+def register(spark: "SparkSession", addresses: NativeAddresses) -> None:
     """Make the formats known to a session."""
     for source in (Objects, Ledgers, Entries):
-        spark.dataSource.register(type(source.__name__, (source,), {"places": places}))
+        spark.dataSource.register(type(source.__name__, (source,), {"addresses": addresses}))
 
 
 @dataclass
@@ -73,7 +73,7 @@ class _Part(InputPartition):
 class Objects(DataSource):
     """Objects of the catalog's buckets; of the primary one those in shards."""
 
-    places: ClassVar[NativePlaces]
+    addresses: ClassVar[NativeAddresses]
 
     @classmethod
     def name(cls) -> str:
@@ -86,7 +86,7 @@ class Objects(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - of Spark
         """Of every bucket, until a filter says which."""
-        return _ObjectReader(self.places.stores)
+        return _ObjectReader(self.addresses.stores)
 
 
 class _ObjectReader(DataSourceReader):
@@ -125,7 +125,7 @@ class _ObjectReader(DataSourceReader):
 class Ledgers(DataSource):
     """Rows of `ledger`."""
 
-    places: ClassVar[NativePlaces]
+    addresses: ClassVar[NativeAddresses]
 
     @classmethod
     def name(cls) -> str:
@@ -134,16 +134,16 @@ class Ledgers(DataSource):
 
     def schema(self) -> StructType:
         """As `facts.ledgers` says."""
-        return from_arrow_schema(schema_of(sql.ledgers(0, 1, self.places.application)))
+        return from_arrow_schema(schema_of(sql.ledgers(0, 1, self.addresses.application)))
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - of Spark
         """Of every id, until filters narrow them."""
-        return _LedgerReader(self.places)
+        return _LedgerReader(self.addresses)
 
 
 class _LedgerReader(DataSourceReader):
-    def __init__(self, places: NativePlaces) -> None:
-        self._places = places
+    def __init__(self, addresses: NativeAddresses) -> None:
+        self._addresses = addresses
         self._first, self._end = 0, _LAST
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - of Spark
@@ -157,7 +157,7 @@ class _LedgerReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Ranges of ids."""
-        with adbc_connect(self._places.database_url) as connection:
+        with adbc_connect(self._addresses.database_url) as connection:
             (row,) = connection.table(sql.bounds()).to_pylist()
         first, end = max(self._first, row["first_ledger"]), min(self._end, row["last_ledger"] + 1)
         return [_Part((at, min(at + _ROWS, end))) for at in range(first, end, _ROWS)] or [_Part((0, 0))]
@@ -165,9 +165,9 @@ class _LedgerReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In an executor."""
         spare_the_collector()
-        with adbc_connect(self._places.database_url) as connection:
+        with adbc_connect(self._addresses.database_url) as connection:
             first, end = partition.value
-            yield from connection.batches(sql.ledgers(first, end, self._places.application))
+            yield from connection.batches(sql.ledgers(first, end, self._addresses.application))
 
 
 _LAST: Final = 2**63 - 1
@@ -191,7 +191,7 @@ def _bounds(one: Any) -> tuple[int, int] | None:  # noqa: ANN401 - a filter of a
 class Entries(DataSource):
     """Entries of one topic with their positions; of a segment's columns only those that are asked for are read."""
 
-    places: ClassVar[NativePlaces]
+    addresses: ClassVar[NativeAddresses]
 
     @classmethod
     def name(cls) -> str:
@@ -216,23 +216,23 @@ class Entries(DataSource):
         told = self.options.get("topic_id", "")
         if not told.isdigit():
             raise InvalidInput("topic_id", expected="the id of a topic", found=told)
-        return _EntryReader(self.places, int(told), self._columns())
+        return _EntryReader(self.addresses, int(told), self._columns())
 
 
 class _EntryReader(DataSourceReader):
-    def __init__(self, places: NativePlaces, topic_id: int, columns: list[str]) -> None:
-        self._places, self._topic_id, self._columns = places, topic_id, columns
+    def __init__(self, addresses: NativeAddresses, topic_id: int, columns: list[str]) -> None:
+        self._addresses, self._topic_id, self._columns = addresses, topic_id, columns
 
     def partitions(self) -> list[InputPartition]:
         """Runs of segments."""
-        with adbc_connect(self._places.database_url) as connection:
+        with adbc_connect(self._addresses.database_url) as connection:
             rows = connection.table(sql.topic_segments(self._topic_id)).to_pylist()
         return [_Part(rows[at : at + _SEGMENTS]) for at in range(0, len(rows), _SEGMENTS)] or [_Part([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In an executor: each segment checked as any reader does."""
         spare_the_collector()
-        store = self._places.primary.store()
+        store = self._addresses.primary.store()
         for row in partition.value:
             segment = Segment(
                 ledger_id=LedgerId(row["ledger_id"]),

@@ -22,7 +22,7 @@ from logstore.transactions.jobs import MOST_PARTS, BufferFiles, BuildBuffers
 from logstore.transactions.services.rebuilding import Rebuilder
 from logstore.transactions.services.snapshots import BufferSnapshots
 from spark.runner import JobRun, Main
-from spark.sources.objects import NativePlaces
+from spark.sources.objects import NativeAddresses
 from spark.sources.stores import log_stores
 
 _WAVES: Final = 4  # tasks for each that can run at once: enough to even out
@@ -46,21 +46,21 @@ class _Done:
     why: dict[str, str] = field(default_factory=dict)
 
 
-def transaction_mains(places: NativePlaces) -> Mapping[str, Main]:
+def transaction_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
     """The jobs of transactions by name, over the catalog in SQL and buckets of S3."""
-    return {BuildBuffers.name: partial(build_buffers, places)}
+    return {BuildBuffers.name: partial(build_buffers, addresses)}
 
 
-def build_buffers(places: NativePlaces, run: JobRun, job: BuildBuffers) -> BulkSummary:
+def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildBuffers) -> BulkSummary:
     """The main of the job.
 
     Raises:
         StoreUnavailable: Storage or database did not answer.
     """
-    (topics,) = run.spread("look at topics", [job.topics], partial(_by_size, places.database_url))
+    (topics,) = run.spread("look at topics", [job.topics], partial(_by_size, addresses.database_url))
     count = min(len(topics), _WAVES * run.spark.sparkContext.defaultParallelism, MOST_PARTS)
     tasks = [_Task(part, tuple(topics[part::count])) for part in range(count)]
-    done = run.spread("read the logs of topics", tasks, partial(_build, places, run.folder))
+    done = run.spread("read the logs of topics", tasks, partial(_build, addresses, run.folder))
     counts = {name: sum(getattr(one, name) for one in done) for name in ("buffers", "empty", "gone", "unreadable")}
     whys = sorted(item for one in done for item in one.why.items())
     return BulkSummary(
@@ -77,18 +77,20 @@ def _by_size(database_url: str, topics: tuple[int, ...]) -> list[int]:
     return sorted(set(topics) or sizes, key=lambda topic_id: (-sizes.get(topic_id, 0), topic_id))
 
 
-def _build(places: NativePlaces, folder: Path, task: _Task) -> _Done:
+def _build(addresses: NativeAddresses, folder: Path, task: _Task) -> _Done:
     """In an executor: some topics into one file. A task may run twice."""
     done = _Done()
-    with open_catalog(places.database_url) as catalog:
-        done.buffers = BufferFiles(folder).write(task.part, _buffers(places, catalog, task, done))
+    with open_catalog(addresses.database_url) as catalog:
+        done.buffers = BufferFiles(folder).write(task.part, _buffers(addresses, catalog, task, done))
     return done
 
 
-def _buffers(places: NativePlaces, catalog: SqlCatalog, task: _Task, done: _Done) -> Iterator[tuple[TopicId, Buffer]]:
-    objects, tiered = log_stores(places, catalog)
+def _buffers(
+    addresses: NativeAddresses, catalog: SqlCatalog, task: _Task, done: _Done
+) -> Iterator[tuple[TopicId, Buffer]]:
+    objects, tiered = log_stores(addresses, catalog)
     contents = ComponentLedgers(
-        components=catalog.components, ledgers=catalog.ledgers, objects=objects, application=places.application
+        components=catalog.components, ledgers=catalog.ledgers, objects=objects, application=addresses.application
     )
     rebuilder = Rebuilder(
         ledgers=catalog.ledgers,

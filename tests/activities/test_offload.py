@@ -17,7 +17,7 @@ from logstore.positions import LedgerId
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, done, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 
-PLACE = {"bucket": "cold"}
+METADATA = {"bucket": "cold"}
 CAUSE = Cause(actor="tests", reason="a test", workflow_id="delete-topic/1")
 CLAIM = Claim(workflow_id="delete-ledgers/all", run_id="1", ttl_s=60)
 
@@ -89,8 +89,8 @@ def damage_of(world: World, ledger: LedgerId, uuid: str, kind: str) -> None:
 def open_upload(world: World) -> IntentKey:
     """The intent of an attempt that was replaced and may still be sending."""
     (ledger,) = world.fill_readable(1)
-    world.catalog.offloads.begin(ledger, uuid="u-1", place=PLACE, timeout_s=2_700)
-    world.catalog.offloads.begin(ledger, uuid="u-2", place=PLACE, timeout_s=2_700)
+    world.catalog.offloads.begin(ledger, uuid="u-1", driver_metadata=METADATA, timeout_s=2_700)
+    world.catalog.offloads.begin(ledger, uuid="u-2", driver_metadata=METADATA, timeout_s=2_700)
     assert world.detach().intents == 1
     return key_of(world.catalog.deletions.list(None, limit=1)[0])
 

@@ -22,7 +22,7 @@ from logstore.deletion.intents import DeletionIntent, IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
 from logstore.log.ledgers import LedgerStatement, ledger_prefix, meta_key, segment_key
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.owners import Owners
@@ -209,8 +209,8 @@ def open_world(folder: Path) -> World:
         assemble(
             catalog=catalog,
             objects=objects,
-            buckets={TieredPlace(BUCKET): tiered}.__getitem__,
-            policies=Policies(scratch=folder / "tmp", tiered_place={"driver": "aws-s3", "bucket": BUCKET}),
+            buckets={CopyLocation(BUCKET): tiered}.__getitem__,
+            policies=Policies(scratch=folder / "tmp", driver_metadata={"driver": "aws-s3", "bucket": BUCKET}),
             bulk=bulk,
             store_now_us=lambda: objects.now_us,
         )

@@ -26,7 +26,7 @@ from spark.runner import SparkJobs
 from spark.session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage
 from workers.assembly.adapters import open_log
-from workers.assembly.bulk import native_places
+from workers.assembly.bulk import native_addresses
 
 _SEGMENT: Final = 2_000  # entries
 _DAY_MS: Final = 86_400_000
@@ -108,7 +108,7 @@ def building(on: Stage, entries: int, tell: Callable[[str], None]) -> dict[str, 
 
 def _built(on: Stage, topic: Topic, entries: int, cores: int, folder: Path) -> float:
     session = WarmSession(SparkSettings(scratch=folder / "spark", master=f"local[{cores}]"))
-    jobs = SparkJobs(session, Publication(folder / "bulk"), lambda: delayed_mains(native_places(on.settings)))
+    jobs = SparkJobs(session, Publication(folder / "bulk"), lambda: delayed_mains(native_addresses(on.settings)))
     times = []
     try:
         for number in range(_ROUNDS + 1):  # the first one starts Spark and its processes

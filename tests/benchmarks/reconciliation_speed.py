@@ -38,9 +38,9 @@ from spark.reconciliation.listing import list_storage
 from spark.reconciliation.references import read_references
 from spark.runner import SparkJobs
 from spark.session import SparkSettings, WarmSession
-from spark.sources.objects import NativePlaces, StoreAddress
+from spark.sources.objects import NativeAddresses, StoreAddress
 from tests.benchmarks.stage import Stage, make_ledgers, stage
-from workers.assembly.bulk import native_places
+from workers.assembly.bulk import native_addresses
 from workers.settings import load_settings
 
 _ROUNDS: Final = 3
@@ -80,7 +80,7 @@ def listing_beside_paginator(on: Stage) -> dict[str, Any]:
     make_ledgers(on, "persistent://bench/reconciliation/listed", ledgers=_LISTED // 10, segments=9)
     folder = on.settings.home / "listing"
     folder.mkdir()
-    with _jobs(folder, native_places(on.settings)) as jobs:
+    with _jobs(folder, native_addresses(on.settings)) as jobs:
         rounds = [(_listed(jobs, f"listing-{number}"), _paginated(on)) for number in range(_ROUNDS + 1)][1:]
     ours, bare = (statistics.median(each) for each in zip(*rounds, strict=True))
     return {
@@ -105,8 +105,8 @@ def _paginated(on: Stage) -> float:
 
 
 @contextmanager
-def _jobs(folder: Path, places: NativePlaces | None = None) -> Iterator[SparkJobs]:
-    places = places or NativePlaces(
+def _jobs(folder: Path, addresses: NativeAddresses | None = None) -> Iterator[SparkJobs]:
+    addresses = addresses or NativeAddresses(
         database_url=f"sqlite:///{folder}/catalog.db",
         primary=StoreAddress("primary", "bench"),
         tiered=(),
@@ -120,7 +120,9 @@ def _jobs(folder: Path, places: NativePlaces | None = None) -> Iterator[SparkJob
     session = WarmSession(SparkSettings(scratch=folder / "spark", master="local[2]"))
     try:
         yield SparkJobs(
-            session, Publication(folder / "bulk"), lambda: {name: partial(main, places) for name, main in mains.items()}
+            session,
+            Publication(folder / "bulk"),
+            lambda: {name: partial(main, addresses) for name, main in mains.items()},
         )
     finally:
         session.close()

@@ -19,7 +19,7 @@ COLD: Final = (TopicPlan(name="persistent://shop/main/cold", ledgers=6, acknowle
 
 _REPLACED, _REFUSED, _ABANDONED = 0, 1, 4  # places of ledgers whose first uploader dies, fails, dies for good
 _OFFLOADED = range(4)
-_PLACE = {"driver": "aws-s3", "bucket": BUCKET}
+_METADATA = {"driver": "aws-s3", "bucket": BUCKET}
 
 
 class Offloading(Operators):
@@ -53,7 +53,7 @@ class Offloading(Operators):
         """Two that died long ago, one of them in mid-upload, and a store that refuses one index once."""
         for place in (_REPLACED, _ABANDONED):
             uuid = f"dead-{place}"
-            self._process.catalog.offloads.begin(ledgers[place], uuid=uuid, place=_PLACE, timeout_s=-180)
+            self._process.catalog.offloads.begin(ledgers[place], uuid=uuid, driver_metadata=_METADATA, timeout_s=-180)
             self.world.tiered.unfinished.add(data_key(uuid, ledgers[place]))
         refused = f"-ledger-{ledgers[_REFUSED]}-index"
         fault = Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, matches=lambda key: key.endswith(refused))

@@ -17,7 +17,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.identity.markers import MARKER_KEY, NamedBucket, Role, marker_of
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.log.ledgers import CopyKind
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.ports.objects import ObjectInfo
 from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore as Store
@@ -109,9 +109,9 @@ class World:
         if not connection.get_execution_options().get("sexton_reads"):
             self._write()
 
-    def bucket(self, place: TieredPlace) -> LyingStore:
+    def bucket(self, location: CopyLocation) -> LyingStore:
         """The tiered bucket, which is the only other one."""
-        assert place.bucket == BUCKET
+        assert location.bucket == BUCKET
         return self.tiered
 
     def plant(self, key: str, body: bytes) -> None:
@@ -132,12 +132,12 @@ class World:
         """The store's own dict."""
         return {key: held.body for key, held in self.store._held.items()}
 
-    def _buckets(self, catalog: SqlCatalog) -> tuple[OwnStore, Callable[[TieredPlace], OwnStore]]:
+    def _buckets(self, catalog: SqlCatalog) -> tuple[OwnStore, Callable[[CopyLocation], OwnStore]]:
         """The buckets as a process of the catalog uses them."""
         stores = OwnStores(catalog.identities)
-        place = NamedBucket(role=Role.PRIMARY, bucket="warm", address="")
-        cold = replace(place, role=Role.TIERED)
-        return stores.own(place, lambda: self.store), cache(
+        warm = NamedBucket(role=Role.PRIMARY, bucket="warm", address="")
+        cold = replace(warm, role=Role.TIERED)
+        return stores.own(warm, lambda: self.store), cache(
             lambda at: stores.own(replace(cold, bucket=at.bucket), lambda: self.bucket(at))
         )
 
@@ -152,7 +152,7 @@ class World:
         primary, cold = self._buckets(catalog)
         policies = Policies(
             scratch=self.database.parent / "tmp",
-            tiered_place={"driver": "aws-s3", "bucket": BUCKET},
+            driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
             cursor_inline_bytes=INLINE_BYTES,
             bucket_limits=BUCKET_LIMITS,
         )

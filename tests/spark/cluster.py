@@ -13,7 +13,7 @@ import psutil
 import pyspark
 
 from infra.stack.java import find_java
-from spark.sources.objects import NativePlaces, StoreAddress
+from spark.sources.objects import NativeAddresses, StoreAddress
 
 _SPARK_CLASS = Path(str(pyspark.__file__)).parent / "bin" / "spark-class"
 _ROOT = Path(__file__).parents[2]
@@ -97,8 +97,8 @@ class DeadlyAddress(StoreAddress):
         raise AssertionError("the executor is dead")
 
 
-def deadly(places: NativePlaces, mark: Path) -> NativePlaces:
-    """The same places, of which the primary bucket kills the first executor that asks it; `mark` then names its pid."""
-    address = places.primary
+def deadly(addresses: NativeAddresses, mark: Path) -> NativeAddresses:
+    """The same, but that the primary bucket kills the first executor that asks it; `mark` then names its pid."""
+    address = addresses.primary
     known = {name: getattr(address, name) for name in StoreAddress.__slots__}
-    return replace(places, primary=DeadlyAddress(**known, mark=str(mark)))
+    return replace(addresses, primary=DeadlyAddress(**known, mark=str(mark)))

@@ -177,7 +177,10 @@ def _delayed(log: LogStore) -> DelayedBuckets:
 def _reconciliation(log: LogStore) -> tuple[Planning, Applying]:
     catalog, policies = log.catalog, log.policies
     stored = StoredOrphans(
-        objects=log.objects, buckets=log.buckets, application=policies.application, tiered_place=policies.tiered_place
+        objects=log.objects,
+        buckets=log.buckets,
+        application=policies.application,
+        driver_metadata=policies.driver_metadata,
     )
     planning = Planning(
         reconciliation=catalog.reconciliation,

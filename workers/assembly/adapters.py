@@ -9,8 +9,8 @@ from logstore.delayed.buckets import BucketLimits
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.log.services import RollPolicy
-from logstore.offload.places import DRIVER, TieredPlace
-from workers.assembly.buckets import on_own_stack, own_places, primary_bucket
+from logstore.offload.locations import DRIVER, CopyLocation
+from workers.assembly.buckets import on_own_stack, own_buckets, primary_bucket
 from workers.assembly.bulk import bulk_jobs
 from workers.assembly.log import LogStore, Policies, assemble
 from workers.settings import Settings
@@ -36,12 +36,12 @@ def open_log(settings: Settings) -> Iterator[LogStore]:
 @contextmanager
 def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
     """Open the log store over a catalog that is open; it stays open."""
-    own = own_places(settings, OwnStores(catalog.identities))
+    own = own_buckets(settings, OwnStores(catalog.identities))
     with (
         bulk_jobs(settings) as bulk,
         assemble(
             catalog=catalog,
-            objects=own(Role.PRIMARY, TieredPlace(settings.primary_bucket)),
+            objects=own(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
             buckets=partial(own, Role.TIERED),
             policies=_policies(settings),
             bulk=bulk,
@@ -69,7 +69,7 @@ def _policies(settings: Settings) -> Policies:
     known = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": endpoint}
     return Policies(
         scratch=settings.home / "tmp",
-        tiered_place={"driver": DRIVER} | {name: value for name, value in known.items() if value},
+        driver_metadata={"driver": DRIVER} | {name: value for name, value in known.items() if value},
         application=settings.application,
         roll=RollPolicy(
             max_entries=settings.ledger_max_entries,

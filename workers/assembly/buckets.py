@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.own_stores import OwnStore, OwnStores
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from workers.settings import Settings
 from workers.settings.recorded import read_recorded
 
 if TYPE_CHECKING:
-    from infra.objects import Places, S3ObjectStore
+    from infra.objects import S3Buckets, S3ObjectStore
 
 
 def on_own_stack(settings: Settings) -> bool:
@@ -22,37 +22,40 @@ def on_own_stack(settings: Settings) -> bool:
     return bool(settings.s3_endpoint) and read_recorded(settings.home).get("s3_endpoint") == settings.s3_endpoint
 
 
-def own_places(
+def own_buckets(
     settings: Settings, stores: OwnStores, *, hasty: bool = False
-) -> Callable[[Role, TieredPlace], OwnStore]:
-    """Buckets by role and place: each is compared with the catalog before its first use."""
+) -> Callable[[Role, CopyLocation], OwnStore]:
+    """Buckets by role and location: each is compared with the catalog before its first use."""
 
     @cache
-    def places() -> "Places":  # most commands ask the store nothing, and boto3 alone takes 0.3 s
-        from infra.objects import Places  # noqa: PLC0415 - start-up time
+    def resolved() -> "S3Buckets":  # most commands ask the store nothing, and boto3 alone takes 0.3 s
+        from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
 
         home = primary_bucket(settings, hasty=hasty)
-        return Places(home, partial(_store_at, settings, hasty), own_stack=on_own_stack(settings))
+        return S3Buckets(home, partial(_store_at, settings, hasty), own_stack=on_own_stack(settings))
 
     @cache
-    def at_home(role: Role, place: TieredPlace) -> OwnStore:
-        named = NamedBucket(role=role, bucket=place.bucket, address=settings.s3_endpoint)
-        return stores.own(named, lambda: places()(place))
+    def at_home(role: Role, location: CopyLocation) -> OwnStore:
+        named = NamedBucket(role=role, bucket=location.bucket, address=settings.s3_endpoint)
+        return stores.own(named, lambda: resolved()(location))
 
     @cache
     def stated(role: Role, store: "S3ObjectStore") -> OwnStore:
         return stores.own(NamedBucket(role=role, bucket=store.bucket, address=store.endpoint), lambda: store)
 
-    def own(role: Role, place: TieredPlace) -> OwnStore:
-        return at_home(role, place) if place == TieredPlace(place.bucket) else stated(role, places()(place))
+    def own(role: Role, location: CopyLocation) -> OwnStore:
+        configured = location == CopyLocation(location.bucket)
+        return at_home(role, location) if configured else stated(role, resolved()(location))
 
     return own
 
 
-def own_buckets(settings: Settings, stores: OwnStores, *, hasty: bool = False) -> Callable[[Role, str], OwnStore]:
-    """As `own_places`, by the names of buckets of the configured store."""
-    own = own_places(settings, stores, hasty=hasty)
-    return lambda role, bucket: own(role, TieredPlace(bucket))
+def own_buckets_by_name(
+    settings: Settings, stores: OwnStores, *, hasty: bool = False
+) -> Callable[[Role, str], OwnStore]:
+    """As `own_buckets`, by the names of buckets of the configured store."""
+    own = own_buckets(settings, stores, hasty=hasty)
+    return lambda role, bucket: own(role, CopyLocation(bucket))
 
 
 def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore":

@@ -11,7 +11,7 @@ from workers.settings import Settings
 
 if TYPE_CHECKING:
     from spark.runner import Main
-    from spark.sources.objects import NativePlaces
+    from spark.sources.objects import NativeAddresses
 
 
 @contextmanager
@@ -26,8 +26,8 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
         from spark.reconciliation.backend import native_mains  # noqa: PLC0415
         from spark.transactions.building import transaction_mains  # noqa: PLC0415
 
-        places = native_places(settings)
-        return {**native_mains(places), **transaction_mains(places), **delayed_mains(places)}
+        addresses = native_addresses(settings)
+        return {**native_mains(addresses), **transaction_mains(addresses), **delayed_mains(addresses)}
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:
@@ -36,15 +36,15 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
         session.close()
 
 
-def native_places(settings: Settings) -> "NativePlaces":
+def native_addresses(settings: Settings) -> "NativeAddresses":
     """Where tasks of the native back end read: what the settings name."""
-    from spark.sources.objects import NativePlaces, StoreAddress  # noqa: PLC0415 - start-up time
+    from spark.sources.objects import NativeAddresses, StoreAddress  # noqa: PLC0415 - start-up time
 
     def address(role: Role, bucket: str) -> StoreAddress:
         keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
         return StoreAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys)
 
-    return NativePlaces(
+    return NativeAddresses(
         database_url=settings.database_url,
         primary=address(Role.PRIMARY, settings.primary_bucket),
         tiered=(address(Role.TIERED, settings.tiered_bucket),),

@@ -42,7 +42,7 @@ class Policies:
     """An operator's choices for the log's behaviour. The defaults are those of the settings."""
 
     scratch: Path  # a folder in which tiered copies and snapshots of buckets are built
-    tiered_place: Mapping[str, str]  # the driver's own metadata of new tiered copies, as each offload context keeps it
+    driver_metadata: Mapping[str, str]  # of new tiered copies: driver, bucket, and endpoint and region where known
     application: str = "sexton"
     roll: RollPolicy = field(default_factory=RollPolicy)
     registration_timeout_s: float = 600
@@ -69,7 +69,7 @@ class LogStore:
 
     catalog: Catalog
     objects: OwnedStore  # the primary bucket
-    buckets: Buckets  # tiered ones, by their place
+    buckets: Buckets  # tiered ones, by their location
     storages: Storages  # where copies stand, by kind
     policies: Policies
     committer: GroupCommitter
@@ -102,7 +102,7 @@ def assemble(
     Args:
         catalog: Metadata, in SQL or in memory.
         objects: The primary bucket.
-        buckets: Tiered buckets, by place.
+        buckets: Tiered buckets, by location.
         policies: An operator's choices.
         bulk: Bulk jobs.
         store_now_us: The object store's own clock, in microseconds since 1970.
@@ -260,7 +260,7 @@ def _offloader(catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies
         ledgers=catalog.ledgers,
         primary=objects,
         buckets=buckets,
-        place=policies.tiered_place,
+        driver_metadata=policies.driver_metadata,
         folder=policies.scratch,
         monotonic_s=clock.monotonic_s,
     )

@@ -55,12 +55,12 @@ class Auditor:
         self._s3.put_object(Bucket=bucket, Key=key, Body=body, Metadata={**metadata, **(stating or {})})
 
     @contextmanager
-    def flipped(self, key: str, place: float) -> Iterator[None]:
-        """Turn one bit of a stored object around, at a place from 0 to 1 of its length, until the block ends."""
+    def flipped(self, key: str, part: float) -> Iterator[None]:
+        """Turn one bit of a stored object around, at a part from 0 to 1 of its length, until the block ends."""
         found = self._s3.get_object(Bucket=self._bucket, Key=key)
         body, metadata = found["Body"].read(), found["Metadata"]
         damaged = bytearray(body)
-        damaged[int(len(body) * place)] ^= 1
+        damaged[int(len(body) * part)] ^= 1
         self._s3.put_object(Bucket=self._bucket, Key=key, Body=bytes(damaged), Metadata=metadata)
         try:
             yield

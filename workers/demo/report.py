@@ -17,7 +17,7 @@ from workers.demo.scenario import WrittenTopic
 Fences = Mapping[int, tuple[int, str]]
 """Of each bundle, how often it was acquired, and by which worker last."""
 
-_PLACES = (0.1, 0.5, 0.9)  # of an object's length, at which a bit is flipped
+_PARTS = (0.1, 0.5, 0.9)  # of an object's length, at which a bit is flipped
 _NO_ROW: Final = Ended(row_id=-1, outcome=Outcome.DELETED)  # a write that changes nothing where it is accepted
 _REFUSED = ("DEAD_LETTERED", "METADATA_MISMATCH")
 
@@ -165,8 +165,8 @@ def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) ->
     ledger_id = written.needed[0]
     key = next(key for key in auditor.stored().of_ledger(ledger_id) if key.endswith(".parquet"))
     refused, wrong = 0, ""
-    for place in _PLACES:
-        with auditor.flipped(key, place):
+    for part in _PARTS:
+        with auditor.flipped(key, part):
             try:
                 right = _payloads(log, written, ledger_id) == written.payloads[ledger_id]
             except CorruptData:
@@ -175,7 +175,7 @@ def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) ->
                 wrong = wrong or ("" if right else f"{key} was read with a flipped bit")
     if _payloads(log, written, ledger_id) != written.payloads[ledger_id]:
         wrong = wrong or f"{key} was mended and reads differently"
-    seen = wrong or f"{len(_PLACES)} bits flipped in a segment in use: {refused} times refused, never read as another"
+    seen = wrong or f"{len(_PARTS)} bits flipped in a segment in use: {refused} times refused, never read as another"
     return PromiseRow(promise="a flipped bit is never read", ok=not wrong and refused > 0, seen=seen)
 
 

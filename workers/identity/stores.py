@@ -7,10 +7,10 @@ from infra.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, ServiceRefused, SextonError
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.ports.catalog import Identities
 from logstore.ports.objects import Buckets, OwnedStore
-from workers.assembly.buckets import own_buckets
+from workers.assembly.buckets import own_buckets_by_name
 from workers.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
     Raises:
         CatalogMismatch: A bucket is not the catalog's.
     """
-    own = own_buckets(settings, OwnStores(SqlCatalog(database).identities))
+    own = own_buckets_by_name(settings, OwnStores(SqlCatalog(database).identities))
     asked = {bucket: _unanswered(own(role, bucket).require) for role, bucket in buckets_of(settings)}
     return {bucket: f"not marked yet: {why}" if why else "marked" for bucket, why in asked.items()}
 
@@ -62,7 +62,7 @@ def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -
         CatalogMismatch: A bucket is not the catalog's.
         ServiceRefused: The store refuses us the primary bucket: no such bucket, no permission, wrong keys.
     """
-    for store in (objects, buckets(TieredPlace(settings.tiered_bucket))):
+    for store in (objects, buckets(CopyLocation(settings.tiered_bucket))):
         why = _unanswered(store.require)
         if store is objects and isinstance(why, ServiceRefused) and not why.may_pass:
             raise why
@@ -80,6 +80,6 @@ def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
     """
     if not settings.store_is_known:
         return
-    store = own_buckets(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
+    store = own_buckets_by_name(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
     if why := _unanswered(store.look):
         _log.info("the primary bucket is left to the workers: %s", why)

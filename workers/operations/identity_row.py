@@ -12,7 +12,7 @@ from logstore.errors import CatalogMismatch, SextonError
 from logstore.identity.markers import MarkerState
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.ports.catalog import Identities
-from workers.assembly.buckets import own_buckets
+from workers.assembly.buckets import own_buckets_by_name
 from workers.client.connections import with_client
 from workers.identity import namespace
 from workers.identity.stores import buckets_of
@@ -48,7 +48,7 @@ def identity_row(settings: Settings) -> Mapping[str, object]:
 def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Each service that is known, and how to ask whether it is the catalog's."""
     if settings.store_is_known:
-        own = own_buckets(settings, OwnStores(identities), hasty=True)
+        own = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
         for role, bucket in buckets_of(settings):
             yield f"{role.value} bucket {bucket}", partial(_is_ours, own(role, bucket))
     if settings.ownership == "zookeeper" and settings.zookeeper:

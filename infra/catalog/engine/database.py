@@ -228,8 +228,8 @@ def _sqlite(url: URL, pool: dict[str, Any]) -> Engine:
 
 def _looking(url: URL) -> Engine:
     """An engine on a SQLite file that is opened read-only."""
-    place = f"file:{quote(str(url.database))}?mode=ro"
-    engine = _of_file(url, lambda: sqlite3.connect(place, uri=True, timeout=5))
+    uri = f"file:{quote(str(url.database))}?mode=ro"
+    engine = _of_file(url, lambda: sqlite3.connect(uri, uri=True, timeout=5))
     event.listen(engine, "connect", _take_no_transaction)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -31,7 +31,7 @@ _GONE = Offload(answer=OffloadAnswer.GONE)
 
 class _Attempt(NamedTuple):
     uuid: str
-    place: Mapping[str, str]
+    driver_metadata: Mapping[str, str]
     timeout_us: int
 
 
@@ -39,7 +39,13 @@ class SqlOffloads(OnDatabase):
     """The `Offloads` port."""
 
     def begin(
-        self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float, topic: str | None = None
+        self,
+        ledger_id: LedgerId,
+        *,
+        uuid: str,
+        driver_metadata: Mapping[str, str],
+        timeout_s: float,
+        topic: str | None = None,
     ) -> Offload:
         """See `Offloads.begin`."""
 
@@ -55,7 +61,7 @@ class SqlOffloads(OnDatabase):
             row = _listed(connection, ledger_id)
             if row is None:
                 return _GONE
-            attempt = _Attempt(uuid=uuid, place=place, timeout_us=int(timeout_s * 1_000_000))
+            attempt = _Attempt(uuid=uuid, driver_metadata=driver_metadata, timeout_us=int(timeout_s * 1_000_000))
             return self._begin(connection, found, row, list_id, attempt)
 
         with effect("catalog.begin_offload"):
@@ -71,7 +77,7 @@ class SqlOffloads(OnDatabase):
             context = context_in(copy.context)
         else:
             _check_source(connection, row)
-            context = {**attempt.place, "uuid": attempt.uuid, "until_us": str(now + attempt.timeout_us)}
+            context = {**attempt.driver_metadata, "uuid": attempt.uuid, "until_us": str(now + attempt.timeout_us)}
             this = t.ledger.c.ledger_id == row.ledger_id
             file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now)
             begin_copy(connection, list_id, row.ledger_id, TIERED, context)

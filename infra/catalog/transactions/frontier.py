@@ -29,7 +29,7 @@ def last_entry(
 ) -> Position | None:
     """The topic's last entry, or the last in ledgers before that one; None where there is none.
 
-    With `empty_too` an empty last ledger counts, by the place before its first entry: that place never goes back.
+    With `empty_too` an empty last ledger counts, by the position before its first entry, which never goes back.
     """
     c, own = t.ledger.c, list_query(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
     listed = [c.list_id == own, c.place.is_not(None)]

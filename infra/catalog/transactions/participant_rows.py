@@ -34,7 +34,7 @@ _STORED: Final = (
     "how",
     "last_error",
 )
-"""The columns of a participant as `_participant` reads them, by their place: hundreds are read at once."""
+"""The columns of a participant as `_participant` reads them, by their order: hundreds are read at once."""
 _OF_TRANSACTION: Final = and_(_P.tc_id == _T.tc_id, _P.sequence == _T.sequence)
 
 

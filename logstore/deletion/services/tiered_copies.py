@@ -11,7 +11,7 @@ from logstore.deletion.services.confirmed_deletes import delete, kept, removal, 
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import stated
-from logstore.offload.places import TieredPlace, place_of
+from logstore.offload.locations import CopyLocation, location_of
 from logstore.offload.tiered import data_key, index_key, upload_ends_us
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore
 from logstore.ports.storage import Removal
@@ -24,7 +24,7 @@ class TieredCopies:
     """`CopyStorage` over tiered buckets; each intent's offload context says where its copy stands."""
 
     def __init__(self, buckets: Buckets, *, now_us: Callable[[], int]) -> None:
-        """Work on buckets by place.
+        """Work on buckets by location.
 
         Args:
             buckets: Where copies stand.
@@ -43,8 +43,8 @@ class TieredCopies:
             StoreUnavailable: Storage did not answer, or LIST and HEAD contradict each other.
         """
         self._check_upload(intent)
-        uuid, place = place_of(intent.ledger_id, intent.context)
-        objects, keys = self._buckets(place), (data_key(uuid, intent.ledger_id), index_key(uuid, intent.ledger_id))
+        uuid, location = location_of(intent.ledger_id, intent.context)
+        objects, keys = self._buckets(location), (data_key(uuid, intent.ledger_id), index_key(uuid, intent.ledger_id))
         listed = {found.key for found in objects.list(keys[0])}
         unknown = sorted(listed.difference(keys))
         if unknown:
@@ -55,15 +55,15 @@ class TieredCopies:
             raise StoreUnavailable(f"{keys[0]}: LIST finds {sorted(listed)}, HEAD {sorted(seen)}; asking again")
         uploads = _uploads(objects, intent, keys)
         foreign = next((reason for key, found in seen.items() if (reason := disowned(intent, key, found[1]))), None)
-        return _stored(keys, seen, uploads, foreign, place)
+        return _stored(keys, seen, uploads, foreign, location)
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         """See `CopyStorage`; each bucket is asked once."""
         doubted: dict[int, SextonError] = {}
-        places = {one.row_id: place_of(one.ledger_id, one.context)[1] for one in absent}
-        for place in sorted(set(places.values())):
-            here = [one for one in absent if places[one.row_id] == place]
-            doubted |= unconfirmed(self._buckets(place), here)
+        locations = {one.row_id: location_of(one.ledger_id, one.context)[1] for one in absent}
+        for location in sorted(set(locations.values())):
+            here = [one for one in absent if locations[one.row_id] == location]
+            doubted |= unconfirmed(self._buckets(location), here)
         return doubted
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
@@ -72,8 +72,8 @@ class TieredCopies:
         Raises:
             StoreUnavailable: Storage did not answer.
         """
-        uuid, place = place_of(intent.ledger_id, intent.context)
-        objects = self._buckets(place)
+        uuid, location = location_of(intent.ledger_id, intent.context)
+        objects = self._buckets(location)
         stored = objects.get(index_key(uuid, intent.ledger_id))
         if stored is not None:
             told = stated(stored.body)
@@ -91,9 +91,9 @@ class TieredCopies:
     def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
         """Free what died in mid-upload, then delete every copy's data, then the index of those that lost it."""
         done: dict[int, Removal] = {}
-        for place in sorted({copy.place for copy in copies.values() if copy.place}):
-            here = {row: copy for row, copy in copies.items() if copy.place == place}
-            done |= _remove(self._buckets(place), here, on_progress)
+        for location in sorted({copy.location for copy in copies.values() if copy.location}):
+            here = {row: copy for row, copy in copies.items() if copy.location == location}
+            done |= _remove(self._buckets(location), here, on_progress)
         return done
 
 
@@ -106,7 +106,11 @@ def _uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]
 
 
 def _stored(
-    keys: tuple[str, str], seen: Mapping[str, _Seen], uploads: tuple[str, ...], foreign: str | None, place: TieredPlace
+    keys: tuple[str, str],
+    seen: Mapping[str, _Seen],
+    uploads: tuple[str, ...],
+    foreign: str | None,
+    location: CopyLocation,
 ) -> StoredCopy:
     if foreign:
         return StoredCopy(finding=Finding.FOREIGN, objects=len(seen), detail=foreign)
@@ -118,7 +122,7 @@ def _stored(
         meta_keys=tuple(key for key in keys[1:] if key in seen),
         size_bytes=sum(found[0].size_bytes for found in seen.values()),
         objects=len(seen),
-        place=place,
+        location=location,
         uploads=uploads,
     )
 

@@ -26,11 +26,11 @@ class OwnStores:
         """Ask this catalog."""
         self._identities = identities
 
-    def own(self, place: NamedBucket, connect: Callable[[], ObjectStore]) -> "OwnStore":
+    def own(self, named: NamedBucket, connect: Callable[[], ObjectStore]) -> "OwnStore":
         """The bucket, to be connected and compared before its first use."""
-        return OwnStore(self, place, connect)
+        return OwnStore(self, named, connect)
 
-    def look(self, place: NamedBucket, store: ObjectStore) -> MarkerState:
+    def look(self, named: NamedBucket, store: ObjectStore) -> MarkerState:
         """How the bucket stands to the catalog; looking changes nothing.
 
         Raises:
@@ -40,13 +40,13 @@ class OwnStores:
         """
         found = _marker(store)
         catalog_id, marked = self._identities.catalog_id(), self._identities.marked()
-        standing = judge(found, catalog_id=catalog_id, place=place, marked=marked)
-        refused = refusal(standing, found, catalog_id=catalog_id, place=place, marked=marked)
+        standing = judge(found, catalog_id=catalog_id, named=named, marked=marked)
+        refused = refusal(standing, found, catalog_id=catalog_id, named=named, marked=marked)
         if refused:
             raise refused
         return standing
 
-    def require(self, place: NamedBucket, store: ObjectStore) -> None:
+    def require(self, named: NamedBucket, store: ObjectStore) -> None:
         """See that the bucket is this catalog's; one without a marker becomes so, once, if the evidence allows it.
 
         The marker is put before it is recorded: a process that dies in between leaves a bucket that names its catalog.
@@ -56,14 +56,14 @@ class OwnStores:
             CatalogMismatch, StoreUnavailable, ServiceRefused: As `look`; or without a marker it holds what this
                 catalog did not write, or lacks all that this catalog wrote.
         """
-        standing = self.look(place, store)
+        standing = self.look(named, store)
         if standing is MarkerState.UNMARKED:
-            self._adopt(place, store)
-        if (place.role, place.bucket) not in self._identities.marked():
+            self._adopt(named, store)
+        if (named.role, named.bucket) not in self._identities.marked():
             with effect("identity.record_marker"):
-                self._identities.record(place.role, place.bucket)
+                self._identities.record(named.role, named.bucket)
 
-    def confirm(self, place: NamedBucket, store: ObjectStore) -> None:
+    def confirm(self, named: NamedBucket, store: ObjectStore) -> None:
         """Read the marker again, whatever was seen before: by one request.
 
         Raises:
@@ -71,59 +71,59 @@ class OwnStores:
             StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
         """
         found, catalog_id = _marker(store), self._identities.catalog_id()
-        standing = MarkerState.LOST if found is None else judge(found, catalog_id=catalog_id, place=place, marked=())
-        refused = refusal(standing, found, catalog_id=catalog_id, place=place, marked=())
+        standing = MarkerState.LOST if found is None else judge(found, catalog_id=catalog_id, named=named, marked=())
+        refused = refusal(standing, found, catalog_id=catalog_id, named=named, marked=())
         if refused:
             raise refused
 
-    def _adopt(self, place: NamedBucket, store: ObjectStore) -> None:
+    def _adopt(self, named: NamedBucket, store: ObjectStore) -> None:
         """Mark it, if the evidence allows it; what does not may have been written since, once it was marked."""
         try:
-            self._check_evidence(place, store)
+            self._check_evidence(named, store)
         except CatalogMismatch:
-            if self.look(place, store) is MarkerState.UNMARKED:
+            if self.look(named, store) is MarkerState.UNMARKED:
                 raise
         else:
             try:
                 with effect("identity.put_marker"):
                     store.put_if_absent(MARKER_KEY, marker_of(self._identities.catalog_id()), metadata={})
             except AlreadyExists:  # of another catalog, or with another content: what it says counts
-                self.confirm(place, store)
+                self.confirm(named, store)
 
-    def _check_evidence(self, place: NamedBucket, store: ObjectStore) -> None:
+    def _check_evidence(self, named: NamedBucket, store: ObjectStore) -> None:
         """A catalog takes a bucket without a marker if it holds what the catalog wrote; a new one, if it holds nothing.
 
         Source: the statement that every object carries (PIP-186: nothing is deleted on a mere name).
         """
-        expected = self._identities.evidence(place.role, place.bucket, limit=_SAMPLE)
-        if sum(_is_stated(place, store, copy) for copy in expected):  # all are looked at: none may contradict
+        expected = self._identities.evidence(named.role, named.bucket, limit=_SAMPLE)
+        if sum(_is_stated(named, store, copy) for copy in expected):  # all are looked at: none may contradict
             return
         certain = sum(map(_is_certain, expected))
         if certain:
-            raise _not_ours(place, f"one of {certain} ledgers that this catalog has there", "none of them")
-        keys = (item.key for item in islice(store.list(place.role.prefix), _LOOKED_AT))
-        strange = next((key for key in keys if place.role.holds(key)), None)
+            raise _not_ours(named, f"one of {certain} ledgers that this catalog has there", "none of them")
+        keys = (item.key for item in islice(store.list(named.role.prefix), _LOOKED_AT))
+        strange = next((key for key in keys if named.role.holds(key)), None)
         if strange:
-            raise _not_ours(place, "nothing yet, for this catalog has no ledger there", repr(strange))
+            raise _not_ours(named, "nothing yet, for this catalog has no ledger there", repr(strange))
 
 
 class OwnStore:
     """An `OwnedStore`: no request is sent before its bucket was seen to be the catalog's, once in a process."""
 
-    def __init__(self, stores: OwnStores, place: NamedBucket, connect: Callable[[], ObjectStore]) -> None:
+    def __init__(self, stores: OwnStores, named: NamedBucket, connect: Callable[[], ObjectStore]) -> None:
         """Ask nothing yet; see `OwnStores.own`."""
-        self._stores, self._place = stores, place
+        self._stores, self._named = stores, named
         self._connected = cache(connect)
         self._lock = threading.Lock()
         self._seen = False
 
     def confirm(self) -> None:
         """See `OwnedStore.confirm`."""
-        self._stores.confirm(self._place, self._connected())
+        self._stores.confirm(self._named, self._connected())
 
     def look(self) -> MarkerState:
         """See `OwnStores.look`."""
-        return self._stores.look(self._place, self._connected())
+        return self._stores.look(self._named, self._connected())
 
     def require(self) -> None:
         """Compare now, as the first use would; a comparison that failed is made again at the next use.
@@ -134,7 +134,7 @@ class OwnStore:
         if not self._seen:
             with self._lock:
                 if not self._seen:
-                    self._stores.require(self._place, self._connected())
+                    self._stores.require(self._named, self._connected())
                     self._seen = True
 
     def _own(self) -> ObjectStore:
@@ -189,7 +189,7 @@ def _marker(store: ObjectStore) -> str | None:
     return None if stored is None else marked_by(stored.body)
 
 
-def _is_stated(place: NamedBucket, store: ObjectStore, copy: KnownCopy) -> bool:
+def _is_stated(named: NamedBucket, store: ObjectStore, copy: KnownCopy) -> bool:
     """Whether the bucket holds the copy's statement, as the catalog has it.
 
     Raises:
@@ -205,7 +205,7 @@ def _is_stated(place: NamedBucket, store: ObjectStore, copy: KnownCopy) -> bool:
         seen = store.head(key)
         why = disowned(intent, key, seen[1]) if seen else None
         if why and copy.state == CopyState.LIVE.value:
-            raise _not_ours(place, "what this catalog wrote", f"that {why}")
+            raise _not_ours(named, "what this catalog wrote", f"that {why}")
         if seen and not why:
             return True
     return False
@@ -221,6 +221,6 @@ def _is_certain(copy: KnownCopy) -> bool:
     return copy.state == CopyState.LIVE.value or (going and stored)
 
 
-def _not_ours(place: NamedBucket, expected: str, found: str) -> CatalogMismatch:
+def _not_ours(named: NamedBucket, expected: str, found: str) -> CatalogMismatch:
     advice = "it has no marker, and is taken only with evidence: check bucket, endpoint and database"
-    return CatalogMismatch(str(place), expected=expected, found=found, advice=advice)
+    return CatalogMismatch(str(named), expected=expected, found=found, advice=advice)

@@ -14,7 +14,7 @@ from logstore.errors import CorruptData
 from logstore.log.entries import FooterMark, unreadable
 from logstore.log.ledgers import CopyKind
 from logstore.log.services.segment_file import RangeFile, SegmentGone, group_range, read_columns
-from logstore.offload.places import TieredPlace, place_of
+from logstore.offload.locations import CopyLocation, location_of
 from logstore.offload.tiered import RowGroup, TieredIndex, data_key, index_key
 from logstore.ports.catalog import Copies, Ledger, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
@@ -80,7 +80,7 @@ class TieredScan:
         """
         if copies.tiered is None:
             raise SegmentGone(segment.ledger_id, f"a tiered copy of ledger {segment.ledger_id}")
-        copy = self._open(segment, *place_of(segment.ledger_id, copies.tiered))
+        copy = self._open(segment, *location_of(segment.ledger_id, copies.tiered))
         number = copy.groups.get(RowGroup(first_entry=segment.first_entry, entries=segment.entries))
         if number is None:
             what = f"{segment.entries} entries at {segment.first_entry}"
@@ -90,10 +90,10 @@ class TieredScan:
             raise CorruptData(f"{copy.key}: expected {segment.entries} entries, found {table.num_rows}")
         return table
 
-    def _open(self, segment: Segment, uuid: str, place: TieredPlace) -> _Opened:
+    def _open(self, segment: Segment, uuid: str, location: CopyLocation) -> _Opened:
         with self._lock:
             if uuid not in self._opened:
-                self._opened[uuid] = _open(self._buckets(place), uuid, segment.ledger_id)
+                self._opened[uuid] = _open(self._buckets(location), uuid, segment.ledger_id)
             opened = self._opened[uuid]
             while len(self._opened) > _KEPT_OPEN:
                 del self._opened[next(iter(self._opened))]

@@ -24,7 +24,7 @@ from logstore.failpoints import effect
 from logstore.log.entries import COLUMNS, mark_footer
 from logstore.log.ledgers import LedgerStatement, digest_of
 from logstore.log.services.segment_file import SegmentGone, read_columns
-from logstore.offload.places import place_of
+from logstore.offload.locations import location_of
 from logstore.offload.tiered import TieredIndex, data_key, index_key, write_copy
 from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.objects import Buckets, ObjectStore
@@ -49,8 +49,8 @@ def prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
         StoreUnavailable: Storage did not answer.
     """
     ledger_id = copy.statement.ledger_id
-    uuid, place = place_of(ledger_id, copy.context)
-    objects, key, index_name = buckets(place), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
+    uuid, location = location_of(ledger_id, copy.context)
+    objects, key, index_name = buckets(location), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
     stored, data = objects.get(index_name), objects.head(key)
     if stored is None or data is None:
         raise MissingData(f"ledger {ledger_id}: its tiered copy {uuid} is LIVE and not in storage")
@@ -111,18 +111,18 @@ class Offloader:
         ledgers: Ledgers,
         primary: ObjectStore,
         buckets: Buckets,
-        place: Mapping[str, str],
+        driver_metadata: Mapping[str, str],
         folder: Path,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Copy from the primary bucket to the one that `place` names.
+        """Copy from the primary bucket to the one that `driver_metadata` names.
 
         Args:
             offloads: The catalog's tiered copies.
             ledgers: The catalog's ledgers.
             primary: The primary bucket.
-            buckets: Tiered buckets by place.
-            place: The driver's own metadata, kept in the offload context: `driver`, `bucket` and what else it knows.
+            buckets: Tiered buckets by location.
+            driver_metadata: Kept in each offload context: `driver`, `bucket`, and `endpoint` and `region` where known.
             folder: For one file as large as a ledger at a time; made if need be. Not in memory.
             monotonic_s: For tests.
         """
@@ -130,7 +130,7 @@ class Offloader:
         self._ledgers = ledgers
         self._primary = primary
         self._buckets = buckets
-        self._place = dict(place)
+        self._driver_metadata = dict(driver_metadata)
         self._folder = folder
         self._monotonic_s = monotonic_s
 
@@ -150,7 +150,9 @@ class Offloader:
             MissingData, CorruptData: The primary copy lacks something; or a published copy is not in storage.
         """
         deadline = self._monotonic_s() + timeout_s  # before the catalog sets the end by its own clock
-        begun = self._offloads.begin(ledger_id, uuid=uuid, place=self._place, timeout_s=timeout_s, topic=topic)
+        begun = self._offloads.begin(
+            ledger_id, uuid=uuid, driver_metadata=self._driver_metadata, timeout_s=timeout_s, topic=topic
+        )
         if begun.answer is OffloadAnswer.GONE:
             return Uploaded(answer=OffloadAnswer.GONE)
         if begun.answer is OffloadAnswer.ALREADY:
@@ -190,7 +192,7 @@ class Offloader:
     def _write(self, begun: Offload, uuid: str, proceed: Callable[[], None]) -> Evidence:
         assert begun.statement is not None
         ledger_id = begun.statement.ledger_id
-        objects = self._buckets(place_of(ledger_id, begun.context)[1])
+        objects = self._buckets(location_of(ledger_id, begun.context)[1])
         metadata = begun.statement.to_metadata()
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder) as file:

@@ -49,7 +49,13 @@ class Offloads(Protocol):
     """Tiered copies of data ledgers. Whatever changes one locks the ledger's list and raises its version."""
 
     def begin(
-        self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float, topic: str | None = None
+        self,
+        ledger_id: LedgerId,
+        *,
+        uuid: str,
+        driver_metadata: Mapping[str, str],
+        timeout_s: float,
+        topic: str | None = None,
     ) -> Offload:
         """Make the ledger's tiered copy this attempt's to write, for at most `timeout_s` and `UPLOAD_GRACE_S`.
 
@@ -59,7 +65,7 @@ class Offloads(Protocol):
         Args:
             ledger_id: Whose; closed and listed, with a LIVE primary copy.
             uuid: Names the attempt; never used before.
-            place: The driver's own metadata, which deletion will find in the offload context (apache/pulsar#16687).
+            driver_metadata: Driver, bucket, endpoint and region, by which a deletion finds it (apache/pulsar#16687).
             timeout_s: After this the attempt sends nothing more to storage.
             topic: The encoded name that the ledger's topic should bear; None: any.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from logstore.log.ledgers import CopyKind, LedgerStatement, segment_number
-from logstore.offload.places import place_of
+from logstore.offload.locations import location_of
 from logstore.ports.catalog import OrphanCopy
 from logstore.ports.objects import Buckets, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
@@ -18,18 +18,18 @@ class StoredOrphans:
     """Looks at what findings name in storage."""
 
     def __init__(
-        self, *, objects: OwnedStore, buckets: Buckets, application: str, tiered_place: Mapping[str, str]
+        self, *, objects: OwnedStore, buckets: Buckets, application: str, driver_metadata: Mapping[str, str]
     ) -> None:
         """Look into these buckets.
 
         Args:
             objects: The primary one.
-            buckets: Tiered ones, by place.
+            buckets: Tiered ones, by location.
             application: Ours.
-            tiered_place: The driver's own metadata of tiered copies, as each offload context keeps it.
+            driver_metadata: The driver's own metadata of tiered copies, as each offload context keeps it.
         """
         self._objects, self._buckets = objects, buckets
-        self._application, self._place = application, dict(tiered_place)
+        self._application, self._driver_metadata = application, dict(driver_metadata)
 
     def confirm(self) -> None:
         """See that both buckets are the catalog's, now.
@@ -62,7 +62,7 @@ class StoredOrphans:
             number=number,
             copy=CopyKind(finding.copy),
             statement=judged,
-            context={**self._place, "uuid": finding.uuid} if is_tiered else {},
+            context={**self._driver_metadata, "uuid": finding.uuid} if is_tiered else {},
             size_bytes=seen.size_bytes,
         )
 
@@ -86,11 +86,11 @@ class StoredOrphans:
         return doubt.reason if doubt else store
 
     def _is_elsewhere(self, finding: Finding) -> bool:
-        return finding.bucket != self._place.get("bucket")
+        return finding.bucket != self._driver_metadata.get("bucket")
 
     def _tiered(self) -> OwnedStore:
-        _, place = place_of(0, {**self._place, "uuid": "any"})
-        return self._buckets(place)
+        _, location = location_of(0, {**self._driver_metadata, "uuid": "any"})
+        return self._buckets(location)
 
     def _judged(self, store: ObjectStore, finding: Finding, before_us: int) -> tuple[LedgerStatement | Doubt, Seen]:
         seen = look(store, finding)

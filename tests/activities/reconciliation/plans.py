@@ -74,7 +74,7 @@ class Plans:
             objects=self.warm,
             buckets=lambda _: self.cold,
             application="sexton",
-            tiered_place={"driver": "aws-s3", "bucket": "cold"},
+            driver_metadata={"driver": "aws-s3", "bucket": "cold"},
         )
         self.planning = Planning(
             reconciliation=self.runs,

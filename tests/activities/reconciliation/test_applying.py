@@ -414,7 +414,7 @@ def test_upload_that_is_not_looked_at_any_more_is_kept_and_not_counted(plans: Pl
             plans.delete()
     finally:
         failpoints.disarm()
-    plans.stored._place["bucket"] = "colder"
+    plans.stored._driver_metadata["bucket"] = "colder"
     assert plans.delete() == 0
     assert upload in plans.cold.unfinished
     assert fates_recorded(plans) == {0: (Fate.KEPT, orphans.ELSEWHERE)}

@@ -25,7 +25,13 @@ class FakeOffloads:
         self._catalog = catalog
 
     def begin(
-        self, ledger_id: LedgerId, *, uuid: str, place: Mapping[str, str], timeout_s: float, topic: str | None = None
+        self,
+        ledger_id: LedgerId,
+        *,
+        uuid: str,
+        driver_metadata: Mapping[str, str],
+        timeout_s: float,
+        topic: str | None = None,
     ) -> Offload:
         with effect("catalog.begin_offload"), self._catalog.lock:
             if not self._is_listed(ledger_id):
@@ -37,17 +43,19 @@ class FakeOffloads:
             if tiered and tiered.state is CopyState.LIVE:
                 answer = OffloadAnswer.ALREADY
             elif not tiered or tiered.context.get("uuid") != uuid:
-                tiered = self._write(ledger_id, {**place, "uuid": uuid}, timeout_s)
+                tiered = self._write(ledger_id, {**driver_metadata, "uuid": uuid}, timeout_s)
             return Offload(answer=answer, statement=statement, entries=row.entries, context=tiered.context)
 
-    def _write(self, ledger_id: LedgerId, place: dict[str, str], timeout_s: float) -> "Copy":
+    def _write(self, ledger_id: LedgerId, driver_metadata: dict[str, str], timeout_s: float) -> "Copy":
         row, copies = self._catalog.ledger_rows[ledger_id], self._catalog.copies[ledger_id]
         primary = copies.get(CopyKind.LEDGER)
         if row.state is not LedgerState.CLOSED or primary is None or primary.state is not CopyState.LIVE:
             raise PreconditionFailed(f"ledger {ledger_id}: expected CLOSED with a LIVE primary copy, found {row.state}")
         if _TIERED in copies:
             self._catalog.file_copy_intent(ledger_id, _TIERED, "")
-        made = replace(primary, state=CopyState.WRITING, context=place | {"until_us": str(self._until_us(timeout_s))})
+        made = replace(
+            primary, state=CopyState.WRITING, context=driver_metadata | {"until_us": str(self._until_us(timeout_s))}
+        )
         self._catalog.copies[ledger_id][_TIERED] = made
         self._catalog.versions[row.topic_id] += 1
         return made

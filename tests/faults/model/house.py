@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.log.services import Clock, RollPolicy
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.ports.catalog import Catalog
 from logstore.positions import LedgerId
 from tests.driver.worker import Worker
@@ -29,7 +29,7 @@ FORGOTTEN_S: Final = 10_000.0  # how long an intent that ended well is remembere
 _ROLLS: Final = RollPolicy(max_entries=12, max_size_bytes=1 << 30, max_age_s=3_600)
 
 _BUCKET: Final = "cold"
-_PLACE: Final = {"driver": "aws-s3", "bucket": _BUCKET}
+_METADATA: Final = {"driver": "aws-s3", "bucket": _BUCKET}
 COLD_PLANTED: Final = {
     "another-ledger-0": b"theirs",
     "another-ledger-0-index": b"theirs too",
@@ -149,8 +149,8 @@ class House:
     def _has_primary(self, ledger_id: int) -> bool:
         return CopyKind.LEDGER in self.catalog.copies.get(LedgerId(ledger_id), {})
 
-    def _bucket(self, place: TieredPlace) -> Store:
-        assert place == TieredPlace(_BUCKET), place
+    def _bucket(self, location: CopyLocation) -> Store:
+        assert location == CopyLocation(_BUCKET), location
         return self.cold
 
     def _begin(self) -> Process:
@@ -161,7 +161,7 @@ class House:
             buckets=self._bucket,
             policies=Policies(
                 scratch=Path(self._folder.name),
-                tiered_place=_PLACE,
+                driver_metadata=_METADATA,
                 roll=_ROLLS,
                 cursor_inline_bytes=_INLINE_BYTES,
                 finished_retention_s=FORGOTTEN_S,

@@ -9,7 +9,7 @@ from logstore.deletion.intents import DeletionIntent, Finding, Outcome, StoredCo
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.offload.tiered import UPLOAD_GRACE_S, data_key, index_key
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.storage import Removal
@@ -65,7 +65,7 @@ def put(objects: FakeObjectStore, *keys: str, metadata: Mapping[str, str] | None
 
 
 def copies(objects: FakeObjectStore, *, now_us: int = NOW_US, bucket: str = "cold") -> TieredCopies:
-    return TieredCopies({TieredPlace(bucket): objects}.__getitem__, now_us=lambda: now_us)
+    return TieredCopies({CopyLocation(bucket): objects}.__getitem__, now_us=lambda: now_us)
 
 
 def inspect(objects: FakeObjectStore, intent: DeletionIntent = INTENT) -> StoredCopy:
@@ -215,10 +215,10 @@ def test_key_that_the_store_keeps_is_reported(objects: Blind) -> None:
 
 
 def test_copies_of_several_buckets_are_removed_each_where_it_stands() -> None:
-    """The context of the intent names the place, whatever the settings say by now (apache/pulsar#16687)."""
+    """The context of the intent names the location, whatever the settings say by now (apache/pulsar#16687)."""
     old, new = FakeObjectStore(), FakeObjectStore()
-    there = TieredPlace("cold", "https://other.example:9000", "eu-1")
-    storage = TieredCopies({TieredPlace("cold"): old, there: new}.__getitem__, now_us=lambda: NOW_US)
+    there = CopyLocation("cold", "https://other.example:9000", "eu-1")
+    storage = TieredCopies({CopyLocation("cold"): old, there: new}.__getitem__, now_us=lambda: NOW_US)
     stated = {"endpoint": "https://other.example:9000/", "region": "eu-1", "driver": "aws-s3"}
     second = replace(INTENT, row_id=2, context={"uuid": UUID, "bucket": "cold", **stated})
     first = replace(INTENT, context={"uuid": UUID, "bucket": "cold"})
@@ -250,7 +250,7 @@ def test_absence_is_doubted_in_each_bucket_that_is_not_the_catalogs() -> None:
     ours, theirs = FakeObjectStore(), FakeObjectStore()
     theirs.refusal = CatalogMismatch("bucket theirs", expected="ours", found="no marker", advice="look")
     storage = TieredCopies(
-        {TieredPlace("ours"): ours, TieredPlace("theirs"): theirs}.__getitem__, now_us=lambda: NOW_US
+        {CopyLocation("ours"): ours, CopyLocation("theirs"): theirs}.__getitem__, now_us=lambda: NOW_US
     )
     rows = [(1, "ours"), (2, "theirs"), (3, "theirs")]
     absent = [replace(INTENT, row_id=row, context={"uuid": UUID, "bucket": bucket}) for row, bucket in rows]

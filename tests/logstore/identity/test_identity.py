@@ -16,7 +16,7 @@ _LOGS, _OLD = frozenset({(Role.PRIMARY, "logs")}), frozenset({(Role.PRIMARY, "ol
 
 
 @pytest.mark.parametrize(
-    ("found", "place", "marked", "standing"),
+    ("found", "named", "marked", "standing"),
     [
         (OURS, PRIMARY, _NOTHING, MarkerState.OURS),  # a process died before it recorded the marker
         (OURS, PRIMARY, _LOGS, MarkerState.OURS),
@@ -44,11 +44,11 @@ _LOGS, _OLD = frozenset({(Role.PRIMARY, "logs")}), frozenset({(Role.PRIMARY, "ol
     ],
 )
 def test_judge_compares_the_marker_with_what_was_recorded(
-    found: str | None, place: NamedBucket, marked: frozenset[tuple[Role, str]], standing: MarkerState
+    found: str | None, named: NamedBucket, marked: frozenset[tuple[Role, str]], standing: MarkerState
 ) -> None:
     """The whole rule; only a bucket that carries our id, or of whose role none was ever marked, may be used."""
-    assert judge(found, catalog_id=OURS, place=place, marked=marked) is standing
-    refused = refusal(standing, found, catalog_id=OURS, place=place, marked=marked)
+    assert judge(found, catalog_id=OURS, named=named, marked=marked) is standing
+    refused = refusal(standing, found, catalog_id=OURS, named=named, marked=marked)
     assert isinstance(refused, CatalogMismatch) is (standing not in {MarkerState.OURS, MarkerState.UNMARKED})
 
 
@@ -70,16 +70,16 @@ def test_refusal_names_bucket_endpoint_expected_and_found(
     standing: MarkerState, found: str | None, marked: frozenset[tuple[Role, str]], words: list[str]
 ) -> None:
     """An operator can tell which setting is wrong."""
-    told = str(refusal(standing, found, catalog_id=OURS, place=PRIMARY, marked=marked))
+    told = str(refusal(standing, found, catalog_id=OURS, named=PRIMARY, marked=marked))
     assert [word for word in words if word not in told] == []
 
 
 def test_refusal_of_a_tiered_bucket_says_that_two_need_two_names() -> None:
     """Markers are kept by name: a second bucket of one name, at another endpoint, looks like one that lost its own."""
     marked = frozenset({(Role.TIERED, "cold")})
-    told = str(refusal(MarkerState.LOST, None, catalog_id=OURS, place=TIERED, marked=marked))
+    told = str(refusal(MarkerState.LOST, None, catalog_id=OURS, named=TIERED, marked=marked))
     assert "two tiered buckets need two names, also where they are at two endpoints" in told
-    assert "two names" not in str(refusal(MarkerState.LOST, None, catalog_id=OURS, place=PRIMARY, marked=_LOGS))
+    assert "two names" not in str(refusal(MarkerState.LOST, None, catalog_id=OURS, named=PRIMARY, marked=_LOGS))
 
 
 @pytest.mark.parametrize(

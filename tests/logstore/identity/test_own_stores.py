@@ -20,7 +20,7 @@ from tests.every_topic import every_topic
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
-PLACE = NamedBucket(role=Role.PRIMARY, bucket="logs", address="http://store")
+LOGS = NamedBucket(role=Role.PRIMARY, bucket="logs", address="http://store")
 COLD = NamedBucket(role=Role.TIERED, bucket="cold", address="http://store")
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 THEIRS = "ffffffff-0000-4000-8000-00000000000b"
@@ -38,9 +38,9 @@ def bucket() -> FakeObjectStore:
     return FakeObjectStore()
 
 
-def own(catalog: FakeCatalog, bucket: FakeObjectStore, place: NamedBucket = PLACE) -> OwnStore:
+def own(catalog: FakeCatalog, bucket: FakeObjectStore, named: NamedBucket = LOGS) -> OwnStore:
     """The bucket as a process of its own uses it."""
-    return OwnStores(catalog.identities).own(place, lambda: bucket)
+    return OwnStores(catalog.identities).own(named, lambda: bucket)
 
 
 def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | None = None) -> LedgerId:
@@ -214,7 +214,7 @@ def test_copies_that_may_never_have_been_stored_keep_no_bucket_out(
     context: dict[str, str], catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """A newborn whose creator died, an upload that died: an empty bucket may be theirs, one with ledgers is not."""
-    place = COLD if context else PLACE
+    named = COLD if context else LOGS
     catalog.detach(TopicId(1), [ledger(catalog)])
     ((row_id, row),) = catalog.intent_rows.items()
     kind = CopyKind.OFFLOADED_LEDGER if context else CopyKind.LEDGER
@@ -222,8 +222,8 @@ def test_copies_that_may_never_have_been_stored_keep_no_bucket_out(
     strange = FakeObjectStore()
     strange.put_if_absent("x-ledger-9" if context else "ledgers/00/x", b"", metadata={})
     with pytest.raises(CatalogMismatch, match="expected nothing yet"):
-        own(catalog, strange, place).require()
-    own(catalog, bucket, place).require()
+        own(catalog, strange, named).require()
+    own(catalog, bucket, named).require()
 
 
 def test_upgrade_refuses_a_bucket_that_lacks_all_live_ledgers(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -350,9 +350,9 @@ def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObject
 def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """For `status` and `doctor`."""
     stores = OwnStores(catalog.identities)
-    assert stores.look(PLACE, bucket) is MarkerState.UNMARKED
+    assert stores.look(LOGS, bucket) is MarkerState.UNMARKED
     assert (marker(bucket), catalog.identities.marked()) == (None, frozenset())
-    stores.require(PLACE, bucket)
-    assert stores.look(PLACE, bucket) is MarkerState.OURS
+    stores.require(LOGS, bucket)
+    assert stores.look(LOGS, bucket) is MarkerState.OURS
     with pytest.raises(CatalogMismatch):
-        stores.look(PLACE, FakeObjectStore())
+        stores.look(LOGS, FakeObjectStore())

@@ -9,14 +9,14 @@ from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.log.services.tiered_segments import TieredSegments
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.offload.services.writing import Evidence, Offloader, Uploaded
 from logstore.offload.tiered import data_key, index_key
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.log.world import World, plain
 
-PLACE = {"driver": "aws-s3", "bucket": "cold"}
+METADATA = {"driver": "aws-s3", "bucket": "cold"}
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 
 
@@ -29,8 +29,8 @@ class Offloading:
     tiered: FakeObjectStore = field(default_factory=FakeObjectStore)
     now_s: float = 0.0
 
-    def bucket(self, place: TieredPlace) -> FakeObjectStore:
-        assert place == TieredPlace("cold")
+    def bucket(self, location: CopyLocation) -> FakeObjectStore:
+        assert location == CopyLocation("cold")
         return self.tiered
 
     def process(self, *, entries: int = 4) -> ManagedLedger:
@@ -53,7 +53,7 @@ class Offloading:
             ledgers=self.world.catalog.ledgers,
             primary=self.world.objects,
             buckets=self.bucket,
-            place=PLACE,
+            driver_metadata=METADATA,
             folder=self.folder,
             monotonic_s=monotonic_s or (lambda: self.now_s),
         )

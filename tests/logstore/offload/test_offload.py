@@ -27,7 +27,7 @@ from logstore.offload.tiered import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_
 from logstore.ports.catalog import Copies, OffloadAnswer, Published
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.logstore.offload.offloading import PLACE, UUID, Offloading
+from tests.logstore.offload.offloading import METADATA, UUID, Offloading
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_upload_that_failed_gives_its_ledger_back(scene: Offloading, error: Exce
     ends_us = upload_ends_us(intent.context)
     assert ends_us is not None
     assert ends_us - scene.world.catalog.now_us == UPLOAD_GRACE_S * 1_000_000
-    assert {name: intent.context[name] for name in PLACE} == PLACE  # what deletion needs (apache/pulsar#16687)
+    assert {name: intent.context[name] for name in METADATA} == METADATA  # what deletion needs (apache/pulsar#16687)
     assert len(scene.tiered.keys) == 2  # it had landed
 
 

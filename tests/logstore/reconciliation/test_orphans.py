@@ -16,7 +16,7 @@ from logstore.log.ledgers import (
     meta_key,
     segment_key,
 )
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import OrphanCopy
 from logstore.positions import LedgerId, TopicId
@@ -35,7 +35,7 @@ OWNER = LedgerOwner(
 )
 STATEMENT = LedgerStatement(owner=OWNER, ledger_id=SEVEN, created_us=5, epoch=1)
 UUID = "0a1b"
-PLACE = {"driver": "aws-s3", "bucket": "cold", "region": "here"}
+METADATA = {"driver": "aws-s3", "bucket": "cold", "region": "here"}
 
 
 class Stored:
@@ -44,11 +44,13 @@ class Stored:
     def __init__(self) -> None:
         self.warm, self.cold = FakeObjectStore(), FakeObjectStore()
         self.before_us = self.warm.now_us + 1
-        self.asked: list[TieredPlace] = []
-        self.orphans = StoredOrphans(objects=self.warm, buckets=self._bucket, application="sexton", tiered_place=PLACE)
+        self.asked: list[CopyLocation] = []
+        self.orphans = StoredOrphans(
+            objects=self.warm, buckets=self._bucket, application="sexton", driver_metadata=METADATA
+        )
 
-    def _bucket(self, place: TieredPlace) -> FakeObjectStore:
-        self.asked.append(place)
+    def _bucket(self, location: CopyLocation) -> FakeObjectStore:
+        self.asked.append(location)
         return self.cold
 
     def put(self, *keys: str, cold: bool = False, **changes: Any) -> None:
@@ -167,7 +169,7 @@ def test_silent_storage_is_no_answer(stored: Stored) -> None:
         stored.copy(LEDGER)
 
 
-def test_tiered_pair_is_named_with_its_place(stored: Stored) -> None:
+def test_tiered_pair_is_named_with_its_location(stored: Stored) -> None:
     """Phase two asks where the context says that it stands (apache/pulsar#16687)."""
     stored.put(data_key(UUID, SEVEN), index_key(UUID, SEVEN), cold=True)
     found = stored.copy(TIERED)
@@ -175,10 +177,10 @@ def test_tiered_pair_is_named_with_its_place(stored: Stored) -> None:
         number=3,
         copy=CopyKind.OFFLOADED_LEDGER,
         statement=STATEMENT,
-        context={**PLACE, "uuid": UUID},
+        context={**METADATA, "uuid": UUID},
         size_bytes=20,
     )
-    assert stored.asked == [TieredPlace("cold", region="here")]
+    assert stored.asked == [CopyLocation("cold", region="here")]
 
 
 def test_tiered_pair_of_two_owners_is_kept(stored: Stored) -> None:

@@ -20,7 +20,7 @@ from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import WarmSession
 from workers.assembly.adapters import open_log
-from workers.assembly.bulk import native_places
+from workers.assembly.bulk import native_addresses
 from workers.assembly.log import LogStore
 from workers.settings import Settings
 
@@ -59,7 +59,7 @@ class _Builds:
     """Bulk builds of one catalog."""
 
     def __init__(self, settings: Settings, warm: WarmSession, folder: Path) -> None:
-        self._jobs = SparkJobs(warm, Publication(folder), lambda: delayed_mains(native_places(settings)))
+        self._jobs = SparkJobs(warm, Publication(folder), lambda: delayed_mains(native_addresses(settings)))
         self._runs = 0
 
     def build(self, *topics: Topic, messages: int = 4, buckets: int = 3) -> tuple[BulkSummary, list[BuiltIndex]]:

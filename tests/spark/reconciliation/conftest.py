@@ -21,11 +21,11 @@ from spark.publication import Publication
 from spark.reconciliation.backend import native_mains
 from spark.runner import SparkJobs
 from spark.session import WarmSession
-from spark.sources.objects import NativePlaces
+from spark.sources.objects import NativeAddresses
 from tests.postgres import postgres
 from tests.spark.reconciliation.damage import Damaged
 from workers.assembly.adapters import open_log
-from workers.assembly.bulk import native_places
+from workers.assembly.bulk import native_addresses
 from workers.settings import Settings
 
 __all__ = ["postgres"]
@@ -46,7 +46,7 @@ class Plan(Protocol):
         between: Callable[[str], None] = ...,
         *,
         store: Damaged | None = None,
-        places: NativePlaces | None = None,
+        addresses: NativeAddresses | None = None,
         inventories: tuple[str, ...] = (),
         before_us: int | None = None,
         rows_before_us: int | None = None,
@@ -68,13 +68,13 @@ def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
         between: Callable[[str], None] = lambda _: None,
         *,
         store: Damaged | None = None,
-        places: NativePlaces | None = None,
+        addresses: NativeAddresses | None = None,
         inventories: tuple[str, ...] = (),
         before_us: int | None = None,
         rows_before_us: int | None = None,
     ) -> list[Finding]:
         target, run_id = store or mine, f"run-{next(runs)}"
-        jobs = SparkJobs(session, publication, lambda: native_mains(places or native_places(target.settings)))
+        jobs = SparkJobs(session, publication, lambda: native_mains(addresses or native_addresses(target.settings)))
         before_us = int((clock_s(target.bucket) + 5) * 1e6) if before_us is None else before_us
         rows_us = before_us + 10**7 if rows_before_us is None else rows_before_us
         ((next_id,),) = target.sql("SELECT next_ledger_id FROM catalog")

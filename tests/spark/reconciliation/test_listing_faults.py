@@ -17,13 +17,13 @@ from spark.publication import Publication
 from spark.reconciliation.backend import native_mains
 from spark.runner import SparkJobs
 from spark.session import WarmSession
-from spark.sources.objects import NativePlaces, StoreAddress
+from spark.sources.objects import NativeAddresses, StoreAddress
 from tests.infra.objects.peer import Answer, Request, fault, listing, scripted
 from tests.migrated import migrated
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.bulk import native_places
+from workers.assembly.bulk import native_addresses
 
 pytestmark = pytest.mark.external_service
 
@@ -49,8 +49,8 @@ def test_listing_that_is_not_whole_publishes_nothing(name: str, warm: WarmSessio
     with scripted(script) as peer:
         address = StoreAddress("primary", "bucket", peer.endpoint, "us-east-1", "key", "secret")
         url = migrated(tmp_path / "catalog.db")
-        places = NativePlaces(database_url=url, primary=address, tiered=(), application="sexton")
-        jobs = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: native_mains(places))
+        addresses = NativeAddresses(database_url=url, primary=address, tiered=(), application="sexton")
+        jobs = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: native_mains(addresses))
         with pytest.raises(error):
             jobs.run(ListStorage(run_id="run-1"), lambda _: None)
     assert jobs.published("run-1", "list-storage") is None
@@ -83,9 +83,9 @@ def test_objects_that_a_listing_left_out_are_asked_for_and_are_no_lost_data(stor
     """What is truly lost is found all the same, where nothing of the ledger is left."""
     damage.healthy(store)
     damage.missing_data(store)
-    places = native_places(store.settings)
-    forgetful = _ForgetfulAddress(*(getattr(places.primary, name) for name in StoreAddress.__slots__))
-    found = {(one.kind, one.ledger_id, one.key) for one in plan(places=replace(places, primary=forgetful))}
+    addresses = native_addresses(store.settings)
+    forgetful = _ForgetfulAddress(*(getattr(addresses.primary, name) for name in StoreAddress.__slots__))
+    found = {(one.kind, one.ledger_id, one.key) for one in plan(addresses=replace(addresses, primary=forgetful))}
     gone = next(one for one in store.truth if one[2].endswith("/"))
     assert gone == (FindingKind.MISSING_DATA, gone[1], ledger_prefix(LedgerId(gone[1] or 0)))
     assert gone in found <= store.truth

@@ -18,7 +18,7 @@ from spark.reconciliation.backend import native_mains
 from spark.reconciliation.facts import STRANGE, put
 from spark.runner import JobRun, SparkJobs
 from spark.session import WarmSession
-from spark.sources.objects import NativePlaces, StoreAddress
+from spark.sources.objects import NativeAddresses, StoreAddress
 from tests.migrated import migrated
 
 _MANY = 100_000
@@ -52,8 +52,8 @@ def test_many_candidates_go_from_file_to_file_by_pages(
     empty = publication.attempt("run-1", "read-references")
     publication.publish("run-1", "read-references", empty, BulkSummary())
     url, nowhere = migrated(tmp_path / "catalog.db"), StoreAddress("primary", "p", "http://127.0.0.1:9", "r", "k", "s")
-    places = NativePlaces(database_url=url, primary=nowhere, tiered=(), application="sexton")
-    jobs = SparkJobs(warm, publication, lambda: native_mains(places))
+    addresses = NativeAddresses(database_url=url, primary=nowhere, tiered=(), application="sexton")
+    jobs = SparkJobs(warm, publication, lambda: native_mains(addresses))
     compare = CompareSides(run_id="run-1", before_us=2, rows_before_us=2, next_ledger_id=1)
     candidates = jobs.run(compare, lambda _: None)
     findings = jobs.run(VerifyFindings(run_id="run-1", before_us=2), lambda _: None)

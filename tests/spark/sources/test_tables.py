@@ -9,7 +9,7 @@ from spark.session import WarmSession
 from spark.sources import tables
 from tests.spark.reconciliation.damage import Damaged, healthy
 from workers.assembly.adapters import open_log
-from workers.assembly.bulk import native_places
+from workers.assembly.bulk import native_addresses
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -26,7 +26,7 @@ def store(settings: Settings) -> Iterator[Damaged]:
 @pytest.fixture
 def spark(warm: WarmSession, settings: Settings) -> SparkSession:
     session = warm.get()
-    tables.register(session, native_places(settings))
+    tables.register(session, native_addresses(settings))
     return session
 
 

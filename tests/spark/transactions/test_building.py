@@ -19,7 +19,7 @@ from spark.runner import SparkJobs
 from spark.session import WarmSession
 from spark.transactions.building import transaction_mains
 from workers.assembly.adapters import open_log
-from workers.assembly.bulk import native_places
+from workers.assembly.bulk import native_addresses
 from workers.assembly.log import LogStore
 from workers.settings import Settings
 
@@ -53,7 +53,7 @@ def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
 def _built(
     settings: Settings, warm: WarmSession, folder: Path, *topics: Topic
 ) -> tuple[BulkSummary, dict[TopicId, Buffer]]:
-    jobs = SparkJobs(warm, Publication(folder), lambda: transaction_mains(native_places(settings)))
+    jobs = SparkJobs(warm, Publication(folder), lambda: transaction_mains(native_addresses(settings)))
     job = BuildBuffers(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
     done = jobs.run(job, lambda _: None)
     files = BufferFiles(Path(done.folder))

@@ -11,7 +11,7 @@ from logstore.errors import MissingData
 from logstore.identity.markers import MARKER_KEY
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind, ledger_prefix, segment_key
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
@@ -95,7 +95,7 @@ def test_reader_under_way_goes_over_to_the_tiered_copy(log: LogStore, topic: Top
 def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: Topic) -> None:
     """Both keys and no others; what is listed then and held nowhere is data loss, and said to be."""
     ledger = offload(log, topic)
-    bucket = log.buckets(TieredPlace(log.offloader._place["bucket"]))
+    bucket = log.buckets(CopyLocation(log.offloader._driver_metadata["bucket"]))
     bucket.put_file_if_absent("another-applications", BytesIO(b"x"), metadata={}, proceed=lambda: None)
     remove_primary(log, topic)
     assert bucket.delete([data_key(_UUID, ledger), index_key(_UUID, ledger)]).failed == {}
@@ -116,10 +116,10 @@ def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: T
 def test_context_names_the_endpoint_but_for_the_homes_own_stack_whose_port_may_change(settings: Settings) -> None:
     """A worker elsewhere asks where the context says; a stack that starts on another port still finds its copies."""
     with open_log(settings) as elsewhere:
-        assert elsewhere.offloader._place["endpoint"] == settings.s3_endpoint
+        assert elsewhere.offloader._driver_metadata["endpoint"] == settings.s3_endpoint
     port = settings.s3_endpoint.rpartition(":")[2]
     (settings.home / "ports.json").write_text(f'{{"s3": {port}}}')
     (settings.home / "credentials.json").write_text("{}")
     with open_log(settings) as own:
-        assert "endpoint" not in own.offloader._place
-        assert own.offloader._place["bucket"] == settings.tiered_bucket
+        assert "endpoint" not in own.offloader._driver_metadata
+        assert own.offloader._driver_metadata["bucket"] == settings.tiered_bucket

@@ -244,11 +244,11 @@ def test_adopt_takes_copies_of_dead_uploads_from_idle_topics(world: World) -> No
     topics = [new_topic(world, f"persistent://a/b/{name}") for name in ("x", "y", "z")]
     ledgers = [filled(world, topic.topic_id, 2)[0] for topic in topics]
     for at, ledger in enumerate(ledgers):
-        world.catalog.offloads.begin(ledger, uuid=f"u-{at}", place={"bucket": "cold"}, timeout_s=60)
+        world.catalog.offloads.begin(ledger, uuid=f"u-{at}", driver_metadata={"bucket": "cold"}, timeout_s=60)
     assert _adopt(world, "early") == Detached(batch_id="early", ledgers=0, intents=0)
     for ledger in ledgers:
         world.let_upload_end(ledger)
-    world.catalog.offloads.begin(ledgers[2], uuid="u-9", place={"bucket": "cold"}, timeout_s=2**30)
+    world.catalog.offloads.begin(ledgers[2], uuid="u-9", driver_metadata={"bucket": "cold"}, timeout_s=2**30)
     assert world.catalog.upkeep.due(older_than_s=_MONTH).uploads == 2
     assert _adopt(world).ledgers == 0
     rows = world.catalog.deletions.intents("sweep", _ALL)
@@ -296,7 +296,7 @@ def test_due_counts_each_dead_upload_of_a_topic(world: World) -> None:
     ledgers = filled(world, new_topic(world).topic_id, 4)[:3]
     for at, ledger in enumerate(ledgers):
         patience_s = 60 if at < 2 else 2**30
-        world.catalog.offloads.begin(ledger, uuid=f"u-{at}", place={"bucket": "cold"}, timeout_s=patience_s)
+        world.catalog.offloads.begin(ledger, uuid=f"u-{at}", driver_metadata={"bucket": "cold"}, timeout_s=patience_s)
     for ledger in ledgers[:2]:
         world.let_upload_end(ledger)
     assert world.catalog.upkeep.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=2, rows=0, runs=0)

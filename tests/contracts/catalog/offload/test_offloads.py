@@ -13,13 +13,13 @@ from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.world import CAUSE, World, claim
 
-PLACE = {"driver": "aws-s3", "bucket": "cold", "region": "r-1"}
+METADATA = {"driver": "aws-s3", "bucket": "cold", "region": "r-1"}
 GONE = Offload(answer=OffloadAnswer.GONE)
 
 
 def begin(world: World, ledger_id: LedgerId, uuid: str = "u-1", *, timeout_s: float = 60) -> Offload:
     """One attempt."""
-    return world.catalog.offloads.begin(ledger_id, uuid=uuid, place=PLACE, timeout_s=timeout_s)
+    return world.catalog.offloads.begin(ledger_id, uuid=uuid, driver_metadata=METADATA, timeout_s=timeout_s)
 
 
 def offloaded(world: World, ledger_id: LedgerId, uuid: str = "u-1") -> None:
@@ -66,7 +66,7 @@ def test_begin_makes_the_copy_of_a_closed_ledger_the_attempts_own(world: World) 
     assert begun.statement is not None
     assert (begun.statement.ledger_id, begun.statement.owner.topic) == (ledger, topic.name)
     until_us = int(begun.context["until_us"])
-    assert begun.context == {**PLACE, "uuid": "u-1", "until_us": str(until_us)}
+    assert begun.context == {**METADATA, "uuid": "u-1", "until_us": str(until_us)}
     assert 0 < until_us - world.catalog.offloads.now_us() <= 60_000_000
     assert world.rows().versions == [before[0] + 1]
     assert world.catalog.offloads.copies(ledger) == Copies(primary=True)  # nobody reads a copy that is being written
@@ -78,9 +78,11 @@ def test_begin_of_a_ledger_of_another_topic_is_refused_and_changes_nothing(world
     ledger = filled(world, topic.topic_id, 2)[0]
     before = world.rows().versions
     with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found 'other'"):
-        world.catalog.offloads.begin(ledger, uuid="u-1", place=PLACE, timeout_s=60, topic="other")
+        world.catalog.offloads.begin(ledger, uuid="u-1", driver_metadata=METADATA, timeout_s=60, topic="other")
     assert world.rows().versions == before
-    assert world.catalog.offloads.begin(ledger, uuid="u-2", place=PLACE, timeout_s=60, topic=topic.name).statement
+    assert world.catalog.offloads.begin(
+        ledger, uuid="u-2", driver_metadata=METADATA, timeout_s=60, topic=topic.name
+    ).statement
 
 
 def test_begin_repeated_does_not_prolong_the_attempt(world: World) -> None:
@@ -95,7 +97,7 @@ def test_begin_of_a_published_ledger_says_so(world: World) -> None:
     ledger = filled(world, new_topic(world).topic_id, 2)[0]
     offloaded(world, ledger)
     again = begin(world, ledger, "u-2")
-    assert (again.answer, again.context) == (OffloadAnswer.ALREADY, {**PLACE, "uuid": "u-1"})
+    assert (again.answer, again.context) == (OffloadAnswer.ALREADY, {**METADATA, "uuid": "u-1"})
     assert world.intents() == []
 
 
@@ -146,7 +148,7 @@ def test_publish_makes_the_copy_live_once_and_for_all(world: World) -> None:
     before = world.rows().versions[0]
     assert [world.catalog.offloads.publish(ledger, "u-1") for _ in range(2)] == [True, True]
     assert world.rows().versions == [before + 1]
-    assert world.catalog.offloads.copies(ledger) == Copies(primary=True, tiered={**PLACE, "uuid": "u-1"})
+    assert world.catalog.offloads.copies(ledger) == Copies(primary=True, tiered={**METADATA, "uuid": "u-1"})
     assert world.catalog.ledgers.listed(topic.topic_id)[0].copies == (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
     world.catalog.offloads.abandon(ledger, "u-1")  # an attempt that was told late that it failed
     assert world.catalog.offloads.publish(ledger, "u-1")
@@ -162,7 +164,7 @@ def test_publish_of_a_replaced_attempt_leaves_its_objects_to_deletion_at_once(wo
     assert not world.catalog.offloads.publish(ledger, "u-1")
     assert not world.catalog.offloads.publish(ledger, "u-1")
     (intent,) = tiered_intents(world)
-    assert intent.context == {**PLACE, "uuid": "u-1"}
+    assert intent.context == {**METADATA, "uuid": "u-1"}
     assert intent.state is DeletionState.PENDING
     assert world.catalog.offloads.publish(ledger, "u-2")
 
@@ -174,7 +176,7 @@ def test_publish_while_the_topic_is_being_deleted_takes_the_copy_away(world: Wor
     begin(world, ledger)
     world.set_state(topic.topic_id, TopicState.DELETING)
     assert not world.catalog.offloads.publish(ledger, "u-1")
-    assert [row.context for row in tiered_intents(world)] == [{**PLACE, "uuid": "u-1"}]
+    assert [row.context for row in tiered_intents(world)] == [{**METADATA, "uuid": "u-1"}]
     assert world.catalog.offloads.copies(ledger) == Copies(primary=True)
 
 
@@ -192,7 +194,7 @@ def test_publish_after_the_intent_ended_files_one_more(world: World) -> None:
     ended, again = tiered_intents(world)
     assert (ended.outcome, again.outcome, again.state) == (Outcome.ALREADY_GONE, None, DeletionState.PENDING)
     assert again.generation == ended.generation + 1
-    assert again.context == {**PLACE, "uuid": "u-1"}
+    assert again.context == {**METADATA, "uuid": "u-1"}
     assert world.phase_one(topic.topic_id).intents == 1  # nobody works on it: the next trim does
 
 
@@ -375,7 +377,7 @@ def test_remove_primaries_leaves_the_ledgers_listed(world: World) -> None:
     }
     (told,) = world.audited("remove-primaries")
     assert (told.reason, told.detail["ledgers"], told.detail["sample"]) == ("a test", 2, ledgers[:2])
-    assert world.catalog.offloads.copies(ledgers[0]) == Copies(primary=False, tiered={**PLACE, "uuid": "u-0"})
+    assert world.catalog.offloads.copies(ledgers[0]) == Copies(primary=False, tiered={**METADATA, "uuid": "u-0"})
 
 
 @pytest.mark.postgres
@@ -401,7 +403,7 @@ def test_removable_copies_come_in_pages_with_what_storage_should_hold(world: Wor
         assert world.catalog.offloads.publish(ledgers[at], f"u-{at}")
     assert [one.statement for one in removable(world, topic, limit=2)] == [one.statement for one in begun[:2]]
     (last,) = removable(world, topic, after=ledgers[1])
-    assert last == Published(statement=last.statement, entries=10, context={**PLACE, "uuid": "u-2"})
+    assert last == Published(statement=last.statement, entries=10, context={**METADATA, "uuid": "u-2"})
     assert removable(world, topic, after=ledgers[2]) == []
 
 

@@ -1,4 +1,4 @@
-"""The place of a tiered copy, as its offload context states it: readers and deletions ask there.
+"""Where a tiered copy is stored, as its offload context states it: readers and deletions ask there.
 
 Source: apache/pulsar#16687: a deletion that asks where the settings of the day point finds nothing, and says gone.
 """
@@ -21,31 +21,31 @@ _FIELDS: Final = {
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class TieredPlace:
-    """A bucket of a store."""
+class CopyLocation:
+    """The bucket in which a tiered copy is stored, and the store that has it."""
 
     bucket: str
     endpoint: str = ""  # URL; empty: the store of the settings
     region: str = ""  # empty: that of the settings
 
 
-def place_of(ledger_id: int, context: Mapping[str, str]) -> tuple[str, TieredPlace]:
-    """Attempt and place of a tiered copy.
+def location_of(ledger_id: int, context: Mapping[str, str]) -> tuple[str, CopyLocation]:
+    """The uuid of the attempt that wrote a tiered copy, and the location of the copy.
 
     Raises:
-        CorruptData: The context does not say where to look, or names what can be no place.
+        CorruptData: The context does not say where to look, or states what cannot be a bucket, an endpoint or a region.
     """
     uuid, bucket = context.get("uuid"), context.get("bucket")
     if not uuid or not bucket:
         raise CorruptData(f"ledger {ledger_id}: expected uuid and bucket in its offload context, found neither or one")
-    problem = odd_place(context)
+    problem = location_problem(context)
     if problem:
         raise CorruptData(f"ledger {ledger_id}: offload context: {problem}")
-    return uuid, TieredPlace(bucket, str(context.get("endpoint") or "").rstrip("/"), str(context.get("region") or ""))
+    return uuid, CopyLocation(bucket, str(context.get("endpoint") or "").rstrip("/"), str(context.get("region") or ""))
 
 
-def odd_place(context: Mapping[str, str]) -> str | None:
-    """The first field of an offload context that can name no place, or None; absent fields are not judged."""
+def location_problem(context: Mapping[str, str]) -> str | None:
+    """What is wrong with the first bad field of an offload context, or None; absent fields are not judged."""
     driver = context.get("driver")
     if driver and driver != DRIVER:
         return f"driver: expected {DRIVER}, found {driver!r}"

@@ -1,4 +1,4 @@
-"""Buckets by the place that a context states, before peers that tell who was asked."""
+"""Buckets by the location that a context states, before peers that tell who was asked."""
 
 import socket
 from functools import partial
@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
-from infra.objects import Places, S3ObjectStore, make_client
+from infra.objects import S3Buckets, S3ObjectStore, make_client
 from logstore.deletion.intents import DeletionIntent, Finding
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
-from logstore.offload.places import TieredPlace
+from logstore.offload.locations import CopyLocation
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.objects import Buckets
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
@@ -25,13 +25,13 @@ def store(endpoint: str, region: str) -> S3ObjectStore:
     return S3ObjectStore(make_client(endpoint, region, "access", "secret"), "any", patience=NO_WAITS)
 
 
-def copies(found: Places) -> TieredCopies:
+def copies(found: S3Buckets) -> TieredCopies:
     """As the wiring has them, but for the marker that a bucket must carry before it is asked."""
     return TieredCopies(cast("Buckets", found), now_us=lambda: 0)
 
 
-def places(home: Peer, *, own_stack: bool = False) -> Places:
-    return Places(store_at(home), store, own_stack=own_stack)
+def locations(home: Peer, *, own_stack: bool = False) -> S3Buckets:
+    return S3Buckets(store_at(home), store, own_stack=own_stack)
 
 
 def empty(request: Request) -> Answer:
@@ -58,7 +58,7 @@ def test_tiered_copy_is_asked_for_where_its_context_says() -> None:
     """A worker whose settings name another store answered ALREADY_GONE, and the copy stood where it always had."""
     row = tiered("")
     with scripted(empty) as configured, scripted(partial(holding, row)) as other:
-        tiered_copies = copies(places(configured))
+        tiered_copies = copies(locations(configured))
         assert tiered_copies.inspect(tiered(other.endpoint)).finding is Finding.OWN
         assert configured.requests == []
         assert tiered_copies.inspect(row).finding is Finding.ABSENT, "no endpoint means the configured store"
@@ -70,25 +70,25 @@ def test_store_that_cannot_be_asked_where_the_context_says_gives_no_absence() ->
     with scripted(empty) as gone:
         pass
     with scripted(empty) as configured, pytest.raises(StoreUnavailable):
-        copies(places(configured)).inspect(tiered(gone.endpoint))
+        copies(locations(configured)).inspect(tiered(gone.endpoint))
     assert configured.requests == []
 
 
 def test_clients_are_made_once_for_each_endpoint_and_region_and_shared_with_the_configured_store() -> None:
     """Its own URL written otherwise is the configured store; another region signs otherwise, with the same keys."""
     with scripted(empty) as configured, scripted(empty) as other:
-        found = places(configured)
+        found = locations(configured)
         home = store_at(configured)
-        shared = Places(home, store)
+        shared = S3Buckets(home, store)
         assert (
-            shared(TieredPlace("a")).client is shared(TieredPlace("b", f"{configured.endpoint}/", "us-east-1")).client
+            shared(CopyLocation("a")).client is shared(CopyLocation("b", f"{configured.endpoint}/", "us-east-1")).client
         )
-        assert shared(TieredPlace("a")).client is home.client
+        assert shared(CopyLocation("a")).client is home.client
         assert (
-            found(TieredPlace("a", other.endpoint)).client
-            is found(TieredPlace("b", other.endpoint, "us-east-1")).client
+            found(CopyLocation("a", other.endpoint)).client
+            is found(CopyLocation("b", other.endpoint, "us-east-1")).client
         )
-        found(TieredPlace("a", other.endpoint, "eu-west-1")).get("key")
+        found(CopyLocation("a", other.endpoint, "eu-west-1")).get("key")
         assert "/eu-west-1/s3/" in other.requests[-1].headers["authorization"]
         assert "Credential=access/" in other.requests[-1].headers["authorization"]
 
@@ -100,11 +100,11 @@ def test_context_that_names_an_earlier_port_of_the_own_stack_is_read_from_it_and
         nobody = f"http://127.0.0.1:{unused.getsockname()[1]}"
     row = tiered(nobody)
     with scripted(partial(holding, row)) as home:
-        assert copies(places(home, own_stack=True)).inspect(row).finding is Finding.OWN
+        assert copies(locations(home, own_stack=True)).inspect(row).finding is Finding.OWN
     with scripted(empty) as home, pytest.raises(StoreUnavailable, match=f"{nobody}, where nobody listens"):
-        copies(places(home, own_stack=True)).inspect(row)
+        copies(locations(home, own_stack=True)).inspect(row)
     with scripted(empty) as home, pytest.raises(StoreUnavailable):
-        copies(places(home)).inspect(row)
+        copies(locations(home)).inspect(row)
     with scripted(empty) as home, scripted(partial(holding, row)) as listening:
-        found = copies(places(home, own_stack=True)).inspect(tiered(listening.endpoint))
+        found = copies(locations(home, own_stack=True)).inspect(tiered(listening.endpoint))
         assert (found.finding, home.requests) == (Finding.OWN, []), "somebody listens there: it is asked"
