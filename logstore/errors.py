@@ -1,10 +1,11 @@
-"""Every error Sexton raises on purpose, in one tree.
+"""Every error Sexton raises on purpose, in one tree; the class decides whether a retry can help.
 
 ```
 SextonError
 ├── RetryableError                 the world may change: ask again
 │   ├── StoreUnavailable           a service did not answer, or asked to slow down
 │   ├── CatalogBusy                contention outlasted the catalog's own retries
+│   ├── IdsExhausted               no id below the ceiling is left: a flush of the record log raises it
 │   ├── SessionLost                a session of coordination ended, and its nodes with it
 │   ├── DeletionIncomplete         storage kept some keys of a ledger
 │   ├── UploadOpen                 an upload of the copy may still be going
@@ -16,7 +17,9 @@ SextonError
 │   │   └── UnknownObject          a topic, ledger, subscription or batch that does not exist
 │   ├── PreconditionFailed         a guard refused; nothing changed
 │   │   ├── AlreadyExists          the name or key is taken
+│   │   ├── CatalogAdopting        the catalog was rebuilt and is not complete: what destroys is refused
 │   │   ├── CatalogMismatch        a bucket, a path or a namespace of another catalog, or of none
+│   │   ├── CatalogOutdated        the database is older than its record log: restored from a backup
 │   │   ├── ClaimHeld              another workflow is at work on it
 │   │   ├── LedgerFenced           the ledger takes no more segments: roll and append again
 │   │   ├── LedgerStillNeeded      a ledger that something refers to
@@ -40,8 +43,6 @@ SextonError
     ├── ProgramMissing             a program that we run is not installed here, or is too old
     └── ServiceRefused             a service answers, and refuses us: our identity, our address or our clock
 ```
-
-The class decides whether a retry can help; no caller has to look at a message.
 """
 
 
@@ -59,6 +60,10 @@ class StoreUnavailable(RetryableError):
 
 class CatalogBusy(RetryableError):
     """Contention outlasted the catalog's own retries."""
+
+
+class IdsExhausted(RetryableError):
+    """No id below the ceiling is left; a flush of the record log raises the ceiling."""
 
 
 class SessionLost(RetryableError):
@@ -127,6 +132,14 @@ class PreconditionFailed(TerminalError):
 
 class AlreadyExists(PreconditionFailed):
     """The name or the key is taken."""
+
+
+class CatalogAdopting(PreconditionFailed):
+    """The catalog was rebuilt and does not know all of its ledgers yet: what destroys is refused until it does."""
+
+
+class CatalogOutdated(PreconditionFailed):
+    """The database is older than its own record log, as one restored from a backup is: it must be rebuilt."""
 
 
 class CatalogMismatch(PreconditionFailed):

@@ -216,6 +216,15 @@ class Settings(BaseModel):
     delayed_ledgers: Count = 100  # or so many ledgers
     delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # or any, when no new one has come for so long
     delayed_buckets: Count = 20  # more of a topic are merged
+    records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = (
+        5  # of flushes of the record log, where something changed
+    )
+    records_cursor_interval: Annotated[Seconds, Field(ge=1, le=86_400)] = 60  # of flushes of cursors
+    defragment_interval: Interval = 3_600  # of the record log
+    raid_interval: Interval = 86_400  # of raids for tombstones that cover nothing
+    eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # a tombstone younger than that stays
+    tomb_raider_sleep: Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=60_000)] = 1  # ms between blocks
+    clock_bound: Annotated[Seconds, Field(ge=1, le=3_600)] = 60  # so far a writer's clock may be from the store's
     plan_interval: Interval = 86_400  # of reconciliations that are planned, and never applied
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024

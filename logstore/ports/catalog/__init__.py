@@ -51,6 +51,7 @@ from logstore.ports.catalog.reconciliation import (
     RunKind,
     Standing,
 )
+from logstore.ports.catalog.records import Changes, RecordId, RecordLogState, Records, TombstoneCounts, Tombstones
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.topics import SubscriptionSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
 from logstore.ports.catalog.transaction_snapshots import (
@@ -83,6 +84,7 @@ __all__ = [
     "BucketSwitch",
     "Catalog",
     "Cause",
+    "Changes",
     "Claim",
     "Commits",
     "Components",
@@ -126,6 +128,9 @@ __all__ = [
     "Published",
     "Reconciliation",
     "ReconciliationRun",
+    "RecordId",
+    "RecordLogState",
+    "Records",
     "Reference",
     "ReferenceKind",
     "RegisterSegment",
@@ -145,6 +150,8 @@ __all__ = [
     "StoredTransaction",
     "SubscriptionSummary",
     "Tally",
+    "TombstoneCounts",
+    "Tombstones",
     "Topic",
     "TopicContents",
     "TopicPage",

@@ -1,0 +1,124 @@
+"""The catalog's side of the record log: what has changed and is not in a block yet, and its tombstones."""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from logstore.ports.catalog.batches import Claim
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Ceilings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLogState:
+    """How the catalog stands to its record log, at one moment."""
+
+    catalog_id: str
+    epoch: int
+    bundles: int
+    manifest: int  # number of the newest one that the catalog knows to be put; 0: none
+    stamp: str  # of that one
+    pending: frozenset[str]  # stamps of manifests that were begun since, put or not
+    adopting: bool  # rebuilt, and not yet complete: what destroys is refused
+    ceilings: Ceilings
+    next_ids: Ceilings  # the next ones to be given out
+    outbox: int  # changes that are in no block
+    oldest_us: int | None  # of them
+    oldest_cursor_us: int | None  # of those of cursors
+    now_us: int
+
+
+class Changes(Protocol):
+    """What has changed since it was last flushed, at one moment of the catalog."""
+
+    @property
+    def at_us(self) -> int:
+        """The moment, by the catalog's clock."""
+
+    @property
+    def taken(self) -> Collection[int]:
+        """Outbox rows that are covered once all batches were drawn."""
+
+    def batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
+        """Versions of records in the schema of their kind, those of one kind one after the other, by id and sub.
+
+        A record that was removed has none, unless a tombstone stands for it.
+        """
+
+
+class Records(Protocol):
+    """The outbox, and what the catalog knows of manifests."""
+
+    def state(self) -> RecordLogState:
+        """How the catalog stands to its record log."""
+
+    def claim(self, claim: Claim) -> bool:
+        """Take or renew the work on the record log; False where another workflow's claim is alive.
+
+        Claims spare work alone: what counts is decided by the manifest's number.
+        """
+
+    def release(self, workflow_id: str) -> None:
+        """Let the claim go, if it is that workflow's."""
+
+    def begin(self, stamp: str) -> None:
+        """Commit the stamp of a manifest that is about to be put, beside those begun before and not settled."""
+
+    def changes(self, *, cursors: bool) -> AbstractContextManager[Changes]:
+        """Read all changes in one transaction that stays open for as long as the block.
+
+        Args:
+            cursors: Whether those of cursors are read too; else they stay in the outbox.
+        """
+
+    def settle(self, *, number: int, stamp: str, ceilings: Ceilings, taken: Collection[int] = ()) -> None:
+        """The manifest was put: it is the newest, its ceilings hold, and the outbox rows taken are removed.
+
+        Of a number that is not above the known one nothing but the outbox changes. Repeating it is harmless.
+        """
+
+    def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:
+        """Those of the ledgers with a tombstone that is in no block: their objects must stay until it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstoneCounts:
+    """Tombstones of the catalog, by what they stand for."""
+
+    by_kind: dict[str, int]
+    candidates: int  # cenotaphs: marked by a raid that has not ended
+    oldest_us: int | None  # the last update of the oldest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordId:
+    """The record that a tombstone stands for; its `sub` is empty."""
+
+    kind: RecordKind
+    id: int
+
+
+class Tombstones(Protocol):
+    """What durable deletes left in the catalog."""
+
+    def counts(self) -> TombstoneCounts:
+        """How many there are."""
+
+    def mark(self, run_id: str, *, before_us: int) -> int:
+        """Mark tombstones last updated before that time as candidates of a raid, and no others; how many are marked.
+
+        Left out are those with an unfinished or dead-lettered deletion, and those that are in no block yet.
+        """
+
+    def candidates(self, run_id: str, *, after: RecordId | None, limit: int) -> Sequence[RecordId]:
+        """A page of the raid's candidates, by kind and id."""
+
+    def keep(self, run_id: str, kept: Collection[RecordId]) -> None:
+        """Unmark candidates."""
+
+    def remove(self, run_id: str, *, before_us: int, limit: int) -> int:
+        """Remove a page of candidates that are still as `mark` requires, and unmark the others of it; how many."""

@@ -1,0 +1,118 @@
+"""Manifests: a numbered series of objects, of which the newest says which blocks hold the catalog's records.
+
+A manifest is put under its number only if that is free, so of two writers one wins. Its stamp was committed to the
+catalog before it was put: a catalog that knows the stamp of the newest manifest neither as its last one nor as one that
+was about to be put is older than its record log, or another's.
+
+Source: Apache Iceberg's metadata files, of which each is complete; Aerospike has one index in memory.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+from logstore.errors import CorruptData, Unsupported
+from logstore.records.kinds import FORMAT, RecordKind
+
+PREFIX: Final = "records/manifest/"
+BLOCKS: Final = "records/blocks/"
+_KEY: Final = re.compile(rf"{PREFIX}(\d{{12}})\.json")
+
+FREE_IDS: Final = 1_000_000
+"""Ids that a catalog gives out before its first manifest, and how far ahead of what was given out ceilings are set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """Ids below these may be given out; a rebuilt catalog begins with them, whatever was given out."""
+
+    ledger: int = FREE_IDS
+    topic: int = FREE_IDS
+    transaction: int = FREE_IDS  # sequences of every coordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block, as manifests name it: `records/blocks/{block_id}.parquet`."""
+
+    block_id: str
+    kind: RecordKind
+    records: int  # versions, tombstones among them
+    tombstones: int
+    size_bytes: int
+    sha256: str  # of the object, hexadecimal
+    first_id: int  # the lowest and the highest id in it
+    last_id: int
+
+    @property
+    def key(self) -> str:
+        """Of its object."""
+        return f"{BLOCKS}{self.block_id}.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What counts at one moment."""
+
+    number: int  # from 1
+    catalog_id: str
+    epoch: int
+    bundles: int  # of the catalog, fixed when it was created
+    stamp: str
+    flushed_us: int  # the moment of the catalog that it shows, by the catalog's clock
+    ceilings: Ceilings
+    blocks: tuple[Block, ...] = ()
+    format: int = field(default=FORMAT)
+
+    @property
+    def key(self) -> str:
+        """Of its object."""
+        return manifest_key(self.number)
+
+    def to_json(self) -> bytes:
+        """As it is stored."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
+
+    @classmethod
+    def of(cls, body: bytes, key: str) -> "Manifest":
+        """Read what was stored under a key.
+
+        Raises:
+            Unsupported: It is of a newer format.
+            CorruptData: It is no manifest, or stands under the number of another.
+        """
+        try:
+            found: Mapping[str, Any] = json.loads(body)
+            newer = int(found["format"]) > FORMAT
+            if not newer:
+                manifest = _read(cls, found)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptData(f"{key}: expected a manifest, found {body[:60]!r}: {error}") from error
+        if newer:
+            raise Unsupported(
+                f"{key}: expected format {FORMAT} at most, found {found['format']}: a newer build wrote it"
+            )
+        if manifest.key != key:
+            raise CorruptData(f"{key}: expected the manifest of that number, found number {manifest.number}")
+        return manifest
+
+
+def _read(cls: type[Manifest], found: Mapping[str, Any]) -> Manifest:
+    known = {one.name for one in fields(cls)}
+    values = {name: value for name, value in found.items() if name in known}
+    values["ceilings"] = Ceilings(**found["ceilings"])
+    values["blocks"] = tuple(Block(**{**one, "kind": RecordKind(one["kind"])}) for one in found["blocks"])
+    return cls(**values)
+
+
+def manifest_key(number: int) -> str:
+    """The key of the manifest of a number, 1 or more; keys sort as numbers."""
+    return f"{PREFIX}{number:012d}.json"
+
+
+def number_of(key: str) -> int | None:
+    """The number of a manifest's key; None of any other key."""
+    found = _KEY.fullmatch(key)
+    return int(found[1]) if found else None
