@@ -51,58 +51,6 @@ class BusyInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginBuildInput:
-    """Snapshots that are to be built."""
-
-    run_id: str
-    actor: str
-    reason: str = ""
-    topic_ids: list[int] = field(default_factory=list)  # none: of every topic
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildInput:
-    """A build that has begun; what it began with stands in its run's row."""
-
-    run_id: str
-    master: str = ""  # the Spark cluster; empty: that of the settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchInput:
-    """One page of what a build has published: the buffers that one task wrote."""
-
-    run_id: str
-    page: int  # of the files
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switched:
-    """What became of the buffers of one page."""
-
-    switched: int = 0  # are their topics' snapshots now
-    superseded: int = 0  # a newer snapshot stands
-    gone: int = 0  # the topic was deleted meanwhile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConcludeBuildInput:
-    """A build whose parts are all switched."""
-
-    run_id: str
-    counts: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """What a build came to, or as far as it is."""
-
-    counts: dict[str, int] = field(default_factory=dict)  # topics by what became of them; `parts`, of the files
-    left_out: list[str] = field(default_factory=list)  # of the first 20 topics that could not be read, why
-    done: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetInput:
     """Finished transactions that may be forgotten, a page at a time."""
 

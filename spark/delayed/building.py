@@ -7,34 +7,31 @@ agree on what consumers may see and on the time, so that together they are the i
 Source: PIP-195, where an index is rebuilt by one reader of the whole log.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from infra.catalog import SqlCatalog, open_catalog
 from infra.catalog.delayed.due import delayed_sizes
-from infra.catalog.engine.adbc import adbc_connect
 from logstore.delayed.buckets import NOWHERE
 from logstore.delayed.jobs import MOST_PARTS, BuildIndexes, BuiltIndex, IndexFiles, Stretch, cut
 from logstore.delayed.merging import interleaved
 from logstore.delayed.services.reading import DelayedLog, Wanted, end_of
 from logstore.delayed.snapshot_file import SnapshotWriter
-from logstore.errors import CorruptData, MissingData, UnknownObject
-from logstore.ports.catalog import Claim, TopicState
+from logstore.errors import CorruptData, MissingData
+from logstore.ports.catalog import Claim
 from logstore.positions import Position, TopicId
-from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary
+from logstore.reconciliation.jobs import BulkSummary
 from logstore.whole_files import replacing
 from spark.runner import JobRun, Main
 from spark.sources.objects import NativeAddresses
 from spark.sources.stores import log_stores
+from spark.sources.topics import WAVES, by_size, dealt, is_active, left_out
 
-_WAVES: Final = 4  # tasks for each that can run at once: enough to even out
 _CLAIM_S: Final = 600.0  # seals and merges of the topic wait so long; what is published is decided by the version
-_SHOWN: Final = 20
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,28 +75,13 @@ def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) ->
         StoreUnavailable: Storage or database did not answer.
     """
     cores = run.spark.sparkContext.defaultParallelism
-    (topics,) = run.spread("look at topics", [job.topics], partial(_by_size, addresses.database_url))
-    dealt = _dealt(topics, _WAVES * cores)
-    planned = run.spread("cut logs into buckets", dealt, partial(_plan, addresses, job))
+    (topics,) = run.spread("look at topics", [job.topics], partial(by_size, addresses.database_url, delayed_sizes))
+    planned = run.spread("cut logs into buckets", dealt(topics, WAVES * cores), partial(_plan, addresses, job))
     plans = [plan for some in planned for plan in some if plan is not None]
     pieces = sorted((piece for plan in plans for piece in _pieces(plan)), key=lambda one: -one.stretch.entries)
-    tasks = _dealt(pieces, _WAVES * cores)
+    tasks = dealt(pieces, WAVES * cores)
     written = run.spread("read delivery times", tasks, partial(_write, addresses, run.folder))
     return _concluded(run.folder, len(topics), plans, [one for some in written for one in some])
-
-
-def _dealt(items: list[_T], count: int) -> list[list[_T]]:
-    return [items[at::count] for at in range(min(count, len(items)))]
-
-
-def _by_size(database_url: str, topics: tuple[int, ...]) -> list[int]:
-    """In an executor: topics that were asked for, or all with delayed entries or buckets, the largest first."""
-    with adbc_connect(database_url) as connection:
-        rows = [row for query in delayed_sizes() for row in connection.table(query).to_pylist()]
-    sizes = Counter[int]()
-    for row in rows:
-        sizes[row["topic_id"]] += row["entries"]
-    return sorted(set(topics) or sizes, key=lambda topic_id: (-sizes[topic_id], topic_id))
 
 
 def _plan(addresses: NativeAddresses, job: BuildIndexes, topics: list[int]) -> list[_Plan | None]:
@@ -115,10 +97,7 @@ def _log(addresses: NativeAddresses, catalog: SqlCatalog) -> DelayedLog:
 
 
 def _planned(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: TopicId) -> _Plan | None:
-    try:
-        if catalog.topics.by_id(topic_id).state is not TopicState.ACTIVE:
-            return None
-    except UnknownObject:
+    if not is_active(catalog, topic_id):
         return None
     if job.workflow_id:
         catalog.delayed.claim(topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=_CLAIM_S))
@@ -182,7 +161,7 @@ def _concluded(folder: Path, topics: int, plans: list[_Plan], written: list[_Wri
         numbers[one.topic_id].append(one.number)
     readable = [plan.built for plan in plans if plan.built.topic_id not in whys]
     built = [_with_files(one, numbers[one.topic_id]) for one in readable if one.gone or numbers[one.topic_id]]
-    parts = _dealt(built, MOST_PARTS)
+    parts = dealt(built, MOST_PARTS)
     for number, part in enumerate(parts):
         IndexFiles(folder).write(number, part)
     counts = {
@@ -194,8 +173,7 @@ def _concluded(folder: Path, topics: int, plans: list[_Plan], written: list[_Wri
         "unreadable": len(whys),
         "parts": len(parts),
     }
-    told = {f"{LEFT_OUT}topic {topic_id}": whys[topic_id] for topic_id in sorted(whys)[:_SHOWN]}
-    return BulkSummary(counts=counts, facts=told)
+    return BulkSummary(counts=counts, facts=left_out(whys))
 
 
 def _with_files(built: BuiltIndex, numbers: list[int]) -> BuiltIndex:

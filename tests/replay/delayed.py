@@ -13,9 +13,11 @@ from logstore.ports.catalog import Claim
 from logstore.reconciliation.jobs import BulkJob
 from tests.fakes.objects import Operation
 from tests.logstore.delayed.stored import Stored, stored_in
-from tests.workflows.delayed.builds import build, topic_to_build
+from tests.workflows.builds import build
+from tests.workflows.delayed.builds import topic_to_build
 from tests.workflows.delayed.verbs import merge, seal
 from tests.workflows.house import Gate, House, assert_eventually
+from workflows.delayed.values import BUILD_DELAYED_INDEX
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -129,7 +131,7 @@ async def build_complete(house: House) -> Handle:
     """One topic."""
     topic_to_build(house)
     async with house.worker():
-        return await _ended(house, await build(house))
+        return await _ended(house, await build(house, BUILD_DELAYED_INDEX))
 
 
 async def build_superseded(house: House) -> Handle:
@@ -144,7 +146,7 @@ async def build_superseded(house: House) -> Handle:
 
     house.world.bulk.indexes = meanwhile
     async with house.worker():
-        return await _ended(house, await build(house))
+        return await _ended(house, await build(house, BUILD_DELAYED_INDEX))
 
 
 async def build_failed(house: House) -> Handle:
@@ -155,7 +157,7 @@ async def build_failed(house: House) -> Handle:
 
     house.world.bulk.meanwhile = fail
     async with house.worker():
-        return await _ended(house, await build(house))
+        return await _ended(house, await build(house, BUILD_DELAYED_INDEX))
 
 
 async def build_running(house: House) -> Handle:
@@ -163,7 +165,7 @@ async def build_running(house: House) -> Handle:
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
     async with house.worker():
-        handle = await build(house)
+        handle = await build(house, BUILD_DELAYED_INDEX)
         await assert_eventually(gate.reached.is_set)
     gate.open()
     return handle

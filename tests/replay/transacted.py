@@ -12,13 +12,14 @@ from activities.transactions.values import BusyInput
 from logstore.errors import CorruptData
 from logstore.reconciliation.jobs import BulkJob
 from logstore.transactions.transactions import TransactionId
+from tests.workflows.builds import build
 from tests.workflows.house import Gate, House, assert_eventually
-from tests.workflows.transactions.builds import buffer_of_topic, build
+from tests.workflows.transactions.builds import buffer_of_topic
 from tests.workflows.transactions.parties import Parties, broadcast_id, owing, worked
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.sweep_transactions import SweepTransactions
 from workflows.transactions.transaction_coordinator import TransactionCoordinator
-from workflows.transactions.values import SWEEP_TRANSACTIONS, SweepTransactionsInput
+from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS, SWEEP_TRANSACTIONS, SweepTransactionsInput
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -148,7 +149,7 @@ async def build_complete(house: House) -> Handle:
     """One topic."""
     buffer_of_topic(house)
     async with house.worker():
-        handle = await build(house)
+        handle = await build(house, BUILD_TRANSACTION_SNAPSHOTS)
         await handle.result()
     return handle
 
@@ -161,7 +162,7 @@ async def build_failed(house: House) -> Handle:
 
     house.world.bulk.meanwhile = fail
     async with house.worker():
-        handle = await build(house)
+        handle = await build(house, BUILD_TRANSACTION_SNAPSHOTS)
         with suppress(WorkflowFailureError):
             await handle.result()
     return handle
@@ -172,7 +173,7 @@ async def build_running(house: House) -> Handle:
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
     async with house.worker():
-        handle = await build(house)
+        handle = await build(house, BUILD_TRANSACTION_SNAPSHOTS)
         await assert_eventually(gate.reached.is_set)
     gate.open()
     return handle

@@ -10,17 +10,14 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.worker import Worker
 
+from activities.building import BeginBuildInput, BuildInput, ConcludeBuildInput, SwitchInput
 from activities.delayed.values import (
-    BeginIndexesInput,
-    BuildIndexesInput,
     ChooseInput,
-    ConcludeIndexesInput,
     DueInput,
     LetGoInput,
     MergePairInput,
     SealTopicInput,
     SealTopicsInput,
-    SwitchIndexesInput,
 )
 from activities.deletion.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
 from activities.deletion.trimming import BatchInput, PagesInput, RollInput, TopicPage, TrimPageInput
@@ -46,15 +43,7 @@ from activities.reconciliation.values import (
     PageInput,
     PlanInput,
 )
-from activities.transactions.values import (
-    BeginBuildInput,
-    BuildInput,
-    BusyInput,
-    ConcludeBuildInput,
-    DrainInput,
-    SwitchInput,
-    TellInput,
-)
+from activities.transactions.values import BusyInput, DrainInput, TellInput
 from activities.transactions.values import ForgetInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
@@ -150,10 +139,10 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         f"2 buckets: 7, 9, {_TOPIC}",
     ),
     "delayed.let_go": (LetGoInput(topic_id=1, topic=_TOPIC), _TOPIC),
-    "delayed.begin_build": (BeginIndexesInput(run_id="i", actor="me"), "run i"),
-    "delayed.build_indexes": (BuildIndexesInput(run_id="i"), "run i"),
-    "delayed.switch_indexes": (SwitchIndexesInput(run_id="i", page=3), "page 3, run i"),
-    "delayed.conclude_build": (ConcludeIndexesInput(run_id="i", counts={}), "run i"),
+    "delayed.begin_build": (BeginBuildInput(run_id="i", actor="me"), "run i"),
+    "delayed.build_indexes": (BuildInput(run_id="i"), "run i"),
+    "delayed.switch_indexes": (SwitchInput(run_id="i", page=3), "page 3, run i"),
+    "delayed.conclude_build": (ConcludeBuildInput(run_id="i", counts={}), "run i"),
     "transactions.forget": (TransactionsToForget(limit=1_000), "at most 1,000 rows"),
 }
 

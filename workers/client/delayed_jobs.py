@@ -1,22 +1,20 @@
 """`Sexton`'s jobs on delayed messages."""
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from temporalio.client import WorkflowHandle
 from temporalio.common import SearchAttributePair
 
-from logstore.errors import InvalidInput
 from logstore.ports.catalog import Topic
-from workers.client.connections import OwnJobs
-from workflows import limits, search_attributes
+from workers.client.topic_builds import TopicBuilds
+from workflows import search_attributes
+from workflows.building.values import BuildResult
 from workflows.delayed.values import (
     BUILD_DELAYED_INDEX,
     MERGE_BUCKETS,
     SEAL_BUCKETS,
     BuildDelayedIndexInput,
-    BuildDelayedIndexResult,
     MergeBucketsInput,
     MergeBucketsResult,
     SealBucketsInput,
@@ -24,7 +22,7 @@ from workflows.delayed.values import (
 )
 
 
-class DelayedJobs(OwnJobs):
+class DelayedJobs(TopicBuilds):
     """Sealing a topic's delayed messages, merging its buckets, and building them anew."""
 
     async def seal_buckets(
@@ -65,7 +63,7 @@ class DelayedJobs(OwnJobs):
 
     async def build_delayed_index(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
-    ) -> WorkflowHandle[Any, BuildDelayedIndexResult]:
+    ) -> WorkflowHandle[Any, BuildResult]:
         """Build the buckets of topics from their logs, in the place of those that they have.
 
         What a guard refuses is in the result's `refused`; `result_of` raises it.
@@ -79,22 +77,8 @@ class DelayedJobs(OwnJobs):
         Raises:
             InvalidInput: No topics, too many, or what can be no cluster.
         """
-        if topics is not None and not topics:
-            raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)
-        run_id = f"indexes-{uuid.uuid4().hex[:12]}"
-        request = BuildDelayedIndexInput(
-            run_id=run_id,
-            actor=actor,
-            reason=reason,
-            topic_ids=sorted({int(one.topic_id) for one in topics or ()}),
-            master=master,
-            queue=limits.bulk_queue(self._settings.task_queue),
-        )
-        about: list[SearchAttributePair[Any]] = [SearchAttributePair(search_attributes.RUN_ID, run_id)]
-        if topics is not None and len(request.topic_ids) == 1:
-            about += _of_topic(topics[0])
-        summary = f"indexes of delayed messages of {len(request.topic_ids) or 'all'} topics"
-        return await self.start(BUILD_DELAYED_INDEX, request, run_id, summary=summary, about=about)
+        request = BuildDelayedIndexInput(actor=actor, reason=reason, master=master)
+        return await self.build_topics(BUILD_DELAYED_INDEX, topics, request)
 
 
 def _of_topic(topic: Topic) -> list[SearchAttributePair[str]]:

@@ -14,7 +14,6 @@ Example:
 import asyncio
 import random
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -22,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 from temporalio.client import WorkflowHandle
 from temporalio.common import SearchAttributePair
 
-from logstore.errors import InvalidInput, OutcomeUnknown, UnknownObject
+from logstore.errors import OutcomeUnknown, UnknownObject
 from logstore.ports.catalog import Acknowledged, BeginTransaction, EndTransaction, Topic
 from logstore.positions import Position
 from logstore.transactions.transactions import TransactionId, TransactionState, check_timeout
-from workers.client.connections import OwnJobs
+from workers.client.topic_builds import TopicBuilds
 from workflows import limits, search_attributes
+from workflows.building.values import BuildResult
 from workflows.transactions.values import (
     BROADCAST_TRANSACTION,
     BUILD_TRANSACTION_SNAPSHOTS,
@@ -35,7 +35,6 @@ from workflows.transactions.values import (
     BroadcastProgress,
     BroadcastTransactionInput,
     BuildTransactionSnapshotsInput,
-    BuildTransactionSnapshotsResult,
     CoordinatorInput,
 )
 
@@ -224,7 +223,7 @@ class TransactionClient:
         await asyncio.gather(*self._waking.values())
 
 
-class TransactionJobs(OwnJobs):
+class TransactionJobs(TopicBuilds):
     """Coordinators, and broadcasts of one transaction."""
 
     def transactions(self, log: "LogStore") -> TransactionClient:
@@ -251,7 +250,7 @@ class TransactionJobs(OwnJobs):
 
     async def build_transaction_snapshots(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
-    ) -> WorkflowHandle[Any, BuildTransactionSnapshotsResult]:
+    ) -> WorkflowHandle[Any, BuildResult]:
         """Rebuild transaction buffers from the logs of topics, and keep them as their snapshots.
 
         What a guard refuses is in the result's `refused`; `result_of` raises it.
@@ -265,19 +264,5 @@ class TransactionJobs(OwnJobs):
         Raises:
             InvalidInput: No topics, too many, or what can be no cluster.
         """
-        if topics is not None and not topics:
-            raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)
-        run_id = f"snapshots-{uuid.uuid4().hex[:12]}"
-        request = BuildTransactionSnapshotsInput(
-            run_id=run_id,
-            actor=actor,
-            reason=reason,
-            topic_ids=sorted({int(one.topic_id) for one in topics or ()}),
-            master=master,
-            queue=limits.bulk_queue(self._settings.task_queue),
-        )
-        about: list[SearchAttributePair[Any]] = [SearchAttributePair(search_attributes.RUN_ID, run_id)]
-        if topics is not None and len(request.topic_ids) == 1:
-            about.append(SearchAttributePair(search_attributes.TOPIC, topics[0].name))
-        summary = f"transaction snapshots of {len(request.topic_ids) or 'all'} topics"
-        return await self.start(BUILD_TRANSACTION_SNAPSHOTS, request, run_id, summary=summary, about=about)
+        request = BuildTransactionSnapshotsInput(actor=actor, reason=reason, master=master)
+        return await self.build_topics(BUILD_TRANSACTION_SNAPSHOTS, topics, request)

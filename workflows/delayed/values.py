@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from logstore.delayed.buckets import BucketFacts
-from logstore.deletion.intents import Refusal
+from workflows.building.values import BuildResult, BuildTopicsInput
 from workflows.jobs import Job
 
 HELD: Final = timedelta(seconds=5)
@@ -95,42 +95,14 @@ class MergeBucketsInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildDelayedIndexInput:
-    """Of which topics the indexes are built."""
+class BuildDelayedIndexInput(BuildTopicsInput):
+    """Of which topics the indexes are built; none: of every topic with delayed messages."""
 
-    run_id: str = ""  # empty: the job takes one
-    actor: str = ""
-    reason: str = ""
-    topic_ids: list[int] = field(default_factory=list)  # none: of every topic with delayed messages
-    master: str = ""  # the Spark cluster; empty: that of the workers' settings
-    queue: str = ""  # of the bulk job; empty: the job's own
-
-    def details(self) -> str:
-        """What the job does, and the command that asks for it; its *static details*."""
-        of = f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic"
-        return f"Builds the buckets of delayed messages of {of} from their logs, as `sexton delayed build` asks."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildDelayedIndexProgress:
-    """Where a build is."""
-
-    run_id: str
-    step: str  # beginning, building, switching, concluding, ended
-    counts: dict[str, int] = field(default_factory=dict)  # topics by what became of them, buckets and messages
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildDelayedIndexResult:
-    """What a build came to, or why it was refused."""
-
-    run_id: str
-    counts: dict[str, int] = field(default_factory=dict)  # topics, switched, superseded, empty, gone, unreadable, and
-    # the buckets and messages that were built
-    left_out: list[str] = field(default_factory=list)  # of the first 20 topics that could not be read, why
-    refused: Refusal | None = None
+    does = "Builds the buckets of delayed messages of {topics} from their logs, as `sexton delayed build` asks."
+    builds = "indexes of delayed messages"
+    runs = "indexes"
 
 
 SEAL_BUCKETS = Job("seal-buckets", SealBucketsInput, SealBucketsResult)  # of a topic's id, or of none
 MERGE_BUCKETS = Job("merge-buckets", MergeBucketsInput, MergeBucketsResult)  # of a topic's id
-BUILD_DELAYED_INDEX = Job("build-delayed-index", BuildDelayedIndexInput, BuildDelayedIndexResult)  # of a run's id
+BUILD_DELAYED_INDEX = Job("build-delayed-index", BuildDelayedIndexInput, BuildResult)  # of a run's id

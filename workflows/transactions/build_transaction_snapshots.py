@@ -4,109 +4,37 @@ Destroys snapshots that newer or equal ones take the place of, by two-phase dele
 snapshot or its new one, whole, and never one that knows of fewer entries than that before. To stop it, cancel it: its
 bulk job ends with it, and what was switched to stays.
 
-1. Begin: a run with the topics that are asked for, or all.
-2. Build: one bulk job reads three columns of the logs, whole topics a task.
-3. Switch, part by part.
-4. Conclude: counts, and the output goes.
+The steps are those of `TopicBuild`. The bulk job reads three columns of the logs, whole topics a task.
 
 Source: Pulsar's TransactionBuffer recovery, one topic at a time there, which a broker restart makes a storm of.
 """
 
-from collections import Counter
-from datetime import timedelta
-
 from temporalio import workflow
-from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.transactions.building import BufferBuilding
-    from activities.transactions.values import (
-        BeginBuildInput,
-        BuildInput,
-        Built,
-        ConcludeBuildInput,
-        SwitchInput,
-    )
-    from workflows import options, refusals, search_attributes
-    from workflows.transactions.values import (
-        BuildTransactionSnapshotsInput,
-        BuildTransactionSnapshotsProgress,
-        BuildTransactionSnapshotsResult,
-    )
+    from workflows.building.topic_builds import Steps, TopicBuild
+    from workflows.building.values import BuildResult
+    from workflows.transactions.values import BuildTransactionSnapshotsInput
 
-_SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=2),  # 100,000 topics in 256 parts, each with two uploads, with room
-    heartbeat_timeout=options.NOTICED,
-    retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
+_STEPS = Steps(
+    begin=BufferBuilding.begin_build,
+    build=BufferBuilding.build_buffers,
+    switch=BufferBuilding.switch_snapshots,
+    conclude=BufferBuilding.conclude_build,
 )
-_REFUSALS = frozenset({"PreconditionFailed", "InvalidInput"})
 
 
 @workflow.defn(name="build-transaction-snapshots")
-class BuildTransactionSnapshots:
+class BuildTransactionSnapshots(TopicBuild):
     """See the module's text."""
 
     @workflow.init
     def __init__(self, request: BuildTransactionSnapshotsInput) -> None:
         """Take a run id, if none was given."""
-        self._request = request
-        self._run_id = request.run_id or f"snapshots-{workflow.uuid4().hex[:12]}"
-        self._progress = BuildTransactionSnapshotsProgress(run_id=self._run_id, step="beginning")
+        super().__init__(request, _STEPS)
 
     @workflow.run
-    async def run(self, request: BuildTransactionSnapshotsInput) -> BuildTransactionSnapshotsResult:  # noqa: ARG002 - taken by `__init__`
-        """Do the numbered steps."""
-        workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(self._run_id)])
-        try:
-            built = await self._all()
-        except ActivityError as error:
-            refusal = refusals.refusal_of(error, _REFUSALS)
-            if refusal is None:
-                raise
-            self._at("ended", self._progress.counts, refusals.shown(refusal))
-            workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            return BuildTransactionSnapshotsResult(run_id=self._run_id, refused=refusal)
-        self._at("ended", built.counts, "".join(f"- not read: {sentence}\n" for sentence in built.left_out))
-        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["BUILT"])])
-        return BuildTransactionSnapshotsResult(run_id=self._run_id, counts=built.counts, left_out=built.left_out)
-
-    @workflow.query
-    def progress(self) -> BuildTransactionSnapshotsProgress:
-        """Which step it is at, and what it has come to."""
-        return self._progress
-
-    async def _all(self) -> Built:
-        self._at("beginning", {})
-        request = self._request
-        begin = BeginBuildInput(
-            run_id=self._run_id, actor=request.actor, reason=request.reason, topic_ids=request.topic_ids
-        )
-        begun = await workflow.execute_activity_method(BufferBuilding.begin_build, begin, **options.CATALOG)
-        if begun.done:
-            return begun
-        self._at("building", {})
-        build, config = BuildInput(run_id=self._run_id, master=request.master), options.bulk(request.queue)
-        built: Built = await workflow.execute_activity_method(BufferBuilding.build_buffers, build, **config)
-        counts = await self._switch(built)
-        self._at("concluding", counts)
-        conclude = ConcludeBuildInput(run_id=self._run_id, counts=counts)
-        return await workflow.execute_activity_method(BufferBuilding.conclude_build, conclude, **options.CATALOG)
-
-    async def _switch(self, built: Built) -> dict[str, int]:
-        """Part by part; the counts of what became of all topics."""
-        parts = built.counts.get("parts", 0)
-        counts = Counter({name: count for name, count in built.counts.items() if name not in {"parts", "buffers"}})
-        counts.update(switched=0, superseded=0)
-        for part in range(parts):
-            self._at("switching", dict(counts), f"{part:,} of {parts:,} parts")
-            done = await workflow.execute_activity_method(
-                BufferBuilding.switch_snapshots, SwitchInput(run_id=self._run_id, page=part), **_SWITCH
-            )
-            counts.update(switched=done.switched, superseded=done.superseded, gone=done.gone)
-        return dict(counts)
-
-    def _at(self, step: str, counts: dict[str, int], told: str = "") -> None:
-        self._progress = BuildTransactionSnapshotsProgress(run_id=self._run_id, step=step, counts=counts)
-        done = "".join(f"- {name}: {count:,}\n" for name, count in sorted(counts.items()))
-        workflow.set_current_details(f"run `{self._run_id}`: **{step}**\n\n{done}\n{told}")
+    async def run(self, request: BuildTransactionSnapshotsInput) -> BuildResult:  # noqa: ARG002 - taken by `__init__`
+        """Do the steps."""
+        return await self.to_end()

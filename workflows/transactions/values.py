@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from logstore.deletion.intents import Refusal
 from logstore.transactions.transactions import Owed
+from workflows.building.values import BuildResult, BuildTopicsInput
 from workflows.jobs import Job
 
 
@@ -86,46 +86,17 @@ class SweepTransactionsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildTransactionSnapshotsInput:
+class BuildTransactionSnapshotsInput(BuildTopicsInput):
     """Of which topics snapshots are built."""
 
-    run_id: str = ""  # empty: the job takes one
-    actor: str = ""
-    reason: str = ""
-    topic_ids: list[int] = field(default_factory=list)  # none: of every topic
-    master: str = ""  # the Spark cluster; empty: that of the workers' settings
-    queue: str = ""  # of the bulk job; empty: the job's own
-
-    def details(self) -> str:
-        """What the job does, and the command that asks for it; its *static details*."""
-        of = f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic"
-        return (
-            f"Rebuilds the transaction buffers of {of} from their logs, and keeps them as `sexton txn snapshot` asks."
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildTransactionSnapshotsProgress:
-    """Where a build is."""
-
-    run_id: str
-    step: str  # beginning, building, switching, concluding, ended
-    counts: dict[str, int] = field(default_factory=dict)  # topics by what became of them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildTransactionSnapshotsResult:
-    """What a build came to, or why it was refused."""
-
-    run_id: str
-    counts: dict[str, int] = field(default_factory=dict)  # topics, switched, superseded, empty, gone, unreadable
-    left_out: list[str] = field(default_factory=list)  # of the first 20 topics that could not be read, why
-    refused: Refusal | None = None
+    does = "Rebuilds the transaction buffers of {topics} from their logs, and keeps them as `sexton txn snapshot` asks."
+    builds = "transaction snapshots"
+    runs = "snapshots"
 
 
 TRANSACTION_COORDINATOR = Job("transaction-coordinator", CoordinatorInput, CoordinatorProgress)
 BROADCAST_TRANSACTION = Job("broadcast-transaction", BroadcastTransactionInput, BroadcastProgress)
 SWEEP_TRANSACTIONS = Job("sweep-transactions", SweepTransactionsInput, SweepTransactionsResult)
 BUILD_TRANSACTION_SNAPSHOTS = Job(
-    "build-transaction-snapshots", BuildTransactionSnapshotsInput, BuildTransactionSnapshotsResult
+    "build-transaction-snapshots", BuildTransactionSnapshotsInput, BuildResult
 )  # of a run's id

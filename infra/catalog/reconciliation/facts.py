@@ -182,11 +182,11 @@ def topic_segments(topic_id: int) -> Select[Any]:
 
 
 def topic_sizes() -> Select[Any]:
-    """Each topic that is not being deleted, with how many segments its data ledgers have; by `topic_id`."""
+    """Each topic that is not being deleted, and as `size` the segments of its data ledgers; by `topic_id`."""
     c, lists = t.topic.c, t.ledger_list
     data = (lists.c.topic_id == c.topic_id) & (lists.c.component == Component.MANAGED_LEDGER.value)
     source = t.topic.outerjoin(lists, data).outerjoin(t.ledger, _L.list_id == lists.c.list_id)
-    size = cast(func.coalesce(func.sum(_L.segments), literal_column("0", t.Big)), t.Big).label("segments")
+    size = cast(func.coalesce(func.sum(_L.segments), literal_column("0", t.Big)), t.Big).label("size")
     active = c.state == TopicState.ACTIVE.value
     return select(c.topic_id, size).select_from(source).where(active).group_by(c.topic_id).order_by(c.topic_id)
 

@@ -9,7 +9,7 @@ from logstore.names import TopicName
 from logstore.ports.catalog import Topic
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
-from workflows.delayed.values import BuildDelayedIndexResult
+from workflows.building.values import BuildResult
 
 _COUNTS = {"topics": 3, "switched": 2, "superseded": 0, "empty": 1, "gone": 0, "unreadable": 0, "buckets": 4}
 
@@ -17,7 +17,7 @@ _COUNTS = {"topics": 3, "switched": 2, "superseded": 0, "empty": 1, "gone": 0, "
 class _Asked:
     def __init__(self) -> None:
         self.started: list[tuple[list[str] | None, dict[str, Any]]] = []
-        self.result = BuildDelayedIndexResult(run_id="indexes-1", counts=dict(_COUNTS))
+        self.result = BuildResult(run_id="indexes-1", counts=dict(_COUNTS))
 
     async def build(self, topics: Sequence[Topic] | None, **asked: Any) -> Any:
         self.started.append((None if topics is None else [one.name for one in topics], asked))
@@ -54,7 +54,7 @@ def test_neither_or_both_of_topic_and_all_is_refused(run: Run, asked: _Asked, wo
 
 def test_topics_that_could_not_be_read_are_shown_and_told_by_the_exit_code(run: Run, asked: _Asked) -> None:
     """The rest is done."""
-    asked.result = BuildDelayedIndexResult(
+    asked.result = BuildResult(
         run_id="indexes-1", counts=_COUNTS | {"unreadable": 1}, left_out=["topic 7: ledger 5: an object is absent"]
     )
     found = document(run("delayed", "build", "--all", "--json"), 5)

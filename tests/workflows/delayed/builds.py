@@ -1,10 +1,4 @@
-"""The verbs that builds of indexes are told in."""
-
-from dataclasses import replace
-from typing import Any
-
-from temporalio.client import WorkflowHandle
-from temporalio.common import WorkflowIDConflictPolicy
+"""What builds of indexes find."""
 
 from logstore.delayed.jobs import BuiltIndex, IndexFiles
 from logstore.delayed.rows import DelayedRows
@@ -12,8 +6,6 @@ from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.positions import Position, TopicId
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.workflows.house import House
-from workflows.delayed.build_delayed_index import BuildDelayedIndex
-from workflows.delayed.values import BUILD_DELAYED_INDEX, BuildDelayedIndexInput, BuildDelayedIndexResult
 
 
 def topic_to_build(house: House) -> Stored:
@@ -41,22 +33,4 @@ def built_of(topic: Stored, files: IndexFiles, topic_id: TopicId | None = None) 
         gone=tuple(one.bucket_id for one in listed.buckets),
         sealed_to=positions[-1],
         files=(name,),
-    )
-
-
-def run_id(house: House) -> str:
-    """Of the house's one build."""
-    return f"indexes-{house.queue}"
-
-
-async def build(house: House, **changes: Any) -> WorkflowHandle[Any, BuildDelayedIndexResult]:
-    """Start it, or join it."""
-    request = replace(BuildDelayedIndexInput(run_id=run_id(house), actor="tests"), **changes)
-    return await house.client.start_workflow(
-        BuildDelayedIndex.run,
-        request,
-        id=BUILD_DELAYED_INDEX.id(run_id(house)),
-        task_queue=house.queue,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        static_summary="indexes",
     )

@@ -21,7 +21,7 @@ def _found(world: SqlWorld) -> Counter[int]:
     with adbc.adbc_connect(world.url) as reader:
         for query in delayed_sizes():
             for row in reader.table(query).to_pylist():
-                found[row["topic_id"]] += row["entries"]
+                found[row["topic_id"]] += row["size"]
     return found
 
 

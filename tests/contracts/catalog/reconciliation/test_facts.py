@@ -248,7 +248,7 @@ def test_sizes_of_topics_are_their_segments(sql_world: SqlWorld) -> None:
         filled(sql_world, topic.topic_id, count)
     _buffer_snapshot(sql_world, bare)
     sql_world.set_state(gone.topic_id, TopicState.DELETING)
-    found = {row["topic_id"]: row["segments"] for row in _read(sql_world, facts.topic_sizes())}
+    found = {row["topic_id"]: row["size"] for row in _read(sql_world, facts.topic_sizes())}
     assert found == {large.topic_id: 3, small.topic_id: 1, bare.topic_id: 0}
 
 
