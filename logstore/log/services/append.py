@@ -9,11 +9,10 @@ commit, a batch is what came while the one before was being stored.
 """
 
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from logstore.clock import Clock
 from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SequenceHeld, SextonError, TransactionNotOpen
@@ -21,7 +20,7 @@ from logstore.log.entries import ProducedEntries, encode_segment
 from logstore.log.ledgers import digest_of
 from logstore.log.producers import ProducerSequence
 from logstore.log.services import duplicates
-from logstore.log.services.placement import PlacedSegment, Placer, SegmentBody, TopicHints
+from logstore.log.services.placement import AppendUploads, PlacedSegment, Placer, SegmentBody, TopicHints
 from logstore.ports.catalog import Ledgers, Topic, TransactionEntries
 from logstore.positions import Position
 
@@ -41,6 +40,14 @@ class AppendResult:
     first: Position | None  # None: all of them were duplicates
     last: Position | None
     duplicates: int = 0  # acknowledged, and not stored again
+
+
+class _Target(NamedTuple):
+    """Where an append goes, and its uploads so far."""
+
+    topic: Topic
+    hints: TopicHints
+    uploads: AppendUploads
 
 
 class Appender:
@@ -72,50 +79,48 @@ class Appender:
             StoreUnavailable, CatalogBusy: Not stored; bounded retries were not enough.
             OutcomeUnknown: Perhaps stored; only a producer with sequence ids can repeat it safely.
         """
+        return self._append(_Target(topic, hints, AppendUploads()), parts)
+
+    def _append(self, to: _Target, parts: Sequence[ProducedEntries]) -> Sequence[AppendResult | SextonError]:
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while True:
-            judged = self._without_duplicates(topic, hints, parts, deadline_s)
+            judged = self._without_duplicates(to.topic, to.hints, parts, deadline_s)
             kept = [one for one in judged if not isinstance(one, SequenceHeld)]
             if len(kept) < len(judged):
-                return self._append_others(topic, hints, parts, judged)
+                return self._append_others(to, parts, judged)
             if not _entries(kept):
                 return _results(parts, kept, None)
             try:
                 body = self._encode(kept)
             except _refusals():
-                return self._append_fit(topic, hints, parts)
+                # the rest is judged anew, as entries taken out make no duplicates
+                return self._append_others(to, parts, [_unfit(part) for part in parts])
             try:
-                placed = self._placer.place(topic, hints, body, deadline_s=deadline_s)
+                placed = self._placer.place(to.topic, to.hints, body, to.uploads, deadline_s=deadline_s)
             except TransactionNotOpen as refused:
-                return self._append_open(topic, hints, parts, refused)
+                return self._append_open(to, parts, refused)
             except ProducerFenced:  # another process stored entries of a producer: what is a duplicate has changed
-                hints.sequences.clear()
+                to.hints.sequences.clear()
             else:
                 for moved in body.producers:
-                    known = hints.sequences.get(moved.producer, ProducerSequence())
-                    hints.sequences[moved.producer] = known.advanced(moved.last, moved.txn)
+                    known = to.hints.sequences.get(moved.producer, ProducerSequence())
+                    to.hints.sequences[moved.producer] = known.advanced(moved.last, moved.txn)
                 return _results(parts, kept, placed)
 
-    def _append_fit(
-        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries]
-    ) -> Sequence[AppendResult | SextonError]:
-        """Take out what cannot be encoded; the rest is judged anew, as entries taken out make no duplicates."""
-        return self._append_others(topic, hints, parts, [_unfit(part) for part in parts])
-
     def _append_others(
-        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], judged: Sequence[object]
+        self, to: _Target, parts: Sequence[ProducedEntries], judged: Sequence[object]
     ) -> Sequence[AppendResult | SextonError]:
         """Store the parts that are not judged by an error, and answer the others with theirs."""
         wanted = [part for part, one in zip(parts, judged, strict=True) if not isinstance(one, SextonError)]
-        answers = iter(self.append(topic, hints, wanted) if wanted else ())
+        answers = iter(self._append(to, wanted) if wanted else ())
         return [one if isinstance(one, SextonError) else next(answers) for one in judged]
 
     def _append_open(
-        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], refused: TransactionNotOpen
+        self, to: _Target, parts: Sequence[ProducedEntries], refused: TransactionNotOpen
     ) -> Sequence[AppendResult | SextonError]:
         """Take out the parts of a transaction that is decided; nothing of any part was stored."""
         judged = [refused.again() if str(part.txn) == refused.txn else None for part in parts]
-        return self._append_others(topic, hints, parts, judged)
+        return self._append_others(to, parts, judged)
 
     def _without_duplicates(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
@@ -144,7 +149,6 @@ class Appender:
             producers=duplicates.advances(kept),
             **_transactional(kept),
             delayed=sum(entry.deliver_at_ms is not None for part in kept for entry in part.entries),
-            upload=uuid.uuid4().hex,
         )
 
 

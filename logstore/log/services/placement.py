@@ -1,6 +1,7 @@
 """Placing one segment: which ledger, which number, uploaded and registered, while others append too."""
 
 import random
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -13,6 +14,7 @@ from logstore.log.producers import ProducerSequence
 from logstore.log.services.registration import Registrar, telling
 from logstore.log.services.roll import Roller, RollPolicy
 from logstore.log.services.segment_file import vouching
+from logstore.log.uploads import APPEND, BEHIND, Behind, UploadMark
 from logstore.ports.catalog import (
     Ledger,
     Ledgers,
@@ -67,7 +69,19 @@ class SegmentBody:
     transactions: tuple[TransactionEntries, ...] = ()
     markers: tuple[int, ...] = ()  # offsets
     delayed: int = 0  # entries with a delivery time
-    upload: str  # unique: tells this upload from any other, even of equal content
+
+
+@dataclass(slots=True)
+class AppendUploads:
+    """The uploads of one append, made one after the other: each but the last was refused, or it had been answered."""
+
+    append: str = field(default_factory=lambda: uuid.uuid4().hex)
+    made: int = 0
+
+    def next(self) -> UploadMark:
+        """Of one more upload; encoded anew, split, or moved to another ledger, it is of the same append."""
+        self.made += 1
+        return UploadMark(self.append, self.made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +142,9 @@ class Placer:
         self._application = application
         self._clock = clock
 
-    def place(self, topic: Topic, hints: TopicHints, body: SegmentBody, *, deadline_s: float) -> PlacedSegment:
+    def place(
+        self, topic: Topic, hints: TopicHints, body: SegmentBody, uploads: AppendUploads, *, deadline_s: float
+    ) -> PlacedSegment:
         """Upload and register the segment, again under a later number or in another ledger as long as it loses.
 
         Raises:
@@ -143,9 +159,10 @@ class Placer:
             ledger = self._ledger(topic, hints, race)
             number = race.tried[ledger.ledger_id] = race.next_number(ledger)
             write = _registration(topic, ledger, hints.epoch, number, body)
+            metadata = self._metadata(topic, ledger, write.epoch, body, uploads.next())
             try:
                 with telling(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
-                    self._upload(topic, ledger, write, body, race)
+                    self._upload(segment_key(write.ledger_id, write.number), body, metadata, race)
                     registered = self._registrar.register(write, deadline_s=race.deadline_s)
             except LedgerFenced:
                 race.fenced.add(ledger.ledger_id)
@@ -187,13 +204,14 @@ class Placer:
             and not self._policy.due(ledger, now_us=self._clock.now_us())
         )
 
-    def _upload(
-        self, topic: Topic, ledger: Ledger, write: RegisterSegment, body: SegmentBody, race: PlacementAttempts
-    ) -> None:
-        key = segment_key(write.ledger_id, write.number)
-        statement = self._statement(topic, ledger, write.epoch)
-        metadata = statement.to_metadata() | {"upload": body.upload} | vouching(body.content, body.sha256)
+    def _metadata(
+        self, topic: Topic, ledger: Ledger, epoch: int, body: SegmentBody, mark: UploadMark
+    ) -> dict[str, str]:
+        """Of the object: whose it is, of which append, what is registered before it, and digests of its content."""
+        said = {APPEND: str(mark), BEHIND: str(Behind(ledger.last_segment, ledger.entries))}
+        return self._statement(topic, ledger, epoch).to_metadata() | said | vouching(body.content, body.sha256)
 
+    def _upload(self, key: str, body: SegmentBody, metadata: Mapping[str, str], race: PlacementAttempts) -> None:
         def put() -> None:
             with effect("append.put_segment"):
                 self._objects.put_if_absent(key, body.content, metadata=metadata)
@@ -202,7 +220,7 @@ class Placer:
             self._clock.patiently(put, deadline_s=race.deadline_s)
         except AlreadyExists:
             seen = self._objects.head(key)
-            if seen is None or seen[1].get("upload") != body.upload:
+            if seen is None or seen[1].get(APPEND) != metadata[APPEND]:
                 raise  # it is not that an earlier try of this very upload landed and was reported as failed
 
     def _statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
