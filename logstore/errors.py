@@ -67,7 +67,7 @@ class IdsExhausted(RetryableError):
 
 
 class SessionLost(RetryableError):
-    """A session of coordination ended, and its ephemeral nodes with it: open another, and look at each claim again."""
+    """A session of coordination ended, and its ephemeral nodes with it: open another, and look at each bundle again."""
 
 
 class DeletionIncomplete(RetryableError):

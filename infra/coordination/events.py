@@ -40,7 +40,7 @@ class OwnershipEvents:
     """Told where it happens, on kazoo's own thread too: an override returns at once and raises nothing."""
 
     def opened(self, session: int) -> None:
-        """A session was opened, and the worker id is claimed in it."""
+        """A session was opened, and this worker is registered in it."""
 
     def linked(self, link: SessionEvent) -> None:
         """What became of the session."""

@@ -24,8 +24,8 @@ from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.turns import TakingTurns, Turns
 from logstore.errors import OutcomeUnknown, RetryableError
 from logstore.ownership import (
+    Acquisition,
     BundleId,
-    HeldClaim,
     Lease,
     OwnershipView,
     ReownAttempts,
@@ -77,7 +77,7 @@ class Holdings:
         self._events = events or OwnershipEvents()
         self.bundles = fences.bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
-        self._unsettled: dict[BundleId, HeldClaim | None] = {}  # to be acquired, or looked at again
+        self._unsettled: dict[BundleId, Acquisition | None] = {}  # to be acquired, or looked at again
         self._put_off: set[BundleId] = set()  # of these, what could not be acquired at the last look
         self._aside = False  # since the catalog gave no fence
         self._seen: dict[BundleId, str] = {}  # owners by bundle, as read last
@@ -95,7 +95,7 @@ class Holdings:
 
     def expired(self, session: int) -> None:
         """No lease outlives its session; what was held is looked at again in the next one."""
-        self._unsettled |= {bundle: HeldClaim(session=session) for bundle in self.leases}
+        self._unsettled |= {bundle: Acquisition(session=session) for bundle in self.leases}
         self._publish({})
 
     def entered(self, session: int, *, waits: int) -> None:
@@ -180,8 +180,8 @@ class Holdings:
         found = nodes.owners(self._unsettled)
         session, me = self._attempts.session, self._worker_id
         verdicts = {}
-        for bundle, claim in self._unsettled.items():
-            verdict = decide(found.get(bundle), session=session, worker_id=me, claim=claim)
+        for bundle, acquired in self._unsettled.items():
+            verdict = decide(found.get(bundle), session=session, worker_id=me, acquired=acquired)
             verdicts[bundle] = self._attempts.bounded(bundle, verdict)
         dropped = [bundle for bundle, verdict in verdicts.items() if verdict is ReownDecision.UNLOAD]
         self._tell_gone([bundle for bundle in dropped if self._unsettled.pop(bundle)], Unloaded.FOREIGN)

@@ -37,7 +37,7 @@ def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
 
 
 def compare_path(session: ZooKeeperSession, catalog_id: str) -> bool:
-    """Whether the path is known to be this catalog's; False where no worker of any catalog ever claimed it.
+    """Whether the path is known to be this catalog's; False where no worker of any catalog was ever started on it.
 
     Raises:
         CatalogMismatch, StoreUnavailable, SessionLost, ServiceFailed: As `claim_path`.

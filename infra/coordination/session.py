@@ -5,7 +5,7 @@ its caller would wait as long: for as long as ZooKeeper is away.
 
 After an expiry kazoo goes on in a new session by itself, as if nothing had happened, and a server may hand out a new
 one on a mere reconnect (ClickHouse#116690). Either ends the `ZooKeeperSession`: its user opens another one and looks
-at each of its claims again. Listeners run on kazoo's own thread, where a call of ZooKeeper would wait for itself
+at each of its nodes again. Listeners run on kazoo's own thread, where a call of ZooKeeper would wait for itself
 (kazoo#355): they only hand over.
 """
 

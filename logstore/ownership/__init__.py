@@ -11,12 +11,12 @@ from logstore.ownership.bundles import (
     checked_worker_id,
     parse_bundle,
 )
-from logstore.ownership.reown import HeldClaim, OwnerNode, ReownAttempts, ReownDecision, decide
+from logstore.ownership.reown import Acquisition, OwnerNode, ReownAttempts, ReownDecision, decide
 
 __all__ = [
     "MAX_BUNDLES",
+    "Acquisition",
     "BundleId",
-    "HeldClaim",
     "Lease",
     "OwnerNode",
     "OwnershipView",

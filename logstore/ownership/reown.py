@@ -16,9 +16,9 @@ from logstore.ownership.bundles import BundleId
 class ReownDecision(StrEnum):
     """What to do with one bundle."""
 
-    KEEP = "KEEP"  # node and claim are of this session: the lease stands
+    KEEP = "KEEP"  # node and acquisition are of this session: the lease stands
     WAIT = "WAIT"  # our node of another session is about to vanish: no work under it, look again
-    UNLOAD = "UNLOAD"  # not ours: stop its work, forget the claim, delete no node
+    UNLOAD = "UNLOAD"  # not ours: stop its work, forget the acquisition, delete no node
     CREATE = "CREATE"  # acquire it: create the node, raise the fence, read the node again
 
 
@@ -32,30 +32,30 @@ class OwnerNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldClaim:
+class Acquisition:
     """What a worker remembers of a bundle that it acquired."""
 
     session: int  # in which its node was verified after the fence was raised
 
 
-def decide(node: OwnerNode | None, *, session: int, worker_id: str, claim: HeldClaim | None) -> ReownDecision:
+def decide(node: OwnerNode | None, *, session: int, worker_id: str, acquired: Acquisition | None) -> ReownDecision:
     """Tell what to do with a bundle that this worker held, or whose turn it is to take.
 
     The session decides, not the worker's name: a node of ours by an old session goes when that session does, and
-    whatever was done under it ends there. A node of this session under a claim of an older one (a create whose answer
-    was lost) is acquired anew, since others may have raised the fence in between: creating it then meets `NodeExists`
-    by this very session, which is success.
+    whatever was done under it ends there. A node of this session that this worker did not acquire in it (a create whose
+    answer was lost) is acquired anew, since others may have raised the fence in between: creating it then meets
+    `NodeExists` by this very session, which is success.
 
     Args:
         node: What ZooKeeper answered; None only where it answered that there is none, never where it did not answer.
         session: The present session of this worker.
         worker_id: This worker.
-        claim: What this worker remembers of the bundle, if it held it.
+        acquired: What this worker remembers of the bundle, if it held it.
     """
     if node is None:
         return ReownDecision.CREATE
     if node.session == session:
-        return ReownDecision.KEEP if claim == HeldClaim(session=session) else ReownDecision.CREATE
+        return ReownDecision.KEEP if acquired == Acquisition(session=session) else ReownDecision.CREATE
     return ReownDecision.WAIT if node.worker_id == worker_id else ReownDecision.UNLOAD
 
 

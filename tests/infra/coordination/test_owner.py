@@ -51,7 +51,7 @@ def test_joiner_gets_its_share_and_a_leavers_bundles_find_owners_at_once(crew: C
 
 
 def test_expired_session_is_opened_again_and_most_bundles_keep_their_owner(zookeeper: ZooKeeper, crew: Crew) -> None:
-    """Each claim is looked at again in the new session; a lease of before is refused (apache/pulsar#23011)."""
+    """Each bundle is looked at again in the new session; a lease of before is refused (apache/pulsar#23011)."""
     crew.hire("a")
     assert_eventually(crew.settled)
     old, session = crew.owners["a"].leases(), crew.sessions["a"].id

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.ownership import BundleId, HeldClaim, OwnerNode, ReownAttempts, ReownDecision, decide
+from logstore.ownership import Acquisition, BundleId, OwnerNode, ReownAttempts, ReownDecision, decide
 
 _NOW, _OLD, _FOREIGN = 0x1000_0001, 0x1000_0000, 0x2000_0007
-_CLAIMS = [None, HeldClaim(session=_OLD), HeldClaim(session=_NOW)]
+_ACQUIRED = [None, Acquisition(session=_OLD), Acquisition(session=_NOW)]
 
 
 def _node(worker_id: str, session: int) -> OwnerNode:
     return OwnerNode(worker_id=worker_id, session=session, version=0)
 
 
-@pytest.mark.parametrize("claim", _CLAIMS)
+@pytest.mark.parametrize("acquired", _ACQUIRED)
 @pytest.mark.parametrize(
     ("node", "verdict"),
     [
@@ -26,35 +26,35 @@ def _node(worker_id: str, session: int) -> OwnerNode:
     ],
 )
 def test_reown_node_not_of_this_session_is_told_alike_whatever_is_remembered(
-    node: OwnerNode | None, verdict: ReownDecision, claim: HeldClaim | None
+    node: OwnerNode | None, verdict: ReownDecision, acquired: Acquisition | None
 ) -> None:
     """Absent, ours and about to vanish, foreign: no case hangs on a flag (apache/pulsar#10351, #17664)."""
-    assert decide(node, session=_NOW, worker_id="us", claim=claim) is verdict
+    assert decide(node, session=_NOW, worker_id="us", acquired=acquired) is verdict
 
 
 @pytest.mark.parametrize(
-    ("claim", "verdict"),
-    list(zip(_CLAIMS, [ReownDecision.CREATE, ReownDecision.CREATE, ReownDecision.KEEP], strict=True)),
+    ("acquired", "verdict"),
+    list(zip(_ACQUIRED, [ReownDecision.CREATE, ReownDecision.CREATE, ReownDecision.KEEP], strict=True)),
 )
 def test_reown_node_of_this_session_is_kept_under_a_claim_of_it_alone(
-    claim: HeldClaim | None, verdict: ReownDecision
+    acquired: Acquisition | None, verdict: ReownDecision
 ) -> None:
     """The third case (apache/pulsar#10351); where only the create is known to have landed, the fence is raised too."""
-    assert decide(_node("us", _NOW), session=_NOW, worker_id="us", claim=claim) is verdict
+    assert decide(_node("us", _NOW), session=_NOW, worker_id="us", acquired=acquired) is verdict
 
 
 _SESSIONS = st.sampled_from([0, _OLD, _NOW, _FOREIGN])
 _NODES = st.none() | st.builds(_node, st.sampled_from(["us", "them", "others"]), _SESSIONS)
-_HELD = st.none() | st.builds(HeldClaim, session=_SESSIONS)
+_HELD = st.none() | st.builds(Acquisition, session=_SESSIONS)
 
 
 @given(_NODES, _HELD, _HELD)
 def test_reown_no_bundle_is_kept_by_two(
-    node: OwnerNode | None, ours: HeldClaim | None, theirs: HeldClaim | None
+    node: OwnerNode | None, ours: Acquisition | None, theirs: Acquisition | None
 ) -> None:
     """A worker that comes back to a bundle of another's unloads it, whatever both remember (apache/pulsar#23011)."""
-    us = decide(node, session=_NOW, worker_id="us", claim=ours)
-    them = decide(node, session=_FOREIGN, worker_id="them", claim=theirs)
+    us = decide(node, session=_NOW, worker_id="us", acquired=ours)
+    them = decide(node, session=_FOREIGN, worker_id="them", acquired=theirs)
     assert [us, them].count(ReownDecision.KEEP) <= 1
     if them is ReownDecision.KEEP:
         assert us in (ReownDecision.UNLOAD, ReownDecision.WAIT)
@@ -66,7 +66,7 @@ def test_reown_ends_whatever_zookeeper_shows(seen: list[OwnerNode | None], creat
     attempts = ReownAttempts(session=_NOW, creates=creates, waits=waits)
     spent = []
     for node in seen:
-        verdict = decide(node, session=_NOW, worker_id="us", claim=None)
+        verdict = decide(node, session=_NOW, worker_id="us", acquired=None)
         spent.append(attempts.bounded(BundleId(0), verdict))
         assert spent[-1] in (verdict, ReownDecision.UNLOAD)
     assert spent.count(ReownDecision.CREATE) <= creates
@@ -84,7 +84,7 @@ def test_reown_attempts_are_each_bundles_own_and_all_of_them_can_be_spent() -> N
 
 
 def test_reown_keeping_and_unloading_cost_nothing() -> None:
-    """A connection that flaps within its session never wears a claim out."""
+    """A connection that flaps within its session never wears a acquired out."""
     attempts = ReownAttempts(session=_NOW, creates=1, waits=1)
     for verdict in [ReownDecision.KEEP, ReownDecision.UNLOAD] * 100:
         assert attempts.bounded(BundleId(0), verdict) is verdict
