@@ -1,4 +1,8 @@
-"""This process's time, injectable, and patience with services that may come back."""
+"""This process's time, injectable, and the one loop that repeats a call which may work the next time.
+
+Beside it stand three that decide something else: `Database.write` repeats a whole transaction for as long as others
+hold its locks, kazoo's `KazooRetry` a call within one session, and Temporal's `RetryPolicy` an activity (ADR 17).
+"""
 
 import random
 import time
@@ -7,12 +11,34 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from logstore.errors import OutcomeUnknown, RetryableError
+from logstore.units import between_units
 
 _Result = TypeVar("_Result")
 
-_TRIES: Final = 5
-_FIRST_PAUSE_S: Final = 0.1
-"""Doubled by every try and drawn from half to whole: 0.75 to 1.5 s in all, a blip and not an outage."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """How often a call is repeated, and after which pauses.
+
+    A pause is twice the one before, and half of it is random, so that many callers do not come back as one.
+    """
+
+    attempts: int = 5  # 1 or more, the first included
+    first_s: float = 0.1
+    longest_s: float = 5.0
+
+    def pause_s(self, failures: int) -> float:
+        """The pause after so many failures in a row, 1 or more."""
+        longest = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 30))
+        return random.uniform(longest / 2, longest)  # noqa: S311 - guards nothing
+
+
+_BLIP: Final = Backoff()
+"""0.75 to 1.5 s in all: a blip, and not an outage."""
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, RetryableError | OutcomeUnknown)
 
 
 def _now_us() -> int:
@@ -27,23 +53,38 @@ class Clock:
     monotonic_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def patiently(self, ask: Callable[[], _Result], *, deadline_s: float) -> _Result:
+    def patiently(
+        self,
+        ask: Callable[[], _Result],
+        *,
+        deadline_s: float,
+        backoff: Backoff = _BLIP,
+        may_pass: Callable[[Exception], bool] = _may_pass,
+        wanted_s: Callable[[Exception], float] = lambda _: 0.0,
+    ) -> _Result:
         """Ask until it works, a few times, with growing pauses.
 
         Args:
             ask: Safe to repeat.
             deadline_s: On this clock's `monotonic_s`; no pause reaches beyond it.
+            backoff: How often, and with which pauses.
+            may_pass: Whether a repetition can help; by default it can with `RetryableError` and `OutcomeUnknown`.
+            wanted_s: Seconds by which the service itself wants the pause to be longer.
 
         Raises:
-            RetryableError, OutcomeUnknown: The last try's, after 5 tries or when the next pause would pass the
-                deadline.
+            Exception: That of the last attempt: the first one that cannot pass, or that of the last attempt allowed,
+                or the one after which the pause would reach the deadline.
         """
-        for earlier in range(_TRIES - 1):
+        failures = 0
+        while True:
             try:
                 return ask()
-            except (RetryableError, OutcomeUnknown):
-                pause = _FIRST_PAUSE_S * 2**earlier * random.uniform(0.5, 1)  # noqa: S311 - spreads a herd
-                if self.monotonic_s() + pause >= deadline_s:
+            except Exception as error:
+                failures += 1
+                if failures >= backoff.attempts or not may_pass(error):
                     raise
-                self.sleep(pause)
-        return ask()
+                pause_s = backoff.pause_s(failures) + wanted_s(error)
+                if self.monotonic_s() + pause_s >= deadline_s:
+                    raise
+            self.sleep(pause_s)
+            between_units()  # not before the first attempt: what cleans up after an end is asked for once

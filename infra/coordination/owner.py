@@ -22,6 +22,7 @@ from infra.coordination.holdings import Holdings
 from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.session import SessionEvent, ZooKeeperSession
 from infra.coordination.turns import Turns
+from logstore.clock import Backoff
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
 from logstore.names import TopicName
 from logstore.ownership import Lease, WorkerLoad, bundle_of
@@ -31,7 +32,7 @@ from logstore.ports.owners import OtherOwner
 _log = logging.getLogger(__name__)
 _SOON_S: Final = 0.1  # until the next look at a node that is about to vanish
 _LEAST_WAIT_S: Final = 8.0  # for an earlier session: a server's least timeout is two ticks, mostly four seconds
-_MOST_PAUSE_S: Final = 5.0  # between two attempts to open a session
+_SESSIONS: Final = Backoff(first_s=0.2)  # pauses between two attempts to open one; the policy says how many
 
 
 class ExpiredPolicy(StrEnum):
@@ -187,7 +188,7 @@ class BundleOwner:
         if self._policy.expired is ExpiredPolicy.SHUTDOWN:
             raise ServiceFailed("zookeeper", "the session expired", advice="start the worker again")
         attempt = 1
-        while not self._entered_again(attempt) and not self.stopping.wait(min(0.1 * 2**attempt, _MOST_PAUSE_S)):
+        while not self._entered_again(attempt) and not self.stopping.wait(_SESSIONS.pause_s(attempt)):
             attempt += 1
 
     def _entered_again(self, attempt: int) -> bool:
@@ -202,7 +203,7 @@ class BundleOwner:
         return True
 
     def _enter(self) -> None:
-        """Open a session and claim the worker id in it."""
+        """Open a session and register this worker in it."""
         self._opened += 1
         opened = self._opened
         session = self._session = self._connect(lambda link: self._heard(_Word(opened, link)))

@@ -80,7 +80,7 @@ class BulkDelete:
         self._client, self._bucket = client, bucket
         self._patience, self._rate = patience, rate
         self._singly = SingleDelete(client, bucket, patience=patience, rate=rate)
-        self._ability = _Ability(patience.clock)
+        self._ability = _Ability(patience.clock.monotonic_s)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """Delete `keys`; what each met is in the report.
@@ -114,7 +114,7 @@ class BulkDelete:
             while at < len(todo):
                 at += self._page(todo, at, counts, again)
             failures += 1
-            if again and failures == self._patience.attempts:
+            if again and failures == self._patience.backoff.attempts:
                 counts.failed.update(again)
                 return
             if again:

@@ -1,16 +1,15 @@
 """How long to wait, how often to ask again, and how fast to ask: retries and pace in one place."""
 
 import math
-import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from infra.objects.answers import retry_after_s
+from logstore.clock import Backoff, Clock
 from logstore.errors import ServiceRefused, StoreUnavailable
-from logstore.units import between_units
 
 T = TypeVar("T")
 _UNLIMITED = math.inf
@@ -23,40 +22,34 @@ _FIRST_WINDOW_S = 0.1  # at the first throttle, one page in this time is the fir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Bounded attempts with jittered waits: half of each wait is random, so that callers do not come back as one."""
+    """Bounded attempts at one request; see `Backoff` for the pauses between them."""
 
-    attempts: int = 6
-    first_wait_s: float = 0.1
-    longest_wait_s: float = 5.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(attempts=6))
     give_up_after_s: float = 120.0  # no new attempt begins later than this after the first
-    sleep: Callable[[float], None] = time.sleep
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = field(default_factory=Clock)
 
     def ask(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it answers.
+        """Call `attempt` until it answers, and wait longer where the store asks for it.
 
         Raises:
             StoreUnavailable, ServiceRefused: The last attempt's error. A refusal that cannot pass by itself, and every
                 other error, is raised at once.
         """
-        last_start = self.clock() + self.give_up_after_s
-        failures = 0
-        while True:
-            try:
-                return attempt()
-            except (StoreUnavailable, ServiceRefused) as error:
-                failures += 1
-                passing = not isinstance(error, ServiceRefused) or error.may_pass
-                if not passing or failures >= self.attempts or self.clock() >= last_start:
-                    raise
-                self.wait(failures, error)
-                between_units()  # not before the first: what cleans up after an end is asked for once
+        return self.clock.patiently(
+            attempt,
+            deadline_s=self.clock.monotonic_s() + self.give_up_after_s,
+            backoff=self.backoff,
+            may_pass=_may_pass,
+            wanted_s=lambda error: min(self.backoff.longest_s, retry_after_s(error)),
+        )
 
-    def wait(self, failures: int, error: BaseException | None = None) -> None:
-        """Sleep after the given number of consecutive failures (1 or more), longer where the store asked for it."""
-        longest = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
-        asked = min(self.longest_wait_s, retry_after_s(error))
-        self.sleep(asked + random.uniform(longest / 2, longest))  # noqa: S311 - jitter is no secret
+    def wait(self, failures: int) -> None:
+        """Sleep after the given number of rounds that failed in part, 1 or more."""
+        self.clock.sleep(self.backoff.pause_s(failures))
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, StoreUnavailable) or (isinstance(error, ServiceRefused) and error.may_pass)
 
 
 class DeleteRate:

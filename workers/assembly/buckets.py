@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from logstore.clock import Backoff
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.offload.locations import CopyLocation
@@ -76,4 +77,6 @@ def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S
         pool_size=2 * settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
         **haste,
     )
-    return S3ObjectStore(client, settings.primary_bucket, patience=Patience(attempts=1) if hasty else None)
+    return S3ObjectStore(
+        client, settings.primary_bucket, patience=Patience(backoff=Backoff(attempts=1)) if hasty else None
+    )

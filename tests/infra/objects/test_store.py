@@ -8,12 +8,13 @@ import pytest
 from infra.objects.client import make_client
 from infra.objects.patience import Patience
 from infra.objects.store import S3ObjectStore
+from logstore.clock import Backoff, Clock
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
 from logstore.ports.objects import DeleteReport, keys_of
 from logstore.units import ended_by
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 
-NO_WAITS = Patience(attempts=4, sleep=lambda _s: None)
+NO_WAITS = Patience(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None))
 OK = Answer(200, headers={"ETag": '"e"'})
 REFUSALS = [fault(403, "AccessDenied"), fault(404, "NoSuchBucket"), fault(403, "InvalidAccessKeyId"),
             fault(403, "SignatureDoesNotMatch"), fault(301, "PermanentRedirect"),
@@ -81,7 +82,7 @@ def test_every_operation_on_a_store_that_stays_down_raises_store_unavailable_aft
             before = len(peer.requests)
             with pytest.raises(StoreUnavailable) as caught:
                 ask()
-            assert len(peer.requests) - before == NO_WAITS.attempts
+            assert len(peer.requests) - before == NO_WAITS.backoff.attempts
             assert caught.value.__cause__ is not None
 
 
@@ -128,7 +129,7 @@ def test_no_call_takes_an_answer_that_is_not_the_stores_own(answer: Answer) -> N
             before = len(peer.requests)
             with pytest.raises(StoreUnavailable):
                 ask()
-            assert len(peer.requests) - before >= NO_WAITS.attempts
+            assert len(peer.requests) - before >= NO_WAITS.backoff.attempts
 
 
 def test_no_single_delete_and_no_abort_takes_an_answer_that_is_not_the_stores_own() -> None:
@@ -197,7 +198,7 @@ def test_redirects_that_lead_to_redirects_end() -> None:
     """Botocore asks HEAD of the bucket for its region at each redirect, and so for ever where that is redirected."""
     with scripted(in_turn(Answer(302))) as peer, pytest.raises(StoreUnavailable):
         store_at(peer).get("key")
-    assert len(peer.requests) == NO_WAITS.attempts
+    assert len(peer.requests) == NO_WAITS.backoff.attempts
 
 
 @pytest.mark.parametrize("bucket", ["Odd_Bucket!", "a b", "arn:aws:s3"])
