@@ -1,14 +1,16 @@
 """Data ledgers in SQL: created, attached, closed; their segments."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Select, and_, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.many import any_of, value_of
+from infra.catalog.engine.many import BIG, Statement, among, any_of, rows_of, value_of
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
 from infra.catalog.log.producer_rows import sequences_of
 from infra.catalog.log.sums import backlogs_in, totals_of
@@ -125,6 +127,20 @@ class SqlLedgers(OnDatabase):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return [value_of(Segment, row) for row in rows]
 
+    def holding(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
+        """See `Ledgers.holding`."""
+
+        def work(connection: Connection) -> list[tuple[Ledger, list[Segment]]]:
+            page = _listed_query(topic_id).where(among(connection, t.ledger.c.ledger_id, wanted))
+            ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in wanted.items()]
+            found: dict[LedgerId, list[Segment]] = defaultdict(list)
+            listed = _listed(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
+            for row in _within(connection.dialect.name).execute(connection, ranges):
+                found[row.ledger_id].append(value_of(Segment, row))
+            return [(ledger, found[ledger.ledger_id]) for ledger in listed]
+
+        return self._db.read(work)
+
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
         """See `Ledgers.producer_sequences`."""
         return self._db.read(lambda connection: sequences_of(connection, topic_id, producers))
@@ -144,6 +160,16 @@ def require_epoch(connection: Connection, expected: int | None) -> None:
     found = epoch(connection) if expected is not None else None
     if found != expected:
         raise StaleCatalog(f"catalog epoch: expected {found}, found {expected} in the request")
+
+
+@cache
+def _within(dialect: str) -> Statement:
+    """Segments that hold entries of ranges of ledgers, in the order of both."""
+    rows, s = rows_of(dialect, "within", {"ledger_id": BIG, "start": BIG, "stop": BIG}), t.segment.c
+    of = rows.source.c
+    some = and_(s.ledger_id == of.ledger_id, s.first_entry < of.stop, s.first_entry + s.entries > of.start)
+    query = select(t.segment).join(rows.source, some)
+    return Statement(sql=query.order_by(s.ledger_id, s.first_entry), rows=rows)
 
 
 def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns

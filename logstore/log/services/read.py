@@ -7,7 +7,7 @@ silent (apache/pulsar#18620). Still listed: it reads the tiered copy. No copy ho
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -119,26 +119,16 @@ class Reader:
             return []
         fetch = partial(self._kept.read, SegmentSource(self._objects, self._tiered).read)
         fetched: dict[Position, Entry] = {}
-        for ledger_id in sorted(wanted):
+        ranges = {ledger_id: range(ids.min(), ids.max() + 1) for ledger_id, ids in wanted.items()}
+        for ledger, rows in self._ledgers.holding(topic.topic_id, ranges):
             try:
-                items = self._holding(topic, ledger_id, wanted[ledger_id], committed)
-                for _, seen in self._prefetcher.run(iter(items), lambda item: see(fetch, *item, view)):
+                _check_whole(ledger, rows, ranges[ledger.ledger_id])
+                items = _chosen(ledger, rows, wanted[ledger.ledger_id], committed)
+                for _, seen in self._prefetcher.run(items, lambda item: see(fetch, *item, view)):
                     fetched.update((entry.position, entry) for entry in seen.entries(view.columns))
             except SegmentGone as gone:
                 self._check_trimmed(topic, gone)
         return [fetched[position] for position in positions if position in fetched]
-
-    def _holding(
-        self, topic: Topic, ledger_id: LedgerId, wanted: BitMap, view: View
-    ) -> list[tuple[Ledger, Segment, BitMap]]:
-        """The ledger's segments that hold some of these entries, with those that the view shows; none if trimmed."""
-        start = wanted.min()
-        listed = self._ledgers.listed(topic.topic_id, from_ledger=ledger_id, limit=1)
-        if not listed or listed[0].ledger_id != ledger_id:
-            return []
-        rows = self._rows(listed[0], start)
-        chosen = ((row, wanted & view.wanted(row, Position(ledger_id, start))) for row in rows)
-        return [(listed[0], row, ids) for row, ids in chosen if ids]
 
     def _committed(self, topic: Topic, view: View, at: Position, known: Frontier | None = None) -> View | None:
         """The view up to the first message of an open transaction; None if there is nothing to see yet."""
@@ -151,12 +141,14 @@ class Reader:
 
     def _segments(self, topic: Topic, view: View, at: Position) -> Iterator[tuple[Ledger, Segment]]:
         """Registered segments at or after `at`, in order, looked up ledger by ledger as they are drawn."""
+        upto = view.upto
+        assert upto is not None  # of what is committed
         marked = (
             at.ledger_id if view.state is None else view.state.mark_delete.ledger_id
         )  # before it all is acknowledged
-        for ledger in self._listed(topic, max(at.ledger_id, marked)):
+        for ledger in self._listed(topic, max(at.ledger_id, marked), upto.ledger_id):
             start = max(0, at.entry_id) if ledger.ledger_id == at.ledger_id else 0
-            if view.upto and Position(ledger.ledger_id, start) > view.upto:
+            if Position(ledger.ledger_id, start) > upto:
                 return
             closed = ledger.state is LedgerState.CLOSED  # an open one may have grown since it was listed
             if view.state is not None and closed and ledger.span.last <= view.state.mark_delete:
@@ -171,25 +163,20 @@ class Reader:
             MissingData: There is a gap between them.
         """
         rows = self._ledgers.segments(ledger.ledger_id, from_entry=start)
-        if start < ledger.entries and not rows:
-            raise SegmentGone(ledger.ledger_id, f"the segments of ledger {ledger.ledger_id}")
-        _check_whole(ledger, rows, start)
+        _check_whole(ledger, rows, range(start, ledger.entries))
         return rows
 
-    def _listed(self, topic: Topic, first: LedgerId) -> Iterator[Ledger]:
-        """Ledgers from that id on, page by page, up to the one that was the last when they were first asked for.
+    def _listed(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
+        """Ledgers of these ids, both inclusive, page by page.
 
         Raises:
             SegmentGone: The last one of a page was trimmed meanwhile, and perhaps others behind it.
         """
-        last = self._ledgers.last(topic.topic_id)
-        if last is None:
-            return
         reached, limit = LedgerId(-1), _FIRST_PAGE
         page = self._ledgers.listed(topic.topic_id, from_ledger=first, limit=limit)
         while page:
-            yield from (ledger for ledger in page if reached < ledger.ledger_id <= last.ledger_id)
-            if len(page) < limit or page[-1].ledger_id >= last.ledger_id:
+            yield from (ledger for ledger in page if reached < ledger.ledger_id <= last)
+            if len(page) < limit or page[-1].ledger_id >= last:
                 return
             reached, limit = page[-1].ledger_id, min(2 * limit, _MOST_OF_A_PAGE)
             page = self._ledgers.listed(topic.topic_id, from_ledger=reached, limit=limit)
@@ -217,20 +204,32 @@ class Reader:
         )
 
 
-def _check_whole(ledger: Ledger, rows: Sequence[Segment], start: int) -> None:
-    """Require segments without a gap from `start` up to the length that the ledger's row says.
+def _chosen(
+    ledger: Ledger, rows: Iterable[Segment], wanted: BitMap, view: View
+) -> Iterator[tuple[Ledger, Segment, BitMap]]:
+    """Segments that hold some of these entries, with those that the view shows."""
+    chosen = ((row, wanted & view.wanted(row, Position(ledger.ledger_id, 0))) for row in rows)
+    return ((ledger, row, ids) for row, ids in chosen if ids)
+
+
+def _check_whole(ledger: Ledger, rows: Sequence[Segment], wanted: range) -> None:
+    """Require segments of these entries without a gap, as far as the length reaches that the ledger's row says.
 
     They are registered in one transaction with that length: what is short now was acknowledged to its producer.
 
     Raises:
+        SegmentGone: There is none: the ledger was trimmed since it was listed.
         MissingData: Entries in between have no segment (apache/bookkeeper#4812).
     """
-    reached = min(start, rows[0].first_entry) if rows else start
+    end = min(wanted.stop, ledger.entries)
+    if wanted.start < end and not rows:
+        raise SegmentGone(ledger.ledger_id, f"the segments of ledger {ledger.ledger_id}")
+    reached = min(wanted.start, rows[0].first_entry) if rows else wanted.start
     for row in rows:
         if row.first_entry != reached:
             break
         reached += row.entries
-    if reached < ledger.entries:
+    if reached < end:
         raise MissingData(
             f"ledger {ledger.ledger_id}: expected segments for {ledger.entries} entries, found none at entry {reached}"
         )

@@ -121,6 +121,12 @@ class Ledgers(Protocol):
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         """Registered segments that hold entries at or after `from_entry`, ascending."""
 
+    def holding(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
+        """Those of the ledgers that are listed, ascending, each with its segments that hold entries of its range.
+
+        However many they are, they are read at once.
+        """
+
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
         """How far registered sequence ids are, of those producers that have one."""
 

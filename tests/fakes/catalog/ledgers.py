@@ -1,6 +1,6 @@
 """Ledgers in memory."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -111,6 +111,14 @@ class FakeLedgers:
         with self._catalog.lock:
             rows = self._catalog.segment_rows.get(ledger_id, [])
             return [row for row in rows if row.first_entry + row.entries > from_entry]
+
+    def holding(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
+        with self._catalog.lock:
+            found = [(one, wanted[one.ledger_id]) for one in self.listed(topic_id) if one.ledger_id in wanted]
+            return [
+                (one, [row for row in self.segments(one.ledger_id, from_entry=of.start) if row.first_entry < of.stop])
+                for one, of in found
+            ]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
         with self._catalog.lock:

@@ -144,6 +144,29 @@ def test_segments_from_entry_are_those_that_hold_it_or_later(world: World) -> No
     assert world.catalog.ledgers.segments(LedgerId(ledger + 1)) == []
 
 
+@pytest.mark.postgres
+def test_ledgers_that_hold_entries_come_with_those_segments_alone(world: World) -> None:
+    """Both bounds: a range ends before its stop. What is another topic's, or in no list, is left out."""
+    topic, other = new_topic(world), new_topic(world, "persistent://a/b/other")
+    foreign, ledgers = roll(world, other.topic_id), []
+    for _ in range(3):
+        ledgers.append(roll(world, topic.topic_id))
+        writes = [segment(topic.topic_id, ledgers[-1], number, entries=5, size_bytes=9) for number in (0, 3, 19)]
+        world.catalog.commits.commit(writes)
+    gone = newborn(world, topic.topic_id)
+    first, second, third = ledgers
+    wanted = {third: range(5, 10), first: range(4, 6), second: range(15, 20), foreign: range(9), gone: range(9)}
+    found = world.catalog.ledgers.holding(topic.topic_id, wanted)
+    assert [(one.ledger_id, [row.number for row in rows]) for one, rows in found] == [
+        (first, [0, 3]),
+        (second, []),
+        (third, [3]),
+    ]
+    assert [one for one, _ in found] == world.catalog.ledgers.listed(topic.topic_id)
+    assert next(rows for _, rows in found) == world.catalog.ledgers.segments(first)[:2]
+    assert world.catalog.ledgers.holding(topic.topic_id, {}) == []
+
+
 def test_topics_do_not_see_each_others_ledgers(world: World) -> None:
     """Two topics, two lists."""
     one, two = new_topic(world), new_topic(world, "persistent://a/b/other")
