@@ -23,7 +23,7 @@ from logstore.delayed.services.shared_tracker import Alarm, MeasuredSegments, Sh
 from logstore.delayed.tracker import Segments
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.log.entries import Entry
-from logstore.log.services import ManagedLedger
+from logstore.log.services import READABLE, ManagedLedger
 from logstore.log.services.arrivals import Watch
 from logstore.ports.catalog import DelayedIndex, Topic, Transactions
 from logstore.positions import Position, TopicId
@@ -151,7 +151,12 @@ class Delivery:
         self._dispatchers: dict[tuple[TopicId, str], Dispatcher] = {}
 
     def consumer(
-        self, topic: Topic, subscription: str | None = None, *, from_position: Position | None = None
+        self,
+        topic: Topic,
+        subscription: str | None = None,
+        *,
+        from_position: Position | None = None,
+        columns: Sequence[str] = READABLE,
     ) -> Consumer:
         """A consumer; nothing is read until it receives.
 
@@ -159,15 +164,22 @@ class Delivery:
             topic: Whose messages.
             subscription: Leave out what it has acknowledged. None: a reader alone, who has acknowledged nothing.
             from_position: A reader alone who wants nothing that stands before. A subscription is read whole else.
+            columns: What is fetched of messages; consumers of a subscription in one process want the same.
+
+        Raises:
+            InvalidInput: Another consumer of the subscription here wants other columns.
         """
         with self._lock:
             shared = self._tracker(topic)
             if subscription is not None and from_position is None:
                 known = self._dispatchers.get((topic.topic_id, subscription))
-                dispatcher = known or self._dispatcher(topic, shared, subscription, None)
+                dispatcher = known or self._dispatcher(topic, shared, subscription, None, columns)
+                if set(dispatcher.columns) != set(columns):
+                    others = f"{', '.join(dispatcher.columns)}, as the subscription's other consumers here"
+                    raise InvalidInput("columns", expected=others, found=", ".join(columns))
                 self._dispatchers[topic.topic_id, subscription] = dispatcher
             else:
-                dispatcher = self._dispatcher(topic, shared, subscription, from_position)
+                dispatcher = self._dispatcher(topic, shared, subscription, from_position, columns)
             with shared.lock:
                 return Consumer(self, topic, dispatcher, dispatcher.join(), partial(self._managed.watch, topic))
 
@@ -215,7 +227,12 @@ class Delivery:
         return self._trackers[topic.topic_id]
 
     def _dispatcher(
-        self, topic: Topic, shared: SharedTracker, subscription: str | None, start: Position | None
+        self,
+        topic: Topic,
+        shared: SharedTracker,
+        subscription: str | None,
+        start: Position | None,
+        columns: Sequence[str],
     ) -> Dispatcher:
         def state() -> Subscription:
             if subscription is None:
@@ -227,7 +244,14 @@ class Delivery:
             mark = max(told.state.mark_delete, Position(start.ledger_id, start.entry_id - 1))
             return replace(told, state=replace(told.state, mark_delete=mark))
 
-        made = Dispatcher(topic, shared, state=state, managed=self._managed, transactions=self._transactions)
+        made = Dispatcher(
+            topic,
+            shared,
+            state=state,
+            managed=self._managed,
+            transactions=self._transactions,
+            columns=columns,
+        )
         with shared.lock:
             shared.readings.append(made)
         return made

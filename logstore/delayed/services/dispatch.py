@@ -5,8 +5,8 @@ Every message that the subscription has not acknowledged is in one of four sets,
 - tracked: its time has not come, and the tracker hands it over when it has;
 - in the replay set: it is due, or was given back, and is handed out next;
 - handed out: a consumer has it, and nobody gets it until that one gives it back;
-- behind `_at`, which only moves forward over messages that are in one of the other sets, and turns back where one of
-  them leaves its set without being handed out or acknowledged.
+- behind the place of `LogReading`, which only moves forward over messages that are in one of the other sets, and turns
+  back where one of them leaves its set without being handed out or acknowledged.
 
 So nothing is handed out twice, and nothing is skipped. All of it is memory: after a crash the next process begins at
 the mark-delete position and leaves out what is acknowledged.
@@ -15,11 +15,10 @@ Source: Pulsar's `PersistentDispatcherMultipleConsumers`; field cases 49, 61, 67
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from math import inf
-from typing import Final, cast
+from typing import Final
 
 from pyroaring import BitMap
 
@@ -29,6 +28,7 @@ from logstore.delayed import bitmaps
 from logstore.delayed.buckets import NOWHERE
 from logstore.delayed.replay import Due, ReplaySet
 from logstore.delayed.rows import DelayedRows
+from logstore.delayed.services.log_reading import LogReading, after
 from logstore.delayed.services.shared_tracker import SharedTracker
 from logstore.errors import SextonError
 from logstore.log.entries import Entry
@@ -64,17 +64,18 @@ class Dispatcher:
         state: Callable[[], Subscription],
         managed: ManagedLedger,
         transactions: Transactions,
+        columns: Sequence[str],
     ) -> None:
         """Begin at the subscription's mark-delete position, which `state` tells with all that is acknowledged."""
         self.receiving = threading.Lock()
         self.holdings: list[Holding] = []
-        self._topic, self._shared = topic, shared
-        self._ask, self._managed, self._transactions = state, managed, transactions
+        self._topic, self._shared, self._ask = topic, shared, state
         self._state, self._seeks = CursorState(NOWHERE), _UNKNOWN
         self._replay = ReplaySet()
-        self._at, self._turn_to = NOWHERE, cast("Position | None", None)
-        self._scan: Generator[Entry] | None = None
-        self._upto = NOWHERE
+        self.columns, self._managed = columns, managed
+        self._reading = LogReading(
+            topic, self, lock=shared.lock, managed=managed, transactions=transactions, columns=columns
+        )
 
     def offer(self, rows: DelayedRows) -> None:
         """See `Reading`."""
@@ -86,7 +87,7 @@ class Dispatcher:
 
     def rewind(self, position: Position) -> None:
         """See `Reading`."""
-        self._turn_to = position if self._turn_to is None else min(self._turn_to, position)
+        self._reading.rewind(position)
 
     def due_ms(self) -> int:
         """See `Postponing`."""
@@ -143,9 +144,7 @@ class Dispatcher:
 
     def end(self) -> None:
         """Drop what was read ahead. Wants `receiving` to be held."""
-        if self._scan is not None:
-            self._scan.close()
-            self._scan = None
+        self._reading.end()
 
     @contextmanager
     def _all_or_none(self, holding: Holding) -> Iterator[Callable[[Due], None]]:
@@ -175,7 +174,7 @@ class Dispatcher:
             self._replay.clear()
             for holding in self.holdings:
                 holding.bits.clear()
-            self.rewind(_behind(told.state.mark_delete))
+            self.rewind(after(told.state.mark_delete))
         acknowledged = told.state.acknowledged
         changed = bitmaps.changed(before.acknowledged, acknowledged)
         released = bitmaps.less(bitmaps.behind(changed, told.state.mark_delete), acknowledged)
@@ -190,7 +189,9 @@ class Dispatcher:
         got: list[Entry] = []
         while len(got) < limit and (popped := self._pop(limit - len(got))):
             try:
-                entries = self._managed.entries_at(self._topic, [position for _, position in popped])
+                entries = self._managed.entries_at(
+                    self._topic, [position for _, position in popped], columns=self.columns
+                )
             except SextonError:
                 with self._shared.lock:
                     for due in popped:
@@ -207,16 +208,10 @@ class Dispatcher:
         return got
 
     def _log(self, hand: Callable[[Due], None], limit: int) -> list[Entry]:
-        """Messages of the log that are in no set, from where we are up to an end that was asked for since we began."""
+        """Messages of the log that are in no set."""
         got: list[Entry] = []
-        opened = False
-        while len(got) < limit:
-            opened = not self._turn() and opened
-            if self._scan is None:
-                if opened or not self._open():
-                    break
-                opened = True
-            read = self._read(limit - len(got))
+        self._reading.begin(self._state)
+        while len(got) < limit and (read := self._reading.more(limit - len(got))) is not None:
             with self._shared.lock:
                 for entry in read:
                     if not self._is_known(entry.position):
@@ -234,43 +229,6 @@ class Dispatcher:
                 wanted = [due for due in popped if not self._state.covers(due[1])]
                 if wanted or not popped:
                     return wanted
-
-    def _read(self, limit: int) -> list[Entry]:
-        """The next messages of the log that are due, at most so many; fewer, where the scan has ended."""
-        assert self._scan is not None
-        read = list(islice(self._scan, limit))
-        self._at = _behind(read[-1].position if len(read) == limit else self._upto)
-        if len(read) < limit:
-            self._scan = None
-        return read
-
-    def _turn(self) -> bool:
-        """Turn back if somebody asked for it; what was read ahead may lack what is to be read now."""
-        with self._shared.lock:
-            turn_to, self._turn_to = self._turn_to, None
-        if turn_to is None:
-            return False
-        self.end()
-        self._at = min(self._at, turn_to)
-        return True
-
-    def _open(self) -> bool:
-        """Read on from where we are; False when nothing lies there that may be seen."""
-        at = max(self._at, _behind(self._state.mark_delete))
-        frontier = self._transactions.frontier(self._topic.topic_id, from_ledger=at.ledger_id)
-        if frontier.last is None or frontier.last < at:
-            return False
-        self._upto = frontier.last
-        scan = self._managed.scan(
-            self._topic,
-            from_position=at,
-            cursor_state=self._state,
-            frontier=frontier,
-            without=self,
-            postponing=self,
-        )
-        self._scan = cast("Generator[Entry]", scan)
-        return True
 
     def get(self, ledger_id: LedgerId, _default: BitMap, /) -> BitMap:
         """Entries of a ledger that a reader of the log leaves out now: see `LeftOut`."""
@@ -294,7 +252,3 @@ class Dispatcher:
     def _return(self, holding: Holding, due: Due) -> None:
         bitmaps.take_from(holding.bits, {due[1].ledger_id: BitMap([due[1].entry_id])})
         self._play(due)
-
-
-def _behind(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)

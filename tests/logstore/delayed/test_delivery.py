@@ -416,6 +416,22 @@ def test_consumer_waits_for_the_log_or_for_the_time_of_a_message(world: World, m
     assert waited == [30, 0.25, 0.1, 0]
 
 
+def test_columns_that_nobody_asked_for_are_not_fetched(world: World) -> None:
+    """Neither from the log nor of what the index hands over; consumers who share messages want the same."""
+    world.append(10)
+    world.seal()
+    world.append(None)
+    world.advance(10)
+    delivery = world.process().delivery
+    with delivery.consumer(world.topic, "billing", columns=("key",)) as consumer:
+        found = consumer.receive(100)
+        assert [(one.position.entry_id, one.payload) for one in found] == [(0, None), (1, None)]
+        with pytest.raises(InvalidInput, match="columns: expected key, as"):
+            delivery.consumer(world.topic, "billing")
+    with delivery.consumer(world.topic, "billing") as consumer:
+        assert [one.payload for one in consumer.receive(100)] == [b"p", b"p"]
+
+
 def test_closed_consumer_and_a_limit_below_one_are_refused(world: World) -> None:
     """A consumer that gave everything back takes nothing more."""
     consumer = _consumer(world)

@@ -163,7 +163,7 @@ class FakeLog:
 
     @contextmanager
     def _consumer(
-        self, topic: Topic, subscription: str | None, *, from_position: Position | None
+        self, topic: Topic, subscription: str | None, *, from_position: Position | None, columns: Sequence[str]
     ) -> Iterator[SimpleNamespace]:
         def receive(max_entries: int) -> list[Entry]:
             self.reads.append(
@@ -171,6 +171,7 @@ class FakeLog:
                     "subscription": subscription,
                     "from_position": from_position,
                     "max_entries": max_entries,
+                    "columns": tuple(columns),
                 }
             )
             return [

@@ -12,6 +12,7 @@ from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import TRACE, FakeResult, FakeServices
+from workers.cli.topic.documents import PRINTED
 
 
 def _lines(count: int, **more: object) -> str:
@@ -106,7 +107,13 @@ def test_topic_subscribe_read_ack_seek_follow_the_contract(run: Run, services: F
     entries = document(run("topic", "read", orders, "--subscription", "s", "--from", "4:0", "--max", "2", "--json"))
     assert [base64.b64decode(one["payload_b64"]) for one in entries] == [b"p0", b"p1"]
     assert set(entries[0]) == {"position", "key", "payload_b64", "publish_ms", "deliver_at_ms", "properties"}
-    assert services.log.reads == [{"subscription": "s", "from_position": Position(LedgerId(4), 0), "max_entries": 2}]
+    (asked,) = services.log.reads
+    assert asked == {
+        "subscription": "s",
+        "from_position": Position(LedgerId(4), 0),
+        "max_entries": 2,
+        "columns": PRINTED,
+    }
     acked = run("topic", "ack", orders, "--subscription", "s", "--position", "4:0", "--position", "4:1", "--json")
     assert document(acked) == {"mark_delete": "4:1"}
     assert services.log.written[0].positions == (Position(LedgerId(4), 0), Position(LedgerId(4), 1))
@@ -117,7 +124,8 @@ def test_topic_read_without_subscription_reads_as_a_new_consumer(run: Run, servi
     """One of no subscription, who has acknowledged nothing."""
     run("topic", "append", orders, "--file", "-", text=_lines(1))
     assert "p0" in run("topic", "read", orders).stdout
-    assert services.log.reads == [{"subscription": None, "from_position": None, "max_entries": 100}]
+    (asked,) = services.log.reads
+    assert asked == {"subscription": None, "from_position": None, "max_entries": 100, "columns": PRINTED}
 
 
 def test_topic_read_shows_delivery_times_where_there_are_any(run: Run, orders: str) -> None:

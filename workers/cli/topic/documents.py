@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from workers.cli.texts import fields, plain, shown_us, topic_shown
 
@@ -84,6 +84,10 @@ def _subscription(
 ) -> dict[str, object]:
     told = {"name": name, "mark_delete": str(mark_delete), "backlog": backlog, "created": shown_us(created_us)}
     return {**told, **more}
+
+
+PRINTED: Final = ("publish_ms", "deliver_at_ms", "key", "payload", "properties")
+"""The columns of an entry that are printed."""
 
 
 def entry_document(entry: "Entry") -> dict[str, object]:

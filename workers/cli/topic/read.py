@@ -12,7 +12,7 @@ from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction
 from workers.cli.output import Answer
-from workers.cli.topic.documents import entry_document, entry_shown
+from workers.cli.topic.documents import PRINTED, entry_document, entry_shown
 from workers.cli.topic.topics import topic
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def read(
     if subscription is not None:
         check_subscription(subscription)
     found = context.topic(name)
-    with context.log.delivery.consumer(found, subscription, from_position=position) as consumer:
+    consuming = context.log.delivery.consumer(found, subscription, from_position=position, columns=PRINTED)
+    with consuming as consumer:
         entries = consumer.receive(max_entries)
     return Answer(
         document=[entry_document(one) for one in entries],

@@ -1,0 +1,113 @@
+"""Where one subscription reads in the log: it goes forward, and turns back where something is to be met again."""
+
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import Any, Protocol, cast
+
+from logstore.cursors.state import CursorState
+from logstore.delayed.buckets import NOWHERE
+from logstore.log.entries import Entry
+from logstore.log.services import ManagedLedger
+from logstore.log.services.view import LeftOut, Postponing
+from logstore.ports.catalog import Topic, Transactions
+from logstore.positions import Position
+
+
+class Passing(LeftOut, Postponing, Protocol):
+    """What the log is read past: what is in a set already, and what is not due."""
+
+
+class LogReading:
+    """The place of a subscription in the log. It is read by one thread at a time; any may turn it back."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        passing: Passing,
+        *,
+        lock: AbstractContextManager[Any],
+        managed: ManagedLedger,
+        transactions: Transactions,
+        columns: Sequence[str],
+    ) -> None:
+        """Begin at the log's first entry; `lock` is held by whoever turns back."""
+        self._topic, self._passing, self._lock = topic, passing, lock
+        self._managed, self._transactions, self._columns = managed, transactions, columns
+        self._at, self._turn_to = NOWHERE, cast("Position | None", None)
+        self._state = CursorState(NOWHERE)
+        self._opened = False
+        self._scan: Generator[Entry] | None = None
+        self._upto = NOWHERE
+
+    def rewind(self, position: Position) -> None:
+        """Let what stands from there on be met again. Wants the lock to be held."""
+        self._turn_to = position if self._turn_to is None else min(self._turn_to, position)
+
+    def begin(self, state: CursorState) -> None:
+        """From now on leave out what is acknowledged here; ask for the end of the log once, where it is reached."""
+        self._state, self._opened = state, False
+
+    def more(self, limit: int) -> list[Entry] | None:
+        """The next messages that are due, at most so many; None where the end is reached that was asked for last.
+
+        Some of them may be in a set by now. Fewer than asked for do not say that the end is reached.
+
+        Raises:
+            MissingData, CorruptData, StoreUnavailable, CatalogBusy: As `ManagedLedger.scan`.
+        """
+        if self._turn():
+            self._opened = False
+        if self._scan is None:
+            if self._opened or not self._open():
+                return None
+            self._opened = True
+        return self._read(limit)
+
+    def end(self) -> None:
+        """Drop what was read ahead."""
+        if self._scan is not None:
+            self._scan.close()
+            self._scan = None
+
+    def _read(self, limit: int) -> list[Entry]:
+        assert self._scan is not None
+        read = list(islice(self._scan, limit))
+        self._at = after(read[-1].position if len(read) == limit else self._upto)
+        if len(read) < limit:
+            self._scan = None
+        return read
+
+    def _turn(self) -> bool:
+        """Turn back if somebody asked for it; what was read ahead may lack what is to be read now."""
+        with self._lock:
+            turn_to, self._turn_to = self._turn_to, None
+        if turn_to is None:
+            return False
+        self.end()
+        self._at = min(self._at, turn_to)
+        return True
+
+    def _open(self) -> bool:
+        """Read on from where we are; False when nothing lies there that may be seen."""
+        at = max(self._at, after(self._state.mark_delete))
+        frontier = self._transactions.frontier(self._topic.topic_id, from_ledger=at.ledger_id)
+        if frontier.last is None or frontier.last < at:
+            return False
+        self._upto = frontier.last
+        scan = self._managed.scan(
+            self._topic,
+            from_position=at,
+            columns=self._columns,
+            cursor_state=self._state,
+            frontier=frontier,
+            without=self._passing,
+            postponing=self._passing,
+        )
+        self._scan = cast("Generator[Entry]", scan)
+        return True
+
+
+def after(position: Position) -> Position:
+    """The position behind an entry."""
+    return Position(position.ledger_id, position.entry_id + 1)
