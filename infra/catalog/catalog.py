@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from infra.catalog.offload.offloads import SqlOffloads
     from infra.catalog.ownership.fences import SqlFences
     from infra.catalog.reconciliation.reconciliation import SqlReconciliation
+    from infra.catalog.records.outbox import SqlRecords
+    from infra.catalog.records.tombstone_rows import SqlTombstones
     from infra.catalog.transactions.snapshots import SqlTransactionSnapshots
     from infra.catalog.transactions.transactions import SqlTransactions
 
@@ -62,6 +64,8 @@ class SqlCatalog:
     upkeep: "SqlUpkeep" = _port("deletion.upkeep", "SqlUpkeep", "registration_timeout_s")
     offloads: "SqlOffloads" = _port("offload.offloads", "SqlOffloads")
     reconciliation: "SqlReconciliation" = _port("reconciliation.reconciliation", "SqlReconciliation")
+    records: "SqlRecords" = _port("records.outbox", "SqlRecords")
+    tombstones: "SqlTombstones" = _port("records.tombstone_rows", "SqlTombstones")
     transactions: "SqlTransactions" = _port("transactions.transactions", "SqlTransactions")
     delayed: "SqlDelayedIndex" = _port("delayed.index", "SqlDelayedIndex")
     transaction_snapshots: "SqlTransactionSnapshots" = _port("transactions.snapshots", "SqlTransactionSnapshots")

@@ -97,6 +97,45 @@ delayed_bucket = Table(
     Column("first_ms", Big, nullable=False),
     Column("last_ms", Big, nullable=False),
 )
+record_outbox = Table(
+    "record_outbox",
+    metadata,
+    Column("version", Big, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("id", Big, nullable=False),
+    Column("sub", String, nullable=False, default="", server_default=text("''")),
+    Column("at_us", Big, nullable=False),
+)
+tombstone = Table(
+    "tombstone",
+    metadata,
+    Column("kind", String, primary_key=True),
+    Column("id", Big, primary_key=True, autoincrement=False),
+    Column("topic_id", Big),
+    Column("list_id", Big),
+    Column("component", String),
+    Column("generation", Big, nullable=False),
+    Column("epoch", Big, nullable=False),
+    Column("at_us", Big, nullable=False),
+    Column("raid", String),
+)
+record_log = Table(
+    "record_log",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("manifest", Big, nullable=False),
+    Column("stamp", String, nullable=False),
+    Column("pending", JSON, nullable=False, default=dict),
+    Column("state", String, nullable=False),
+    Column("rebuild", String),
+    Column("ledger_ceiling", Big, nullable=False),
+    Column("topic_ceiling", Big, nullable=False),
+    Column("transaction_ceiling", Big, nullable=False),
+    Column("claim_workflow", String),
+    Column("claim_run", String),
+    Column("claim_until_us", Big),
+    Column("flushed_us", Big),
+)
 catalog = Table(
     "catalog",
     metadata,
@@ -129,6 +168,7 @@ topic = Table(
     Column("state", String, nullable=False),
     Column("retention_s", Big, nullable=False),
     Column("retention_bytes", Big),
+    Column("durable_delete", Integer),
     Column("created_us", Big, nullable=False),
 )
 ledger_list = Table(
@@ -244,6 +284,7 @@ pending_deletion = Table(
     Column("actor", String, nullable=False, default="", server_default=text("''")),
     Column("reason", Text, nullable=False, default="", server_default=text("''")),
     Column("openings", Big, nullable=False, default=0, server_default="0"),
+    Column("durable", Integer, nullable=False, default=0, server_default="0"),
     Column("trace_id", String, default=current_trace_id, onupdate=current_trace_id),
 )
 run = Table(

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import JSON, Index, Integer, LargeBinary, Text, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
-import infra.declared.delayed  # noqa: F401 - its tables join the others
+import infra.declared.delayed
+import infra.declared.records  # noqa: F401 - their tables join the others
 from infra.declared.transactions import Big
 from infra.telemetry import current_trace_id
 
@@ -54,6 +55,7 @@ class TopicRow(SQLModel, table=True):
     state: str
     retention_s: int = Field(sa_type=Big)
     retention_bytes: int | None = Field(default=None, sa_type=Big)
+    durable_delete: int | None = None  # 1 or 0, for all of its operations; null: as each says
     created_us: int = Field(sa_type=Big)
 
 
@@ -217,6 +219,7 @@ class PendingDeletionRow(SQLModel, table=True):
     actor: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # of the detach; empty: not known
     reason: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": text("''")})
     openings: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # again, after it had ended
+    durable: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # 1: a tombstone stands for its ledger
     trace_id: str | None = Field(  # of whatever wrote the row last: its detach, or its last attempt
         default=None, sa_column_kwargs={"default": current_trace_id, "onupdate": current_trace_id}
     )

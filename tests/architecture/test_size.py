@@ -6,14 +6,14 @@ from tests.architecture.source import modules
 
 _LONGEST_MODULE = 300
 _LONGEST_FUNCTION = 50
-_ONE_PORT = {"logstore/ports/catalog.py": 450}  # declarations and what they promise, not a line of logic
+_GENERATED = "infra/catalog/tables.py"  # by `make tables`: one list of columns
 _SCRIPTS = "infra/catalog/migrations/"  # a migration is one list of statements and is never changed
 
 
 def test_modules_are_short_and_documented() -> None:
     """A file that outgrows this answers two questions."""
     lengths = {module.where: len(module.text.splitlines()) for module in modules()}
-    assert not {where: lines for where, lines in lengths.items() if lines > _ONE_PORT.get(where, _LONGEST_MODULE)}
+    assert not {where: lines for where, lines in lengths.items() if lines > _LONGEST_MODULE and where != _GENERATED}
     assert not [module.where for module in modules() if module.text and not ast.get_docstring(module.tree)]
 
 

@@ -102,6 +102,24 @@ class Database:
         """Run `work` in a transaction that only reads, and sees one moment from its first statement on."""
         return self._run(self._reader, work, self._patience_s)
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A transaction as `read` has, which stays open for as long as the block; contention is not borne.
+
+        Raises:
+            CatalogBusy: Contention, or no connection is free.
+            StoreUnavailable: No connection, or the database took it away: it was idle for too long.
+        """
+        try:
+            with self._reader.connect() as connection, connection.begin():
+                yield connection
+        except PoolExhausted as error:
+            raise CatalogBusy(f"catalog: no connection was free within {self._patience_s:g} s") from error
+        except DBAPIError as error:
+            if contended(error):
+                raise CatalogBusy(f"catalog: contended: {sentence(error)}") from error
+            raise translated(error, self.engine.url) from error
+
     def write(self, work: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
         """Run `work` in a writing transaction and commit; it may run more than once.
 

@@ -209,3 +209,7 @@ class Catalog(Protocol):
     def transaction_snapshots(self) -> TransactionSnapshots: ...  # noqa: D102
     @property
     def delayed(self) -> DelayedIndex: ...  # noqa: D102
+    @property
+    def records(self) -> Records: ...  # noqa: D102
+    @property
+    def tombstones(self) -> Tombstones: ...  # noqa: D102

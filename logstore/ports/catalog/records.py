@@ -84,6 +84,9 @@ class Records(Protocol):
     def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Those of the ledgers with a tombstone that is in no block: their objects must stay until it is."""
 
+    def standing(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
+        """Which of the records have a row, or a tombstone; in the order of `keys`, with its columns `id` and `sub`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombstoneCounts:

@@ -1,0 +1,1 @@
+"""The catalog's side of the record log: what changed, what was flushed, and tombstones."""

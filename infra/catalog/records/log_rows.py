@@ -1,0 +1,102 @@
+"""The row of the record log: nothing else writes it.
+
+Its stamps tell this catalog from an older copy of itself. One that was begun stays pending for a day if no manifest
+with it is settled: no flush puts a manifest so long after it began.
+"""
+
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Select, case, func, or_, select, text, update
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
+from logstore.ports.catalog import Claim, RecordLogState
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Ceilings
+
+_L, _O = t.record_log.c, t.record_outbox.c
+_FORGOTTEN_US: Final = 86_400 * 1_000_000
+
+READY: Final = "READY"
+
+
+def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
+    """How the catalog stands to its record log."""
+    row = connection.execute(select(t.record_log)).one()
+    catalog = connection.execute(select(t.catalog)).one()
+    next_ids = Ceilings(
+        ledger=catalog.next_ledger_id,
+        topic=_next_topic(connection),
+        transaction=connection.execute(select(func.max(t.transaction_coordinator.c.next_sequence))).scalar() or 0,
+    )
+    oldest = select(_O.at_us).order_by(_O.version).limit(1)
+    of_cursors = _O.kind == RecordKind.CURSOR.value
+    return RecordLogState(
+        catalog_id=catalog.catalog_id,
+        epoch=catalog.epoch,
+        bundles=catalog.bundles,
+        manifest=row.manifest,
+        stamp=row.stamp,
+        pending=frozenset(row.pending),
+        adopting=row.state != READY,
+        ceilings=_ceilings(row),
+        next_ids=next_ids,
+        outbox=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
+        oldest_us=connection.execute(oldest).scalar(),
+        oldest_cursor_us=connection.execute(_oldest_of_cursors(of_cursors)).scalar(),
+        now_us=now_us,
+    )
+
+
+def _oldest_of_cursors(of_cursors: Any) -> Select[Any]:  # noqa: ANN401 - a condition
+    return select(func.min(_O.at_us)).where(of_cursors)
+
+
+def _ceilings(row: Row[Any]) -> Ceilings:
+    return Ceilings(ledger=row.ledger_ceiling, topic=row.topic_ceiling, transaction=row.transaction_ceiling)
+
+
+def _next_topic(connection: Connection) -> int:
+    """The id that the next topic gets, whatever became of those before it."""
+    if connection.dialect.name == "sqlite":
+        last = connection.execute(text("SELECT seq FROM sqlite_sequence WHERE name = 'topic'")).scalar()
+        return int(last or 0) + 1
+    row = connection.execute(text("SELECT last_value, is_called FROM topic_topic_id_seq")).one()
+    return int(row.last_value) + int(row.is_called)
+
+
+def take_claim(connection: Connection, claim: Claim, *, now_us: int) -> bool:
+    """Take or renew the claim, unless another workflow's is alive; whether it is this one's."""
+    free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
+    return bool(connection.execute(update(t.record_log).where(free).values(**claimed_by(claim, now_us))).rowcount)
+
+
+def let_claim_go(connection: Connection, workflow_id: str) -> None:
+    """Let the claim go, if it is that workflow's."""
+    connection.execute(update(t.record_log).where(_L.claim_workflow == workflow_id).values(**UNCLAIMED))
+
+
+def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
+    """Add a stamp to those that were begun, and forget those of a day ago."""
+    row = connection.execute(select(_L.pending).with_for_update()).one()
+    pending = {one: us for one, us in row.pending.items() if us > now_us - _FORGOTTEN_US} | {stamp: now_us}
+    connection.execute(update(t.record_log).values(pending=pending))
+
+
+def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
+    """Let the manifest be the newest, unless the catalog knows it or a newer one; ceilings only rise."""
+    row = connection.execute(select(_L.manifest, _L.pending).with_for_update()).one()
+    if number <= row.manifest:
+        return
+    pending = {one: us for one, us in row.pending.items() if one != stamp}
+    raised = {
+        "ledger_ceiling": _higher(_L.ledger_ceiling, ceilings.ledger),
+        "topic_ceiling": _higher(_L.topic_ceiling, ceilings.topic),
+        "transaction_ceiling": _higher(_L.transaction_ceiling, ceilings.transaction),
+    }
+    known = {"manifest": number, "stamp": stamp, "pending": pending, "flushed_us": now_us}
+    connection.execute(update(t.record_log).values(**known, **raised))
+
+
+def _higher(column: Any, value: int) -> Any:  # noqa: ANN401 - a column
+    return case((column < value, value), else_=column)

@@ -1,0 +1,118 @@
+"""The outbox and the state of the record log, in SQL."""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import ColumnElement, Connection, cast, exists, or_, select
+
+from infra.catalog import tables as t
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.many import BIG, TEXT, Statement, among, rows_of
+from infra.catalog.records.log_rows import begin_stamp, let_claim_go, settle_manifest, state_of, take_claim
+from infra.catalog.records.triggers import SOURCES, forget_changes
+from logstore.log.ledgers import Component
+from logstore.ports.catalog import Claim, RecordLogState
+from logstore.records.kinds import TOMBSTONED, RecordKind
+from logstore.records.manifest import Ceilings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from infra.catalog.records.changes import SqlChanges
+
+_O, _P, _S = t.record_outbox.c, t.pending_deletion.c, t.tombstone.c
+_CHUNK = 50_000
+
+
+class SqlRecords(OnDatabase):
+    """The `Records` port."""
+
+    def state(self) -> RecordLogState:
+        """See `Records.state`."""
+        return self._db.read(lambda connection: state_of(connection, now_us=self._db.now_us(connection)))
+
+    def claim(self, claim: Claim) -> bool:
+        """See `Records.claim`."""
+        return self._db.write(lambda c: take_claim(c, claim, now_us=self._db.now_us(c)))
+
+    def release(self, workflow_id: str) -> None:
+        """See `Records.release`."""
+        self._db.write(lambda connection: let_claim_go(connection, workflow_id))
+
+    def begin(self, stamp: str) -> None:
+        """See `Records.begin`; repeating it changes nothing but the time at which it began."""
+        self._db.write(lambda c: begin_stamp(c, stamp, now_us=self._db.now_us(c)))
+
+    @contextmanager
+    def changes(self, *, cursors: bool) -> "Iterator[SqlChanges]":
+        """See `Records.changes`."""
+        from infra.catalog.records.changes import SqlChanges  # noqa: PLC0415 - its pyarrow costs start-up time
+
+        with self._db.snapshot() as connection:
+            yield SqlChanges(connection, cursors=cursors, at_us=self._db.now_us(connection))
+
+    def settle(self, *, number: int, stamp: str, ceilings: Ceilings, taken: Collection[int] = ()) -> None:
+        """See `Records.settle`; all in one transaction."""
+
+        def work(connection: Connection) -> None:
+            settle_manifest(
+                connection, number=number, stamp=stamp, ceilings=ceilings, now_us=self._db.now_us(connection)
+            )
+            forget_changes(connection, taken)
+
+        self._db.write(work)
+
+    def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:
+        """See `Records.unflushed`."""
+
+        def work(connection: Connection) -> frozenset[int]:
+            buried = select(_S.id).where(
+                _S.kind == _LEDGER, among(connection, _S.id, ledger_ids), _changed(_LEDGER, _S.id)
+            )
+            matters = or_(_P.durable == 1, _P.component != Component.MANAGED_LEDGER.value)
+            filed = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids), matters)
+            waiting = filed.where(_changed(RecordKind.DELETION.value, _P.row_id))
+            return frozenset(connection.execute(buried.union(waiting)).scalars())
+
+        return self._db.read(work)
+
+    def standing(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
+        """See `Records.standing`."""
+        import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+        ids, subs = keys.column("id").to_pylist(), keys.column("sub").to_pylist()
+        stands = [False] * len(ids)
+
+        def work(connection: Connection) -> None:
+            asking = _asking(connection.dialect.name, kind)
+            for start in range(0, len(ids), _CHUNK):
+                rows = zip(range(start, len(ids)), ids[start : start + _CHUNK], subs[start : start + _CHUNK])  # noqa: B905 - the first is longer
+                for at in asking.execute(connection, rows).scalars():
+                    stands[at] = True
+
+        self._db.read(work)
+        return pa.array(stands, pa.bool_())
+
+
+_LEDGER = RecordKind.LEDGER.value
+
+
+def _changed(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
+    return exists().where(_O.kind == kind, _O.id == record_id)
+
+
+def _asking(dialect: str, kind: RecordKind) -> Statement:
+    """Which of the numbered keys are of a row, or of a tombstone."""
+    source = SOURCES[kind]
+    table: Any = t.metadata.tables[source.table]
+    asked = rows_of(dialect, "asked", {"at": BIG, "id": BIG, "sub": TEXT})
+    c = asked.source.c
+    same = [table.c[source.id] == c.id]
+    if source.sub:
+        column = table.c[source.sub]
+        same.append(column == (cast(c.sub, column.type) if source.number else c.sub))
+    found = or_(exists().where(*same))
+    if kind in TOMBSTONED:
+        found = or_(found, exists().where(_S.kind == kind.value, _S.id == c.id))
+    return Statement(sql=select(c.at).where(found), rows=asked)

@@ -1,0 +1,1 @@
+"""The record log's side of the catalog."""

@@ -1,0 +1,52 @@
+"""The steps that tests of the outbox are told in."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from logstore.records.kinds import RecordKind, schema
+from logstore.records.manifest import Ceilings
+from tests.contracts.catalog.worlds import SqlWorld
+
+Key = tuple[str, int, str]
+Version = Mapping[str, Any]
+
+
+def flush(world: SqlWorld, *, cursors: bool = True) -> dict[Key, Version]:
+    """What has changed, by kind, id and sub; it is settled as the manifest after the newest one that is known."""
+    records = world.catalog.records
+    found, taken = drawn(world, cursors=cursors)
+    state = records.state()
+    stamp = f"stamp-{state.manifest + 1}"
+    records.begin(stamp)
+    records.settle(number=state.manifest + 1, stamp=stamp, ceilings=state.ceilings, taken=taken)
+    return found
+
+
+def drawn(world: SqlWorld, *, cursors: bool = True) -> tuple[dict[Key, Version], list[int]]:
+    """What has changed, by kind, id and sub, and the outbox rows that are covered by it; nothing is settled."""
+    found: dict[Key, Version] = {}
+    with world.catalog.records.changes(cursors=cursors) as changes:
+        for kind, batch in changes.batches():
+            assert batch.schema == schema(kind)
+            rows = batch.to_pylist()
+            assert [(row["id"], row["sub"]) for row in rows] == sorted((row["id"], row["sub"]) for row in rows)
+            for row in rows:
+                key = (kind.value, row["id"], row["sub"])
+                assert key not in found, "a record has one version a flush"
+                found[key] = row
+        return found, list(changes.taken)
+
+
+def recorded(world: SqlWorld) -> set[Key]:
+    """The records that have outbox rows."""
+    return {(row.kind, row.id, row.sub) for row in world.sql("SELECT kind, id, sub FROM record_outbox")}
+
+
+def of(kind: RecordKind, record_id: int, sub: str = "") -> Key:
+    """The key of a record."""
+    return (kind.value, record_id, sub)
+
+
+def high() -> Ceilings:
+    """Ceilings above those of a new catalog."""
+    return Ceilings(ledger=5_000_000, topic=6_000_000, transaction=7_000_000)

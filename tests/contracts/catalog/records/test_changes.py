@@ -1,0 +1,151 @@
+"""What a flush reads: the versions of the records that have changed, all of one moment."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyroaring import BitMap64
+
+from logstore.log.ledgers import CopyState
+from logstore.records.kinds import RecordKind
+from tests.contracts.catalog.records.steps import drawn, flush, high, of, recorded
+from tests.contracts.catalog.steps import NAME, acknowledge, append, filled, new_topic, newborn, roll
+from tests.contracts.catalog.worlds import SqlWorld, claim
+
+pytestmark = pytest.mark.postgres
+
+
+def test_new_catalog_has_nothing_to_flush(sql_world: SqlWorld) -> None:
+    """Its ids begin below the ceilings, and it knows of no manifest."""
+    state = sql_world.catalog.records.state()
+    assert (state.manifest, state.stamp, state.pending, state.outbox) == (0, "", frozenset(), 0)
+    assert (state.next_ids.ledger, state.next_ids.topic, state.next_ids.transaction) == (0, 1, 0)
+    assert (state.oldest_us, state.oldest_cursor_us, state.adopting) == (None, None, False)
+    assert drawn(sql_world) == ({}, [])
+
+
+def test_flush_holds_the_rows_of_what_changed(sql_world: SqlWorld) -> None:
+    """A ledger with its list, its topic and its copies; a list with its ledgers."""
+    topic_id = new_topic(sql_world, retention_s=5).topic_id
+    first, second = filled(sql_world, topic_id, 2)
+    sql_world.add_copy(first, CopyState.LIVE, bucket="cold")
+    found = flush(sql_world)
+    (topic,) = [row for key, row in found.items() if key[0] == "topic"]
+    assert (topic["name"], topic["state"], topic["retention_s"], topic["durable_delete"]) == (NAME, "ACTIVE", 5, None)
+    (listed,) = [row for key, row in found.items() if key[0] == "list"]
+    assert list(BitMap64.deserialize(listed["ledgers"])) == [first, second]
+    assert (listed["component"], listed["owner"]) == ("MANAGED_LEDGER", "{}")
+    ledger = found[of(RecordKind.LEDGER, first)]
+    assert (ledger["topic_id"], ledger["topic"], ledger["component"]) == (topic_id, NAME, "MANAGED_LEDGER")
+    assert (ledger["state"], ledger["place"], ledger["application"]) == ("CLOSED", first, "sexton")
+    assert (ledger["primary_state"], ledger["primary_context"], ledger["tiered_state"]) == ("LIVE", "{}", "LIVE")
+    assert json.loads(ledger["tiered_context"]) == {"bucket": "cold"}
+    assert found[of(RecordKind.LEDGER, second)]["tiered_context"] is None
+    assert found[of(RecordKind.SEGMENT, second, "0")]["entries"] == 10
+    assert not any(row["tombstone"] for row in found.values())
+    assert recorded(sql_world) == set()
+
+
+def test_append_records_its_segment_and_not_its_ledger(sql_world: SqlWorld) -> None:
+    """An append would otherwise write its whole ledger each time."""
+    topic_id = new_topic(sql_world).topic_id
+    (ledger_id,) = filled(sql_world, topic_id, 1)
+    flush(sql_world)
+    append(sql_world, topic_id, ledger_id)
+    assert recorded(sql_world) == {of(RecordKind.SEGMENT, ledger_id, "1")}
+
+
+def test_cursors_stay_in_the_outbox_until_they_are_asked_for(sql_world: SqlWorld) -> None:
+    """They change with every acknowledgement, and are flushed at intervals."""
+    topic_id = new_topic(sql_world).topic_id
+    (ledger_id,) = filled(sql_world, topic_id, 1)
+    sql_world.catalog.cursors.subscribe(topic_id, "mine", latest=False)
+    acknowledge(sql_world, topic_id, "mine", up_to=(ledger_id, 3))
+    assert not any(kind == "cursor" for kind, _, _ in flush(sql_world, cursors=False))
+    assert {kind for kind, _, _ in recorded(sql_world)} == {"cursor"}
+    state = sql_world.catalog.records.state()
+    assert state.oldest_us == state.oldest_cursor_us is not None
+    (cursor,) = flush(sql_world).values()
+    assert (cursor["name"], cursor["mark_ledger"], cursor["mark_entry"]) == ("mine", ledger_id, 3)
+    assert isinstance(cursor["acknowledged"], bytes)
+
+
+def test_flush_shows_one_moment_while_writers_go_on(sql_world: SqlWorld) -> None:
+    """What is written after its first statement is neither in it nor settled by it."""
+    topic_id = new_topic(sql_world).topic_id
+    (ledger_id,) = filled(sql_world, topic_id, 1)
+    records = sql_world.catalog.records
+    with records.changes(cursors=True) as changes:
+        append(sql_world, topic_id, ledger_id)
+        later = newborn(sql_world, topic_id)
+        kinds = {kind: batch.to_pylist() for kind, batch in changes.batches()}
+        taken = changes.taken
+    assert [row["sub"] for row in kinds[RecordKind.SEGMENT]] == ["0"]
+    assert [row["id"] for row in kinds[RecordKind.LEDGER]] == [ledger_id]
+    records.settle(number=1, stamp="s", ceilings=high(), taken=taken)
+    assert recorded(sql_world) == {of(RecordKind.SEGMENT, ledger_id, "1"), of(RecordKind.LEDGER, later)}
+
+
+def test_versions_of_a_record_rise(sql_world: SqlWorld) -> None:
+    """Whatever was flushed before; they are never given out again."""
+    topic_id = new_topic(sql_world).topic_id
+    first = roll(sql_world, topic_id)
+    before = flush(sql_world)
+    roll(sql_world, topic_id)
+    after = flush(sql_world)
+    again = before.keys() & after.keys()
+    assert of(RecordKind.LEDGER, first) in again
+    assert all(after[key]["version"] > before[key]["version"] for key in again)
+
+
+def test_settle_repeated_changes_nothing(sql_world: SqlWorld) -> None:
+    """A lost answer is asked for again; an older manifest never comes back."""
+    records = sql_world.catalog.records
+    records.begin("a")
+    records.begin("b")
+    records.begin("b")
+    assert records.state().pending == {"a", "b"}
+    for _ in range(2):
+        records.settle(number=2, stamp="b", ceilings=high())
+        state = records.state()
+        assert (state.manifest, state.stamp, state.pending, state.ceilings) == (
+            2,
+            "b",
+            frozenset({"a"}),
+            high(),
+        )
+    records.settle(number=1, stamp="a", ceilings=high())
+    assert (records.state().manifest, records.state().stamp) == (2, "b")
+
+
+def test_removed_record_without_a_tombstone_has_no_version(sql_world: SqlWorld) -> None:
+    """A plain delete writes nothing."""
+    topic_id = new_topic(sql_world).topic_id
+    first, _ = filled(sql_world, topic_id, 2)
+    flush(sql_world)
+    sql_world.detach(topic_id, [first])
+    kinds = {kind for kind, _, _ in flush(sql_world)}
+    assert kinds == {"list", "deletion"}
+
+
+def test_standing_is_told_of_rows_by_their_keys(sql_world: SqlWorld) -> None:
+    """In the order of the question."""
+    topic_id = new_topic(sql_world).topic_id
+    (ledger_id,) = filled(sql_world, topic_id, 1)
+    keys = pa.table({"id": [99, ledger_id, ledger_id], "sub": ["0", "1", "0"]})
+    assert sql_world.catalog.records.standing(RecordKind.SEGMENT, keys).to_pylist() == [False, False, True]
+    keys = pa.table({"id": [topic_id + 1, topic_id], "sub": ["", ""]})
+    assert sql_world.catalog.records.standing(RecordKind.TOPIC, keys).to_pylist() == [False, True]
+
+
+def test_claim_of_a_live_workflow_is_respected(sql_world: SqlWorld) -> None:
+    """It is renewed by its holder, let go by nobody else, and free when it has lapsed."""
+    records = sql_world.catalog.records
+    assert records.claim(claim("a"))
+    assert records.claim(claim("a"))
+    assert not records.claim(claim("b"))
+    records.release("b")
+    assert not records.claim(claim("b"))
+    records.release("a")
+    assert records.claim(claim("b", ttl_s=-1))
+    assert records.claim(claim("a"))
