@@ -62,6 +62,7 @@ def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> S
             "s3_secret_key": where.secret_key,
             "primary_bucket": f"test-{number}",
             "tiered_bucket": f"test-{number}-tiered",
+            "records_bucket": f"test-{number}-records",
             "task_queue": f"test-{number}",
             "ownership": "single",
             **changes,
@@ -81,11 +82,12 @@ def mark_buckets(settings: Settings) -> None:
     with open_log(settings) as log:
         log.objects.require()
         log.buckets(CopyLocation(settings.tiered_bucket)).require()
+        log.record_objects.require()
 
 
 def _create_buckets(settings: Settings) -> None:
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
     client = make_client(settings.s3_endpoint, settings.s3_region, *keys)
-    for bucket in (settings.primary_bucket, settings.tiered_bucket):
+    for bucket in (settings.primary_bucket, settings.tiered_bucket, settings.records_bucket, *settings.replicas):
         ensure_bucket(client, bucket)
     client.close()

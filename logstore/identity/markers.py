@@ -25,11 +25,12 @@ class Role(StrEnum):
     PRIMARY = "primary"
     TIERED = "tiered"
     RECORDS = "records"
+    REPLICA = "replica"  # of the record log
 
     @property
     def single(self) -> bool:
-        """Whether a catalog has one bucket of this role, for ever; tiered copies may stand in several."""
-        return self is not Role.TIERED
+        """Whether a catalog has one bucket of this role, for ever; of the others it may have several."""
+        return self not in {Role.TIERED, Role.REPLICA}
 
     def holds(self, key: str) -> bool:
         """Whether a key is one that a catalog writes into its bucket of this role."""
@@ -41,11 +42,17 @@ class Role(StrEnum):
         return _PREFIXES[self]
 
 
-_PREFIXES: Final = {Role.PRIMARY: "ledgers/", Role.TIERED: "", Role.RECORDS: "records/"}
+_PREFIXES: Final = {
+    Role.PRIMARY: "ledgers/",
+    Role.TIERED: "",
+    Role.RECORDS: "records/",
+    Role.REPLICA: "records/",
+}
 _KEYS: Final = {
     Role.PRIMARY: re.compile("ledgers/"),
     Role.TIERED: re.compile(r"[^/]+-ledger-[0-9]+(-index)?\Z"),
     Role.RECORDS: re.compile("records/"),
+    Role.REPLICA: re.compile("records/"),
 }
 
 
@@ -115,7 +122,7 @@ def refusal(
         case MarkerState.LOST:
             advice = "another store answers at this address, or the bucket was emptied"
             if not named.role.single:
-                advice += "; two tiered buckets need two names, also where they are at two endpoints"
+                advice += f"; two {named.role.value} buckets need two names, also where they are at two endpoints"
             return CatalogMismatch(str(named), expected=expected, found="no marker", advice=advice)
         case MarkerState.ELSEWHERE:
             names = ", ".join(sorted(bucket for role, bucket in marked if role is named.role))

@@ -32,7 +32,7 @@ from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
 from workers.assembly.activities import Activities, activities_over
-from workers.assembly.log import LogStore, Policies, assemble
+from workers.assembly.log import LogStore, Policies, Stores, assemble
 
 T = TypeVar("T")
 
@@ -72,6 +72,7 @@ class World:
     log: LogStore
     activities: Activities
     tiered: PartlyBlind
+    record_objects: FakeObjectStore
     bulk: FakeBulkJobs
     opened: ExitStack  # what the log needs to be closed
 
@@ -202,17 +203,20 @@ def open_world(folder: Path) -> World:
     database = Database(f"sqlite:///{folder / 'catalog.db'}")
     migrate(database)
     catalog = SqlCatalog(database)
-    objects, tiered = PartlyBlind(), PartlyBlind()
+    objects, tiered, record_objects = PartlyBlind(), PartlyBlind(), FakeObjectStore()
     bulk = FakeBulkJobs(folder / "bulk")
     opened = ExitStack()
     log = opened.enter_context(
         assemble(
             catalog=catalog,
-            objects=objects,
-            buckets={CopyLocation(BUCKET): tiered}.__getitem__,
+            stores=Stores(
+                primary=objects,
+                tiered={CopyLocation(BUCKET): tiered}.__getitem__,
+                records=record_objects,
+                now_us=lambda: objects.now_us,
+            ),
             policies=Policies(scratch=folder / "tmp", driver_metadata={"driver": "aws-s3", "bucket": BUCKET}),
             bulk=bulk,
-            store_now_us=lambda: objects.now_us,
         )
     )
     return World(
@@ -222,6 +226,7 @@ def open_world(folder: Path) -> World:
         log=log,
         activities=activities_over(log, NobodyOwns()),
         tiered=tiered,
+        record_objects=record_objects,
         bulk=bulk,
         opened=opened,
     )

@@ -24,7 +24,7 @@ from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
 from tests.faults.scene import BUCKET_LIMITS, INLINE_BYTES, PLANTED, Trouble
-from workers.assembly.log import LogStore, Policies, assemble
+from workers.assembly.log import LogStore, Policies, Stores, assemble
 
 FOREVER = 1_000_000
 PART_BYTES = 400  # tiered copies here are some kilobytes
@@ -69,17 +69,24 @@ class World:
     """SQL and objects."""
 
     def __init__(
-        self, database: Path, template: Path, *, store: LyingStore | None = None, tiered: LyingStore | None = None
+        self,
+        database: Path,
+        template: Path,
+        *,
+        store: LyingStore | None = None,
+        tiered: LyingStore | None = None,
+        records: LyingStore | None = None,
     ) -> None:
         """Begin with an empty catalog and a bucket that holds other applications' objects."""
         shutil.copy(template, database)
         self.database = database
         self.store = store or LyingStore()
         self.tiered = tiered or LyingStore()
+        self.records = records or LyingStore()
         self.tiered.part_bytes = PART_BYTES
         self.before_call: Callable[[], None] = lambda: None  # of a store or of the database
-        self.store.before_call = self.tiered.before_call = self._call
-        self.store.before_write = self.tiered.before_write = self._write
+        for one in (self.store, self.tiered, self.records):
+            one.before_call, one.before_write = self._call, self._write
         self.writes = 0
         self.fatal: int | None = None  # before which write, counted from 1, its process dies
         self.planted: dict[str, bytes] = {}
@@ -92,7 +99,8 @@ class World:
 
     def fork(self, database: Path) -> "World":
         """A world that is the same so far and goes its own way from here; no process may be running."""
-        forked = World(database, self.database, store=self.store.copied(), tiered=self.tiered.copied())
+        store, tiered, records = (one.copied() for one in (self.store, self.tiered, self.records))
+        forked = World(database, self.database, store=store, tiered=tiered, records=records)
         forked.planted = dict(self.planted)
         return forked
 
@@ -132,14 +140,14 @@ class World:
         """The store's own dict."""
         return {key: held.body for key, held in self.store._held.items()}
 
-    def _buckets(self, catalog: SqlCatalog) -> tuple[OwnStore, Callable[[CopyLocation], OwnStore]]:
+    def _buckets(self, catalog: SqlCatalog) -> tuple[OwnStore, Callable[[CopyLocation], OwnStore], OwnStore]:
         """The buckets as a process of the catalog uses them."""
         stores = OwnStores(catalog.identities)
         warm = NamedBucket(role=Role.PRIMARY, bucket="warm", address="")
         cold = replace(warm, role=Role.TIERED)
-        return stores.own(warm, lambda: self.store), cache(
-            lambda at: stores.own(replace(cold, bucket=at.bucket), lambda: self.bucket(at))
-        )
+        tiered = cache(lambda at: stores.own(replace(cold, bucket=at.bucket), lambda: self.bucket(at)))
+        records = stores.own(replace(warm, role=Role.RECORDS, bucket="records"), lambda: self.records)
+        return stores.own(warm, lambda: self.store), tiered, records
 
     @contextmanager
     def process(self, *, registration_timeout_s: float = 600) -> Iterator[LogStore]:
@@ -149,7 +157,7 @@ class World:
         event.listen(database.engine, "commit", self._commit)
         event.listen(database.engine, "checkout", self._call)
         catalog = SqlCatalog(database, registration_timeout_s=registration_timeout_s)
-        primary, cold = self._buckets(catalog)
+        primary, cold, records = self._buckets(catalog)
         policies = Policies(
             scratch=self.database.parent / "tmp",
             driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
@@ -161,11 +169,9 @@ class World:
         try:
             with assemble(
                 catalog=catalog,
-                objects=primary,
-                buckets=cold,
+                stores=Stores(primary=primary, tiered=cold, records=records, now_us=lambda: self.store.now_us),
                 policies=policies,
                 bulk=self.bulk,
-                store_now_us=lambda: self.store.now_us,
                 clock=clock,
             ) as log:
                 yield replace(log, storages={**log.storages, CopyKind.OFFLOADED_LEDGER.value: later})

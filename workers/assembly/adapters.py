@@ -12,7 +12,7 @@ from logstore.log.services import RollPolicy
 from logstore.offload.locations import DRIVER, CopyLocation
 from workers.assembly.buckets import on_own_stack, own_buckets, primary_bucket
 from workers.assembly.bulk import bulk_jobs
-from workers.assembly.log import LogStore, Policies, assemble
+from workers.assembly.log import LogStore, Policies, Stores, assemble
 from workers.settings import Settings
 
 
@@ -41,11 +41,15 @@ def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
         bulk_jobs(settings) as bulk,
         assemble(
             catalog=catalog,
-            objects=own(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
-            buckets=partial(own, Role.TIERED),
+            stores=Stores(
+                primary=own(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
+                tiered=partial(own, Role.TIERED),
+                records=own(Role.RECORDS, CopyLocation(settings.records_bucket)),
+                now_us=_store_clock(settings),
+                replicas={name: own(Role.REPLICA, CopyLocation(name)) for name in settings.replicas},
+            ),
             policies=_policies(settings),
             bulk=bulk,
-            store_now_us=_store_clock(settings),
         ) as log,
     ):
         yield log

@@ -54,6 +54,17 @@ class Policies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """The buckets of a log store."""
+
+    primary: OwnedStore
+    tiered: Buckets  # by location
+    records: OwnedStore  # of the record log
+    now_us: Callable[[], int]  # the store's own clock, in microseconds since 1970
+    replicas: Mapping[str, OwnedStore] = field(default_factory=dict)  # of the record log, by bucket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedServices:
     """What reads and changes buckets of delayed messages."""
 
@@ -70,6 +81,8 @@ class LogStore:
     catalog: Catalog
     objects: OwnedStore  # the primary bucket
     buckets: Buckets  # tiered ones, by their location
+    record_objects: OwnedStore  # the bucket of the record log
+    replicas: Mapping[str, OwnedStore]  # of the record log, by bucket
     storages: Storages  # where copies stand, by kind
     policies: Policies
     committer: GroupCommitter
@@ -88,28 +101,19 @@ class LogStore:
 
 @contextmanager
 def assemble(
-    *,
-    catalog: Catalog,
-    objects: OwnedStore,
-    buckets: Buckets,
-    policies: Policies,
-    bulk: BulkJobs,
-    store_now_us: Callable[[], int],
-    clock: Clock | None = None,
+    *, catalog: Catalog, stores: Stores, policies: Policies, bulk: BulkJobs, clock: Clock | None = None
 ) -> Iterator[LogStore]:
     """Join the services of a log over ports, and end its writer at the end.
 
     Args:
         catalog: Metadata, in SQL or in memory.
-        objects: The primary bucket.
-        buckets: Tiered buckets, by location.
+        stores: Buckets, real ones or those of tests.
         policies: An operator's choices.
         bulk: Bulk jobs.
-        store_now_us: The object store's own clock, in microseconds since 1970.
         clock: For tests; the process's own by default.
     """
-    clock = clock or Clock()
-    committer = GroupCommitter(catalog.commits)
+    clock, committer = clock or Clock(), GroupCommitter(catalog.commits)
+    objects, buckets = stores.primary, stores.tiered
     managed = _managed(catalog, objects, policies, committer, clock, buckets=buckets)
     contents = _contents(catalog, objects, policies, clock)
     subscriptions = _subscriptions(catalog, contents, policies, committer, clock)
@@ -121,6 +125,8 @@ def assemble(
             catalog=catalog,
             objects=objects,
             buckets=buckets,
+            record_objects=stores.records,
+            replicas=stores.replicas,
             storages=_storages(catalog, objects, buckets),
             policies=policies,
             committer=committer,
@@ -134,7 +140,7 @@ def assemble(
             delayed=delayed,
             delivery=_delivery(catalog, managed, subscriptions, policies, segments=delayed.snapshots, clock=clock),
             bulk=bulk,
-            store_now_us=store_now_us,
+            store_now_us=stores.now_us,
         )
 
 

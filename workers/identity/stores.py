@@ -22,6 +22,7 @@ def buckets_of(settings: Settings) -> tuple[tuple[Role, str], ...]:
         (Role.PRIMARY, settings.primary_bucket),
         (Role.TIERED, settings.tiered_bucket),
         (Role.RECORDS, settings.records_bucket),
+        *((Role.REPLICA, bucket) for bucket in settings.replicas),
     )
 
 

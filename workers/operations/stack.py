@@ -19,7 +19,7 @@ from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 from workers.client import Sexton, search_attributes
 from workers.client.connections import OwnJobs, connect_client, with_client
-from workers.identity.stores import adopt_buckets
+from workers.identity.stores import adopt_buckets, buckets_of
 from workers.operations.status import WORKER, pollers
 from workers.settings import OFF, Settings
 
@@ -80,7 +80,7 @@ def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bo
         home=settings.home,
         ports=WantedPorts.any_free() if free_ports else wanted,
         temporal_in_memory=in_memory,
-        buckets=(settings.primary_bucket, settings.tiered_bucket, settings.records_bucket),
+        buckets=tuple(bucket for _, bucket in buckets_of(settings)),
     )
 
 

@@ -107,6 +107,10 @@ def _bucket(value: str) -> str:
     return value
 
 
+def _buckets(value: str) -> str:
+    return ",".join(map(_bucket, dict.fromkeys(value.replace(" ", "").split(",")))) if value else ""
+
+
 def _word(value: str) -> str:
     if not _WORD.fullmatch(value):
         raise ValueError("1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen, not . or ..")
@@ -145,10 +149,10 @@ Identity = Annotated[SecretStr, AfterValidator(_identity)]
 Listening = Annotated[str, AfterValidator(_listening)]  # port 0: any free one
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Bucket = Annotated[str, AfterValidator(_bucket)]
+BucketList = Annotated[str, AfterValidator(_buckets)]  # separated by commas
 Word = Annotated[str, AfterValidator(_word)]
 Folder = Annotated[str, AfterValidator(_folder)]
 Master = Annotated[str, AfterValidator(_master)]  # of a Spark cluster
-
 
 SERVICES = frozenset({
     "temporal_address",
@@ -162,6 +166,7 @@ SERVICES = frozenset({
     "primary_bucket",
     "tiered_bucket",
     "records_bucket",
+    "replica_buckets",
     "zookeeper",
     "zookeeper_auth",
     "bulk_dir",
@@ -173,9 +178,8 @@ SERVICES = frozenset({
 class Settings(BaseModel):
     """What every part of Sexton is told. Durations are whole seconds, sizes are bytes.
 
-    An address that is empty is not known: no stack was started in this home and none was configured.
-    There are no default addresses on purpose, or a command with another home would reach the stack that
-    happens to listen on the usual ports.
+    An address that is empty is not known: no stack was started in this home and none was configured. There are no
+    default addresses on purpose, or a command with another home would reach the stack on the usual ports.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -193,6 +197,7 @@ class Settings(BaseModel):
     primary_bucket: Bucket = "sexton-primary"
     tiered_bucket: Bucket = "sexton-tiered"
     records_bucket: Bucket = "sexton-records"
+    replica_buckets: BucketList = ""  # of the record log, in the same store
     ownership: Literal["zookeeper", "single"] = "zookeeper"  # single: one worker owns everything, without ZooKeeper
     zookeeper: Ensemble = ""  # one or several addresses, separated by commas; then the path of ours, if any
     zookeeper_auth: Identity = SecretStr("")
@@ -216,11 +221,10 @@ class Settings(BaseModel):
     delayed_ledgers: Count = 100  # or so many ledgers
     delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # or any, when no new one has come for so long
     delayed_buckets: Count = 20  # more of a topic are merged
-    records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = (
-        5  # of flushes of the record log, where something changed
-    )
+    records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = 5  # of flushes of what has changed
     records_cursor_interval: Annotated[Seconds, Field(ge=1, le=86_400)] = 60  # of flushes of cursors
     defragment_interval: Interval = 3_600  # of the record log
+    replicate_interval: Interval = 60  # of copies of the record log into its replicas
     raid_interval: Interval = 86_400  # of raids for tombstones that cover nothing
     eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # a tombstone younger than that stays
     tomb_raider_sleep: Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=60_000)] = 1  # ms between blocks
@@ -268,6 +272,11 @@ class Settings(BaseModel):
     def store_is_known(self) -> bool:
         """Whether an object store is known: one with an address, or AWS beside a database outside of the home."""
         return bool(self.s3_endpoint) or self.database_url != Settings(home=self.home).database_url
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Buckets of replicas of the record log."""
+        return tuple(filter(None, self.replica_buckets.split(",")))
 
     @property
     def traces_dir(self) -> Path:

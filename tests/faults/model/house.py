@@ -16,12 +16,12 @@ from logstore.positions import LedgerId
 from tests.driver.worker import Worker
 from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.catalog import FakeCatalog
-from tests.fakes.objects import Fault, Operation, _Held
+from tests.fakes.objects import FakeObjectStore, Fault, Operation, _Held
 from tests.fakes.owners import NobodyOwns
 from tests.faults.model.watch import WatchedDeletions, WatchedLedgers, WatchedPhaseOne
 from tests.faults.world import LyingStore
 from workers.assembly.activities import activities_over
-from workers.assembly.log import LogStore, Policies, assemble
+from workers.assembly.log import LogStore, Policies, Stores, assemble
 
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
 _INLINE_BYTES: Final = 60  # acknowledgements in two ledgers outgrow a cursor's row
@@ -120,6 +120,7 @@ class House:
         self.catalog.phase_one = WatchedPhaseOne(self.catalog, self.watched)
         self.store = Store(self._has_primary)
         self.cold = Store(lambda _ledger_id: True)
+        self.records = FakeObjectStore()
         for store, planted in ((self.store, PLANTED), (self.cold, COLD_PLANTED)):
             for key, body in planted.items():
                 store.plant(key, body)
@@ -157,8 +158,9 @@ class House:
         ended = ExitStack()
         log = assemble(
             catalog=cast("Catalog", self.catalog),
-            objects=self.store,
-            buckets=self._bucket,
+            stores=Stores(
+                primary=self.store, tiered=self._bucket, records=self.records, now_us=lambda: self.store.now_us
+            ),
             policies=Policies(
                 scratch=Path(self._folder.name),
                 driver_metadata=_METADATA,
@@ -168,7 +170,6 @@ class House:
                 new_uuid=lambda: next(self._uuids),
             ),
             bulk=FakeBulkJobs(Path(self._folder.name) / "bulk"),
-            store_now_us=lambda: self.store.now_us,
             clock=self._clock,
         )
         return Process(ended, ended.enter_context(log))

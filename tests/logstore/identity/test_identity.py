@@ -114,8 +114,14 @@ def test_marker_key_is_no_ledgers() -> None:
         (Role.TIERED, "01234567-89ab-4cde-8f01-23456789abcd-ledger-7-index", True),
         (Role.TIERED, "readme-ledger-x", False),
         (Role.RECORDS, "records/blocks/1.parquet", True),
+        (Role.REPLICA, "records/blocks/1.parquet", True),
     ],
 )
 def test_role_knows_the_keys_that_a_catalog_writes(role: Role, key: str, holds: bool) -> None:
     """These make a bucket without a marker somebody's."""
     assert role.holds(key) is holds
+
+
+def test_a_catalog_may_have_several_tiered_buckets_and_replicas() -> None:
+    """Of the others it has one for ever."""
+    assert [role for role in Role if not role.single] == [Role.TIERED, Role.REPLICA]

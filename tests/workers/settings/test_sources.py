@@ -104,6 +104,16 @@ def _seen(loaded: LoadedSettings) -> tuple[str, str]:
     return loaded.settings.task_queue, loaded.origins["task_queue"]
 
 
+def test_replica_buckets_are_a_list_of_names(tmp_path: Path) -> None:
+    """Separated by commas, each named once; a name that no bucket can have is refused."""
+    assert _load(tmp_path).settings.replicas == ()
+    found = _load(tmp_path, environ={"SEXTON_REPLICA_BUCKETS": "far-1, far-2,far-1"}).settings
+    assert found.replicas == ("far-1", "far-2")
+    assert found.without_services().replicas == ()
+    with pytest.raises(InvalidInput, match="replica_buckets: expected a bucket name"):
+        _load(tmp_path, environ={"SEXTON_REPLICA_BUCKETS": "far-1,,far-2"})
+
+
 def test_load_settings_unknown_key_names_it_and_the_nearest(tmp_path: Path) -> None:
     """A typing error in the file is no silent default."""
     (tmp_path / "sexton.toml").write_text("deletion_paralelism = 2\n")
