@@ -1,0 +1,1 @@
+"""Tests of the record log, away from every server."""
