@@ -1,0 +1,236 @@
+"""The record log in its bucket: manifests and blocks, who holds an older manifest, and what replicas acknowledged.
+
+Nothing is ever overwritten. A manifest is put under its number only if that is free; a pin that is renewed and an
+acknowledgement that follows another are new objects, and those before are deleted after: a process that dies between
+the two leaves both, and the longer pin and the lower acknowledgement count.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote
+from uuid import uuid4
+
+from logstore.errors import InvalidInput, MissingData, StoreUnavailable
+from logstore.failpoints import effect
+from logstore.ports.objects import OwnedStore
+from logstore.records.blocks import decode, describe, encoded
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import PREFIX, Block, Manifest, manifest_key, number_of
+from logstore.records.tombstones import Acknowledgement
+from logstore.units import between_units
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PINS: Final = "records/pins/"
+REPLICAS: Final = "records/replicas/"
+_PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17}})")
+_REPLICA: Final = re.compile(rf"{REPLICAS}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17}})")
+
+_NEAR: Final = 50
+"""A manifest is pinned only while fewer are newer: the newest 100 are never removed, so the pin came in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A manifest, and with it all its blocks, that somebody reads."""
+
+    pin_id: str  # of the workflow that reads it
+    what: str  # a word, as `raid` or `rebuild`
+    manifest: int
+    until_us: int  # by the catalog's clock, within the bound of clocks
+
+
+class RecordLog:
+    """The bucket of one catalog's records. Threads share one."""
+
+    def __init__(self, objects: OwnedStore) -> None:
+        """Work on the records bucket."""
+        self._objects = objects
+        self._last: Manifest | None = None  # manifests never change: the one that was read last is kept
+
+    def require(self) -> None:
+        """See that the bucket is the catalog's; raises `CatalogMismatch` if not."""
+        self._objects.require()
+
+    def confirm(self) -> None:
+        """See that the bucket is the catalog's now, whatever was seen before; raises `CatalogMismatch` if not."""
+        self._objects.confirm()
+
+    def numbers(self, *, after: int = 0) -> list[int]:
+        """Numbers above that one of the manifests that are there, ascending; what is no manifest is passed over."""
+        start = manifest_key(after) if after else ""
+        found = (number_of(one.key) for one in self._objects.list(PREFIX, start_after=start))
+        return [number for number in found if number is not None]
+
+    def newest(self, after: int = 0) -> Manifest | None:
+        """The newest manifest; None where there is none.
+
+        Args:
+            after: A number that is known: manifests below it are not listed. It counts itself.
+
+        Raises:
+            CorruptData, Unsupported: It cannot be read, or a newer build wrote it.
+            StoreUnavailable: The store did not answer, or the newest one went while it was read.
+        """
+        numbers = self.numbers(after=max(after - 1, 0))
+        if not numbers:
+            return None
+        found = self.manifest(numbers[-1])
+        if found is None:
+            raise StoreUnavailable(f"{manifest_key(numbers[-1])}: it was listed, and is not there")
+        return found
+
+    def manifest(self, number: int) -> Manifest | None:
+        """The manifest of a number; None where there is none (any more). Raises as `newest`."""
+        last = self._last
+        if last is not None and last.number == number:
+            return last
+        found = self._objects.get(manifest_key(number))
+        if found is None:
+            return None
+        self._last = Manifest.of(found.body, found.key)
+        return self._last
+
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Publish it, unless its number is taken.
+
+        Raises:
+            AlreadyExists: Another one has its number, or this very one from an earlier attempt whose fields differ:
+                whose it is, its stamp says.
+        """
+        with effect("records.put_manifest"):
+            self._objects.put_if_absent(manifest.key, manifest.to_json(), metadata={})
+
+    def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:
+        """Store versions, ascending by id and sub, as blocks that no manifest names yet.
+
+        Blocks of a process that dies are swept when they are old. Each has a name of its own: repeating it harms
+        nothing.
+        """
+        for part, file in encoded(kind, versions):
+            between_units()
+            block = describe(f"{kind}-{uuid4().hex}", kind, part, file)
+            with effect("records.put_block"):
+                self._objects.put_if_absent(block.key, file, metadata={})
+            yield block
+
+    def read_block(
+        self, block: Block, columns: Sequence[str] | None = None, ids: tuple[int, int] | None = None
+    ) -> "pa.Table":
+        """Its versions, as `logstore.records.blocks.decode` says.
+
+        Raises:
+            MissingData: A manifest names it, and it is not there.
+            CorruptData, Unsupported: It is not what the manifest says, or a newer build wrote it.
+        """
+        found = self._objects.get(block.key)
+        if found is None:
+            raise MissingData(f"{block.key}: a manifest names it, and the bucket has no such object")
+        return decode(block, found.body, columns=columns, ids=ids)
+
+    def put_us(self, key: str) -> int | None:
+        """When the object was put, by the store's clock; None where there is none, or the store tells no time."""
+        found = self._objects.head(key)
+        return found[0].modified_us if found else None
+
+    def pin(self, pin_id: str, manifest: int, until_us: int, what: str) -> None:
+        """Keep a manifest and its blocks until a time; again with a later time, for longer.
+
+        Raises:
+            InvalidInput: `what` is not one word.
+        """
+        if not what.isalpha():
+            raise InvalidInput("pin", expected="one word", found=what)
+        folder = f"{PINS}{what}/{_quoted(pin_id)}/"
+        key = f"{folder}{manifest:012d}-{until_us:017d}"
+        with effect("records.pin"):
+            self._objects.put_if_absent(key, b"{}", metadata={})
+        self._only(folder, key)
+
+    def pin_newest(self, pin_id: str, until_us: int, what: str) -> Manifest | None:
+        """Pin the newest manifest and give it; None where there is none.
+
+        A sweep that lists pins just before would miss one for a manifest that it is about to remove. So the pin
+        counts only if the manifest is still among the newest ones once it stands.
+        """
+        while (found := self.newest()) is not None:
+            between_units()
+            self.pin(pin_id, found.number, until_us, what)
+            if len(self.numbers(after=found.number)) < _NEAR:
+                return found
+        return None
+
+    def unpin(self, pin_id: str) -> None:
+        """Let go of what it pinned; a pin that is not there is no error."""
+        keys = [key for key, one in self._pins() if one.pin_id == pin_id]
+        with effect("records.unpin"):
+            self._deleted(keys)
+
+    def pins(self, *, now_us: int = 0) -> list[Pin]:
+        """Pins that have not run out at that time, one for each id and manifest that it holds."""
+        return [one for _, one in self._pins() if one.until_us > now_us]
+
+    def _pins(self) -> Iterator[tuple[str, Pin]]:
+        for one in self._objects.list(PINS):
+            found = _PIN.fullmatch(one.key)
+            if found:
+                what, pin_id, manifest, until_us = found.groups()
+                pin = Pin(pin_id=unquote(pin_id), what=what, manifest=int(manifest), until_us=int(until_us))
+                yield one.key, pin
+
+    def acknowledge(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
+        """Say in the name of a replica that it has applied this manifest and all before; 0 registers it.
+
+        Tombstones wait for it from then on, until it has been silent for the eligible age.
+
+        Args:
+            replica_id: Its catalog's id, or another name that stays.
+            manifest: A number.
+            epoch: Of that manifest.
+            at_us: Now, by any clock: it tells one word from the next.
+        """
+        folder = f"{REPLICAS}{_quoted(replica_id)}/"
+        key = f"{folder}{manifest:012d}-{epoch:012d}-{at_us:017d}"
+        with effect("records.acknowledge"):
+            self._objects.put_if_absent(key, b"{}", metadata={})
+        self._only(folder, key)
+
+    def forget_replica(self, replica_id: str) -> None:
+        """Take back what it acknowledged: it is a replica no longer."""
+        self._deleted([one.key for one in self._objects.list(f"{REPLICAS}{_quoted(replica_id)}/")])
+
+    def replicas(self) -> list[Acknowledgement]:
+        """What each replica acknowledged, ascending by id: of several words the lowest manifest, and the last time."""
+        told: dict[str, Acknowledgement] = {}
+        for one in self._objects.list(REPLICAS):
+            found = _REPLICA.fullmatch(one.key)
+            if not found:
+                continue
+            name, manifest, epoch = unquote(found[1]), int(found[2]), int(found[3])
+            at_us = int(found[4]) if one.modified_us is None else one.modified_us
+            before = told.get(name)
+            if before is not None:
+                manifest, epoch = min((manifest, epoch), (before.manifest, before.epoch))
+                at_us = max(at_us, before.at_us)
+            told[name] = Acknowledgement(replica_id=name, manifest=manifest, epoch=epoch, at_us=at_us)
+        return [told[name] for name in sorted(told)]
+
+    def _only(self, folder: str, key: str) -> None:
+        """Delete what else stands in the folder."""
+        self._deleted([one.key for one in self._objects.list(folder) if one.key != key])
+
+    def _deleted(self, keys: Sequence[str]) -> None:
+        report = self._objects.delete(keys) if keys else None
+        if report is not None and report.failed:
+            key, why = next(iter(report.failed.items()))
+            raise StoreUnavailable(f"{key}: it could not be deleted: {why}")
+
+
+def _quoted(name: str) -> str:
+    """A name as one part of a key that every store keeps as it is."""
+    if not name:
+        raise InvalidInput("name", expected="1 character or more", found=name)
+    return quote(name, safe="").replace(".", "%2E")

@@ -1,0 +1,157 @@
+"""The record log in its bucket: manifests, blocks, pins, and what replicas acknowledged."""
+
+from dataclasses import replace
+
+import pytest
+
+from logstore.errors import AlreadyExists, CorruptData, InvalidInput, MissingData, StoreUnavailable, Unsupported
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.records.kinds import FORMAT, RecordKind
+from logstore.records.manifest import Ceilings, Manifest, manifest_key
+from logstore.records.services.record_log import PINS, REPLICAS, Pin, RecordLog
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.logstore.records.versions import table, version
+
+
+@pytest.fixture
+def objects() -> FakeObjectStore:
+    return FakeObjectStore()
+
+
+@pytest.fixture
+def log(objects: FakeObjectStore) -> RecordLog:
+    return RecordLog(objects)
+
+
+def manifest(number: int, stamp: str = "s") -> Manifest:
+    """One without blocks."""
+    return Manifest(
+        number=number, catalog_id="c", epoch=1, bundles=64, stamp=stamp, flushed_us=number, ceilings=Ceilings()
+    )
+
+
+def test_newest_manifest_is_the_one_of_the_highest_number(log: RecordLog, objects: FakeObjectStore) -> None:
+    """Other objects beside manifests are passed over."""
+    assert log.newest() is None
+    for number in (9, 10, 100, 11):
+        log.put_manifest(manifest(number))
+    objects.put_if_absent("records/manifest/README", b"x", metadata={})
+    assert log.newest() == manifest(100)
+    assert log.newest(after=100) == manifest(100)
+    assert log.newest(after=101) is None
+    assert log.numbers(after=10) == [11, 100]
+
+
+def test_of_two_manifests_of_one_number_one_is_put(log: RecordLog) -> None:
+    """The other writer is told, and reads whose it is."""
+    log.put_manifest(manifest(1, "ours"))
+    log.put_manifest(manifest(1, "ours"))  # the same again is no other
+    with pytest.raises(AlreadyExists):
+        log.put_manifest(manifest(1, "theirs"))
+    assert log.manifest(1) == manifest(1, "ours")
+    assert log.manifest(2) is None
+
+
+def test_a_manifest_of_a_newer_format_or_of_no_sense_is_named(log: RecordLog, objects: FakeObjectStore) -> None:
+    """Nothing is concluded from one that cannot be read."""
+    log.put_manifest(replace(manifest(1), format=FORMAT + 1))
+    objects.put_if_absent(manifest_key(2), b"{", metadata={})
+    with pytest.raises(Unsupported, match="000000000001"):
+        RecordLog(objects).manifest(1)
+    with pytest.raises(CorruptData, match="000000000002"):
+        log.newest()
+
+
+def test_a_newest_manifest_that_goes_while_it_is_read_is_no_empty_log(log: RecordLog, objects: FakeObjectStore) -> None:
+    """It is asked for again."""
+    log.put_manifest(manifest(1))
+
+    def remove() -> None:
+        objects.delete([manifest_key(1)])
+
+    gone = Fault(operation=Operation.GET, kind=FaultKind.CALL, action=remove)
+    objects.plan(gone)
+    with pytest.raises(StoreUnavailable, match="listed"):
+        log.newest()
+
+
+def test_blocks_come_back_and_are_named_where_they_are_damaged(log: RecordLog, objects: FakeObjectStore) -> None:
+    """A block that a manifest names and the bucket has not is data loss."""
+    versions = table(RecordKind.LEDGER, [version(one, 1) for one in range(5)])
+    (block,) = log.put_blocks(RecordKind.LEDGER, versions)
+    assert log.read_block(block).equals(versions)
+    assert log.read_block(block, ["id"], (2, 3)).column("id").to_pylist() == [2, 3]
+    whole = objects._held[block.key]
+    objects._held[block.key] = replace(whole, body=whole.body[:-1])
+    with pytest.raises(CorruptData, match=block.key):
+        log.read_block(block)
+    objects.delete([block.key])
+    with pytest.raises(MissingData, match=block.key):
+        log.read_block(block)
+
+
+def test_a_pin_holds_until_it_is_renewed_taken_back_or_run_out(log: RecordLog, objects: FakeObjectStore) -> None:
+    """One object for each, whatever its name."""
+    log.pin("rebuild-catalog/c.1-7", 7, 100, "rebuild")
+    log.pin("raid", 8, 50, "raid")
+    log.pin("raid", 8, 200, "raid")
+    assert log.pins(now_us=100) == [Pin(pin_id="raid", what="raid", manifest=8, until_us=200)]
+    assert {one.pin_id for one in log.pins()} == {"raid", "rebuild-catalog/c.1-7"}
+    assert len([key for key in objects.keys if key.startswith(PINS)]) == 2
+    log.unpin("rebuild-catalog/c.1-7")
+    log.unpin("rebuild-catalog/c.1-7")
+    assert {one.pin_id for one in log.pins()} == {"raid"}
+    with pytest.raises(InvalidInput, match="one word"):
+        log.pin("raid", 8, 200, "a/b")
+
+
+def test_a_pin_whose_renewal_dies_midway_still_holds(log: RecordLog) -> None:
+    """Both stand then, and the longer one counts."""
+    log.pin("raid", 8, 50, "raid")
+    arm("records.pin.after", "crash")
+    with pytest.raises(SimulatedCrash):
+        log.pin("raid", 8, 200, "raid")
+    disarm()
+    assert [one.until_us for one in log.pins(now_us=100)] == [200]
+
+
+def test_the_newest_manifest_is_pinned_while_it_is_the_newest(log: RecordLog, objects: FakeObjectStore) -> None:
+    """Where a sweep may have overlooked the pin, for many newer ones had come, the newest of those is taken."""
+    assert log.pin_newest("raid", 10, "raid") is None
+    log.put_manifest(manifest(1))
+
+    def overtake() -> None:
+        for number in range(2, 80):
+            log.put_manifest(manifest(number))
+
+    slow = Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: PINS in key)
+    objects.plan(slow)
+    found = log.pin_newest("raid", 10, "raid")
+    assert found == manifest(79)
+    assert [one.manifest for one in log.pins()] == [79]
+
+
+def test_replicas_say_how_far_they_are(log: RecordLog, objects: FakeObjectStore) -> None:
+    """By the store's clock, and one object for each."""
+    log.acknowledge("b", 0, 1, 10)
+    log.acknowledge("a/1", 4, 1, 10)
+    objects.advance(seconds=1)
+    log.acknowledge("a/1", 5, 1, 11)
+    found = log.replicas()
+    assert [(one.replica_id, one.manifest, one.epoch) for one in found] == [("a/1", 5, 1), ("b", 0, 1)]
+    assert found[0].at_us - found[1].at_us == 1_000_000
+    assert len([key for key in objects.keys if key.startswith(REPLICAS)]) == 2
+    log.forget_replica("b")
+    assert [one.replica_id for one in log.replicas()] == ["a/1"]
+
+
+def test_a_replica_that_dies_between_two_words_counts_by_the_lower_one(log: RecordLog) -> None:
+    """It may have applied less than the later one says, never less than the earlier one; and there is always one."""
+    log.acknowledge("a", 4, 1, 10)
+    arm("records.acknowledge.after", "crash")
+    with pytest.raises(SimulatedCrash):
+        log.acknowledge("a", 5, 1, 11)
+    disarm()
+    assert [one.manifest for one in log.replicas()] == [4]
+    log.acknowledge("a", 5, 1, 12)
+    assert [one.manifest for one in log.replicas()] == [5]
