@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from activities.bulk import RUN_CLAIM_S, OwnOutput, run_to_end
 from activities.deletion.claims import own_claim
-from activities.heartbeats import beating
+from activities.heartbeats import renewing
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
@@ -103,7 +103,7 @@ class TopicBuilding:
         def made() -> BulkJob:
             return job(tuple(self._runs.run(request.run_id).summary[_TOPICS]))
 
-        return _built(run_to_end(self._bulk, self._job, made, master=request.master))
+        return _built(run_to_end(self._bulk, self._job, made, master=request.master, renew=self._renew))
 
     def _folder(self, run_id: str) -> Path:
         """Of what the job has published."""
@@ -112,7 +112,7 @@ class TopicBuilding:
     def _switch(self, topics: Iterable[T], switch: Callable[[T], bool]) -> Switched:
         """Switch topics one by one; `switch` says whether one has what was built."""
         done = Counter[str]()
-        with beating(lambda: (done.total(),)):
+        with renewing(self._renew, lambda: (done.total(),)):
             for topic in topics:
                 between_units()
                 try:
@@ -130,6 +130,9 @@ class TopicBuilding:
             run = self._runs.run(request.run_id)
         self._output.forget(request.run_id)
         return Built(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
+
+    def _renew(self) -> None:
+        """Hold further what the build has claimed of its topics; nothing, unless a room says otherwise."""
 
 
 def _built(summary: BulkSummary) -> Built:

@@ -5,7 +5,7 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Final
 
-from activities.heartbeats import beating, raise_if_cancelled
+from activities.heartbeats import raise_if_cancelled, renewing
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
@@ -76,7 +76,14 @@ class OwnOutput:
             self._bulk.forget(run_id)
 
 
-def run_to_end(bulk: BulkJobs, name: str, make: Callable[[], BulkJob], *, master: str = "") -> BulkSummary:
+def run_to_end(
+    bulk: BulkJobs,
+    name: str,
+    make: Callable[[], BulkJob],
+    *,
+    master: str = "",
+    renew: Callable[[], object] = lambda: None,
+) -> BulkSummary:
     """Run a job until its output is published; heartbeats tell its progress, a cancellation ends all of it.
 
     Args:
@@ -84,6 +91,7 @@ def run_to_end(bulk: BulkJobs, name: str, make: Callable[[], BulkJob], *, master
         name: The job's.
         make: Makes it, while heartbeats are sent already.
         master: The cluster; empty: that of the settings.
+        renew: Called with heartbeats, every 15 s: it renews claims of what the job works on.
     """
     seen = BulkProgress(stage=name, done=0, tasks=0)
 
@@ -93,7 +101,7 @@ def run_to_end(bulk: BulkJobs, name: str, make: Callable[[], BulkJob], *, master
         stop()
 
     stop = _in_this_context(raise_if_cancelled)
-    with beating(lambda: (seen.stage, seen.done, seen.tasks)):
+    with renewing(renew, lambda: (seen.stage, seen.done, seen.tasks)):
         job = make()
         with effect("reconciliation.run_bulk"):
             return bulk.run(job, progress, master=master)

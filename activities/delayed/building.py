@@ -48,11 +48,11 @@ class IndexBuilding(TopicBuilding):
 
     @defined(name="delayed.build_indexes")
     def build_indexes(self, request: BuildInput) -> Built:
-        """Run the bulk job until its output is published. It claims the topics' lists for this workflow, for a while.
+        """Run the bulk job until its output is published. It claims the topics' lists for this workflow.
 
         Idempotency: keyed by run_id; what was published is answered.
-        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job with all that it
-            submits later.
+        Heartbeat: (stage, tasks done, tasks), every two seconds; the claims are renewed with it. A cancellation cancels
+            the job with all that it submits later.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         claim = own_claim()
@@ -65,6 +65,7 @@ class IndexBuilding(TopicBuilding):
                 buckets=self._limits.buckets,
                 workflow_id=claim.workflow_id,
                 workflow_run=claim.run_id,
+                claim_s=claim.ttl_s,
             ),
         )
 
@@ -73,7 +74,7 @@ class IndexBuilding(TopicBuilding):
         """Store the buckets of one page of topics, and switch each topic to its own; its claim is let go.
 
         Idempotency: keyed by (run_id, page); a topic that was switched to counts as switched again.
-        Heartbeat: topics done, every two seconds.
+        Heartbeat: topics done, every two seconds; claims of topics that are not switched yet are renewed with it.
         Raises: PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         files, workflow_id = IndexFiles(self._folder(request.run_id)), own_claim().workflow_id
@@ -95,3 +96,6 @@ class IndexBuilding(TopicBuilding):
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self._conclude(request)
+
+    def _renew(self) -> None:
+        self._index.renew(own_claim())

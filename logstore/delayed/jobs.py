@@ -31,6 +31,7 @@ class BuildIndexes:
     buckets: int = 20  # of a topic, at most, unless they would be too large for a task
     workflow_id: str = ""  # in whose name the topics' lists are claimed
     workflow_run: str = ""
+    claim_s: float = 60.0  # until they lapse, unless the workflow renews them
 
     name = "build-delayed-index"
 

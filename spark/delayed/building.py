@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from infra.catalog import SqlCatalog, open_catalog
 from infra.catalog.delayed.due import delayed_sizes
@@ -30,8 +29,6 @@ from spark.runner import JobRun, Main
 from spark.sources.objects import NativeAddresses
 from spark.sources.stores import log_stores
 from spark.sources.topics import WAVES, by_size, dealt, is_active, left_out
-
-_CLAIM_S: Final = 600.0  # seals and merges of the topic wait so long; what is published is decided by the version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +97,7 @@ def _planned(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: 
     if not is_active(catalog, topic_id):
         return None
     if job.workflow_id:
-        catalog.delayed.claim(topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=_CLAIM_S))
+        catalog.delayed.claim(topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=job.claim_s))
     listed, frontier = catalog.delayed.listed(topic_id), catalog.transactions.frontier(topic_id, from_ledger=0)
     now_ms = catalog.delayed.now_ms()
     found = [segment for _, segment in log.segments(topic_id, behind=NOWHERE, last=frontier.last or NOWHERE)]

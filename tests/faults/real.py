@@ -179,17 +179,17 @@ async def eventually(true: Callable[[], bool], what: str, *, within_s: float = E
         await asyncio.sleep(0.1)
 
 
-async def ended(handle: WorkflowHandle[Any, Any]) -> None:
+async def ended(handle: WorkflowHandle[Any, Any], *, within_s: float = ENDS_WITHIN_S) -> None:
     """Wait for the workflow's end; if it does not come, say what it and its children wait for."""
     try:
-        await asyncio.wait_for(handle.result(), ENDS_WITHIN_S)
+        await asyncio.wait_for(handle.result(), within_s)
     except TimeoutError:
         told = (await handle.describe()).raw_description
         waits = [
             f"{one.activity_type.name}, attempt {one.attempt}: {one.last_failure}" for one in told.pending_activities
         ]
         waits += [child.workflow_id for child in told.pending_children]
-        raise AssertionError(f"{handle.id} did not end within {ENDS_WITHIN_S:g} s; it waits for {waits}") from None
+        raise AssertionError(f"{handle.id} did not end within {within_s:g} s; it waits for {waits}") from None
 
 
 async def trim(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:

@@ -1,4 +1,4 @@
-"""Delayed messages on real servers: sealed and merged by workers that die by SIGKILL, and looked at from outside."""
+"""Delayed messages on real servers: sealed, merged and built by workers that die by SIGKILL; looked at from outside."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from logstore.ports.catalog import Topic
 from logstore.positions import Position
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.effects import Interruption
-from tests.faults.real import RealWorld, Worker, ended, eventually
+from tests.faults.real import ENDS_WITHIN_S, RealWorld, Worker, ended, eventually
 from workers.assembly.adapters import open_log
 from workers.client import Sexton
 
@@ -30,6 +30,16 @@ POINTS: Final = {
     for moment in ("before", "after", "reported_failed")
 }
 """Where a seal of several buckets comes by, and so do two merges: with the hit at which a process is to die."""
+
+BUILD_POINTS: Final = {
+    f"{effect}.{moment}": 1
+    for effect in (*_OF_CHANGES, "delayed.publish_index", "catalog.release_buckets", "reconciliation.run_bulk")
+    for moment in ("before", "after", "reported_failed")
+}
+"""Where a build of one topic comes by, beside what all bulk jobs do."""
+
+_BUILT_WITHIN_S: Final = 240.0
+"""Java starts twice where the first worker dies in the bulk job, whose heartbeats may be missed for 60 s."""
 
 Held = Counter[tuple[int, Position]]
 
@@ -89,7 +99,33 @@ async def worker_dies_in_a_merge(world: RealWorld, one: Interruption) -> None:
     await _at_rest(world, one, sexton, topic)
 
 
-async def _dies(world: RealWorld, one: Interruption, topic: Topic, pending: Held, job: Any, *, whole: bool) -> None:
+async def worker_dies_in_a_build(world: RealWorld, one: Interruption) -> None:
+    """The topic has its old buckets or its new one, and each message is in one of them."""
+    _limited(world, buckets=20)
+    topic, pending = await asyncio.to_thread(_written, world)
+    sexton = await Sexton.connect(world.settings)
+    sealer = await asyncio.to_thread(Worker, world, "worker-0")
+    await ended(await sexton.seal_buckets(topic))
+    await asyncio.to_thread(sealer.kill)
+    world.settings = world.settings.model_copy(update={"delayed_messages": 2 * _BUCKETS})
+    job = await sexton.build_delayed_index([topic])
+    await _dies(world, one, topic, pending, job, whole=True, within_s=_BUILT_WITHIN_S)
+    counts = (await job.result()).counts
+    assert (counts["switched"], counts["superseded"], counts["gone"]) == (1, 0, 0), f"{one}: {counts}"
+    assert await asyncio.to_thread(_held, world, topic) == (pending, 1)
+    await _at_rest(world, one, sexton, topic)
+
+
+async def _dies(
+    world: RealWorld,
+    one: Interruption,
+    topic: Topic,
+    pending: Held,
+    job: Any,
+    *,
+    whole: bool,
+    within_s: float = ENDS_WITHIN_S,
+) -> None:
     """A worker meets its failpoint in the job; right after it, `whole` or in part, each message is held once."""
     first = await asyncio.to_thread(Worker, world, "worker-1", str(one))
     if one.action == "kill":
@@ -99,7 +135,7 @@ async def _dies(world: RealWorld, one: Interruption, topic: Topic, pending: Held
         wrong = wrong_at_any_moment(await asyncio.to_thread(world.look))
         assert not wrong, f"right after {one}: {wrong}"
         await asyncio.to_thread(Worker, world, "worker-2")
-    await ended(job)
+    await ended(job, within_s=within_s)
 
 
 async def _at_rest(world: RealWorld, one: Interruption, sexton: Sexton, topic: Topic) -> None:

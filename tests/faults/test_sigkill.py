@@ -31,7 +31,13 @@ from tests.faults.real import (
     trim,
     write_in_a_process,
 )
-from tests.faults.reminding import POINTS, worker_dies_in_a_merge, worker_dies_in_a_seal
+from tests.faults.reminding import (
+    BUILD_POINTS,
+    POINTS,
+    worker_dies_in_a_build,
+    worker_dies_in_a_merge,
+    worker_dies_in_a_seal,
+)
 from tests.faults.scene import INLINE_BYTES, TopicPlan
 from tests.faults.world import World
 from tests.servers import settings_on
@@ -219,6 +225,7 @@ def every_case(
         (_worker_dies_in_a_delete, {name: count for name, count in deleted.items() if "_topic" in name}),
         (worker_dies_in_a_seal, POINTS),
         (worker_dies_in_a_merge, POINTS),
+        (worker_dies_in_a_build, BUILD_POINTS),
     ):
         for point, count in sorted(points.items()):
             effect, _, moment = point.rpartition(".")
@@ -244,6 +251,7 @@ def test_processes_killed_at_a_sample_of_effects_lose_nothing(
         *dice.sample(of[_worker_dies_as_it_marks], 1),
         *dice.sample(of[_worker_dies_in_a_delete], 1),
         *dice.sample(of[worker_dies_in_a_merge], 1),
+        *dice.sample([case for case in of[worker_dies_in_a_build] if "run_bulk" not in case[1].point], 1),
         *dice.sample([case for case in of[_worker_dies_in_an_offload] if case[1].point.startswith("offload.")], 1),
     ]
     _side_by_side(sample, worlds)

@@ -13,12 +13,13 @@ from infra.catalog import tables as t
 from infra.catalog.delayed.due import entries_behind
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
 from infra.catalog.engine.clock import Clock
-from infra.catalog.engine.many import BIG, Statement, any_of, ignoring_conflict, inserting, rows_of, value_of
+from infra.catalog.engine.many import BIG, Statement, among, any_of, ignoring_conflict, inserting, rows_of, value_of
 from logstore.delayed.buckets import NOWHERE, Bucket, BucketList
 from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId, Position, TopicId
 
 _I, _B = t.delayed_index.c, t.delayed_bucket.c
+_PAGE: Final = 1_000  # of claims: appends to these topics wait while they are renewed
 _NEW: Final = {"version": 0, "sealed_ledger": NOWHERE.ledger_id, "sealed_entry": NOWHERE.entry_id, "unsealed": 0}
 
 
@@ -130,6 +131,15 @@ def take(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int
     live = and_(_I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us)
     free = update(t.delayed_index).where(_I.topic_id == topic_id, ~live)
     return connection.execute(free.values(claimed_by(claim, now_us))).rowcount > 0
+
+
+def hold_page(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
+    """Renew a page of a workflow's claims, of topics above `after`; rows are locked ascending, as appends lock them."""
+    mine = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
+    page = connection.execute(mine.order_by(_I.topic_id).limit(_PAGE).with_for_update()).scalars().all()
+    these = update(t.delayed_index).where(among(connection, _I.topic_id, page))
+    connection.execute(these.values(claimed_by(claim, now_us)))
+    return [TopicId(one) for one in page]
 
 
 def holder_of(connection: Connection, topic_id: TopicId, *, now_us: int) -> str | None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from sqlalchemy import Connection
 
 from infra.catalog import tables as t
-from infra.catalog.delayed.bucket_rows import change_list, holder_of, let_go, lock_list, stored_list, take
+from infra.catalog.delayed.bucket_rows import change_list, hold_page, holder_of, let_go, lock_list, stored_list, take
 from infra.catalog.delayed.due import counted, due_topics, passed_buckets, unsealed_of
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.engine.database import OnDatabase
@@ -63,6 +63,15 @@ class SqlDelayedIndex(OnDatabase):
 
         with effect("catalog.claim_buckets"):
             return self._db.write(work)
+
+    def renew(self, claim: Claim) -> int:
+        """See `DelayedIndex.renew`."""
+        renewed, page = 0, [TopicId(-1)]
+        while page:
+            after = page[-1]
+            page = self._db.write(lambda c: hold_page(c, claim, after=after, now_us=self._db.now_us(c)))  # noqa: B023 - called here
+            renewed += len(page)
+        return renewed
 
     def release(self, topic_id: TopicId, workflow_id: str) -> None:
         """See `DelayedIndex.release`."""

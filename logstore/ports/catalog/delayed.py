@@ -83,6 +83,12 @@ class DelayedIndex(Protocol):
         Claims spare work alone: what is published is decided by the version.
         """
 
+    def renew(self, claim: Claim) -> int:
+        """Hold further every list that the workflow has claimed and nobody has taken since; how many.
+
+        They are renewed page by page. What dies in between leaves claims that lapse, which costs no more than work.
+        """
+
     def release(self, topic_id: TopicId, workflow_id: str) -> None:
         """Let the claim go, if it is that workflow's."""
 

@@ -99,6 +99,13 @@ class FakeDelayedIndex:
             row.holder, row.until_us = claim.workflow_id, self._catalog.until_us(claim.ttl_s)
             return True
 
+    def renew(self, claim: Claim) -> int:
+        with self._catalog.lock:
+            mine = [row for row in self._rows.values() if row.holder == claim.workflow_id]
+            for row in mine:
+                row.until_us = self._catalog.until_us(claim.ttl_s)
+            return len(mine)
+
     def release(self, topic_id: TopicId, workflow_id: str) -> None:
         with effect("catalog.release_buckets"), self._catalog.lock:
             if topic_id in self._rows and self._rows[topic_id].holder == workflow_id:

@@ -1,13 +1,16 @@
 """`build-delayed-index`: what its bulk job is told, and what becomes of lists that changed meanwhile."""
 
+import time
 from typing import Any
 
 import pytest
 
+from activities import heartbeats
 from logstore.delayed.jobs import BuildIndexes
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim
 from logstore.positions import TopicId
+from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.delayed.stored import Stored
 from tests.workflows.builds import build, run_id
 from tests.workflows.delayed.builds import built_of, topic_to_build
@@ -41,6 +44,33 @@ async def test_old_buckets_are_retired_and_the_claim_is_let_go(house: House, top
         await (await build(house, BUILD_DELAYED_INDEX)).result()
     assert topic.retired() == [old.bucket_id]
     assert topic.index.claim(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=1))
+
+
+async def test_claims_are_renewed_while_the_bulk_job_works_and_while_topics_are_switched(
+    house: House, topic: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With heartbeats: another job finds the list held all the time, and no longer than a minute after a death."""
+    monkeypatch.setattr(heartbeats, "_RENEW_EVERY_S", 0.01)
+    workflow_id = BUILD_DELAYED_INDEX.id(run_id(house, BUILD_DELAYED_INDEX))
+    renewed: list[float] = []
+
+    def lapse_and_wait() -> None:
+        assert topic.index.claim(topic.topic_id, Claim(workflow_id=workflow_id, run_id="r", ttl_s=-1))
+        assert topic.index.holder(topic.topic_id) is None
+        deadline = time.monotonic() + 30
+        while topic.index.holder(topic.topic_id) is None:
+            assert time.monotonic() < deadline, "the claim was never renewed"
+            time.sleep(0.01)
+        renewed.append(time.monotonic())
+
+    house.world.bulk.meanwhile = lambda _job, _beat: lapse_and_wait()
+    house.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lapse_and_wait))
+    async with house.worker():
+        await (await build(house, BUILD_DELAYED_INDEX)).result()
+    assert len(renewed) == 2
+    (job,) = house.world.bulk.ran
+    assert isinstance(job, BuildIndexes)
+    assert job.claim_s <= 60
 
 
 async def test_list_that_changed_stays_and_a_topic_that_has_gone_is_counted(house: House, topic: Stored) -> None:

@@ -2,10 +2,12 @@
 
 import pytest
 
+from infra.catalog.delayed import bucket_rows
 from logstore.delayed.buckets import BucketLimits
 from logstore.ports.catalog import BucketSwitch, TopicState, Unsealed
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.delayed.steps import delay, seal, sealed
+from tests.contracts.catalog.sql_world import SqlWorld
 from tests.contracts.catalog.steps import acknowledge, append, at, filled, new_topic, race, roll
 from tests.contracts.catalog.world import claim
 from tests.contracts.catalog.worlds import World
@@ -171,6 +173,29 @@ def test_claim_is_one_workflows_until_it_ends_or_lets_go(world: World) -> None:
     assert index.claim(topic_id, claim("c"))
     assert not index.claim(TopicId(99), claim("c"))
     index.release(TopicId(99), "c")
+
+
+def test_renewing_holds_all_that_a_workflow_has_claimed(world: World) -> None:
+    """What has lapsed and is nobody else's, too; what another workflow has by now, or was let go, stays as it is."""
+    index = world.catalog.delayed
+    held, lapsed, taken, free = (new_topic(world, f"persistent://a/b/{number}").topic_id for number in range(4))
+    assert all(index.claim(one, claim("a")) for one in (held, free))
+    assert all(index.claim(one, claim("a", ttl_s=-1)) for one in (lapsed, taken))
+    assert index.claim(taken, claim("b", ttl_s=-1))
+    index.release(free, "a")
+    assert index.renew(claim("a")) == 2
+    assert [index.holder(one) for one in (held, lapsed, taken, free)] == ["a", "a", None, None]
+    assert index.renew(claim("nobody")) == 0
+
+
+def test_claims_are_renewed_page_by_page(sql_world: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is passed over where one page ends and the next begins."""
+    monkeypatch.setattr(bucket_rows, "_PAGE", 2)
+    index = sql_world.catalog.delayed
+    topics = [new_topic(sql_world, f"persistent://a/b/{number}").topic_id for number in range(5)]
+    assert all(index.claim(one, claim("a", ttl_s=-1)) for one in topics)
+    assert index.renew(claim("a")) == 5
+    assert {index.holder(one) for one in topics} == {"a"}
 
 
 def test_holder_is_the_workflow_whose_claim_is_alive(world: World) -> None:
