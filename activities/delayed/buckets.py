@@ -29,7 +29,7 @@ from activities.delayed.values import (
 from activities.deletion.claims import own_claim
 from activities.dispatch import check_topic_name
 from activities.heartbeats import beating, defined, renewing
-from logstore.delayed.buckets import Bucket, BucketFacts, BucketLimits, pair_to_merge
+from logstore.delayed.buckets import Bucket, BucketFacts, BucketLimits, BucketList, pair_to_merge
 from logstore.delayed.services.merging import Merged, Merger
 from logstore.delayed.services.sealing import Sealed, Sealer
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
@@ -52,6 +52,7 @@ class DelayedBuckets:
         """Take the lists of buckets, who changes them, and when it is time for that."""
         self._index, self._topics = index, topics
         self._sealer, self._merger, self._limits = sealer, merger, limits
+        self._stuck: dict[TopicId, int] = {}  # versions of lists of which no two neighbours can be read
 
     @defined(name="delayed.due_topics")
     @beating()
@@ -115,7 +116,7 @@ class DelayedBuckets:
         return self._sealed(topic_id, done)
 
     def _sealed(self, topic_id: TopicId, done: Sealed) -> SealedTopics:
-        over = done.listed > self._limits.buckets
+        over = done.listed > self._limits.buckets and not self._is_stuck(topic_id)
         return SealedTopics(
             topics=1,
             buckets=done.buckets,
@@ -124,6 +125,27 @@ class DelayedBuckets:
             overtaken=int(done.overtaken),
             over_limit=[OverLimit(topic_id=topic_id, topic=self._name(topic_id))] if over else [],
         )
+
+    def _is_stuck(self, topic_id: TopicId) -> bool:
+        """Whether a merge here has found nothing that it can read, and the list is as it was then.
+
+        Memory of this process: another one, or this one once it is started again, starts one more merge that ends so.
+        """
+        if topic_id in self._stuck and self._index.listed(topic_id).version != self._stuck[topic_id]:
+            del self._stuck[topic_id]
+        return topic_id in self._stuck
+
+    def _tell_stuck(self, topic_id: TopicId, listed: BucketList, limit: int) -> None:
+        if self._stuck.get(topic_id) != listed.version:
+            self._stuck[topic_id] = listed.version
+            _LOG.error(
+                "DelayedBucketsStuck: topic %s: %d buckets, of at most %d, and no two neighbours can be read; no merge"
+                " is started until the list changes: write them anew by `sexton delayed build %s`",
+                self._name(topic_id),
+                len(listed.buckets),
+                limit,
+                self._name(topic_id),
+            )
 
     def _name(self, topic_id: TopicId) -> str:
         try:
@@ -165,12 +187,15 @@ class DelayedBuckets:
         topic_id, limit = TopicId(request.topic_id), request.max_buckets or self._limits.buckets
         if not self._index.claim(topic_id, own_claim()):
             return Choice(chosen=Chosen.HELD if self._stands(topic_id) else Chosen.GONE, limit=limit)
-        listed = self._index.listed(topic_id).buckets
-        if len(listed) <= limit:
-            return Choice(chosen=Chosen.WITHIN, buckets=len(listed), limit=limit)
-        pair = pair_to_merge(listed, damaged={LedgerId(one) for one in request.damaged})
+        listed = self._index.listed(topic_id)
+        buckets = listed.buckets
+        if len(buckets) <= limit:
+            return Choice(chosen=Chosen.WITHIN, buckets=len(buckets), limit=limit)
+        pair = pair_to_merge(buckets, damaged={LedgerId(one) for one in request.damaged})
+        if not pair:
+            self._tell_stuck(topic_id, listed, limit)
         chosen = Chosen.PAIR if pair else Chosen.DAMAGED
-        return Choice(chosen=chosen, pair=list(map(_facts, pair or ())), buckets=len(listed), limit=limit)
+        return Choice(chosen=chosen, pair=list(map(_facts, pair or ())), buckets=len(buckets), limit=limit)
 
     def _stands(self, topic_id: TopicId) -> bool:
         try:

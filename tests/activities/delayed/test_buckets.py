@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -152,6 +153,28 @@ def test_topics_with_too_many_buckets_are_named(topic: Stored) -> None:
     topic.sealed([1], [2], [3])
     done = _run(topic.world.activities.delayed.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]))
     assert [(one.topic_id, one.topic) for one in done.over_limit] == [(topic.topic_id, topic.world.topic.name)]
+
+
+def test_merge_that_can_read_no_two_neighbours_is_told_once_and_not_started_again(
+    topic: Stored, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until the list changes, by a seal or by a build; a merge that an operator asks for looks all the same."""
+    _, second, _ = topic.sealed([1], [2], [3])
+    seal, choose = topic.world.activities.delayed.seal_topics, topic.world.activities.delayed.choose_pair
+    page, asked = SealTopicsInput(topic_ids=[topic.topic_id]), ChooseInput(topic_id=topic.topic_id)
+    stuck = replace(asked, damaged=[int(second.bucket_id)])
+    for _ in range(2):
+        assert _run(choose, stuck).chosen is Chosen.DAMAGED
+        _run(topic.world.activities.delayed.let_go, LetGoInput(topic_id=topic.topic_id))
+        assert _run(seal, page).over_limit == []
+    told = [one.getMessage() for one in caplog.records if "DelayedBucketsStuck" in one.getMessage()]
+    assert len(told) == 1
+    assert f"sexton delayed build {topic.world.topic.name}" in told[0]
+    assert _run(choose, asked).chosen is Chosen.PAIR
+    _run(topic.world.activities.delayed.let_go, LetGoInput(topic_id=topic.topic_id))
+    topic.sealed([4])
+    assert [one.topic_id for one in _run(seal, page).over_limit] == [topic.topic_id]
+    assert _run(choose, stuck).chosen is Chosen.PAIR
 
 
 def test_pair_with_the_fewest_messages_is_chosen_and_claimed(topic: Stored) -> None:
