@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logstore.delayed.jobs import BuildIndexes
+from logstore.records.rebuilding import RebuildRecords
 from logstore.transactions.jobs import BuildBuffers
 
 
@@ -65,7 +66,7 @@ class VerifyFindings:
     name = "verify-findings"
 
 
-BulkJob = ListStorage | ReadReferences | CompareSides | VerifyFindings | BuildBuffers | BuildIndexes
+BulkJob = ListStorage | ReadReferences | CompareSides | VerifyFindings | BuildBuffers | BuildIndexes | RebuildRecords
 """All of them; those of transactions, of delayed messages, and another protocol's, join here."""
 
 

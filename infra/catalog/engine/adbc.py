@@ -1,4 +1,4 @@
-"""Bulk reads: a statement's rows as Arrow batches, by a connection that can only read.
+"""Bulk reads: a statement's rows as Arrow batches, by a connection that can only read; and bulk loads.
 
 A row costs about a tenth of what it costs as a Python object. Source: Arrow Database Connectivity (ADBC).
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import pyarrow as pa
-from sqlalchemy import URL, Integer, Select
+from sqlalchemy import URL, BigInteger, Column, Integer, LargeBinary, Select
 
 from infra.catalog.engine import faults, files
 from infra.catalog.engine.database import parsed_url
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _CONNECT_S: Final = 10
 _BUSY_MS: Final = 5_000
 _BATCH_ROWS: Final = 65_536
+_UNSAFE: Final = ("locking_mode=EXCLUSIVE", "journal_mode=OFF", "synchronous=OFF", "cache_size=-131072")
 _CONTENDED: Final = re.compile(r"database (table )?is locked|SQLSTATE: (40001|40P01|55P03)")
 _DAMAGED: Final = re.compile(r"malformed|Type mismatch|Invalid UTF8|Failed to parse|SQLSTATE: XX00[12]")
 _LOST: Final = re.compile(r"SQLSTATE: (57P0|08|53)|\[libpq\] (Failed to connect|Execution error)|terminat|unexpectedly")
@@ -39,6 +40,15 @@ def schema_of(query: Select[Any]) -> pa.Schema:
     """What columns the rows of a statement have: 64-bit integers and texts."""
     kinds = ((name, column.type) for name, column in query.selected_columns.items())
     return pa.schema([(name, pa.int64() if isinstance(kind, Integer) else pa.string()) for name, kind in kinds])
+
+
+def arrow_type(column: Column[Any]) -> pa.DataType:
+    """What a bulk load hands to a column: PostgreSQL takes numbers of the very width alone."""
+    if isinstance(column.type, BigInteger):
+        return pa.int64()
+    if isinstance(column.type, Integer):
+        return pa.int32()
+    return pa.binary() if isinstance(column.type, LargeBinary) else pa.string()
 
 
 class ArrowReader:
@@ -94,6 +104,64 @@ def adbc_connect(database_url: str) -> Iterator[ArrowReader]:
 
 
 @contextmanager
+def adbc_writing(database_url: str) -> Iterator["ArrowWriter"]:
+    """A connection with one open transaction, which is committed when the block ends, and undone when it raises.
+
+    A SQLite file is written without a journal, and without waiting for the disk: it is of no use unless the block ends
+    well, and the caller sees to it that nobody takes it for a database before.
+
+    Raises:
+        As `adbc_connect`.
+    """
+    url = parsed_url(database_url)
+    with ExitStack() as stack:
+        with _told(url):
+            if url.get_backend_name() == "sqlite":
+                connection = stack.enter_context(_unsafe_sqlite(url))
+            else:
+                connection = stack.enter_context(_postgresql(url, writes=True))
+        writer = ArrowWriter(connection, url)
+        yield writer
+        with _told(url):
+            connection.commit()
+
+
+class ArrowWriter:
+    """One connection of one thread, in a transaction."""
+
+    def __init__(self, connection: "Connection", url: URL) -> None:
+        """Write by an open connection to the database of that URL."""
+        self._connection, self._url = connection, url
+        self.dialect = url.get_backend_name()
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a statement without parameters; its rows."""
+        with _told(self._url), self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    def ingest(self, table: str, rows: pa.RecordBatchReader) -> None:
+        """Append rows to a table; columns that they lack get their default."""
+        with _told(self._url), self._connection.cursor() as cursor:
+            cursor.adbc_ingest(table, rows, mode="append")
+
+
+@contextmanager
+def _unsafe_sqlite(url: URL) -> Iterator["Connection"]:
+    from adbc_driver_sqlite import dbapi  # noqa: PLC0415 - bulk jobs alone need it
+
+    path = str(url.database)
+    with files.held(path, files.ARROWS), dbapi.connect(f"file:{quote(path)}?mode=rw") as connection:
+        connection.adbc_connection.set_autocommit(True)  # these take no effect in a transaction
+        with connection.cursor() as cursor:
+            for pragma in _UNSAFE:
+                cursor.execute(f"PRAGMA {pragma}")
+                cursor.fetchall()
+        connection.adbc_connection.set_autocommit(False)
+        yield connection
+
+
+@contextmanager
 def _sqlite(url: URL) -> Iterator["Connection"]:
     from adbc_driver_sqlite import dbapi  # noqa: PLC0415 - bulk jobs alone need it
 
@@ -108,15 +176,16 @@ def _sqlite(url: URL) -> Iterator["Connection"]:
         yield connection
 
 
-def _postgresql(url: URL) -> AbstractContextManager["Connection"]:
+def _postgresql(url: URL, *, writes: bool = False) -> AbstractContextManager["Connection"]:
     """The words of the URL that psycopg gives to libpq are given to it here as well."""
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415
 
     _, words = url.get_dialect()().create_connect_args(url)
     words.setdefault("connect_timeout", _CONNECT_S)
-    words["options"] = f"{words.get('options', '')} -c default_transaction_read_only=on".strip()
-    connection: Connection = dbapi.connect(make_conninfo(**words), autocommit=True)
+    if not writes:
+        words["options"] = f"{words.get('options', '')} -c default_transaction_read_only=on".strip()
+    connection: Connection = dbapi.connect(make_conninfo(**words), autocommit=not writes)
     return connection
 
 

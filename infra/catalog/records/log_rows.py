@@ -100,3 +100,8 @@ def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings
 
 def _higher(column: Any, value: int) -> Any:  # noqa: ANN401 - a column
     return case((column < value, value), else_=column)
+
+
+def end_rebuild(connection: Connection, rebuild: str) -> None:
+    """Forget the rebuild that has loaded the catalog: it is complete."""
+    connection.execute(update(t.record_log).where(_L.rebuild == rebuild).values(rebuild=None))

@@ -1,0 +1,247 @@
+"""The `Rebuild` port: a bulk load of a catalog into an empty database, all of it or nothing.
+
+On PostgreSQL one transaction does it, which holds the tables. A SQLite file is written beside its place, under a name
+that nobody opens, and gets its own when it is complete and on the disk. Triggers are off meanwhile, for what is loaded
+is in blocks already, and indexes are made of whole columns afterwards.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import pyarrow as pa
+from sqlalchemy import URL, Connection, func, select
+
+from infra.catalog import tables as t
+from infra.catalog.engine.adbc import ArrowWriter, adbc_writing, arrow_type
+from infra.catalog.engine.database import Database, parsed_url, shown_url
+from infra.catalog.engine.versions import check_version, upgrade, version
+from infra.catalog.records.log_rows import end_rebuild
+from logstore.errors import PreconditionFailed
+from logstore.failpoints import effect
+from logstore.ports.catalog.rebuilding import Load, Target
+from logstore.records.kinds import RecordKind
+from logstore.records.rebuilding import LOAD_ORDER, LoadFiles
+from logstore.transactions.transactions import MOST_COORDINATORS
+
+_HELD: Final = ("topic", "ledger", "pending_deletion", "record_log", "catalog")  # by any work that begins meanwhile
+_NUMBERED: Final[Mapping[str, tuple[str, RecordKind]]] = {
+    "ledger_list": ("list_id", RecordKind.LIST),
+    "cursor": ("cursor_id", RecordKind.CURSOR),
+    "pending_deletion": ("row_id", RecordKind.DELETION),
+}
+"""Tables that number their rows themselves: the column, and the kind of records in whose ids it is."""
+
+
+class SqlRebuild:
+    """The `Rebuild` port: a database into which a catalog is rebuilt."""
+
+    def __init__(self, database_url: str) -> None:
+        """Open nothing yet.
+
+        Raises:
+            InvalidInput: Not the URL of a database that can hold a catalog.
+        """
+        self._url, self._parsed = database_url, parsed_url(database_url)
+
+    def target(self) -> Target:
+        """See `Rebuild.target`."""
+        with _opened(self._url) as database:
+            if database.is_absent or version(database) is None:
+                return Target()
+            check_version(database)
+            with database.only_looking() as looking:
+                return looking.read(self._seen)
+
+    def _seen(self, connection: Connection) -> Target:
+        row = connection.execute(select(t.record_log)).one()
+        if row.rebuild:
+            return Target(rebuild=row.rebuild, state=row.state)
+        for name in LOAD_ORDER:
+            table = t.metadata.tables[name]
+            rows = connection.execute(select(func.count()).select_from(table)).scalar_one()
+            if rows:
+                raise self._not_empty(f"{rows:,} rows of {name}")
+        if row.manifest:
+            raise self._not_empty(f"a catalog with manifest {row.manifest} of a record log")
+        return Target()
+
+    def _not_empty(self, found: str) -> PreconditionFailed:
+        shown = shown_url(self._url)
+        return PreconditionFailed(f"database {shown}: expected an empty one to rebuild into, found {found}")
+
+    def load(self, load: Load, files: LoadFiles, proceed: Callable[[], None]) -> None:
+        """See `Rebuild.load`."""
+        if self.target().rebuild == load.rebuild:
+            return
+        if self._parsed.get_backend_name() == "sqlite":
+            self._load_file(load, files, proceed)
+        else:
+            with _opened(self._url) as database:
+                upgrade(database, bundles=load.manifest.bundles)
+            with effect("records.load_rows"), adbc_writing(self._url) as writer:
+                writer.execute(f"LOCK TABLE {', '.join(_HELD)} IN ACCESS EXCLUSIVE MODE")
+                self._check_empty(writer, load)
+                _fill(writer, load, files, proceed)
+
+    def end(self, rebuild: str) -> None:
+        """See `Rebuild.end`."""
+        with _opened(self._url) as database:
+            database.write(lambda connection: end_rebuild(connection, rebuild))
+
+    def _check_empty(self, writer: ArrowWriter, load: Load) -> None:
+        """Once more, under the locks: of two loads at once the second finds the first one's rows.
+
+        One of the same rebuild has nothing to do any more, and its retry sees that.
+        """
+        (found,) = writer.execute("SELECT rebuild, manifest FROM record_log")
+        if found[0] or found[1]:
+            raise self._not_empty(f"a catalog of rebuild {found[0]}, which is not {load.rebuild}, or loaded meanwhile")
+
+    def _load_file(self, load: Load, files: LoadFiles, proceed: Callable[[], None]) -> None:
+        path = Path(str(self._parsed.database))
+        for left in path.parent.glob(f".{path.name}.{load.rebuild}.*"):
+            left.unlink(
+                missing_ok=True
+            )  # of an attempt that died; one that lives finds no file to name, and looks again
+        new = path.with_name(f".{path.name}.{load.rebuild}.{uuid4().hex[:8]}")
+        url = URL.create("sqlite", database=str(new)).render_as_string()
+        try:
+            with effect("records.load_rows"):
+                with _opened(url) as database:
+                    upgrade(database, bundles=load.manifest.bundles)
+                with adbc_writing(url) as writer:
+                    _fill(writer, load, files, proceed)
+                _sync(new)
+            with effect("records.name_database"):
+                self._name(new, path)
+        finally:
+            for left in path.parent.glob(f"{new.name}*"):
+                left.unlink(missing_ok=True)
+
+    def _name(self, new: Path, path: Path) -> None:
+        """The file gets its place; an empty catalog that stands there makes room."""
+        if path.exists():
+            if self.target().rebuild:
+                raise self._not_empty("a catalog that another attempt has loaded meanwhile")
+            for left in (path, *(path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))):
+                left.unlink(missing_ok=True)
+        os.link(new, path)
+        _sync(path.parent)
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Database]:
+    database = Database(url, pool_size=1)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fill(writer: ArrowWriter, load: Load, files: LoadFiles, proceed: Callable[[], None]) -> None:
+    """Load all tables, without triggers and indexes, and write the rows that speak for the catalog."""
+    with _bare_tables(writer):
+        for name in LOAD_ORDER:
+            for part in files.of(name):
+                proceed()
+                with pa.memory_map(str(part)) as source, pa.ipc.open_file(source) as rows:
+                    batches = (rows.get_batch(at) for at in range(rows.num_record_batches))
+                    writer.ingest(name, pa.RecordBatchReader.from_batches(rows.schema, batches))
+        proceed()
+    _number_on(writer, load)
+    for name, rows in _own_rows(load):
+        writer.execute(f"DELETE FROM {name}")
+        writer.ingest(name, rows.to_reader())
+
+
+@contextmanager
+def _bare_tables(writer: ArrowWriter) -> Iterator[None]:
+    """Without triggers and without indexes that guard nothing, while the block runs."""
+    names = ", ".join(f"'{name}'" for name in LOAD_ORDER)
+    if writer.dialect == "sqlite":
+        found = writer.execute(
+            "SELECT type, name, sql FROM sqlite_master WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
+            f" AND tbl_name IN ({names}) ORDER BY type, name"
+        )
+        drop = [f'DROP {kind} "{name}"' for kind, name, _ in found]
+        make = [sql for *_, sql in found]
+    else:
+        found = writer.execute(
+            "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema()"
+            f" AND tablename IN ({names}) AND indexname NOT IN (SELECT conname FROM pg_constraint)"
+        )
+        drop = [f'ALTER TABLE "{name}" DISABLE TRIGGER USER' for name in LOAD_ORDER]
+        drop += [f'DROP INDEX "{name}"' for name, _ in found]
+        make = [sql for _, sql in found]
+        make += [f'ALTER TABLE "{name}" ENABLE TRIGGER USER' for name in LOAD_ORDER]
+        make += ["ANALYZE"]
+    for statement in drop:
+        writer.execute(statement)
+    yield
+    for statement in make:
+        writer.execute(statement)
+
+
+def _number_on(writer: ArrowWriter, load: Load) -> None:
+    """Let new rows get numbers that no row of the lost catalog can have had."""
+    highest = {kind: max((one.last_id for one in load.manifest.blocks if one.kind is kind), default=0) for kind in _K}
+    numbers = {("topic", "topic_id"): load.manifest.ceilings.topic - 1, ("record_outbox", "version"): load.version}
+    numbers |= {(name, column): highest[kind] for name, (column, kind) in _NUMBERED.items()}
+    for (name, column), last in numbers.items():
+        if writer.dialect == "postgresql":
+            writer.execute(f"SELECT setval(pg_get_serial_sequence('{name}', '{column}'), {max(last, 1)})")
+        else:  # of the others SQLite takes the highest row's number and one more
+            writer.execute(f"DELETE FROM sqlite_sequence WHERE name = '{name}'")
+            if name not in {"ledger_list", "cursor"}:
+                writer.execute(f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{name}', {last})")
+
+
+_K: Final = tuple(RecordKind)
+
+
+def _own_rows(load: Load) -> Iterator[tuple[str, pa.Table]]:
+    """The rows that no record holds: of the catalog, its record log, its buckets and its coordinators."""
+    manifest, ceilings = load.manifest, load.manifest.ceilings
+    catalog = {
+        "id": 1,
+        "epoch": load.epoch,
+        "next_ledger_id": ceilings.ledger,
+        "bundles": manifest.bundles,
+        "catalog_id": manifest.catalog_id,
+    }
+    log = {
+        "id": 1,
+        "manifest": manifest.number,
+        "stamp": manifest.stamp,
+        "pending": f'{{"{load.stamp}": {load.now_us}}}',
+        "state": "ADOPTING",
+        "rebuild": load.rebuild,
+        "ledger_ceiling": ceilings.ledger,
+        "topic_ceiling": ceilings.topic,
+        "transaction_ceiling": ceilings.transaction,
+        "flushed_us": manifest.flushed_us,
+    }
+    markers = [{"role": role.value, "bucket": bucket, "marked_us": load.now_us} for role, bucket in load.markers]
+    coordinators = [{"tc_id": at, "next_sequence": ceilings.transaction} for at in range(MOST_COORDINATORS)]
+    for name, rows in (
+        ("catalog", [catalog]),
+        ("record_log", [log]),
+        ("bucket_marker", markers),
+        ("transaction_coordinator", coordinators),
+    ):
+        table = t.metadata.tables[name]
+        if rows:
+            columns = {key: pa.array([row[key] for row in rows], arrow_type(table.c[key])) for key in rows[0]}
+            yield name, pa.table(columns)

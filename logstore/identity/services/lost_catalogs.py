@@ -1,0 +1,60 @@
+"""Buckets of a catalog whose database is lost: the marker of its records bucket says which catalog it was."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from logstore.errors import CatalogMismatch
+from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marked_by
+from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.ports.catalog import KnownCopy
+from logstore.ports.objects import ObjectStore
+
+
+class LostCatalog:
+    """The `Identities` of a catalog that cannot be asked: nothing is recorded, and nothing is evidence."""
+
+    def __init__(self, catalog_id: str, marked: Iterable[tuple[Role, str]] = ()) -> None:
+        """Take its id, and buckets that are refused without its marker."""
+        self._catalog_id, self._marked = catalog_id, frozenset(marked)
+
+    @classmethod
+    def of(cls, named: NamedBucket, store: ObjectStore) -> "LostCatalog":
+        """The catalog whose records are in a bucket.
+
+        Raises:
+            CatalogMismatch: The bucket has no marker, so nothing says whose it is.
+        """
+        found = store.get(MARKER_KEY)
+        if found is None:
+            advice = "check bucket and endpoint: a catalog with a record log has put one there"
+            raise CatalogMismatch(str(named), expected="the marker of a catalog", found="none", advice=advice)
+        return cls(marked_by(found.body), [(named.role, named.bucket)])
+
+    def catalog_id(self) -> str:
+        """See `Identities.catalog_id`."""
+        return self._catalog_id
+
+    def marked(self) -> frozenset[tuple[Role, str]]:
+        """See `Identities.marked`."""
+        return self._marked
+
+    def record(self, role: Role, bucket: str) -> None:
+        """Nothing is recorded: there is no catalog yet."""
+
+    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:  # noqa: ARG002 - of the port
+        """Nothing is known."""
+        return []
+
+    def own(self, named: NamedBucket, store: ObjectStore) -> OwnStore:
+        """A bucket that must carry the marker, compared before its first use."""
+        known = LostCatalog(self._catalog_id, [*self._marked, (named.role, named.bucket)])
+        return OwnStores(known).own(named, lambda: store)
+
+    def with_marker(self, buckets: Iterable[tuple[NamedBucket, ObjectStore]]) -> Collection[NamedBucket]:
+        """Those of the buckets that carry the catalog's marker; one without any is left to its first use.
+
+        Raises:
+            CatalogMismatch: One is another catalog's.
+            StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
+        """
+        stores = OwnStores(LostCatalog(self._catalog_id))
+        return [named for named, store in buckets if stores.look(named, store) is MarkerState.OURS]

@@ -1,0 +1,111 @@
+"""A cold start between its load and its adoption: the manifest of the new epoch, of which one can be put.
+
+Two rebuilds from one manifest put the same number, and the first one wins. The one that loses never is the catalog: its
+database stays ADOPTING, and nothing is destroyed from it.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from logstore.errors import AlreadyExists, PreconditionFailed
+from logstore.failpoints import effect
+from logstore.ports.catalog.records import RecordLogState, Records
+from logstore.records.manifest import FREE_IDS, Ceilings, Manifest, manifest_key
+from logstore.records.services.record_log import RecordLog
+
+_PINNED_US: Final = 7 * 86_400 * 1_000_000
+_WHAT: Final = "rebuild"
+
+
+class ColdStart:
+    """The record log's part of a rebuild."""
+
+    def __init__(self, log: RecordLog) -> None:
+        """Work on this log."""
+        self._log = log
+
+    def newest(self) -> Manifest:
+        """The newest manifest.
+
+        Raises:
+            PreconditionFailed: There is none: nothing was ever flushed into this bucket.
+            Unsupported: It is of a newer format.
+            CorruptData: It cannot be read.
+        """
+        found = self._log.newest()
+        if found is None:
+            raise PreconditionFailed(
+                "record log: expected a manifest in the records bucket, found none to rebuild from"
+            )
+        return found
+
+    def pin(self, rebuild: str, manifest: int, *, now_us: int) -> Manifest:
+        """Keep the blocks of a manifest for a week from now on; repeating it is harmless."""
+        self._log.pin(rebuild, manifest, now_us + _PINNED_US, _WHAT)
+        return self.manifest(manifest)
+
+    def manifest(self, number: int) -> Manifest:
+        """The manifest of a number.
+
+        Raises:
+            PreconditionFailed: It is not there, or not any more.
+        """
+        found = self._log.manifest(number)
+        if found is None:
+            raise PreconditionFailed(f"{manifest_key(number)}: expected it in the records bucket, found nothing")
+        return found
+
+    def unpin(self, rebuild: str) -> None:
+        """Let them go."""
+        self._log.unpin(rebuild)
+
+    def publish(self, records: Records, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
+        """Put the manifest of the new epoch behind the one that was loaded, and settle it; its number.
+
+        A process may die before the put, and then nothing has happened, or behind it, and then its stamp is found.
+
+        Args:
+            records: Of the rebuilt catalog.
+            base: The manifest from which it was rebuilt.
+            unreadable: Keys of blocks that were left out; they are named no more.
+
+        Raises:
+            PreconditionFailed: Another manifest stands there: another rebuild won, or the old catalog lives.
+        """
+        state = records.state()
+        if state.manifest > base.number:
+            return state.manifest
+        (stamp,) = state.pending
+        manifest = self._next(state, base, stamp, unreadable)
+        try:
+            self._log.put_manifest(manifest)
+        except AlreadyExists:
+            manifest = self._ours(manifest)
+        with effect("records.settle"):
+            records.settle(number=manifest.number, stamp=stamp, ceilings=manifest.ceilings)
+        return manifest.number
+
+    def _next(self, state: RecordLogState, base: Manifest, stamp: str, unreadable: Collection[str]) -> Manifest:
+        begin = state.next_ids
+        ceilings = Ceilings(
+            ledger=begin.ledger + FREE_IDS, topic=begin.topic + FREE_IDS, transaction=begin.transaction + FREE_IDS
+        )
+        return replace(
+            base,
+            number=base.number + 1,
+            epoch=state.epoch,
+            stamp=stamp,
+            ceilings=ceilings,
+            blocks=tuple(block for block in base.blocks if block.key not in unreadable),
+        )
+
+    def _ours(self, expected: Manifest) -> Manifest:
+        found = self.manifest(expected.number)
+        if found.stamp != expected.stamp:
+            raise PreconditionFailed(
+                f"{manifest_key(expected.number)}: expected the manifest of this rebuild, found one of epoch"
+                f" {found.epoch}: another rebuild won, or the catalog that was thought lost still writes; this database"
+                " is not the catalog: remove it"
+            )
+        return found

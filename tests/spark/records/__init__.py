@@ -1,0 +1,1 @@
+"""A lost catalog is rebuilt from its records."""
