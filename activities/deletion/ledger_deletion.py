@@ -12,11 +12,12 @@ from activities.deletion import metrics
 from activities.deletion.claims import BATCH_CLAIM_S, CLAIM_S, filed, filing, own_cause, own_claim
 from activities.deletion.phase_two import (
     chunk_result,
-    delete_copies,
+    examine,
     finish,
     hand_over,
     later,
     raise_if_nothing_answered,
+    remove,
     result_of,
     sentence,
     unfinished,
@@ -118,7 +119,7 @@ class LedgerDeletion:
         Idempotency: reads only; rows that ended since are met as finished, and a batch that is done has no more.
         Raises: StoreUnavailable (retry); ClaimHeld (terminal).
         """
-        if self._stale(request.catalog_epoch):
+        if self._ledgers.epoch() != request.catalog_epoch:
             return RangesPage(ranges=[], stale=True)
         found = self._deletions.ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
         if found:
@@ -139,14 +140,15 @@ class LedgerDeletion:
         return self._dispatch.run(request, self._delete_chunk)
 
     def _delete_chunk(self, queue: Deletions, request: ChunkInput) -> ChunkResult:
-        if self._stale(request.catalog_epoch):
+        if self._ledgers.epoch() != request.catalog_epoch:
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
         batch = request.batch_id
         with Heartbeats(lambda: queue.renew(batch, own_claim(BATCH_CLAIM_S))) as heartbeats:
             found, pace = queue.intents(batch, _rows(request.chunk)), DeletionPace(request.objects_per_s)
             intents = pace.slice(found)
             open_ones = unfinished(intents)
-            ended, errors = delete_copies(open_ones, self._storages, heartbeats, pace)
+            examined = examine(open_ones, self._storages, heartbeats)
+            ended, errors = remove(examined, self._storages, heartbeats, pace)
             changed = finish(queue, open_ones, ended, holder=batch)
             metrics.received(one for one in open_ones if one.row_id in changed)
             raise_if_nothing_answered(ended, errors)
@@ -167,7 +169,7 @@ class LedgerDeletion:
         return self._dispatch.run(request, self._hand_over_chunk)
 
     def _hand_over_chunk(self, queue: Deletions, request: ChunkInput) -> ChunkResult:
-        if self._stale(request.catalog_epoch):
+        if self._ledgers.epoch() != request.catalog_epoch:
             return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
         intents = queue.intents(request.batch_id, _rows(request.chunk))
         open_ones = unfinished(intents)
@@ -207,7 +209,8 @@ class LedgerDeletion:
             return result_of(intent)
         metrics.received([intent])
         with Heartbeats(lambda: queue.hold(intent.row_id, own_claim()), just_claimed=True) as heartbeats:
-            ended, errors = delete_copies([intent], self._storages, heartbeats, DeletionPace())
+            examined = examine([intent], self._storages, heartbeats)
+            ended, errors = remove(examined, self._storages, heartbeats, DeletionPace())
             changed = finish(queue, [intent], ended, holder=own_claim().workflow_id)
             if errors:
                 raise _kept(queue, intent, errors[intent.row_id], request.retry_interval_s)
@@ -235,9 +238,6 @@ class LedgerDeletion:
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
         return self._dispatch.run(request, _certify)
-
-    def _stale(self, catalog_epoch: int) -> bool:
-        return self._ledgers.epoch() != catalog_epoch
 
 
 def _dead_letter(queue: Deletions, request: DeadLetterInput) -> OneResult:

@@ -76,13 +76,6 @@ def _place_absent(found: Examination, absent: Sequence[DeletionIntent], storages
         found.ended += [Ended(row_id=row, outcome=Outcome.ALREADY_GONE) for row in gone]
 
 
-def delete_copies(
-    intents: Sequence[DeletionIntent], storages: Storages, heartbeats: Heartbeats, pace: DeletionPace
-) -> tuple[list[Ended], dict[int, SextonError]]:
-    """Examine what storage holds of the intents' copies, and remove what is ours; returns as `remove`."""
-    return remove(examine(intents, storages, heartbeats), storages, heartbeats, pace)
-
-
 def remove(
     found: Examination, storages: Storages, heartbeats: Heartbeats, pace: DeletionPace
 ) -> tuple[list[Ended], dict[int, SextonError]]:

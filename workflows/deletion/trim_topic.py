@@ -92,7 +92,9 @@ class TrimTopic:
             self._result, detached=self._result.detached + detached.ledgers, passes=self._result.passes + 1
         )
         if detached.intents:
-            self._add(await self._phase_two(batch_id, detached))
+            batch = batches.batch_of(request, batch_id, detached, owner=self._dispatch.owner)
+            phase_two = await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}")
+            self._add(await phase_two)
         return detached
 
     async def _roll_idle(self) -> None:
@@ -106,11 +108,6 @@ class TrimTopic:
             if misnamed or is_cancelled_exception(error):
                 raise
             workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
-
-    async def _phase_two(self, batch_id: str, detached: DetachResult) -> Certificate:
-        request = self._request
-        batch = batches.batch_of(request, batch_id, detached, owner=self._dispatch.owner)
-        return await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
 
     def _add(self, done: Certificate) -> None:
         if done.owner:  # the one before may have lost the topic, or died, since the detach
