@@ -50,17 +50,19 @@ def test_pulse_of_work_done_at_once_beats_not_at_all(monkeypatch: pytest.MonkeyP
     assert beats == []
 
 
+def _answer(answers: list[Exception | None]) -> None:
+    """A renewal that goes as the next of the answers says."""
+    answer = answers.pop(0) if answers else None
+    if answer:
+        raise answer
+
+
 def test_pulse_claim_lost_meanwhile_stops_the_work_at_its_next_unit() -> None:
-    """Whoever lost the claim stops before it acts again."""
+    """An activity that lost its claim stops before it acts again."""
     answers: list[Exception | None] = [None, ClaimHeld("taken over")]
 
-    def renew() -> None:
-        answer = answers.pop(0) if answers else None
-        if answer:
-            raise answer
-
     def work() -> None:
-        with Heartbeats(renew) as heartbeats:
+        with Heartbeats(lambda: _answer(answers)) as heartbeats:
             assert_eventually(lambda: not answers)
             assert_eventually(lambda: heartbeats._lost is not None)
             heartbeats.examined()
@@ -73,13 +75,8 @@ def test_pulse_survives_a_renewal_that_the_catalog_did_not_answer() -> None:
     """Three renewals may fail before a claim lapses; the first failure ends nothing."""
     answers: list[Exception | None] = [None, StoreUnavailable("busy"), None, None]
 
-    def renew() -> None:
-        answer = answers.pop(0) if answers else None
-        if answer:
-            raise answer
-
     def work() -> None:
-        with Heartbeats(renew) as heartbeats:
+        with Heartbeats(lambda: _answer(answers)) as heartbeats:
             assert_eventually(lambda: not answers)
             heartbeats.examined()
 

@@ -1,33 +1,31 @@
 """Scenes of plans and applies; see `record`."""
 
 from contextlib import suppress
-from typing import Any
 
-from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.client import WorkflowFailureError
 
 from logstore.errors import CorruptData
 from logstore.reconciliation.jobs import BulkJob
 from tests.fakes.objects import Operation
+from tests.replay.courses import Handle, ended, first_run, left_at_work
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, plan, planned
 from workflows.deletion.values import SetRate
 from workflows.reconciliation.apply_orphans import ApplyOrphans
-
-Handle = WorkflowHandle[Any, Any]
 
 
 async def plan_complete(house: House) -> Handle:
     """Three findings."""
     orphan_segments(house, 3)
     house.world.bulk.compared["ledgers"] = 1_000
-    return await _ended(house, await plan(house))
+    return await ended(house, plan(house))
 
 
 async def plan_refused(house: House) -> Handle:
     """Nothing in common."""
     house.world.bulk.compared["matched"] = 0
     house.world.bulk.compared["ledgers"] = 1_000
-    return await _ended(house, await plan(house))
+    return await ended(house, plan(house))
 
 
 async def plan_failed(house: House) -> Handle:
@@ -37,18 +35,14 @@ async def plan_failed(house: House) -> Handle:
         raise CorruptData("inventory: a checksum differs")
 
     house.world.bulk.meanwhile = fail
-    return await _ended(house, await plan(house))
+    return await ended(house, plan(house))
 
 
 async def plan_running(house: House) -> Handle:
     """Its first bulk job is at work."""
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
-    async with house.worker():
-        handle = await plan(house)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, plan(house))
 
 
 async def apply_complete(house: House) -> Handle:
@@ -84,7 +78,7 @@ async def apply_paused(house: House) -> Handle:
 
 async def apply_refused(house: House) -> Handle:
     """There is no such plan."""
-    return await _ended(house, await apply(house))
+    return await ended(house, apply(house))
 
 
 async def apply_failed(house: House) -> Handle:
@@ -108,11 +102,7 @@ async def apply_running(house: House) -> Handle:
     orphan_segments(house, 2)
     await planned(house)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, apply(house))
 
 
 async def apply_continued(house: House) -> Handle:
@@ -122,11 +112,4 @@ async def apply_continued(house: House) -> Handle:
     async with house.worker():
         handle = await apply(house)
         await handle.result()
-    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
-
-
-async def _ended(house: House, handle: Handle) -> Handle:
-    async with house.worker():
-        with suppress(WorkflowFailureError):
-            await handle.result()
-    return handle
+    return first_run(house, handle)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from temporalio import activity
-from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.client import WorkflowFailureError
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
@@ -35,6 +35,7 @@ from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.replay import delayed, reconciled, routed, transacted
+from tests.replay.courses import Handle, completed, ended, first_run, left_at_work
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
@@ -46,7 +47,6 @@ from workflows.offload.values import OffloadAsk
 HISTORIES = Path(__file__).resolve().with_name("histories")
 VERSION = "v1"
 
-Handle = WorkflowHandle[Any, Any]
 Scene = Callable[[House], Awaitable[Handle]]
 _numbers = itertools.count(1)
 
@@ -54,10 +54,7 @@ _numbers = itertools.count(1)
 async def trim_complete(house: House) -> Handle:
     """Two ledgers deleted, a second pass that finds none."""
     house.world.fill(2)
-    async with house.worker():
-        handle = await house.trim()
-        await handle.result()
-    return handle
+    return await completed(house, house.trim())
 
 
 async def trim_joined(house: House) -> Handle:
@@ -78,16 +75,13 @@ async def trim_that_cannot_roll(house: House) -> Handle:
     """The last ledger cannot be rolled; the trim goes on."""
     house.world.fill(1)
     house.roller.failures = 100
-    async with house.worker():
-        handle = await house.trim()
-        await handle.result()
-    return handle
+    return await completed(house, house.trim())
 
 
 async def trim_failed(house: House) -> Handle:
     """The topic is gone."""
     house.world.sql("DELETE FROM topic")
-    return await _ended(house, await house.trim())
+    return await ended(house, house.trim())
 
 
 async def trim_cancelled(house: House) -> Handle:
@@ -108,11 +102,7 @@ async def trim_running(house: House) -> Handle:
     """Its batch is at work."""
     house.world.fill(1)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.trim()
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, house.trim())
 
 
 async def trim_continued(house: House) -> Handle:
@@ -121,7 +111,7 @@ async def trim_continued(house: House) -> Handle:
         house.roller.action = lambda: _one_more(house)
         handle = await house.trim()
         await handle.result()
-    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    return first_run(house, handle)
 
 
 def _one_more(house: House) -> None:
@@ -133,19 +123,19 @@ async def delete_complete(house: House) -> Handle:
     """Given ledgers in several chunks, one of them handed over."""
     ledgers = house.world.fill(5)
     house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
-    return await _ended(house, await house.delete(ledgers))
+    return await ended(house, house.delete(ledgers))
 
 
 async def delete_failed(house: House) -> Handle:
     """The request speaks of another catalog. The history is older: of a refusal, which then was a failure."""
-    return await _ended(house, await house.delete(house.world.fill(1), catalog_epoch=7))
+    return await ended(house, house.delete(house.world.fill(1), catalog_epoch=7))
 
 
 async def delete_refused(house: House) -> Handle:
     """A ledger is still needed."""
     ledgers = house.world.fill(1, acknowledged=False)
     house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
-    return await _ended(house, await house.delete(ledgers))
+    return await ended(house, house.delete(ledgers))
 
 
 async def delete_stale(house: House) -> Handle:
@@ -153,25 +143,21 @@ async def delete_stale(house: House) -> Handle:
     house.world.fill(1)
     house.world.detach(batch_id=house.queue)
     house.world.sql("UPDATE catalog SET epoch=2")
-    return await _ended(house, await house.delete(batch_id=house.queue))
+    return await ended(house, house.delete(batch_id=house.queue))
 
 
 async def delete_handed_over(house: House) -> Handle:
     """The store is down for ten attempts of a chunk."""
     ledgers = house.world.fill(2)
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=22))
-    return await _ended(house, await house.delete(ledgers))
+    return await ended(house, house.delete(ledgers))
 
 
 async def delete_running(house: House) -> Handle:
     """A chunk is at work."""
     ledgers = house.world.fill(3)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.delete(ledgers)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, house.delete(ledgers))
 
 
 async def delete_continued(house: House) -> Handle:
@@ -181,7 +167,7 @@ async def delete_continued(house: House) -> Handle:
     async with house.worker():
         handle = await house.delete(ledgers)
         await handle.result()
-    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    return first_run(house, handle)
 
 
 async def delete_paused(house: House) -> Handle:
@@ -218,54 +204,50 @@ async def delete_paused_in_the_catalog(house: House) -> Handle:
 
 async def one_complete(house: House) -> Handle:
     """Deleted at the first attempt."""
-    return await _ended(house, await house.delete_one(_handed_over(house)))
+    return await ended(house, house.delete_one(_handed_over(house)))
 
 
 async def one_refused(house: House) -> Handle:
     """Not ours: fails with METADATA_MISMATCH."""
     key = _handed_over(house)
     house.world.sql("UPDATE pending_deletion SET application='other'")
-    return await _ended(house, await house.delete_one(key))
+    return await ended(house, house.delete_one(key))
 
 
 async def one_dead_lettered(house: House) -> Handle:
     """Attempts exhausted."""
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
-    return await _ended(house, await house.delete_one(_handed_over(house)))
+    return await ended(house, house.delete_one(_handed_over(house)))
 
 
 async def one_taken_over(house: House) -> Handle:
     """Another workflow has the row: completes."""
     key = _handed_over(house)
     house.world.sql("UPDATE pending_deletion SET claim_workflow='delete-ledger/other'")
-    return await _ended(house, await house.delete_one(key))
+    return await ended(house, house.delete_one(key))
 
 
 async def one_without_an_attempt_of_its_own(house: House) -> Handle:
     """A single attempt is allowed, which was its batch's."""
-    return await _ended(house, await house.delete_one(_handed_over(house), max_attempts=1))
+    return await ended(house, house.delete_one(_handed_over(house), max_attempts=1))
 
 
 async def one_running(house: House) -> Handle:
     """Waits for its second attempt."""
     key = _handed_over(house)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.delete_one(key)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, house.delete_one(key))
 
 
 async def topic_complete(house: House) -> Handle:
     """Two ledgers and the open one."""
     house.world.fill(2)
-    return await _ended(house, await house.delete_topic())
+    return await ended(house, house.delete_topic())
 
 
 async def topic_failed(house: House) -> Handle:
     """The topic of that id bears another name."""
-    return await _ended(house, await house.delete_topic(topic="persistent://tenant/namespace/another"))
+    return await ended(house, house.delete_topic(topic="persistent://tenant/namespace/another"))
 
 
 async def topic_whose_batch_is_stopped(house: House) -> Handle:
@@ -286,61 +268,53 @@ async def topic_running(house: House) -> Handle:
     """Its batch is at work."""
     house.world.fill(1)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.delete_topic()
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, house.delete_topic())
 
 
 async def sweep_complete(house: House) -> Handle:
     """A batch of stalled rows, one of them handed over, and rows to forget."""
     _stalled(house, 3)
     house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
-    return await _ended(house, await house.sweep())
+    return await ended(house, house.sweep())
 
 
 async def sweep_idle(house: House) -> Handle:
     """Nothing to do."""
-    return await _ended(house, await house.sweep())
+    return await ended(house, house.sweep())
 
 
 async def sweep_failed(house: House) -> Handle:
     """A policy that could only hang."""
     house.policy = DeletionPolicy(chunk=0)
-    return await _ended(house, await house.sweep())
+    return await ended(house, house.sweep())
 
 
 async def sweep_running(house: House) -> Handle:
     """Its batch is at work."""
     _stalled(house, 1)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.sweep()
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, house.sweep())
 
 
 async def offload_complete(house: House) -> Handle:
     """Uploaded at the second attempt, and published."""
     (ledger,) = house.world.fill_readable(1)
     house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE))
-    return await _ended(house, await offload(house, ledger))
+    return await ended(house, offload(house, ledger))
 
 
 async def offload_gone(house: House) -> Handle:
     """The ledger was deleted."""
     (ledger,) = house.world.fill_readable(1)
     house.world.detach()
-    return await _ended(house, await offload(house, ledger))
+    return await ended(house, offload(house, ledger))
 
 
 async def offload_failed(house: House) -> Handle:
     """The ledger is open."""
     house.world.fill(1)
     (last,) = house.world.catalog.ledgers.listed(house.world.topic.topic_id)[-1:]
-    return await _ended(house, await offload(house, last.ledger_id))
+    return await ended(house, offload(house, last.ledger_id))
 
 
 async def offload_that_lost(house: House) -> Handle:
@@ -358,11 +332,7 @@ async def offload_running(house: House) -> Handle:
     (ledger,) = house.world.fill_readable(1)
     gate = Gate()
     house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=gate.wait))
-    async with house.worker():
-        handle = await offload(house, ledger)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, offload(house, ledger))
 
 
 async def sweep_whose_batch_is_lost(house: House) -> Handle:
@@ -392,7 +362,7 @@ async def sweep_continued(house: House) -> Handle:
     async with house.worker(instead=[adopt]):
         handle = await house.sweep()
         await handle.result()
-    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    return first_run(house, handle)
 
 
 async def offload_all_complete(house: House) -> Handle:
@@ -403,14 +373,14 @@ async def offload_all_complete(house: House) -> Handle:
         Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=50, matches=lambda key: key.endswith(bad))
     )
     ask = OffloadAsk(actor="tests", reason="recorded", delete_primary=True)
-    return await _ended(house, await offload_all(house, ask))
+    return await ended(house, offload_all(house, ask))
 
 
 async def offload_all_failed(house: House) -> Handle:
     """An unknown ledger was asked for."""
     house.world.fill_readable(1)
     ask = OffloadAsk(actor="tests", reason="recorded", ledger_ids=[10**9])
-    return await _ended(house, await offload_all(house, ask))
+    return await ended(house, offload_all(house, ask))
 
 
 async def offload_all_running(house: House) -> Handle:
@@ -418,11 +388,7 @@ async def offload_all_running(house: House) -> Handle:
     house.world.fill_readable(2)
     gate = Gate()
     house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=gate.wait))
-    async with house.worker():
-        handle = await offload_all(house, OffloadAsk(actor="tests", reason="recorded"))
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, offload_all(house, OffloadAsk(actor="tests", reason="recorded")))
 
 
 async def offload_all_continued(house: House) -> Handle:
@@ -432,7 +398,7 @@ async def offload_all_continued(house: House) -> Handle:
     async with house.worker():
         handle = await offload_all(house, *asks)
         await handle.result()
-    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    return first_run(house, handle)
 
 
 def _stalled(house: House, count: int, *, batch_id: str = "") -> None:
@@ -452,13 +418,13 @@ def _topics(house: House, count: int) -> None:
 async def trims_complete(house: House) -> Handle:
     """Three topics in two pages."""
     _topics(house, 3)
-    return await _ended(house, await house.trim_all(page=2))
+    return await ended(house, house.trim_all(page=2))
 
 
 async def trims_failed(house: House) -> Handle:
     """A policy that could only hang."""
     house.policy = DeletionPolicy(chunk=0)
-    return await _ended(house, await house.trim_all())
+    return await ended(house, house.trim_all())
 
 
 async def trims_that_do_not_wait(house: House) -> Handle:
@@ -476,11 +442,7 @@ async def trims_running(house: House) -> Handle:
     """Its batch is at work."""
     _topics(house, 2)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.trim_all()
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, house.trim_all())
 
 
 async def trims_continued(house: House) -> Handle:
@@ -489,7 +451,7 @@ async def trims_continued(house: House) -> Handle:
     async with house.worker():
         handle = await house.trim_all(page=1)
         await handle.result()
-    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    return first_run(house, handle)
 
 
 SCENES: dict[str, tuple[Scene, ...]] = {
@@ -588,13 +550,6 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         delayed.build_running,
     ),
 }
-
-
-async def _ended(house: House, handle: Handle) -> Handle:
-    async with house.worker():
-        with suppress(WorkflowFailureError):
-            await handle.result()
-    return handle
 
 
 def _handed_over(house: House) -> IntentKey:

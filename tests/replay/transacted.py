@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from temporalio import activity
-from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.client import WorkflowFailureError
 
 from activities.transactions.values import BusyInput
 from logstore.errors import CorruptData
 from logstore.reconciliation.jobs import BulkJob
 from logstore.transactions.transactions import TransactionId
+from tests.replay.courses import Handle, completed, ended, first_run, left_at_work
 from tests.workflows.builds import build
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.transactions.builds import buffer_of_topic
@@ -20,8 +21,6 @@ from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.sweep_transactions import SweepTransactions
 from workflows.transactions.transaction_coordinator import TransactionCoordinator
 from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS, SWEEP_TRANSACTIONS, SweepTransactionsInput
-
-Handle = WorkflowHandle[Any, Any]
 
 
 @asynccontextmanager
@@ -64,7 +63,7 @@ async def coordinator_continued(house: House) -> Handle:
             txn = parties.decided(tc_id=12)
             await newest.signal(TransactionCoordinator.wake)
             await parties.told(txn)
-    return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    return first_run(house, handle)
 
 
 async def broadcast_complete(house: House) -> Handle:
@@ -112,11 +111,7 @@ async def sweep_complete(house: House) -> Handle:
 
 async def sweep_failed(house: House) -> Handle:
     """Its input is refused."""
-    async with house.worker():
-        handle = await _sweep(house, reason="x" * 3_000)
-        with suppress(WorkflowFailureError):
-            await handle.result()
-    return handle
+    return await ended(house, _sweep(house, reason="x" * 3_000))
 
 
 async def sweep_running(house: House) -> Handle:
@@ -148,10 +143,7 @@ async def _sweep(house: House, **more: Any) -> Handle:
 async def build_complete(house: House) -> Handle:
     """One topic."""
     buffer_of_topic(house)
-    async with house.worker():
-        handle = await build(house, BUILD_TRANSACTION_SNAPSHOTS)
-        await handle.result()
-    return handle
+    return await completed(house, build(house, BUILD_TRANSACTION_SNAPSHOTS))
 
 
 async def build_failed(house: House) -> Handle:
@@ -161,19 +153,11 @@ async def build_failed(house: House) -> Handle:
         raise CorruptData("a checksum differs")
 
     house.world.bulk.meanwhile = fail
-    async with house.worker():
-        handle = await build(house, BUILD_TRANSACTION_SNAPSHOTS)
-        with suppress(WorkflowFailureError):
-            await handle.result()
-    return handle
+    return await ended(house, build(house, BUILD_TRANSACTION_SNAPSHOTS))
 
 
 async def build_running(house: House) -> Handle:
     """Its bulk job is at work."""
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
-    async with house.worker():
-        handle = await build(house, BUILD_TRANSACTION_SNAPSHOTS)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await left_at_work(house, gate, build(house, BUILD_TRANSACTION_SNAPSHOTS))

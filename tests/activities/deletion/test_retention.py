@@ -1,17 +1,16 @@
 """`retention.roll_idle`: an idle last ledger is closed, so that it can become deletable."""
 
 from collections.abc import Collection, Sequence
-from contextlib import closing
 
 import pytest
 
 from activities.deletion.trimming import Retention, RollInput
 from logstore.errors import MissingData, SextonError, UnknownObject
-from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services import RollPolicy
 from logstore.ports.catalog import Topic
 from logstore.positions import TopicId
 from tests.activities.world import World, run
+from tests.managed import managed_ledger
 
 
 class CountingRoller:
@@ -47,19 +46,10 @@ class CountingSettler:
 def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> None:
     """An idle topic's last ledger becomes deletable without traffic; twice rolls once (apache/pulsar#9136)."""
     world.fill(0)
-    with closing(GroupCommitter(world.catalog.commits)) as committer:
-        managed = ManagedLedger(
-            ledgers=world.catalog.ledgers,
-            transactions=world.catalog.transactions,
-            objects=world.objects,
-            committer=committer,
-            application="sexton",
-            policy=RollPolicy(max_age_s=0),
-        )
+    with managed_ledger(world.catalog, world.objects, policy=RollPolicy(max_age_s=0)) as managed:
         retention = Retention(topics=world.catalog.topics, roller=managed, settler=CountingSettler())
         request = RollInput(topic_id=world.topic.topic_id)
         assert [run(retention.roll_idle, request), run(retention.roll_idle, request)] == [True, False]
-        managed.close()
     assert len(world.catalog.ledgers.listed(world.topic.topic_id)) == 2
 
 

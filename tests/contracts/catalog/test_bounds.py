@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,7 @@ from infra.catalog import Database
 from logstore.cursors.state import CursorState, acknowledge
 from logstore.errors import LedgerStillNeeded
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services import RollPolicy
 from logstore.ownership import BundleId
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position, TopicId
@@ -25,6 +24,7 @@ from tests.contracts.catalog.steps import acknowledge as acknowledged
 from tests.contracts.catalog.steps import append, filled, new_topic, roll
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
 from tests.fakes.objects import FakeObjectStore
+from tests.managed import managed_ledger
 
 _MANY = 40
 
@@ -115,30 +115,12 @@ class _Settles:
         raise AssertionError(f"there is nothing to settle in topic {topic_id}")
 
 
-@contextmanager
-def _managed(world: World, objects: FakeObjectStore, **policy: float) -> Iterator[ManagedLedger]:
-    with (
-        closing(GroupCommitter(world.catalog.commits)) as committer,
-        closing(
-            ManagedLedger(
-                ledgers=world.catalog.ledgers,
-                transactions=world.catalog.transactions,
-                objects=objects,
-                committer=committer,
-                application="sexton",
-                policy=RollPolicy(**policy),  # type: ignore[arg-type]  # whole numbers where they are entries
-            )
-        ) as managed,
-    ):
-        yield managed
-
-
 def test_preparing_a_page_of_topics_asks_for_all_of_them_at_once(sqlite_world: SqlWorld) -> None:
     """As many statements for twelve topics as for two, where nothing is to be rolled or settled."""
     topics = [new_topic(sqlite_world, f"persistent://a/b/t{number}") for number in range(12)]
     for topic in topics:
         filled(sqlite_world, topic.topic_id, 2)
-    with _managed(sqlite_world, FakeObjectStore()) as managed:
+    with managed_ledger(sqlite_world.catalog, FakeObjectStore()) as managed:
         idle = Retention(topics=sqlite_world.catalog.topics, roller=managed, settler=_Settles(sqlite_world))
         asked = []
         for some in (topics[:2], topics):
@@ -161,14 +143,16 @@ def test_topics_that_are_due_are_those_that_would_roll(world: World) -> None:
     assert {one.topic_id: one for one in found} == {
         topic_id: last for topic_id in ids if (last := world.catalog.ledgers.last(topic_id))
     }
-    with _managed(world, FakeObjectStore(), max_entries=5, max_age_s=1e12) as managed:
+    with managed_ledger(
+        world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=5, max_age_s=10**12)
+    ) as managed:
         assert managed.due(ids) == {old.topic_id}
 
 
 def test_reading_one_entry_looks_up_few_ledgers(sqlite_world: SqlWorld) -> None:
     """However long the list is, and wherever in it the reader begins."""
     topic = new_topic(sqlite_world)
-    with _managed(sqlite_world, FakeObjectStore(), max_entries=1) as managed:
+    with managed_ledger(sqlite_world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=1)) as managed:
         appended = [managed.append(topic, _entry(number)).last for number in range(_MANY)]
         written = [one for one in appended if one is not None]
         for at in (None, written[0], written[_MANY // 2]):

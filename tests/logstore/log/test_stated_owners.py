@@ -1,33 +1,18 @@
 """Whatever wrote an object wrote with it what its deletion, and any reconciliation, asks for."""
 
-from contextlib import closing
-
 from logstore.deletion.intents import Finding
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import LedgerStatement, ledger_prefix, meta_digest
-from logstore.log.services import ManagedLedger
-from logstore.log.services.group_commit import GroupCommitter
 from tests.logstore.component_world import NAME, World, at
+from tests.managed import managed_ledger
 
 
 def _written() -> World:
     """A world in which every path that creates an object has been taken."""
     world = World()
     topic = world.topic
-    with (
-        closing(GroupCommitter(world.catalog.commits)) as committer,
-        closing(
-            ManagedLedger(
-                ledgers=world.catalog.ledgers,
-                transactions=world.catalog.transactions,
-                objects=world.objects,
-                committer=committer,
-                application="sexton",
-                clock=world.clock(),
-            )
-        ) as managed,
-    ):
+    with managed_ledger(world.catalog, world.objects, clock=world.clock()) as managed:
         for _ in range(3):
             managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x") for _ in range(4)]))
             managed.roll(topic)

@@ -1,5 +1,7 @@
 """`transaction-coordinator`: everything that is decided is told, whatever becomes of signals, runs and participants."""
 
+from collections.abc import Callable
+
 import pytest
 from temporalio import activity
 
@@ -32,17 +34,22 @@ async def test_coordinator_tells_what_is_decided_and_then_waits(house: House, pa
     assert shown.startswith("2 transactions told")
 
 
-async def test_coordinator_works_again_at_the_next_deadline(house: House, parties: Parties) -> None:
-    """By a timer of its own, a little behind the deadline; without one it waits for a signal."""
-    answers = [Drained(next_deadline_s=120.0), Drained(next_deadline_s=7.0), Drained()]
-    calls: list[int] = []
+def _drain(answers: list[Drained], calls: list[int]) -> Callable[[DrainInput], Drained]:
+    """The activity with these answers, one a call; `calls` gets the coordinators that were asked for."""
 
     @activity.defn(name="transactions.drain")
     def drain(request: DrainInput) -> Drained:
         calls.append(request.tc_id)
         return answers[len(calls) - 1]
 
-    async with house.worker(instead=[drain]):
+    return drain
+
+
+async def test_coordinator_works_again_at_the_next_deadline(house: House, parties: Parties) -> None:
+    """By a timer of its own, a little behind the deadline; without one it waits for a signal."""
+    answers = [Drained(next_deadline_s=120.0), Drained(next_deadline_s=7.0), Drained()]
+    calls: list[int] = []
+    async with house.worker(instead=[_drain(answers, calls)]):
         handle = await parties.coordinator()
         await worked(handle, drains=len(answers))
     first, second = pauses(house, "transactions.drain")
@@ -151,13 +158,7 @@ async def test_broadcast_that_runs_is_neither_started_nor_counted_again(house: H
     parties.away.update(topic.topic_id for topic in parties.topics)
     answers = [Drained(handed_over=[str(txn)], more=True), Drained(handed_over=[str(txn)])]
     calls: list[int] = []
-
-    @activity.defn(name="transactions.drain")
-    def drain(request: DrainInput) -> Drained:
-        calls.append(request.tc_id)
-        return answers[len(calls) - 1]
-
-    async with house.worker(instead=[drain]):
+    async with house.worker(instead=[_drain(answers, calls)]):
         handle = await parties.coordinator()
         progress = await worked(handle, drains=2)
         alone = house.client.get_workflow_handle_for(BroadcastTransaction.run, broadcast_id(txn))

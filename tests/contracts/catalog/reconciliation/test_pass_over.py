@@ -1,21 +1,19 @@
 """Segments are passed over before their objects go: a writer that wakes late is refused, and nothing is lost."""
 
-from contextlib import closing
-
 import pytest
 
 from logstore.errors import AlreadyExists, LedgerFenced
 from logstore.failpoints import arm
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind, segment_key
-from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services import RollPolicy
 from logstore.ports.catalog import Registered
 from tests.contracts.catalog.offload.test_offloads import offloaded, remove
 from tests.contracts.catalog.reconciliation.steps import pass_over
 from tests.contracts.catalog.steps import append, filled, listed, new_topic, newborn, race, roll, segment
 from tests.contracts.catalog.worlds import World
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.managed import managed_ledger
 
 pytestmark = pytest.mark.postgres
 
@@ -131,19 +129,7 @@ def test_writer_that_wakes_late_uploads_again_under_a_later_number(world: World)
     """Its object lands after it was passed over: it is refused, and its entries are in the log once all the same."""
     topic, objects = new_topic(world), FakeObjectStore()
     patient = RollPolicy(max_age_s=10**9)  # the fake's clock stands still, and this machine's does not
-    with (
-        closing(GroupCommitter(world.catalog.commits)) as committer,
-        closing(
-            ManagedLedger(
-                ledgers=world.catalog.ledgers,
-                transactions=world.catalog.transactions,
-                objects=objects,
-                committer=committer,
-                application="sexton",
-                policy=patient,
-            )
-        ) as log,
-    ):
+    with managed_ledger(world.catalog, objects, policy=patient) as log:
         log.append(topic, _entries("first"))
         (ledger,) = listed(world, topic.topic_id)
         late = segment_key(ledger, 1)
