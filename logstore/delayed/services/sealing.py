@@ -158,7 +158,7 @@ class Sealer:
             return None
         entries, ledgers = 0, set[LedgerId]()  # what is behind an open transaction waits with it
         for _, segment in self._behind(course):
-            entries += segment.delayed or 0
+            entries += segment.delayed or 0  # where nobody has counted them, there is nothing to hurry for
             ledgers.add(segment.ledger_id)
         return course if course.is_time(self._limits, entries=entries, ledgers=len(ledgers)) else None
 
@@ -173,7 +173,7 @@ class Sealer:
         for segment, rows in self._log.rows(self._behind(course), wanted):
             course.gathering = course.gathering or Gathering(Position(segment.ledger_id, segment.first_entry))
             course.gathering.add(rows, last=end_of(segment))
-            course.delayed += segment.delayed or 0
+            course.delayed += len(rows) if segment.delayed is None else segment.delayed
             if course.gathering.is_full(self._limits) and not self._end_bucket(course):
                 return
         left = course.gathering
