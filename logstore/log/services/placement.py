@@ -77,6 +77,7 @@ class AppendUploads:
 
     append: str = field(default_factory=lambda: uuid.uuid4().hex)
     made: int = 0
+    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried: a later upload has a higher one
 
     def next(self) -> UploadMark:
         """Of one more upload; encoded anew, split, or moved to another ledger, it is of the same append."""
@@ -154,7 +155,7 @@ class Placer:
             StoreUnavailable, CatalogBusy: Not registered; bounded retries were not enough.
             OutcomeUnknown: Perhaps registered, and the catalog could not be asked.
         """
-        race = PlacementAttempts(deadline_s)
+        race = PlacementAttempts(deadline_s, tried=uploads.tried)
         while race.losses <= _LOSSES:
             ledger = self._ledger(topic, hints, race)
             number = race.tried[ledger.ledger_id] = race.next_number(ledger)
