@@ -136,6 +136,17 @@ record_log = Table(
     Column("claim_until_us", Big),
     Column("flushed_us", Big),
 )
+adoption = Table(
+    "adoption",
+    metadata,
+    Column("ledger_id", Big, primary_key=True, autoincrement=False),
+    Column("topic_id", Big, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("standing", String, nullable=False),
+    Column("facts", Text, nullable=False),
+    Column("adoptee", String),
+    Column("segments", Big, nullable=False, default=0),
+)
 catalog = Table(
     "catalog",
     metadata,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import JSON, Index, Integer, text
+from sqlalchemy import JSON, Index, Integer, Text, text
 from sqlmodel import Field, SQLModel
 
 from infra.declared.transactions import Big
@@ -53,3 +53,17 @@ class RecordLogRow(SQLModel, table=True):
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
     flushed_us: int | None = Field(default=None, sa_type=Big)  # when a manifest was last settled
+
+
+class AdoptionRow(SQLModel, table=True):
+    """A ledger of which storage holds something else than the rebuilt catalog says, and what became of that."""
+
+    __tablename__ = "adoption"
+    __table_args__ = (Index("adoption_by_topic", "topic_id", "ledger_id"),)
+    ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
+    topic_id: int = Field(sa_type=Big)
+    shard: int = Field(sa_type=Integer)
+    standing: str
+    facts: str = Field(sa_type=Text)  # JSON: what was found
+    adoptee: str | None = None  # null: its topic is not settled
+    segments: int = Field(default=0, sa_type=Big)  # adopted

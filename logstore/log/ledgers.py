@@ -145,7 +145,10 @@ def stated(content: bytes) -> dict[str, str]:
     return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
 
 
-_SHARDS = 256
+SHARDS = 256
+"""Of the primary bucket; see `shard_prefix`."""
+
+_LEDGER = re.compile(r"ledgers/[0-9a-f]{2}/(?P<ledger>[0-7][0-9a-f]{15})/")
 _SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
 _META = re.compile(r"(?P<digest>[0-9a-f]{16})\.meta\.json")
 
@@ -157,7 +160,7 @@ def shard_prefix(shard: int) -> str:
 
 def ledger_prefix(ledger_id: LedgerId) -> str:
     """Prefix of every object of the ledger's primary copy; no other ledger's keys begin with it."""
-    return f"{shard_prefix(ledger_id % _SHARDS)}{ledger_id:016x}/"
+    return f"{shard_prefix(ledger_id % SHARDS)}{ledger_id:016x}/"
 
 
 def meta_key(ledger_id: LedgerId, owner: LedgerOwner) -> str:
@@ -168,6 +171,13 @@ def meta_key(ledger_id: LedgerId, owner: LedgerOwner) -> str:
 def segment_key(ledger_id: LedgerId, number: int) -> str:
     """Key of one segment; `number` is 0 to 99,999,999 inclusive."""
     return f"{ledger_prefix(ledger_id)}{number:08d}.parquet"
+
+
+def ledger_in(key: str) -> LedgerId | None:
+    """The ledger in whose prefix a key stands, or None when it is in none."""
+    found = _LEDGER.match(key)
+    ledger_id = LedgerId(int(found["ledger"], 16)) if found else None
+    return ledger_id if ledger_id is not None and key.startswith(ledger_prefix(ledger_id)) else None
 
 
 def meta_digest(key: str) -> str | None:

@@ -14,6 +14,7 @@ from infra.catalog import tables
 from tests.architecture.source import Module, modules
 
 _DOORS: Final = {
+    "adoption": "records.adoption_rows",
     "audit": "audits",
     "bucket_marker": "identity.identities",
     "bundle_fence": "ownership.fences",

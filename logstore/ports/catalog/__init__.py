@@ -6,6 +6,7 @@ that harmless. All of them may raise `CatalogBusy` (contention) and `StoreUnavai
 
 from typing import Protocol
 
+from logstore.ports.catalog.adoption import Adoptee, Adoption, AdoptionReport, Fate, KnownLedger, StagedLedger
 from logstore.ports.catalog.batches import Cause, Claim, Detached, Ended, Filed, Inflight, RowRange, Tally
 from logstore.ports.catalog.commits import (
     Acknowledge,
@@ -78,6 +79,9 @@ __all__ = [
     "SNAPSHOT_CHANGES",
     "Acknowledge",
     "Acknowledged",
+    "Adoptee",
+    "Adoption",
+    "AdoptionReport",
     "AuditLog",
     "BeginTransaction",
     "Begun",
@@ -100,6 +104,7 @@ __all__ = [
     "Due",
     "EndTransaction",
     "Ended",
+    "Fate",
     "Fence",
     "Fences",
     "Filed",
@@ -113,6 +118,7 @@ __all__ = [
     "Inflight",
     "Inspection",
     "KnownCopy",
+    "KnownLedger",
     "Ledger",
     "LedgerHistory",
     "Ledgers",
@@ -143,6 +149,7 @@ __all__ = [
     "Settled",
     "SnapshotChange",
     "SnapshotSwitch",
+    "StagedLedger",
     "Standing",
     "StoredCursor",
     "StoredParticipant",

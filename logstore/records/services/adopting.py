@@ -1,0 +1,268 @@
+"""Adoption: what storage holds beyond the last flush is taken into a catalog that was rebuilt.
+
+The rebuilt catalog is as old as its last flush. What was registered since stands in storage and says so itself; the
+catalog takes it in before anybody may write to it, so that nothing that was answered is lost, and no id is used again.
+
+Storage is looked at shard by shard, in any order and by any process; looking twice is harmless. What was found is
+staged in the catalog; then each topic is settled in a transaction of its own, so a crash costs at most one of them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final, NamedTuple
+
+from logstore.errors import CorruptData, InvalidInput
+from logstore.failpoints import effect
+from logstore.log.ledgers import (
+    SHARDS,
+    Component,
+    LedgerStatement,
+    ledger_in,
+    meta_digest,
+    segment_number,
+    shard_prefix,
+)
+from logstore.offload.locations import location_of
+from logstore.offload.tiered import index_key
+from logstore.ports.catalog.adoption import (
+    Adoption,
+    AdoptionReport,
+    Fate,
+    KnownLedger,
+    StagedLedger,
+    Standing,
+)
+from logstore.ports.objects import Buckets, ObjectInfo, OwnedStore
+from logstore.positions import LedgerId, TopicId
+from logstore.records.services.tail_objects import read_upload
+from logstore.units import between_units
+
+_PAGE: Final = 200  # ledgers that are compared at once
+_TOPICS: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """What a shard held. Counts are of this look at it."""
+
+    shard: int
+    objects: int  # in storage
+    staged: int  # ledgers of which storage holds something else than the catalog says
+
+
+@dataclass(slots=True)
+class _Stored:
+    """A ledger's objects as they were listed."""
+
+    ledger_id: LedgerId
+    statements: list[ObjectInfo] = field(default_factory=list)  # `meta.json`
+    segments: dict[int, ObjectInfo] = field(default_factory=dict)  # by number
+
+
+_Pair = tuple[KnownLedger | None, _Stored | None]
+
+
+class _Look(NamedTuple):
+    """What a look at a ledger came to."""
+
+    staged: StagedLedger
+    reads_segments: bool  # some of them may have been registered
+    after: int  # those above this number
+
+
+class _Counted:
+    """A listing, with how much of it was drawn."""
+
+    def __init__(self, listed: Iterable[ObjectInfo]) -> None:
+        self._listed, self.objects = listed, 0
+
+    def __iter__(self) -> Iterator[ObjectInfo]:
+        for one in self._listed:
+            self.objects += 1
+            yield one
+
+
+class Adopter:
+    """Takes in what storage holds. Threads share one; any number of processes may adopt shards."""
+
+    def __init__(
+        self, *, adoption: Adoption, objects: OwnedStore, buckets: Buckets, application: str, threads: int = 16
+    ) -> None:
+        """Compare a catalog with its buckets.
+
+        Args:
+            adoption: The catalog.
+            objects: The primary bucket.
+            buckets: Tiered ones, by location.
+            application: Whose ledgers are looked at; others are nobody's we know, and stay as they are.
+            threads: Requests for single objects under way at once, at least 1.
+        """
+        self._adoption, self._objects, self._buckets = adoption, objects, buckets
+        self._application, self._threads = application, threads
+
+    def adopt(self, shard: int) -> Adopted:
+        """Look at the ledgers with id % 256 = `shard`, and stage what the catalog does not say of them.
+
+        Idempotency: what was staged of the shard before is replaced; what a topic was settled with stays.
+
+        Raises:
+            InvalidInput: Not 0 to 255.
+            PreconditionFailed: The catalog is not being adopted.
+            CatalogMismatch: The bucket is not the catalog's.
+            CorruptData: An upload that may have been registered cannot be read.
+            StoreUnavailable, CatalogBusy: Nobody answered.
+        """
+        if not 0 <= shard < SHARDS:
+            raise InvalidInput("shard", expected="0 to 255", found=shard)
+        self._adoption.epoch()
+        self._objects.confirm()
+        counted = _Counted(self._objects.list(shard_prefix(shard)))
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="adopt") as pool:
+            found = [one for page in self._pages(shard, counted) for one in self._compare(pool, page)]
+        with effect("adoption.stage"):
+            self._adoption.stage(shard, found)
+        return Adopted(shard=shard, objects=counted.objects, staged=len(found))
+
+    def finish(self, on_progress: Callable[[int], None] | None = None) -> AdoptionReport:
+        """Settle every topic with what was staged, then what needs no look at storage, and let writers begin.
+
+        Idempotency: a topic that is settled is not settled again; a catalog that is READY only reports.
+
+        Args:
+            on_progress: Called with the topics settled since the last call.
+
+        Raises:
+            CatalogBusy, StoreUnavailable: The catalog did not answer.
+        """
+        after = TopicId(-1)
+        while page := self._adoption.unsettled(after=after, limit=_TOPICS):
+            for topic_id in page:
+                between_units()
+                with effect("adoption.settle"):
+                    self._adoption.settle(topic_id)
+            if on_progress:
+                on_progress(len(page))
+            after = page[-1]
+        with effect("adoption.conclude"):
+            self._adoption.conclude()
+        report = self._adoption.report()
+        with effect("adoption.finish"):
+            self._adoption.finish()
+        return report
+
+    def _pages(self, shard: int, listed: Iterable[ObjectInfo]) -> Iterator[list[_Pair]]:
+        """Ledgers that have rows, objects or both, ascending."""
+        pairs = _joined(self._known(shard), _by_ledger(listed))
+        while page := list(islice(pairs, _PAGE)):
+            between_units()
+            yield page
+
+    def _known(self, shard: int) -> Iterator[KnownLedger]:
+        after = LedgerId(-1)
+        while page := self._adoption.known(shard, after=after, limit=_PAGE):
+            yield from page
+            after = page[-1].ledger_id
+
+    def _compare(self, pool: ThreadPoolExecutor, page: list[_Pair]) -> Iterator[StagedLedger]:
+        """Ledgers first, then the objects of those that may hold what was registered since: many at once."""
+        strangers = [stored.ledger_id for known, stored in page if known is None and stored is not None]
+        fates = self._adoption.fates(strangers) if strangers else {}
+        looks = [(stored, pool.submit(copy_context().run, self._look, known, stored, fates)) for known, stored in page]
+        for stored, look in looks:
+            found = look.result()
+            if found is None:
+                continue
+            segments = sorted(stored.segments.items()) if stored and found.reads_segments else ()
+            ledger_id, after = found.staged.ledger_id, found.after
+            reads = [
+                pool.submit(copy_context().run, read_upload, self._objects, ledger_id, number, one)
+                for number, one in segments
+                if number > after
+            ]
+            uploads = tuple(upload for read in reads if (upload := read.result()))
+            if uploads or found.staged.standing is not Standing.TAIL:
+                yield replace(found.staged, uploads=uploads)
+
+    def _look(self, known: KnownLedger | None, stored: _Stored | None, fates: Mapping[LedgerId, Fate]) -> _Look | None:
+        if known is None:
+            return self._stranger(stored, fates) if stored else None
+        there = stored.segments if stored else {}
+        short = known.primary and any(number not in there for number in known.segments)
+        absent = stored is None if known.primary else known.tiered is not None
+        if (short or absent) and self._in_tier(known):
+            short = absent = False  # it can be read all the same; reconciliation tells of what the primary copy lacks
+        if not short and not absent and not known.takes_segments:
+            return None
+        standing = Standing.ABSENT if absent else Standing.SHORT if short else Standing.TAIL
+        staged = StagedLedger(ledger_id=known.ledger_id, topic_id=known.topic_id, standing=standing)
+        return _Look(staged, known.takes_segments, known.last_segment)
+
+    def _in_tier(self, known: KnownLedger) -> bool:
+        """Whether its tiered copy stands: the index, which is written last, vouches for it."""
+        if known.tiered is None:
+            return False
+        uuid, location = location_of(known.ledger_id, known.tiered)
+        return self._buckets(location).head(index_key(uuid, known.ledger_id)) is not None
+
+    def _stranger(self, stored: _Stored, fates: Mapping[LedgerId, Fate]) -> _Look | None:
+        """Objects without a row; None where an intent stands for them, or they do not say that they are ours."""
+        fate = fates[stored.ledger_id]
+        statement = self._statement(stored) if fate is not Fate.DETACHED else None
+        if statement is None:
+            return None
+        staged = StagedLedger(
+            ledger_id=stored.ledger_id,
+            topic_id=statement.owner.topic_id,
+            standing=Standing.STRANGER,
+            statement=statement,
+            objects=len(stored.segments),
+            size_bytes=sum(one.size_bytes for one in stored.segments.values()),
+            last_segment=max(stored.segments, default=-1),
+        )
+        return _Look(staged, fate is Fate.UNKNOWN and statement.owner.component is Component.MANAGED_LEDGER, -1)
+
+    def _statement(self, stored: _Stored) -> LedgerStatement | None:
+        """What one of its objects says, `meta.json` first: all say the same; None of what is not ours to judge."""
+        one = next(iter([*stored.statements, *stored.segments.values()]), None)
+        seen = self._objects.head(one.key) if one else None
+        try:
+            statement = LedgerStatement.from_metadata(seen[1] if seen else {})
+        except CorruptData:
+            return None
+        ours = statement.ledger_id == stored.ledger_id and statement.owner.application == self._application
+        named = {meta_digest(meta.key) for meta in stored.statements}
+        return statement if ours and named <= {statement.owner.digest} else None
+
+
+def _by_ledger(listed: Iterable[ObjectInfo]) -> Iterator[_Stored]:
+    """Objects of one ledger stand one after the other; what stands in no ledger's prefix is nobody's we know."""
+    stored: _Stored | None = None
+    for one in listed:
+        ledger_id = ledger_in(one.key)
+        if ledger_id is None:
+            continue
+        if stored is None or stored.ledger_id != ledger_id:
+            if stored is not None:
+                yield stored
+            stored = _Stored(ledger_id)
+        number = segment_number(one.key)
+        if number is not None:
+            stored.segments[number] = one
+        elif meta_digest(one.key):
+            stored.statements.append(one)
+    if stored is not None:
+        yield stored
+
+
+def _joined(known: Iterator[KnownLedger], stored: Iterator[_Stored]) -> Iterator[_Pair]:
+    """Both by ledger id, ascending, each of which may lack the other."""
+    row, objects = next(known, None), next(stored, None)
+    while row or objects:
+        behind = row is not None and (objects is None or row.ledger_id <= objects.ledger_id)
+        ahead = objects is not None and (row is None or objects.ledger_id <= row.ledger_id)
+        yield (row if behind else None, objects if ahead else None)
+        row = next(known, None) if behind else row
+        objects = next(stored, None) if ahead else objects

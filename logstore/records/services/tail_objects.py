@@ -1,0 +1,152 @@
+"""What a segment's object tells of its registration, read without payloads: metadata and a few columns.
+
+Markers alone are read with their payload, which has the positions that a transaction acknowledged.
+"""
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.compute as pc
+
+from logstore.cursors.state import pack_acknowledged
+from logstore.errors import CorruptData
+from logstore.log.entries import FOOTER, FooterMark, decode_segment
+from logstore.log.ledgers import DIGEST, LedgerStatement, digest_of
+from logstore.log.services.segment_file import WHOLE_BELOW, ranges_of
+from logstore.log.uploads import APPEND, BEHIND, Behind, UploadMark
+from logstore.ports.catalog import Segment
+from logstore.ports.objects import ObjectInfo, ObjectStore
+from logstore.positions import LedgerId
+from logstore.records.adoption import Advance, FoundMarker, Run, Upload
+from logstore.transactions.markers import Verb, read_marker
+from logstore.transactions.transactions import TransactionId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_COLUMNS: Final = ("deliver_at_ms", "producer", "sequence_id", "txn_tc", "txn_seq", "marker")
+_OF_MARKERS: Final = ("payload", "properties")
+
+
+def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: ObjectInfo) -> Upload | None:
+    """What the object tells; None where it went meanwhile, or does not say whose it is.
+
+    Args:
+        objects: The primary bucket.
+        ledger_id: Whose prefix it stands in.
+        number: Of its key.
+        found: As it was listed.
+
+    Raises:
+        CorruptData: It is not what its own metadata says, or no segment.
+        StoreUnavailable: The store did not answer.
+    """
+    seen = objects.head(found.key)
+    if seen is None:
+        return None
+    metadata = seen[1]
+    try:
+        epoch = LedgerStatement.from_metadata(metadata).epoch
+    except CorruptData:
+        return None
+    row = Segment(
+        ledger_id=ledger_id,
+        number=number,
+        first_entry=0,
+        entries=0,
+        size_bytes=found.size_bytes,
+        sha256=metadata.get(DIGEST),
+        delayed=0,
+    )
+    table = _Columns(objects, found.key, row, metadata.get(FOOTER)).table()
+    return Upload(
+        number=number,
+        entries=table.num_rows,
+        size_bytes=row.size_bytes,
+        sha256=row.sha256,
+        epoch=epoch,
+        mark=UploadMark.parse(metadata.get(APPEND)),
+        behind=Behind.parse(metadata.get(BEHIND)),
+        producers=_advances(table),
+        numbered=len(table) - table.column("sequence_id").null_count,
+        transactions=tuple(_runs(table)),
+        markers=tuple(_markers(table)),
+        delayed=len(table) - table.column("deliver_at_ms").null_count,
+    )
+
+
+class _Columns:
+    """The columns of one object, of which as little as possible is fetched."""
+
+    def __init__(self, objects: ObjectStore, key: str, row: Segment, footer: str | None) -> None:
+        self._objects, self._key, self._row, self._footer = objects, key, row, footer
+
+    def table(self) -> "pa.Table":
+        if self._row.size_bytes <= WHOLE_BELOW:
+            return self._with_markers(io.BytesIO(self._whole()), footer=None)
+        footer = None
+        if self._footer:
+            mark, file = FooterMark.parse(self._footer, name=self._key), ranges_of(self._objects, self._row)
+            file.seek(-mark.size_bytes, io.SEEK_END)
+            footer = mark.check(file.read(), name=self._key)
+        return self._with_markers(ranges_of(self._objects, self._row), footer=footer)
+
+    def _whole(self) -> bytes:
+        stored = self._objects.get(self._key)
+        body = b"" if stored is None else stored.body
+        if len(body) != self._row.size_bytes or self._row.sha256 not in {None, digest_of(body)}:
+            raise CorruptData(f"{self._key}: expected the object that its metadata vouches for, found another one")
+        return body
+
+    def _with_markers(self, source: "io.BytesIO | object", *, footer: "pq.FileMetaData | None") -> "pa.Table":
+        read = {"name": self._key, "footer": footer}
+        table = decode_segment(source, columns=_COLUMNS, **read)  # type: ignore[arg-type]
+        if table.column("marker").null_count == len(table):
+            return table
+        again = source if isinstance(source, io.BytesIO) else ranges_of(self._objects, self._row)
+        if isinstance(again, io.BytesIO):
+            again = io.BytesIO(again.getvalue())
+        return decode_segment(again, columns=(*_COLUMNS, *_OF_MARKERS), **read)  # type: ignore[arg-type]
+
+
+def _txns(table: "pa.Table") -> list[TransactionId | None]:
+    pairs = zip(table.column("txn_tc").to_pylist(), table.column("txn_seq").to_pylist(), strict=True)
+    return [None if tc_id is None else TransactionId(tc_id, sequence) for tc_id, sequence in pairs]
+
+
+def _advances(table: "pa.Table") -> tuple[Advance, ...]:
+    """As the writer had registered them: by producer and transaction."""
+    told = table.filter(pc.is_valid(table.column("sequence_id")))
+    ids: dict[tuple[str, TransactionId | None], list[int]] = {}
+    columns = (told.column("producer").to_pylist(), _txns(told), told.column("sequence_id").to_pylist())
+    for producer, txn, sequence_id in zip(*columns, strict=True):
+        if producer:
+            ids.setdefault((producer, txn), []).append(sequence_id)
+    return tuple(Advance(key[0], min(of), max(of), key[1]) for key, of in ids.items())
+
+
+def _runs(table: "pa.Table") -> Iterator[Run]:
+    """Messages of transactions; a marker only speaks of one."""
+    verbs = table.column("marker").to_pylist()
+    of: list[TransactionId | None] = [None if verb else txn for txn, verb in zip(_txns(table), verbs, strict=True)]
+    at = 0
+    for txn, rows in groupby(of):
+        count = len(list(rows))
+        if txn:
+            yield Run(txn, at, count)
+        at += count
+
+
+def _markers(table: "pa.Table") -> Iterator[FoundMarker]:
+    if "payload" not in table.column_names:
+        return
+    columns: Sequence[list[object]] = [table.column(name).to_pylist() for name in ("marker", *_OF_MARKERS)]
+    for offset, (txn, verb, payload, properties) in enumerate(zip(_txns(table), *columns, strict=True)):
+        if txn is not None and verb is not None:
+            told = read_marker(txn, str(verb), payload, dict(properties or ()))
+            packed = base64.b64encode(pack_acknowledged(told.positions)).decode() if told.subscription else ""
+            yield FoundMarker(offset, txn, told.verb is Verb.COMMIT, told.subscription, packed)
