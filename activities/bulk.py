@@ -26,7 +26,7 @@ class OwnOutput:
     """The output of this catalog's bulk jobs."""
 
     def __init__(self, *, bulk: BulkJobs, identities: Identities) -> None:
-        """Take the bulk jobs, and who says which catalog this is."""
+        """Take the bulk jobs, and the port that knows this catalog's id."""
         self._bulk, self._identities = bulk, identities
 
     def owner(self, run_id: str) -> str | None:

@@ -1,7 +1,8 @@
 """Where the background work of a topic runs: at its owner and under its lease, or anywhere if nobody owns it.
 
-A worker that gets a task from the shared queue looks the owner up itself and goes on if that is itself, or nobody: so
-the usual task takes one activity, and no more than two. Work of another worker's topic it redirects, and does nothing.
+A worker that gets a task from the shared queue looks the owner up itself and goes on if that is itself, or if there
+is none: so the usual task takes one activity, and no more than two. Work of another worker's topic is redirected, and
+nothing is done.
 Where ZooKeeper does not answer the work is done here, under no lease: claims and fences in SQL keep every promise.
 
 Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
@@ -32,7 +33,7 @@ def owner_queue(worker_id: str) -> str:
 class Route(StrEnum):
     """To which worker an activity is sent, and which lease it needs there; running workflows hold these values."""
 
-    LOOKUP = "ASK"  # on the shared queue: look the owner up. Here or nobody: go on. Another one: redirect
+    LOOKUP = "ASK"  # on the shared queue: look the owner up; go on if it is this worker or none, else redirect
     OWNER = "OWNER"  # on an owner's queue: under its lease, or not at all
     ANYWHERE = "ANYWHERE"  # without a lease, whichever worker owns the topic
 
@@ -119,7 +120,7 @@ class Dispatch(Generic[P]):
         return Done(owner=found.worker_id if found else "", result=result)
 
     def _lease(self, request: TopicWork) -> Lease | OtherOwner | None:
-        """A name that is none belongs to no bundle: its work needs no owner, and is nobody else's."""
+        """The lease for the work, its other owner, or None. What is no name is in no bundle: its work has no owner."""
         if request.place is Route.ANYWHERE or not is_topic_name(request.topic):
             return None
         name = TopicName.from_encoded(request.topic)

@@ -237,7 +237,7 @@ class AcknowledgementHeld(PreconditionFailed):
     """Another transaction holds an acknowledgement of the entry, or it is acknowledged already."""
 
     def __init__(self, subscription: str, *, position: str, found: str) -> None:
-        """Name the subscription, the first such entry, and who holds it."""
+        """Name the subscription, the first such entry, and the transaction that holds it."""
         super().__init__(f"subscription {subscription}: expected entry {position} to be free, found {found}")
 
 

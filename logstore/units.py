@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 
 def _never() -> None:
-    """Work that nobody can end goes on."""
+    """The check outside of `ended_by`: nothing ends the work."""
 
 
 _check: ContextVar[Callable[[], None]] = ContextVar("sexton_unit_check", default=_never)

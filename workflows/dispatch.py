@@ -1,11 +1,13 @@
-"""Which worker does the work of one topic: its owner, if that can be told and picks it up, and otherwise anybody.
+"""Which worker does the work of one topic: its owner, if it is known and picks the work up, and otherwise any worker.
 
-1. Where an owner is known, or believed, its own queue. Not picked up in time, silent since, or `NotOwner`: look it up.
-2. To look it up is to send the work to the shared queue. Whoever gets it asks for the owner. That is itself, or nobody,
-   or ZooKeeper does not answer: it is done, in this one activity. Another worker: nothing is done, and 1.
-3. Looked up twice in vain, or redirected to an owner that had not picked up before, or where what is retried without
-   end has failed for minutes: the shared queue, under no lease. Such an owner may be the only one whom the catalog does
-   not answer.
+1. If an owner is believed to be known, the work is sent to that owner's queue. If it is not picked up in time, if the
+   owner falls silent, or if the answer is `NotOwner`, 2 is next.
+2. To look it up is to send the work to the shared queue. The worker that gets it looks the owner up. If that is
+   itself, if there is none, or if ZooKeeper does not answer, it does the work, in this one activity. If it is another
+   worker, it does nothing, and 1 is next.
+3. After two lookups in vain, after a redirect to an owner that did not pick work up before, or after minutes of
+   failures of work that is retried without end, the shared queue does it, under no lease: the catalog may be out of
+   reach for that owner only.
 
 Nothing that is decided about data rests on this: claims keep two workers off the same rows, and leases keep off a
 worker that has lost the topic. Attempts are counted anew wherever the work is sent, which is five times at most.

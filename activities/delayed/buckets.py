@@ -49,7 +49,7 @@ class DelayedBuckets:
     def __init__(
         self, *, index: DelayedIndex, topics: Topics, sealer: Sealer, merger: Merger, limits: BucketLimits
     ) -> None:
-        """Take the lists of buckets, who changes them, and when it is time for that."""
+        """Take the lists of buckets, the services that change them, and the limits by which a change is due."""
         self._index, self._topics = index, topics
         self._sealer, self._merger, self._limits = sealer, merger, limits
         self._stuck: dict[TopicId, int] = {}  # versions of lists of which no two neighbours can be read

@@ -186,7 +186,7 @@ def later(error: SextonError, after_s: int) -> ApplicationError:
 
 
 def raise_if_nothing_answered(ended: list[Ended], errors: dict[int, SextonError]) -> None:
-    """A store that is down, or that lets nobody in, fails the chunk and not each ledger of it.
+    """A store that is down, or that refuses our credentials, fails the chunk and not each ledger of it.
 
     Raises:
         StoreUnavailable: So that the chunk is tried again before its rows are handed over.

@@ -1,4 +1,4 @@
-"""What travels to and from the deletion activities. Lists that can grow never do: rows stay in SQL."""
+"""Inputs and results of the deletion activities. They hold no list that can grow: rows stay in SQL."""
 
 from dataclasses import dataclass, field
 
@@ -120,7 +120,7 @@ class CertifyInput(TopicWork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptInput:
-    """A page of what nobody works on."""
+    """A page of stalled intents and of ledgers that were never attached."""
 
     batch_id: str
     batch_workflow_id: str  # which workflow will do phase two: it gets the claim

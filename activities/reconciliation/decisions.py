@@ -1,7 +1,7 @@
 """What was decided about a page, written down before the first effect that would change the answer.
 
-A repeated attempt must do the same, though nothing may be left in storage by then. The first attempt that wrote its
-decision has decided for all: one that overlaps with it takes that one's word.
+A repeated attempt must do the same, though nothing may be left in storage by then. The first decision that is written
+counts for all attempts: one that overlaps with it reads and follows that decision.
 """
 
 import json

@@ -22,7 +22,7 @@ class BufferBuilding(TopicBuilding):
     def __init__(
         self, *, runs: Reconciliation, identities: Identities, bulk: BulkJobs, snapshots: BufferSnapshots
     ) -> None:
-        """Take the catalog's runs and its id, bulk jobs, and who writes snapshots."""
+        """Take the catalog's runs and its id, bulk jobs, and the service that writes snapshots."""
         super().__init__(kind=RunKind.SNAPSHOTS, job=BuildBuffers.name, runs=runs, identities=identities, bulk=bulk)
         self._snapshots = snapshots
 

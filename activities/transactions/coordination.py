@@ -68,7 +68,7 @@ class Coordination:
         return self._drained(request.tc_id, served)
 
     def _serve(self, request: DrainInput, served: _Served) -> None:
-        """Tell what is decided, whichever coordinator's it is, until there was nothing for a while.
+        """Tell participants what is decided, of any coordinator, until nothing was left for a while.
 
         Between two batches the coordinator's own deadlines are looked at: none waits for the end of the work.
         """

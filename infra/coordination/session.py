@@ -194,12 +194,12 @@ class ZooKeeperSession:
         return int(found[0]) if found else 0
 
     def _require_same(self) -> None:
-        """What became of the session before we listened is told to nobody: afterwards kazoo may be in another one."""
+        """Kazoo does not tell what became of the session before we listened; it may be in another one by now."""
         if self._now() != self.id:
             raise SessionLost(f"zookeeper: session {self.id:#x} was over as soon as it was opened")
 
     def _require_path(self) -> None:
-        """A path that does not exist is a wrong setting, and is not made: it could be somebody else's ensemble."""
+        """A path that does not exist is a wrong setting, and is not made: the ensemble could be another system's."""
         if not self.ask("looking for the path", lambda client: client.exists("/")):
             raise self.no_path()
 

@@ -7,7 +7,7 @@ from infra.declared.transactions import Big
 
 
 class DelayedIndexRow(SQLModel, table=True):
-    """How far a topic's log was looked through for delayed messages, and who works on its list of buckets."""
+    """How far a topic's log was read for delayed messages, and which workflow works on its list of buckets."""
 
     __tablename__ = "delayed_index"
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})

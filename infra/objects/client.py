@@ -164,7 +164,7 @@ class S3Buckets:
         return self._elsewhere(location.bucket, endpoint.rstrip("/"), region)
 
     def _moved(self, endpoint: str) -> bool:
-        """Whether nobody listens any more where an embedded stack listened, and this home has one of its own."""
+        """Whether no server listens any more where an embedded stack had its own, and this home has another one."""
         if not self._own_stack or not endpoint or _address(endpoint) == _address(self._home.endpoint):
             return False
         host, port = _address(endpoint)[1:3]

@@ -73,7 +73,7 @@ def _told(span: ReadableSpan) -> ReadableSpan:
 def make_provider(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Provider:
     """A provider that exports to a file under `traces_dir` and to the OTLP collector of the environment, if any.
 
-    One for a process that runs workflows is replay safe, as `OpenTelemetryPlugin` asks; others are spared its import.
+    For a process that runs workflows it is replay safe, as `OpenTelemetryPlugin` asks; others do not import that.
 
     Source: OpenTelemetry, "OTLP Exporter Configuration" (`OTEL_EXPORTER_OTLP_ENDPOINT` and its variant for
     traces); resource, sampler and limits follow their `OTEL_` variables too.

@@ -214,7 +214,7 @@ class Snapshot:
     acknowledged: Acknowledged
 
     def bytes_beyond(self, mark: Position) -> int:
-        """How much of it still counts once the cursor stands at `mark`, packed."""
+        """Size of the acknowledgements beyond `mark`, packed, in bytes."""
         later = sum(size for ledger_id, size in self._sizes.items() if ledger_id > mark.ledger_id)
         bits = beyond(self.acknowledged.get(mark.ledger_id, BitMap()), mark.ledger_id, mark)
         return later + (len(pack_acknowledged({mark.ledger_id: bits})) if bits else 0)

@@ -30,7 +30,7 @@ class Segments(Protocol):
         Raises:
             SnapshotGone: There is none.
             CorruptData: It is damaged, or another one.
-            StoreUnavailable: Nobody answered.
+            StoreUnavailable: Storage did not answer.
         """
 
     def segment(self, bucket: Bucket, number: int) -> DelayedRows:

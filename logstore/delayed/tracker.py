@@ -75,7 +75,7 @@ class Tracker:
         return loaded + sum(bitmaps.memory_bytes(one) for one in held)
 
     def tracked(self) -> Mapping[LedgerId, BitMap]:
-        """The entries that are tracked, by ledger: a live view, to be copied by those who keep it."""
+        """The entries that are tracked, by ledger: a live view; copy it to keep it."""
         return MappingProxyType(self._tracked)
 
     def contains(self, position: Position) -> bool:
@@ -112,7 +112,7 @@ class Tracker:
         Returns positions from which readers must read again: something was tracked and is not any more.
 
         Raises:
-            StoreUnavailable: Nobody answered; nothing changed.
+            StoreUnavailable: Storage did not answer; nothing changed.
         """
         found, lost = dict[LedgerId, BucketRows](), dict[LedgerId, Bucket]()
         new = self._opened([bucket for bucket in listed.buckets if bucket.bucket_id not in self._buckets])
@@ -148,7 +148,7 @@ class Tracker:
             limit: How many, at most.
 
         Raises:
-            StoreUnavailable: Nobody answered for a segment that may come first; nothing was taken.
+            StoreUnavailable: Storage did not answer for a segment that may come first; nothing was taken.
         """
         self._now_ms = now_ms
         parts: list[DelayedRows] = []
@@ -241,7 +241,7 @@ class Tracker:
         self._read_again(left)
 
     def _put_back(self, rows: DelayedRows) -> None:
-        """Undo the taking of messages that nobody got."""
+        """Undo the taking of messages that were not delivered."""
         bits = rows.bitmaps()
         bitmaps.take_from(self._taken, bits)
         for held in (self._tracked, self._added_bits):

@@ -32,7 +32,7 @@ class Outcome(StrEnum):
     ALREADY_GONE = "ALREADY_GONE"
     STILL_IN_USE = "STILL_IN_USE"  # the list references this copy
     INVALID = "INVALID"  # an essential property is missing
-    METADATA_MISMATCH = "METADATA_MISMATCH"  # storage says it is somebody else's
+    METADATA_MISMATCH = "METADATA_MISMATCH"  # storage says that it is another owner's
     STALE_CATALOG = "STALE_CATALOG"  # the request speaks of another catalog epoch; nothing changed
     DEAD_LETTERED = "DEAD_LETTERED"  # attempts exhausted
     RETRYING = "RETRYING"  # handed to a workflow of its own
@@ -189,7 +189,7 @@ class StoredCopy:
     meta_keys: tuple[str, ...] = ()  # deleted last
     size_bytes: int = 0
     objects: int = 0  # found, whosever they are
-    location: CopyLocation | None = None  # where it stands, for a kind of copy that may stand in several
+    location: CopyLocation | None = None  # of a tiered copy, which may be in one of several buckets
     uploads: tuple[str, ...] = ()  # keys with parts of an upload that nobody will finish
     short: bool = False  # fewer segments than were registered: look again before meta goes
     detail: str = ""

@@ -123,7 +123,7 @@ FORMAT: Final[Mapping[str, Any]] = {
     "compression": COMPRESSION,
     "use_dictionary": REPEATED,
     "write_statistics": COMPARED,
-    "write_page_checksum": True,  # for those who read columns by ranges: no digest of the whole can tell them
+    "write_page_checksum": True,  # for readers of single columns, which cannot compare the digest of the whole
 }
 
 

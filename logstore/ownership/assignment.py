@@ -1,4 +1,4 @@
-"""Which worker takes which bundle, without a leader: each computes it, and all who see the same agree.
+"""Which worker takes which bundle, without a leader: each computes it, and workers that see the same agree.
 
 Nothing here is safety. ZooKeeper lets one worker create a node, and the fence lets one write; a stale view makes two
 workers try the same bundle, or nobody for a while, and a stale load makes a poorer choice.
@@ -133,7 +133,7 @@ def to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[Bundle
 
 
 def _moves(view: OwnershipView, at_most: int) -> list[BundleId]:
-    """What all workers together let go: the same for all who see the same, so they do not overdo it."""
+    """The bundles that all workers together let go. Workers that see the same compute the same, so not too many go."""
     counts, room = view.counts(), at_most - len(view.free)
     owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # the worker with most, first
     moves: list[BundleId] = []

@@ -1,6 +1,6 @@
 """The buckets that settings name, each compared with the catalog before its first use.
 
-Imports no service of the log, so that a process which only compares a bucket is spared them.
+Imports no service of the log: a process that only compares a bucket starts without them.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore
 
 
 def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S3ObjectStore":
-    """Hasty: for a person who waits, and can ask again."""
+    """With `hasty`, short time-outs and one attempt: a person waits, and can try again."""
     from infra.objects import Patience, S3ObjectStore, make_client  # noqa: PLC0415 - start-up time
 
     haste: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if hasty else {}

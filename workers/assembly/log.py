@@ -76,7 +76,7 @@ class DelayedServices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStore:
-    """The log of one process: catalog, buckets, the one writer, and the services over them."""
+    """The log of one process: the catalog, the buckets, the group committer, and the services over them."""
 
     catalog: Catalog
     objects: OwnedStore  # the primary bucket

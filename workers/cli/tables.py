@@ -70,7 +70,7 @@ def table(rows: Sequence[Row], *, width: int | None, beneath: Sequence[str] = ()
 
 
 def pairs(document: Row, *, width: int | None) -> list[Text]:
-    """One thing, a line for each of its values; lists of things are tables of their own, below."""
+    """The values of one object, a line each; lists of objects are tables of their own, below."""
     lists = {name: value for name, value in document.items() if value and isinstance(value, list | tuple)}
     inner = {name: value for name, value in lists.items() if all(isinstance(one, Mapping) for one in value)}
     labels = {name: _words(name) for name in document if name not in inner}
@@ -120,7 +120,7 @@ def _cell(value: object, heading: str, width: int | None, *, grouped: bool = Fal
 
 
 def _squeezed(widths: list[int], headings: list[str], rigid: list[bool], room: int) -> list[int]:
-    """Take from the widest column that can give, until all fit; from rigid ones, and headings, only at last."""
+    """Make the widest elastic column narrower until the table fits; columns of fixed width and headings come last."""
     widths = list(widths)
     floors = [
         wide if fixed else min(wide, max(_NARROWEST, cell_len(heading)))

@@ -65,7 +65,7 @@ _SWEPT: Final = "what it had detached stays listed, and the next sweep takes it 
 
 
 class JobStopped(SextonError):
-    """Somebody terminated or cancelled what was waited for."""
+    """The job that was waited for was terminated or cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

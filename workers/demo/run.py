@@ -191,7 +191,7 @@ def _transacted_and_delayed(settings: Settings, auditor: Auditor, say: Say) -> l
 
 
 def _contest(written: Sequence[WrittenTopic]) -> list[str]:
-    """Choose a ledger that is to go, where more than one is, and a key for somebody else's object in its midst."""
+    """Choose one of several ledgers that a topic will lose, and a key within it for an object of another system."""
     for one in written:
         if len(one.doomed) > 1:
             one.contested.add(one.doomed[0])

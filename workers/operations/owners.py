@@ -197,7 +197,7 @@ class Unloading:
         """Remove the owner's node, with a row in the audit log before it and one after.
 
         Raises:
-            PreconditionFailed: It stays, for the session that it names does not stand.
+            PreconditionFailed: Its session is not alive, so the node stays.
             StoreUnavailable, SessionLost: No answer; it may have gone. Another look tells.
         """
         detail = {
@@ -220,7 +220,7 @@ class Unloading:
             )
 
     def taken(self, owned: Owned, *, within_s: float) -> Fence | None:
-        """Wait until somebody has acquired it since, the one who had it included; None: nobody did."""
+        """Wait until a worker has acquired it since, perhaps the same one; None: none did in time."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             fence, node = self._fences.fence(owned.bundle), self._directory.owners([owned.bundle]).get(owned.bundle)

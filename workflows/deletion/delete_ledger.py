@@ -138,6 +138,6 @@ async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:
 
 
 def _heard(child: asyncio.Task[OneResult]) -> None:
-    """Take note of how a child ended; its row says so, and nobody here waits for it."""
+    """Observe how a child ended, so that no warning is logged; its row says the same."""
     if not child.cancelled():
         child.exception()

@@ -8,7 +8,7 @@ the topic's next trim, takes them up.
    as completed: nothing changed, and the result says why.
 2. Page by page, delete chunks of rows, `parallelism` at a time; hand failing rows to children of their own. While
    paused, which the catalog knows before the operator is answered, start none. At a limited rate, chunks come in
-   slices. What is of one topic is done at its owner; a batch of several belongs to nobody.
+   slices. What is of one topic is done at its owner; a batch of several topics has no owner.
 3. Certify: count the batch from its rows, close its run, write the audit row.
 
 Source: PIP-186, second phase.

@@ -17,7 +17,7 @@ class DeletionPolicy:
     chunk: int = 100  # rows in a chunk
     max_attempts: int = 10
     retry_interval_s: int = 600
-    owner_patience_s: int = 10  # how long a topic's owner may let work lie before somebody else gets it
+    owner_patience_s: int = 10  # how long work waits for a topic's owner before another worker gets it
     alone: int = 500  # children of one run, then it continues as new: the server refuses 2,000 pending ones
 
 
@@ -30,7 +30,7 @@ class DeleteLedgerInput:
     catalog_epoch: int
     max_attempts: int = 10  # the batch's own attempt counts as one
     retry_interval_s: int = 600
-    owner_patience_s: int = 10  # how long the topic's owner may let it lie before somebody else gets it
+    owner_patience_s: int = 10  # how long it waits for the topic's owner before another worker gets it
 
     def details(self) -> str:
         """What the job will do, and the command that shows how far it is; its *static details*."""

@@ -63,7 +63,7 @@ class OffloadLedgerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadAsk:
-    """What somebody wants of the topic."""
+    """What a request asks for: which ledgers of the topic, and whether primary copies go."""
 
     actor: str
     reason: str
@@ -76,7 +76,7 @@ class OffloadTopicResult:
     """What was done for all that was asked; counts of ledgers."""
 
     offloaded: int = 0
-    already: int = 0  # by somebody else, meanwhile
+    already: int = 0  # by another run, meanwhile
     gone: int = 0  # deleted meanwhile
     running: int = 0  # another workflow was at work on it, and still is
     failed: int = 0

@@ -1,4 +1,4 @@
-"""Rows of `cursor` as values and back, and the only writes of them; and the listed ledgers that cursors move over."""
+"""The only reads and writes of the rows of `cursor`, and reads of the listed ledgers over which cursors move."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ def check_takes_writes(database: Database) -> None:
 
 
 def _lock(connection: Connection) -> None:
-    """A lock that hinders nobody, and that only a writer gets: no standby gives it."""
+    """Lock a row such that no other writer waits for it; a standby refuses this."""
     connection.execute(text("SELECT 1 FROM catalog FOR KEY SHARE"))
 
 

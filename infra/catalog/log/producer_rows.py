@@ -51,7 +51,7 @@ def _locking(dialect: str) -> Statement:
 
 
 def _known(connection: Connection, rows: Collection[Any]) -> dict[Key, ProducerSequence]:
-    """A transaction that is decided meanwhile is taken for open: what is refused for it is asked for again."""
+    """How far each producer is. A transaction that is decided meanwhile counts as open, and the producer asks again."""
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
     states = states_of(connection, txns) if txns else {}
     return {

@@ -20,7 +20,7 @@ _P = t.pending_deletion
 
 
 def abandoned(now_us: int) -> ColumnElement[bool]:
-    """Tiered copies that nobody will publish: their upload can go on no longer.
+    """Tiered copies that will never be published: their upload can go on no longer.
 
     Without a time, or with something else in its place, that is not for us to judge: the copy stays, and the ledger.
     """

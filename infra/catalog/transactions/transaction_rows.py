@@ -128,7 +128,7 @@ def one(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
 
 
 def finish(connection: Connection, txns: Collection[TransactionId], *, now_us: int) -> list[Finished]:
-    """Let those of the decided transactions that owe nothing be final, and say which are, now or before."""
+    """Make final those of the decided transactions whose participants are all told; return all that are final now."""
     finishing, pairs = _finishing(connection.dialect.name), txn_pairs(txns)
     locked = finishing.locked.execute(connection, pairs).all()
     over = [Finished(txn=TransactionId(row.tc_id, row.sequence)) for row in locked if row.finished_us is not None]

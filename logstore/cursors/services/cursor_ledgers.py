@@ -65,7 +65,7 @@ class CursorLedgers:
 
         Raises:
             CorruptData: The ledger does not hold what was written.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         known = self.cached(ledger_id)
         if known:
@@ -120,7 +120,7 @@ class CursorLedgers:
                 self._busy.discard(key)
 
     def _begin(self, key: _Key) -> bool:
-        """Whether nobody in this process is at it, and the last failure is some time ago."""
+        """Whether no thread of this process writes it now, and its last failure is some time ago."""
         with self._lock:
             late = self._clock.monotonic_s() >= self._not_before_s.get(key, float("-inf"))
             free = late and key not in self._busy

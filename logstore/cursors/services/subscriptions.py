@@ -72,7 +72,7 @@ class Subscriptions:
             UnknownObject: There is none.
             MissingData: Its cursor ledger is lost; a seek replaces the state.
             CorruptData: Its cursor ledger does not hold what was written.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         return self._whole(topic_id, self._cursors.get(topic_id, name))
 
@@ -98,7 +98,7 @@ class Subscriptions:
         """The topic's subscriptions, ascending by name; one whose cursor ledger is lost says so.
 
         Raises:
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         return [self._told(topic_id, row) for row in self._cursors.all(topic_id)]
 

@@ -34,7 +34,7 @@ def _silent(topic: Topic, bucket: Bucket) -> None:
 
 
 class Consumer:
-    """Gets messages of one subscription, or of a topic as one who has acknowledged nothing. Close it.
+    """Gets messages of one subscription, or all messages of a topic without one. Close it.
 
     Consumers of a subscription in one process share its messages: each goes to one of them. Those of other processes
     know nothing of each other. Acknowledge with `Subscriptions.acknowledge`, in a transaction or not.
@@ -68,7 +68,7 @@ class Consumer:
             UnknownObject: No such subscription, or no such topic any more.
             PreconditionFailed: The consumer is closed.
             MissingData, CorruptData: Of the log or the cursor; nothing was handed out.
-            StoreUnavailable, CatalogBusy: Nobody answered; nothing was handed out.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer; nothing was handed out.
         """
         if max_entries < 1:
             raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
@@ -162,8 +162,8 @@ class Delivery:
 
         Args:
             topic: Whose messages.
-            subscription: Leave out what it has acknowledged. None: a reader alone, who has acknowledged nothing.
-            from_position: A reader alone who wants nothing that stands before. A subscription is read whole else.
+            subscription: Leave out what it has acknowledged. None: there is none, and nothing counts as acknowledged.
+            from_position: Nothing before it is wanted; such a consumer shares with no other. None: all that there is.
             columns: What is fetched of messages; consumers of a subscription in one process want the same.
 
         Raises:

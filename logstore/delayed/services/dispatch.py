@@ -4,7 +4,7 @@ Every message that the subscription has not acknowledged is in one of four sets,
 
 - tracked: its time has not come, and the tracker hands it over when it has;
 - in the replay set: it is due, or was given back, and is handed out next;
-- handed out: a consumer has it, and nobody gets it until that one gives it back;
+- handed out: one consumer has it, and no other gets it until that one gives it back;
 - behind the place of `LogReading`, which only moves forward over messages that are in one of the other sets, and turns
   back where one of them leaves its set without being handed out or acknowledged.
 
@@ -148,7 +148,7 @@ class Dispatcher:
 
     @contextmanager
     def _all_or_none(self, holding: Holding) -> Iterator[Callable[[Due], None]]:
-        """Put into the holding what is handed out, and take it back if the receiver gets nothing."""
+        """Enter messages as handed out, and undo that if an error keeps the receiver from getting them."""
         handed: list[Due] = []
 
         def hand(due: Due) -> None:

@@ -31,7 +31,7 @@ class LogReading:
         transactions: Transactions,
         columns: Sequence[str],
     ) -> None:
-        """Begin at the log's first entry; `lock` is held by whoever turns back."""
+        """Begin at the log's first entry; `lock` guards the position that `rewind` sets."""
         self._topic, self._passing, self._lock = topic, passing, lock
         self._managed, self._transactions, self._columns = managed, transactions, columns
         self._at, self._turn_to = NOWHERE, cast("Position | None", None)

@@ -51,7 +51,7 @@ class DelayedLog:
 
         Raises:
             MissingData, CorruptData: A listed ledger lacks an object, or one is not what its row says, in no copy.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         source, ahead = SegmentSource(self._objects, self._tiered), Prefetcher()
         try:

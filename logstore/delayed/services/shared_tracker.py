@@ -98,7 +98,7 @@ class SharedTracker:
         """Load the list of buckets if it may have changed.
 
         Raises:
-            StoreUnavailable, CatalogBusy: Nobody answered; the next call tries again.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer; the next call tries again.
         """
         now_s = self._clock.monotonic_s()
         if self._looked_s is not None and now_s < self._looked_s + _LOOK_EVERY_S:
@@ -114,7 +114,7 @@ class SharedTracker:
         Returns whether there may be more.
 
         Raises:
-            StoreUnavailable, CatalogBusy: Nobody answered; what was taken was offered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer; what was taken was offered.
         """
         rows = self.tracker.take_due(self.due_ms(), limit)
         for reading in self.readings:

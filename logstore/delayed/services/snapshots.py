@@ -40,7 +40,7 @@ class _Opened:
 
     row: Segment
     metadata: "pq.FileMetaData"
-    footer: SnapshotFooter  # nobody asks it for bitmaps: those who need them get a footer of their own
+    footer: SnapshotFooter  # without bitmaps; a reader that needs these loads a footer of its own
 
 
 class BucketSnapshots:
@@ -88,7 +88,7 @@ class BucketSnapshots:
         Raises:
             SnapshotGone: Storage has no such object, or the catalog no such ledger.
             CorruptData: It is damaged, or not what the bucket's row says.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         opened = self._open(bucket)
         return parse_footer(opened.metadata, _name(bucket))

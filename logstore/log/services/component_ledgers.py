@@ -155,7 +155,7 @@ class ComponentLedgers:
 
         Raises:
             CorruptData: The object is not what the row says.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         rows = self._ledgers.segments(ledger_id)
         key = segment_key(ledger_id, 0)

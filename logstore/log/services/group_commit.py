@@ -1,7 +1,7 @@
 """Group commit: one writer thread a process, everything that waits in one transaction.
 
 There is no timer. An idle writer commits at once; a batch is whatever queued while the one before it was
-being committed, so waiting costs nothing when nobody waits.
+being committed, so a single writer never waits for others.
 """
 
 import logging
@@ -29,7 +29,7 @@ from logstore.ports.catalog import (
 _LOG = logging.getLogger(__name__)
 
 _DEAD_IN_A_ROW: Final = 2
-"""One refused item may be that item's fault; two in a row and nobody answers: the rest is not tried."""
+"""One item may fail for a reason of its own; after two in a row the catalog is away, and the rest is not tried."""
 
 
 class _Item(NamedTuple):

@@ -190,7 +190,7 @@ class ManagedLedger:
             InvalidInput: A column that does not exist.
             MissingData: A listed ledger lacks an object.
             CorruptData: An object is not what its row says.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         return self._reader.scan(
             topic,

@@ -80,7 +80,7 @@ class AppendUploads:
     tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried: a later upload has a higher one
 
     def next(self) -> UploadMark:
-        """Of one more upload; encoded anew, split, or moved to another ledger, it is of the same append."""
+        """The mark of one more upload; it names the same append after an encoding anew, a split or another ledger."""
         self.made += 1
         return UploadMark(self.append, self.made)
 

@@ -1,7 +1,7 @@
 """Rolling: close a topic's last ledger and open the next one.
 
 A ledger is created in two phases, as it is deleted in two: its row first, then its own statement in storage,
-and only then does it join the list. Whoever loses that race uses the winner's ledger; the catalog files a
+and only then does it join the list. A process that loses that race uses the winner's ledger; the catalog files a
 deletion intent for the newborn in the transaction that refuses it (apache/pulsar#350).
 """
 

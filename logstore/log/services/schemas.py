@@ -63,7 +63,7 @@ class SchemaRegistry:
             UnknownObject: There is no such version.
             MissingData: Its ledger is listed and no copy holds it.
             CorruptData: The content is not what was set.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         versions = self._schemas.all(topic.topic_id)
         found = next((one for one in reversed(versions) if version in {None, one.version}), None)

@@ -122,7 +122,7 @@ class SegmentSource:
         Raises:
             SegmentGone: No copy that the catalog names now holds it.
             CorruptData: No copy of it can be read.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         if CopyKind.LEDGER not in ledger.copies and self._tiered:
             return self._from_tiered(segment, columns, SegmentGone(ledger.ledger_id, f"ledger {ledger.ledger_id}"))

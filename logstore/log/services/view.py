@@ -51,7 +51,7 @@ class Postponing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Messages that are not due are passed over, and nobody remembers them."""
+    """Passes over messages that are not due, and does not remember them."""
 
     clock: Clock
 

@@ -108,7 +108,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What became of a transaction: final at once where it has no participants."""
+    """The state in which a transaction is after its decision: final at once where it has no participants."""
 
     state: TransactionState
 

@@ -18,7 +18,7 @@ class Fence:
 
 
 class Fences(Protocol):
-    """A counter per bundle. Whoever raised it last, and nobody else, writes under a lease.
+    """A counter per bundle. Only the worker that raised it last may write under a lease.
 
     Not part of PIP-57, whose owner may act for as long as it has not noticed that its session expired.
     """

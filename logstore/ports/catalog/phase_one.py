@@ -94,7 +94,7 @@ class PhaseOne(Protocol):
     def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
         """Set the topic DELETING and write the audit row; when that was, microseconds by the catalog's clock.
 
-        Whoever comes after its commit can attach nothing to the topic, for that requires ACTIVE under a lock. It
+        After its commit nothing can be attached to the topic, for that requires ACTIVE under a lock. It
         does not wait for holders of that lock, or a busy topic would never begin to go: `detach_all` does.
 
         Idempotency: a topic that is DELETING, or that was deleted, answers when it began, and is audited once.

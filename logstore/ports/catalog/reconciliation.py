@@ -53,7 +53,7 @@ class OrphanCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOfFindings:
-    """Findings of one page that phase two is to end, and who wants it."""
+    """Findings of one page that phase two is to end, with the claim and the cause of the apply."""
 
     batch_id: str  # of the batch of phase two, which `claim` holds
     orphans: Sequence[OrphanCopy]

@@ -27,7 +27,7 @@ class Due:
 
 
 class Upkeep(Protocol):
-    """What nobody works on, what ended long ago, and dead letters that a person wants tried again.
+    """Stalled intents, rows that ended long ago, and dead letters that a person wants tried again.
 
     A schedule asks for the first two every minute: where there is nothing to do, each is one small read.
     """

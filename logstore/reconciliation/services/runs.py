@@ -1,4 +1,4 @@
-"""Runs of plans, as those judge them who show or apply one."""
+"""Runs of plans and applies: whether a plan can be shown or applied, and how far its apply is."""
 
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Reconciliation, ReconciliationRun, RunKind

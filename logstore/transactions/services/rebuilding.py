@@ -55,7 +55,7 @@ class Rebuilder:
         Raises:
             MissingData: A listed ledger lacks an object.
             CorruptData: A segment is not what its row says, in no copy.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         known = self._snapshots.load(topic_id) if self._snapshots else None
         start = Buffer() if known is None or self._whole else known

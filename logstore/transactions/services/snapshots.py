@@ -81,7 +81,7 @@ class BufferSnapshots:
         """The topic's snapshot; None where there is none, or it is damaged, which is logged.
 
         Raises:
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         ledger_id = self._snapshots.current(topic_id).ledger_id
         if ledger_id is None:

@@ -42,7 +42,7 @@ class Reported:
                     yield _row(number, finding, ended.get(number))
 
     def summary(self) -> dict[str, str]:
-        """The plan in a few lines for people: what was looked at, what was found, and who applied it."""
+        """The plan in a few lines for people: what was looked at, what was found, and the run that applied it."""
         counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_FIRST, *FindingKind)]
         found = ", ".join(f"{rows:,} {name}" for name, rows in dict(counts).items() if rows)
         young = f", {self.result.young:,} of them too young to be judged" if self.result.young else ""

@@ -1,4 +1,4 @@
-"""A trace as lines of a tree, for a terminal: errors in red, what is only there to be found again in grey."""
+"""A trace as lines of a tree, for a terminal: errors in red, and ids and times in grey."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
