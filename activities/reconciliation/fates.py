@@ -16,10 +16,12 @@ from logstore.reconciliation.findings import Fate, Finding, FindingKind
 from logstore.reconciliation.results import ApplyCounts, capped
 from logstore.reconciliation.services.orphans import is_object
 
+NOT_FILED: Final = "nothing was filed for it"
+"""Of a finding about which nothing was done, for something else failed."""
+
 _NAMED: Final = re.compile(r"(segment \d+ of )?(ledger|deletion) \d+: ")
 _NUMBER: Final = re.compile(r"\d+")
 _TOLD: Final = 200  # characters of each
-_NOT_FILED: Final = "nothing was filed for it"
 _TAKEN_OVER: Final = "another batch took its deletion over: look there for how it ends"
 
 
@@ -60,7 +62,7 @@ def joined(
     for at, one in sorted(found.items()):
         if not one.kind.applied:
             continue
-        unfiled = Ended(number=at, fate=Fate.KEPT, reason=_NOT_FILED)
+        unfiled = Ended(number=at, fate=Fate.KEPT, reason=NOT_FILED)
         taken = Ended(number=at, fate=Fate.STARTED, reason=_TAKEN_OVER)
         if is_object(one):
             ended[at] = objects.get(at, unfiled)

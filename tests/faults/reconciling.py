@@ -3,9 +3,11 @@
 import sqlite3
 from contextlib import closing
 from functools import partial
+from itertools import count, takewhile
 from typing import Final, Self
 
 from activities.bulk import mark_of
+from activities.reconciliation.fates import NOT_FILED, fate_files
 from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload.tiered import data_key
 from logstore.positions import LedgerId
@@ -109,6 +111,16 @@ class Reconciling(Operators):
         ]
         left += sorted(self.world.lost & {*self.world.store.keys})
         assert not left, f"{left} were found, and are left"
+        self._require_fates()
+
+    def _require_fates(self) -> None:
+        """The record of each page was written behind the deletions, or it would not know what became of objects."""
+        pages = fate_files(self.world.bulk.folder("plan-1"))
+        recorded = takewhile(lambda page: page is not None, map(pages.page, count()))
+        told = [ended for page in recorded if page for ended in page.values()]
+        assert told or self._turn > 1, "an apply that completed has recorded nothing"
+        early = [ended for ended in told if ended.reason == NOT_FILED]
+        assert not early, f"{early} were recorded before anything was done about them"
 
 
 def _segment(statement: LedgerStatement, key: str) -> Finding:
