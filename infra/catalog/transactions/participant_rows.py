@@ -69,15 +69,22 @@ def held(
 ) -> dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]]:
     """What open transactions hold of each of these subscriptions."""
     found: dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]] = {key: {} for key in subscriptions}
-    query = (
-        select(_P.topic_id, _P.subscription, _P.tc_id, _P.sequence, _P.positions)
-        .join(t.transaction, _OF_TRANSACTION)
-        .where(tuple_(_P.topic_id, _P.subscription).in_(sorted(found)), _T.state == TransactionState.OPEN.value)
-    )
-    for row in connection.execute(query) if found else ():
+    rows = _holding(connection.dialect.name).execute(connection, found) if found else ()
+    for row in rows:
         txn = TransactionId(row.tc_id, row.sequence)
         found[TopicId(row.topic_id), row.subscription][txn] = unpack_acknowledged(row.positions)
     return found
+
+
+@cache
+def _holding(dialect: str) -> Statement:
+    """Of subscriptions; by the index of transactions that are not over, for a subscription may have had many."""
+    asked = rows_of(dialect, "asked", {"topic_id": BIG, "subscription": TEXT})
+    same = and_(_P.topic_id == asked.source.c.topic_id, _P.subscription == asked.source.c.subscription)
+    query = select(_P.topic_id, _P.subscription, _P.tc_id, _P.sequence, _P.positions)
+    query = query.join(t.transaction, _OF_TRANSACTION).join(asked.source, same)
+    is_open = (_T.state == TransactionState.OPEN.value, _T.finished_us.is_(None))
+    return Statement(sql=query.where(*is_open), rows=asked)
 
 
 def participants_of(
