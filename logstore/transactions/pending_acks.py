@@ -4,6 +4,9 @@ Source: Pulsar's PendingAckHandle: an entry that another transaction holds, or t
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import chain, takewhile
+from operator import ge
 
 from pyroaring import BitMap
 
@@ -88,6 +91,30 @@ def _range(state: CursorState, spans: Sequence[LedgerSpan], up_to: Position) -> 
         if bits:
             found[span.ledger_id] = bits
     return found
+
+
+def require_free(
+    subscription: str,
+    state: CursorState,
+    held: Mapping[TransactionId, Positions],
+    *,
+    positions: Sequence[Position],
+    up_to: Position | None,
+) -> None:
+    """Refuse a plain acknowledgement of what an open transaction holds: only its commit may acknowledge that.
+
+    What is acknowledged already may be asked for again.
+
+    Raises:
+        AcknowledgementHeld: Names the first such entry and the transaction.
+    """
+    for other, theirs in held.items():
+        single = (one for one in sorted(positions) if one.entry_id in theirs.get(one.ledger_id, ()))
+        ordered = (Position(ledger_id, entry_id) for ledger_id in sorted(theirs) for entry_id in theirs[ledger_id])
+        asked = single if up_to is None else chain(single, takewhile(partial(ge, up_to), ordered))
+        if (first := next((one for one in asked if not state.covers(one)), None)) is not None:
+            found = f"it held by transaction {other}; commit or abort that first"
+            raise AcknowledgementHeld(subscription, position=str(first), found=found)
 
 
 def without(state: CursorState, held: Mapping[TransactionId, Positions]) -> CursorState:

@@ -64,7 +64,9 @@ def _apply(
         if write.txn is not None:
             holding.hold(write, write.txn, whole(cursor.state, snapshot), listed[write.topic_id])
             return Acknowledged(mark_delete=cursor.state.mark_delete)
-        state = acknowledge(whole(cursor.state, snapshot), write.positions, listed[write.topic_id])
+        before = whole(cursor.state, snapshot)
+        holding.require_free(write, before)
+        state = acknowledge(before, write.positions, listed[write.topic_id])
         if write.up_to is not None:
             state = acknowledge_to(state, write.up_to, listed[write.topic_id])
     except TerminalError as error:

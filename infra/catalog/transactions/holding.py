@@ -12,7 +12,7 @@ from logstore.cursors.state import CursorState, LedgerSpan
 from logstore.errors import TransactionNotOpen, UnknownObject
 from logstore.ports.catalog import Acknowledge
 from logstore.positions import LedgerId, TopicId
-from logstore.transactions.pending_acks import taken
+from logstore.transactions.pending_acks import require_free, taken
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 
 _Key = tuple[TopicId, str]
@@ -27,9 +27,10 @@ class Holding:
         writes: Sequence[Acknowledge],
         transactions: Mapping[TransactionId, TransactionState],
     ) -> None:
-        """Read what is held, if the batch has an acknowledgement in a transaction; its row is locked."""
+        """Read what is held of subscriptions of which entries are acknowledged; rows of the transactions are locked."""
         self._connection, self._transactions = connection, transactions
-        keys = {(write.topic_id, write.subscription) for write in writes if write.txn is not None}
+        some = [write for write in writes if write.txn is not None or write.positions or write.up_to is not None]
+        keys = {(write.topic_id, write.subscription) for write in some}
         self._held = held(connection, keys)
         self._changed: dict[tuple[TransactionId, Participant], dict[LedgerId, BitMap]] = {}
 
@@ -48,6 +49,15 @@ class Holding:
         mine = self._held[write.topic_id, write.subscription]
         mine[txn] = taken(write.subscription, state, spans, mine, txn, positions=write.positions, up_to=write.up_to)
         self._changed[txn, Participant(write.topic_id, write.subscription)] = mine[txn]
+
+    def require_free(self, write: Acknowledge, state: CursorState) -> None:
+        """Refuse a plain acknowledgement of what is held.
+
+        Raises:
+            AcknowledgementHeld: See `pending_acks.require_free`.
+        """
+        mine = self._held.get((write.topic_id, write.subscription), {})
+        require_free(write.subscription, state, mine, positions=write.positions, up_to=write.up_to)
 
     def put(self) -> None:
         """Write what has changed."""

@@ -121,7 +121,8 @@ class Subscriptions:
             UnknownObject: No such subscription.
             InvalidInput: A position that no reader can have met.
             TransactionNotOpen: The transaction is decided.
-            AcknowledgementHeld: Another transaction holds one of the entries, or it is acknowledged already.
+            AcknowledgementHeld: Another transaction holds one of the entries; in a transaction also where one is
+                acknowledged already.
             MissingData, CorruptData: As `get`.
             StoreUnavailable, CatalogBusy: Not acknowledged.
             OutcomeUnknown: Perhaps acknowledged.

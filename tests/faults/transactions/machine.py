@@ -168,12 +168,13 @@ class Transactions(RuleBasedStateMachine):
         asked: dict[str, Any] = (
             {"up_to": seen[texts[first]]} if up_to else {"positions": [seen[text] for text in sorted(wanted)]}
         )
-        others = set[str]()
+        others: set[str] = set().union(*(held for one, held in known.held.items() if one != inside))
         if inside:
             own = known.held.get(inside, set())
-            others = set().union(*(held for one, held in known.held.items() if one != inside))
             others |= set() if up_to else known.acknowledged
-        conflict = bool(inside and wanted & (others - own))
+        else:
+            others -= known.acknowledged
+        conflict = bool(wanted & (others - own))
         refused = inside is not None and self.serial.fates[inside] is not Fate.OPEN
         topic_id = self.topics[name].topic_id
         call = self.log.subscriptions.acknowledge

@@ -101,6 +101,33 @@ def test_up_to_holds_what_is_left_up_to_there_and_meets_what_others_hold(sql_wor
     assert isinstance(hold(sql_world, topic, _SUB, second, up_to=at(ledger, 9)), Acknowledged)
 
 
+def test_a_plain_acknowledgement_of_what_an_open_transaction_holds_is_refused(
+    sql_world: SqlWorld, topic: Topic
+) -> None:
+    """Of single entries, or of a range; others are acknowledged, and so is this one when the transaction has ended."""
+    txn, other = begin(sql_world), begin(sql_world)
+    entry, ledger = _entry(sql_world, topic, 2), _entry(sql_world, topic, 0).ledger_id
+    hold(sql_world, topic, _SUB, txn, entry, at(ledger, 4))
+
+    def plain(*positions: Position, up_to: Position | None = None) -> object:
+        write = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, positions=positions, up_to=up_to)
+        return one(sql_world, write)
+
+    refused = plain(at(ledger, 1), entry)
+    assert isinstance(refused, AcknowledgementHeld)
+    told = f"expected entry {entry} to be free, found it held by transaction {txn}; commit or abort that first"
+    assert str(refused).endswith(told)
+    assert _covered(sql_world, topic) == [], "nothing of it was acknowledged"
+    assert isinstance(plain(up_to=at(ledger, 3)), AcknowledgementHeld)
+    assert isinstance(plain(at(ledger, 3)), Acknowledged)
+    assert isinstance(plain(up_to=at(ledger, 1)), Acknowledged)
+    assert isinstance(plain(), Acknowledged), "without entries there is no conflict"
+    end(sql_world, other, commit=False)
+    end(sql_world, txn, commit=True)
+    assert _covered(sql_world, topic) == [0, 1, 2, 3, 4]
+    assert isinstance(plain(entry, up_to=at(ledger, 5)), Acknowledged)
+
+
 def test_acknowledgement_that_dies_anywhere_holds_nothing_and_can_be_asked_again(
     sql_world: SqlWorld, topic: Topic
 ) -> None:
