@@ -1,7 +1,8 @@
 """The row of the record log: nothing else writes it.
 
-Its stamps tell this catalog from an older copy of itself. One that was begun stays pending for a day if no manifest
-with it is settled: no flush puts a manifest so long after it began.
+Its stamps tell this catalog from an older copy of itself. Those that were begun stay pending until a manifest is
+settled that the catalog did not know. A writer begins a stamp for one number, and only once the catalog knows the
+manifest before that: so all that are pending then are for this number or an earlier one, and can win neither any more.
 """
 
 from typing import Any, Final
@@ -15,7 +16,6 @@ from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings
 
 _L, _O = t.record_log.c, t.record_outbox.c
-_FORGOTTEN_US: Final = 86_400 * 1_000_000
 
 READY: Final = "READY"
 
@@ -77,25 +77,23 @@ def let_claim_go(connection: Connection, workflow_id: str) -> None:
 
 
 def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
-    """Add a stamp to those that were begun, and forget those of a day ago."""
+    """Add a stamp to those that were begun, however long ago: a writer that was paused may still put its manifest."""
     row = connection.execute(select(_L.pending).with_for_update()).one()
-    pending = {one: us for one, us in row.pending.items() if us > now_us - _FORGOTTEN_US} | {stamp: now_us}
-    connection.execute(update(t.record_log).values(pending=pending))
+    connection.execute(update(t.record_log).values(pending={**row.pending, stamp: now_us}))
 
 
 def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
     """Let the manifest be the newest, unless the catalog knows it or a newer one; ceilings only rise."""
-    row = connection.execute(select(_L.manifest, _L.pending).with_for_update()).one()
-    if number <= row.manifest:
+    known = connection.execute(select(_L.manifest).with_for_update()).scalar_one()
+    if number <= known:
         return
-    pending = {one: us for one, us in row.pending.items() if one != stamp}
     raised = {
         "ledger_ceiling": _higher(_L.ledger_ceiling, ceilings.ledger),
         "topic_ceiling": _higher(_L.topic_ceiling, ceilings.topic),
         "transaction_ceiling": _higher(_L.transaction_ceiling, ceilings.transaction),
     }
-    known = {"manifest": number, "stamp": stamp, "pending": pending, "flushed_us": now_us}
-    connection.execute(update(t.record_log).values(**known, **raised))
+    newest: dict[str, Any] = {"manifest": number, "stamp": stamp, "pending": {}, "flushed_us": now_us}
+    connection.execute(update(t.record_log).values(**newest, **raised))
 
 
 def _higher(column: Any, value: int) -> Any:  # noqa: ANN401 - a column

@@ -46,6 +46,7 @@ class Changes(Protocol):
     def batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
         """Versions of records in the schema of their kind, those of one kind one after the other, by id and sub.
 
+        Their `version` is the newest of their outbox rows; the flush writes the number of its manifest in its place.
         A record that was removed has none, unless a tombstone stands for it.
         """
 
@@ -78,7 +79,9 @@ class Records(Protocol):
     def settle(self, *, number: int, stamp: str, ceilings: Ceilings, taken: Collection[int] = ()) -> None:
         """The manifest was put: it is the newest, its ceilings hold, and the outbox rows taken are removed.
 
-        Of a number that is not above the known one nothing but the outbox changes. Repeating it is harmless.
+        What was begun is pending no longer: a writer begins a stamp for one number, once the manifest before that is
+        settled, so it was for this one or an earlier one. Of a number that is not above the known one nothing but the
+        outbox changes. Repeating it is harmless.
         """
 
     def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 PINS: Final = "records/pins/"
 REPLICAS: Final = "records/replicas/"
-_PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17}})")
-_REPLICA: Final = re.compile(rf"{REPLICAS}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17}})")
+_PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
+_REPLICA: Final = re.compile(rf"{REPLICAS}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 
 _NEAR: Final = 50
 """A manifest is pinned only while fewer are newer: the newest 100 are never removed, so the pin came in time."""

@@ -93,9 +93,12 @@ def test_blocks_come_back_and_are_named_where_they_are_damaged(log: RecordLog, o
 def test_a_pin_holds_until_it_is_renewed_taken_back_or_run_out(log: RecordLog, objects: FakeObjectStore) -> None:
     """One object for each, whatever its name."""
     log.pin("rebuild-catalog/c.1-7", 7, 100, "rebuild")
+    log.pin("for ever", 7, 10**18, "rebuild")
     log.pin("raid", 8, 50, "raid")
     log.pin("raid", 8, 200, "raid")
-    assert log.pins(now_us=100) == [Pin(pin_id="raid", what="raid", manifest=8, until_us=200)]
+    forever = Pin(pin_id="for ever", what="rebuild", manifest=7, until_us=10**18)
+    assert log.pins(now_us=100) == [Pin(pin_id="raid", what="raid", manifest=8, until_us=200), forever]
+    log.unpin("for ever")
     assert {one.pin_id for one in log.pins()} == {"raid", "rebuild-catalog/c.1-7"}
     assert len([key for key in objects.keys if key.startswith(PINS)]) == 2
     log.unpin("rebuild-catalog/c.1-7")

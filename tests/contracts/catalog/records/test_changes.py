@@ -99,7 +99,7 @@ def test_versions_of_a_record_rise(sql_world: SqlWorld) -> None:
 
 
 def test_settle_repeated_changes_nothing(sql_world: SqlWorld) -> None:
-    """A lost answer is asked for again; an older manifest never comes back."""
+    """A lost answer is asked for again; an older manifest never comes back, and a stamp begun since stays pending."""
     records = sql_world.catalog.records
     records.begin("a")
     records.begin("b")
@@ -111,11 +111,14 @@ def test_settle_repeated_changes_nothing(sql_world: SqlWorld) -> None:
         assert (state.manifest, state.stamp, state.pending, state.ceilings) == (
             2,
             "b",
-            frozenset({"a"}),
+            frozenset(),
             high(),
         )
+    records.begin("c")
     records.settle(number=1, stamp="a", ceilings=high())
-    assert (records.state().manifest, records.state().stamp) == (2, "b")
+    records.settle(number=2, stamp="b", ceilings=high())
+    state = records.state()
+    assert (state.manifest, state.stamp, state.pending) == (2, "b", frozenset({"c"}))
 
 
 def test_removed_record_without_a_tombstone_has_no_version(sql_world: SqlWorld) -> None:

@@ -1,0 +1,167 @@
+"""Flushing: what changed in the catalog since the last time becomes blocks and a manifest of the record log.
+
+All changes are read at one moment of the catalog, so that no cursor or bucket in the log names an entry that the log
+lacks. Dying anywhere is harmless: `publishing` says why for manifests, and the outbox is emptied by the very rows that
+were read, once the manifest is there. What is flushed twice is a newer version that says the same.
+
+Source: Aerospike's write blocks; DESIGN of the record log in ADR 15.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from logstore.errors import CatalogBusy, PreconditionFailed
+from logstore.ports.catalog import Changes, RecordLogState, Records
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import FREE_IDS, Block, Ceilings
+from logstore.records.services.publishing import TRIES, BlockWriter, Standing, publish, standing
+from logstore.records.services.record_log import RecordLog
+from logstore.units import between_units
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_US: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed:
+    """What a flush came to."""
+
+    manifest: int  # number of the newest one
+    records: int = 0  # versions written, tombstones among them
+    tombstones: int = 0
+    blocks: int = 0  # written
+    bytes: int = 0  # of them
+    changes: int = 0  # taken out of the outbox
+    left: int = 0  # in the outbox: what came meanwhile, and cursors that are not due
+    named: int = 0  # blocks of all manifests so far: many small ones are worth a defragmentation
+
+
+class Flusher:
+    """Flushes one catalog. Threads and processes may do it at once: one of them wins each number."""
+
+    def __init__(
+        self, records: Records, log: RecordLog, *, clock_bound_s: float, cursor_interval_s: float = 60.0
+    ) -> None:
+        """Work on a catalog and its record log.
+
+        Args:
+            records: The catalog's outbox.
+            log: Its record log.
+            clock_bound_s: A catalog whose clock is further from the store's is refused.
+            cursor_interval_s: Changes of cursors wait so long for others of the same cursor.
+        """
+        self._records, self._log = records, log
+        self._clock_bound_s, self._cursor_interval_s = clock_bound_s, cursor_interval_s
+
+    def flush(self, *, cursors: bool = False, progress: Callable[[int], None] = lambda _: None) -> Flushed:
+        """Write what is in the outbox, and raise ceilings of ids of which less than half is left.
+
+        Idempotency: with nothing to write nothing is written. Repeated after a death it writes the rest, or all of it
+        again as newer versions.
+
+        Args:
+            cursors: Those of cursors too, however new they are.
+            progress: Told the number of versions written so far, after each batch.
+
+        Raises:
+            PreconditionFailed: The catalog's clock and the store's differ too much; nothing was published.
+            CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `standing`.
+            StoreUnavailable, OutcomeUnknown, CatalogBusy: Repeating is fine.
+        """
+        for _ in range(TRIES):
+            between_units()
+            found = standing(self._records, self._log)
+            done = self._flush(found, cursors or self._due(found.state), progress)
+            if done:
+                return replace(done, left=self._records.state().outbox)
+        raise CatalogBusy(f"record log: others published {TRIES} manifests, each just before this flush")
+
+    def _due(self, state: RecordLogState) -> bool:
+        """Whether a change of a cursor has waited for long enough."""
+        oldest_us = state.oldest_cursor_us
+        return oldest_us is not None and oldest_us <= state.now_us - self._cursor_interval_s * _US
+
+    def _flush(self, found: Standing, cursors: bool, progress: Callable[[int], None]) -> Flushed | None:
+        state, ceilings = found.state, raised(found.state.ceilings, found.state.next_ids)
+        if found.manifest and not state.outbox and ceilings == state.ceilings:
+            return Flushed(manifest=found.number, named=len(found.blocks))
+        with self._records.changes(cursors=cursors) as changes:
+            blocks = self._written(changes, found.number + 1, progress)
+            taken, at_us = changes.taken, changes.at_us
+        if found.manifest and not taken and not blocks and ceilings == state.ceilings:
+            return Flushed(manifest=found.number, named=len(found.blocks))
+        self._require_clock(blocks, at_us)
+        together = (*found.blocks, *blocks)
+        done = publish(
+            self._records, self._log, found, blocks=together, ceilings=ceilings, flushed_us=at_us, taken=taken
+        )
+        if done is None:
+            return None
+        return Flushed(
+            manifest=done.number,
+            records=sum(one.records for one in blocks),
+            tombstones=sum(one.tombstones for one in blocks),
+            blocks=len(blocks),
+            bytes=sum(one.size_bytes for one in blocks),
+            changes=len(taken),
+            named=len(together),
+        )
+
+    def _written(self, changes: Changes, number: int, progress: Callable[[int], None]) -> list[Block]:
+        """Blocks of all changes, whose versions have the number of the manifest that is to name them."""
+        import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+        blocks: list[Block] = []
+        writer: BlockWriter | None = None
+        kind: RecordKind | None = None
+        written = 0
+        for of, batch in changes.batches():
+            between_units()
+            if writer is None or of != kind:
+                blocks += writer.close() if writer else []
+                writer, kind = BlockWriter(self._log, of), of
+            writer.add(_numbered(pa.Table.from_batches([batch]), number))
+            written += batch.num_rows
+            progress(written)
+        return [*blocks, *(writer.close() if writer else [])]
+
+    def _require_clock(self, blocks: list[Block], at_us: int) -> None:
+        """Compare the catalog's clock with the time at which the store says that it got a block just now.
+
+        It got it between the moment that was read and now, by the catalog's clock: so much is no fault of any clock.
+        """
+        stored_us = self._log.put_us(blocks[0].key) if blocks else None
+        if stored_us is None:
+            return
+        bound_us = round(self._clock_bound_s * _US)
+        now_us = self._records.state().now_us
+        if not at_us - bound_us <= stored_us <= max(at_us, now_us) + bound_us:
+            raise PreconditionFailed(
+                f"clock: expected the catalog's and the store's within {self._clock_bound_s:g} s of each other, found "
+                f"the catalog's at {at_us} and the store's at {stored_us} (microseconds since 1970); set the clocks"
+            )
+
+
+def raised(ceilings: Ceilings, next_ids: Ceilings) -> Ceilings:
+    """Ceilings of which at least half of `FREE_IDS` is left: those that are lower are set `FREE_IDS` ahead."""
+
+    def one(ceiling: int, next_id: int) -> int:
+        return ceiling if ceiling - next_id >= FREE_IDS // 2 else next_id + FREE_IDS
+
+    return Ceilings(
+        ledger=one(ceilings.ledger, next_ids.ledger),
+        topic=one(ceilings.topic, next_ids.topic),
+        transaction=one(ceilings.transaction, next_ids.transaction),
+    )
+
+
+def _numbered(versions: "pa.Table", number: int) -> "pa.Table":
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+    at = versions.schema.get_field_index("version")
+    return versions.set_column(
+        at, versions.schema.field(at), pa.repeat(pa.scalar(number, pa.int64()), versions.num_rows)
+    )

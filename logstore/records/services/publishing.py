@@ -1,0 +1,199 @@
+"""How versions get into the record log: blocks first, which nobody names yet, and then a manifest that names them.
+
+The number of the manifest is the lock. A writer reads the newest manifest, reads the catalog after that, stores blocks,
+commits a random stamp to the catalog and puts the manifest of the next number. Of several one wins, and the others
+begin anew with a manifest, a view of the catalog and blocks that are newer. So manifests show moments of the catalog in
+their order, and the number of its manifest is the version of whatever a flush writes: it orders versions of a record
+even where two transactions changed parts of it at once, neither of which saw the other.
+
+Source: Apache Iceberg (compare-and-set of the metadata pointer); ADR 15.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from logstore.errors import AlreadyExists, CatalogAdopting, CatalogBusy, CatalogMismatch, CatalogOutdated
+from logstore.failpoints import effect
+from logstore.ports.catalog import RecordLogState, Records
+from logstore.records.blocks import VERSIONS
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.services.record_log import RecordLog
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TRIES: Final = 10
+"""Of a writer that others overtake: each time one of them has published."""
+
+_HELD_BYTES: Final = 64 << 20
+"""So much of versions is held before blocks are made of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The catalog and the newest manifest of its record log, which know each other."""
+
+    state: RecordLogState
+    manifest: Manifest | None  # none: nothing was ever flushed
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Those that count."""
+        return self.manifest.blocks if self.manifest else ()
+
+    @property
+    def number(self) -> int:
+        """Of the newest manifest; 0: there is none."""
+        return self.manifest.number if self.manifest else 0
+
+
+def standing(records: Records, log: RecordLog) -> Standing:
+    """Read the catalog's state and the newest manifest, and settle one that its writer could not settle.
+
+    Settling it takes nothing out of the outbox: what it holds is flushed again, as newer versions that say the same.
+    Repeating this is harmless.
+
+    Raises:
+        CatalogMismatch: The bucket has no manifest though the catalog knows one, or one of another catalog.
+        CatalogOutdated: The catalog knows the newest manifest neither as its last one nor as one that was begun.
+        CatalogBusy: Others published all the while.
+        CorruptData, Unsupported: The manifest cannot be read.
+    """
+    for _ in range(TRIES):
+        state = records.state()
+        newest = log.newest(after=state.manifest)
+        if newest is None:
+            _require_new(state)
+            return Standing(state=state, manifest=None)
+        _require_same(state, newest)
+        if newest.stamp == state.stamp:
+            return Standing(state=state, manifest=newest)
+        if newest.stamp in state.pending:
+            with effect("records.settle"):
+                records.settle(number=newest.number, stamp=newest.stamp, ceilings=newest.ceilings)
+            continue
+        _require_known(records.state(), newest)
+    raise CatalogBusy(f"record log: others published {TRIES} manifests while this one looked for the newest")
+
+
+def _require_new(state: RecordLogState) -> None:
+    if state.manifest:
+        raise CatalogMismatch(
+            "records bucket",
+            expected=f"manifest {state.manifest} or a newer one",
+            found="none",
+            advice="put back what was removed, or the catalog cannot be rebuilt when it is lost",
+        )
+
+
+def _require_same(state: RecordLogState, newest: Manifest) -> None:
+    if newest.catalog_id != state.catalog_id:
+        raise CatalogMismatch(
+            newest.key,
+            expected=f"catalog {state.catalog_id}",
+            found=f"catalog {newest.catalog_id}",
+            advice="name the records bucket of this catalog",
+        )
+
+
+def _require_known(state: RecordLogState, newest: Manifest) -> None:
+    """The state was read after the manifest, and a stamp is committed before: one of a live writer is known by now."""
+    if state.manifest > newest.number or newest.stamp in {state.stamp, *state.pending}:
+        return
+    raise CatalogOutdated(
+        f"{newest.key}: expected a stamp of this catalog, whose newest manifest is {state.manifest}, found "
+        f"{newest.stamp} of epoch {newest.epoch}: the database is older than its record log; rebuild it"
+    )
+
+
+def require_adopted(state: RecordLogState) -> None:
+    """Refuse while a rebuilt catalog is not complete.
+
+    Raises:
+        CatalogAdopting: It is not.
+    """
+    if state.adopting:
+        raise CatalogAdopting(
+            "record log: expected a catalog that is complete, found one that adopts what storage holds"
+        )
+
+
+def publish(
+    records: Records,
+    log: RecordLog,
+    found: Standing,
+    *,
+    blocks: Sequence[Block],
+    ceilings: Ceilings,
+    flushed_us: int,
+    taken: Collection[int] = (),
+) -> Manifest | None:
+    """Put the manifest that follows the newest one, and settle it; None if another writer took its number.
+
+    A process that dies before the manifest is put leaves a stamp and blocks that nobody names: both are harmless, and
+    blocks are swept when they are old. One that dies behind it leaves a manifest whose stamp is pending: `standing`
+    settles it. One whose put lands late wins the number or loses it to another one, as if it had been in time.
+
+    Args:
+        records: The catalog's side.
+        log: Where to put it.
+        found: What `standing` said before the blocks were made.
+        blocks: All that count from then on.
+        ceilings: Of ids; they hold in the catalog once the manifest is there, never before.
+        flushed_us: The moment of the catalog that the blocks show.
+        taken: Outbox rows that they cover.
+    """
+    stamp = uuid4().hex
+    with effect("records.begin"):
+        records.begin(stamp)
+    manifest = Manifest(
+        number=found.number + 1,
+        catalog_id=found.state.catalog_id,
+        epoch=found.state.epoch,
+        bundles=found.state.bundles,
+        stamp=stamp,
+        flushed_us=flushed_us,
+        ceilings=ceilings,
+        blocks=tuple(blocks),
+    )
+    try:
+        log.put_manifest(manifest)
+    except AlreadyExists:
+        return None
+    with effect("records.settle"):
+        records.settle(number=manifest.number, stamp=stamp, ceilings=ceilings, taken=taken)
+    return manifest
+
+
+class BlockWriter:
+    """Makes blocks of versions of one kind, and holds back those that do not fill one yet."""
+
+    def __init__(self, log: RecordLog, kind: RecordKind) -> None:
+        """Write to this log."""
+        self._log, self._kind = log, kind
+        self._parts: list[pa.Table] = []
+        self.blocks: list[Block] = []  # what was stored, in the order of ids
+
+    def add(self, versions: "pa.Table") -> None:
+        """Add versions, ascending by id and sub, behind all that were added before."""
+        self._parts.append(versions)
+        rows = sum(part.num_rows for part in self._parts)
+        if rows >= VERSIONS or sum(part.nbytes for part in self._parts) >= _HELD_BYTES:
+            self._write(rows - rows % VERSIONS or rows)
+
+    def close(self) -> list[Block]:
+        """Store what is held back; all blocks."""
+        rows = sum(part.num_rows for part in self._parts)
+        if rows:
+            self._write(rows)
+        return self.blocks
+
+    def _write(self, rows: int) -> None:
+        import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+        whole = pa.concat_tables(self._parts)
+        self.blocks += self._log.put_blocks(self._kind, whole.slice(0, rows))
+        self._parts = [whole.slice(rows)] if whole.num_rows > rows else []

@@ -1,0 +1,257 @@
+"""The tomb raid: tombstones that cover nothing any more leave the catalog.
+
+1. Tombstones that are old enough, are in a block, and have no unfinished deletion are marked: candidates.
+2. Every block of the newest manifest that may hold a version of a candidate is scanned, and what later manifests add. A
+   candidate stays if any version of its record is on disk that is no tombstone, if its own version is in no block, or
+   in one that a replica has not applied yet; and if storage still holds an object of the ledger.
+3. The others are removed, if they are still as step 1 found them.
+
+A tombstone is removed alone and for good: dying anywhere leaves marks, which the next raid replaces, and repeating it
+finds fewer candidates. What is no definite answer keeps them: an unreadable block, a store that does not answer, a
+rebuild at work, a bucket that is not the catalog's.
+
+Source: Aerospike's tomb raider (cenotaphs; eligible age; no older version on disk); scylladb#3560 and
+scylla-manager#4258 (field cases 105 and 107).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from logstore.clock import Clock
+from logstore.errors import PreconditionFailed
+from logstore.failpoints import effect
+from logstore.log.ledgers import ledger_prefix, shard_prefix
+from logstore.ports.catalog import RecordId, Records, Tombstones
+from logstore.ports.objects import OwnedStore
+from logstore.positions import LedgerId
+from logstore.records.kinds import TOMBSTONED, RecordKind
+from logstore.records.manifest import Block
+from logstore.records.services.publishing import require_adopted, standing
+from logstore.records.services.record_log import RecordLog
+from logstore.records.tombstones import applied_everywhere, eligible_before
+from logstore.records.winners import covered
+from logstore.units import between_units
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+_PAGE: Final = 10_000
+_PINNED_US: Final = 7 * 86_400 * 1_000_000
+"""A raid that takes longer than that is not one."""
+
+_FEW: Final = 8
+"""Up to so many candidates of one shard are looked up one by one; for more, all of its ledgers are listed at once."""
+
+_SHARDS: Final = 256
+_NONE: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raided:
+    """What a raid came to."""
+
+    candidates: int = 0
+    kept: int = 0
+    removed: int = 0
+    blocks: int = 0  # scanned
+    versions: int = 0  # in them, of topics and ledgers
+
+
+@dataclass(slots=True)
+class _Graves:
+    """The candidates of one kind: a row each, ascending by id."""
+
+    ids: "npt.NDArray[np.int64]"
+    needed: "npt.NDArray[np.bool_]"  # a reason was found to keep it
+    buried: "npt.NDArray[np.int64]"  # the newest version of it that is a tombstone, as a manifest's number; or none
+
+    @property
+    def left(self) -> "npt.NDArray[np.int64]":
+        """Ids of those without a reason to be kept."""
+        return self.ids[~self.needed]
+
+    def concerned(self, block: Block) -> bool:
+        """Whether a version of one of them may be in the block."""
+        start, end = self.ids.searchsorted([block.first_id, block.last_id + 1])
+        return bool(start < end)
+
+    def scan(self, versions: "pa.Table") -> None:
+        """Look at versions of their kind."""
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        self.needed |= covered(self.ids, versions)
+        tombs = versions.filter(versions.column("tombstone"))
+        ids, numbers = tombs.column("id").to_numpy(), tombs.column("version").to_numpy()
+        at = np.minimum(self.ids.searchsorted(ids), len(self.ids) - 1)
+        mine = self.ids[at] == ids
+        np.maximum.at(self.buried, at[mine], numbers[mine])
+
+
+@dataclass(slots=True)
+class _Scan:
+    """What was scanned so far."""
+
+    graves: dict[RecordKind, _Graves]
+    seen: set[str] = field(default_factory=set)
+    done: Raided = field(default_factory=Raided)
+
+
+class Raider:
+    """Raids the tombstones of one catalog. One raid at a time: a later one takes an earlier one's marks away."""
+
+    def __init__(
+        self,
+        records: Records,
+        tombstones: Tombstones,
+        log: RecordLog,
+        primary: OwnedStore,
+        *,
+        eligible_age_s: float,
+        sleep_s: float = 0.001,
+        clock: Clock | None = None,
+    ) -> None:
+        """Work on a catalog, its record log, and the bucket of its primary copies.
+
+        Args:
+            records: The catalog's outbox.
+            tombstones: Its tombstones.
+            log: Its record log.
+            primary: Where objects of its ledgers are.
+            eligible_age_s: Younger tombstones stay, and a replica that is silent for longer is not waited for.
+            sleep_s: Between blocks, so that others get to the store.
+            clock: For that.
+        """
+        self._records, self._tombstones, self._log, self._primary = records, tombstones, log, primary
+        self._age_s, self._sleep_s, self._clock = eligible_age_s, sleep_s, clock or Clock()
+
+    def raid(self, run_id: str, *, progress: Callable[[Raided], None] = lambda _: None) -> Raided:
+        """Mark, scan, remove.
+
+        Args:
+            run_id: Of this raid; repeated with the same one it begins anew.
+            progress: Told how far it is, after each block and each page.
+
+        Raises:
+            CatalogAdopting: The catalog was rebuilt and is not complete.
+            PreconditionFailed: A rebuild reads the record log: nothing was removed since.
+            MissingData, CorruptData, Unsupported: A block cannot be read; nothing was removed.
+            CatalogOutdated, CatalogMismatch: As `standing`.
+            StoreUnavailable, CatalogBusy: Repeating is fine.
+        """
+        state = standing(self._records, self._log).state
+        require_adopted(state)
+        self._require_no_rebuild(state.now_us)
+        manifest = self._log.pin_newest(run_id, state.now_us + _PINNED_US, "raid")
+        if manifest is None:
+            return Raided()
+        try:
+            before_us = eligible_before(state.now_us, self._age_s)
+            with effect("records.raid_mark"):
+                marked = self._tombstones.mark(run_id, before_us=before_us)
+            scan = _Scan(graves=self._graves(run_id), done=Raided(candidates=marked))
+            self._scan(scan, manifest.blocks, progress)
+            self._look_in_storage(scan, progress)
+            self._spare_what_replicas_lack(scan)
+            return self._remove(run_id, scan, before_us, progress)
+        finally:
+            self._log.unpin(run_id)
+
+    def _graves(self, run_id: str) -> dict[RecordKind, _Graves]:
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        found: dict[RecordKind, list[int]] = {kind: [] for kind in TOMBSTONED}
+        after: RecordId | None = None
+        while page := self._tombstones.candidates(run_id, after=after, limit=_PAGE):
+            between_units()
+            for one in page:
+                found[one.kind].append(one.id)
+            after = page[-1]
+        return {
+            kind: _Graves(
+                np.sort(np.array(ids, np.int64)), np.zeros(len(ids), bool), np.full(len(ids), _NONE, np.int64)
+            )
+            for kind, ids in found.items()
+        }
+
+    def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[Raided], None]) -> None:
+        """Scan blocks of the pinned manifest, and then what newer ones name, until there is nothing new."""
+        while todo := [one for one in blocks if one.kind in scan.graves and one.block_id not in scan.seen]:
+            for block in todo:
+                between_units()
+                scan.seen.add(block.block_id)
+                graves = scan.graves[block.kind]
+                if graves.concerned(block):
+                    graves.scan(self._log.read_block(block, ("id", "version", "tombstone")))
+                    scan.done = replace(
+                        scan.done, blocks=scan.done.blocks + 1, versions=scan.done.versions + block.records
+                    )
+                    progress(scan.done)
+                    self._clock.sleep(self._sleep_s)
+            blocks = standing(self._records, self._log).blocks
+
+    def _look_in_storage(self, scan: _Scan, progress: Callable[[Raided], None]) -> None:
+        """Keep tombstones of ledgers of which an object is there: without one it would be taken for a lost ledger."""
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        self._primary.confirm()
+        graves = scan.graves[RecordKind.LEDGER]
+        left = graves.left
+        for shard in np.unique(left % _SHARDS).tolist():
+            progress(scan.done)
+            ids = left[left % _SHARDS == shard].tolist()
+            asked = ids if len(ids) <= _FEW else self._known_to(shard, set(ids))
+            there = [one for one in asked if self._holds(one)]
+            graves.needed |= np.isin(graves.ids, there)
+
+    def _known_to(self, shard: int, ids: set[int]) -> list[int]:
+        """Those of the ids that the shard may hold objects of: a folder without any may be shown too."""
+        between_units()
+        prefixes = {ledger_prefix(LedgerId(one)): one for one in ids}
+        return [prefixes[one] for one in self._primary.level(shard_prefix(shard)) if one in prefixes]
+
+    def _holds(self, ledger_id: int) -> bool:
+        between_units()
+        return next(iter(self._primary.list(ledger_prefix(LedgerId(ledger_id)))), None) is not None
+
+    def _spare_what_replicas_lack(self, scan: _Scan) -> None:
+        """Keep tombstones in manifests that a replica has not applied, and those that are in no manifest."""
+        newest = standing(self._records, self._log)
+        replicas, now_us = self._log.replicas(), newest.state.now_us
+        applied = applied_everywhere(replicas, newest=newest.number, now_us=now_us, eligible_age_s=self._age_s)
+        for graves in scan.graves.values():
+            graves.needed |= (graves.buried == _NONE) | (graves.buried > applied)
+
+    def _remove(self, run_id: str, scan: _Scan, before_us: int, progress: Callable[[Raided], None]) -> Raided:
+        """Unmark what is needed, look once more at what has come meanwhile, and remove the others page by page."""
+        self._scan(scan, standing(self._records, self._log).blocks, progress)
+        for page in _pages(scan.graves):
+            between_units()
+            with effect("records.raid_keep"):
+                self._tombstones.keep(run_id, page)
+        self._require_no_rebuild(self._records.state().now_us)
+        done = scan.done
+        while self._tombstones.candidates(run_id, after=None, limit=1):
+            between_units()
+            with effect("records.raid_remove"):
+                removed = self._tombstones.remove(run_id, before_us=before_us, limit=_PAGE)
+            done = replace(done, removed=done.removed + removed)
+            progress(done)
+        return replace(done, kept=done.candidates - done.removed)
+
+    def _require_no_rebuild(self, now_us: int) -> None:
+        for pin in self._log.pins(now_us=now_us):
+            if pin.what == "rebuild":
+                raise PreconditionFailed(
+                    f"tombstones: expected no rebuild at work, found {pin.pin_id} that reads manifest {pin.manifest}"
+                )
+
+
+def _pages(graves: dict[RecordKind, _Graves]) -> Iterator[list[RecordId]]:
+    """Those with a reason to be kept."""
+    for kind, of_kind in graves.items():
+        kept = of_kind.ids[of_kind.needed].tolist()
+        for start in range(0, len(kept), _PAGE):
+            yield [RecordId(kind=kind, id=one) for one in kept[start : start + _PAGE]]

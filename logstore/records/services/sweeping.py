@@ -1,0 +1,106 @@
+"""Sweeping the records bucket: manifests that nobody needs any more, and then blocks that no manifest names.
+
+A block that no manifest names may be one that a writer is about to name. Such a writer has read a manifest that was the
+newest, and puts its own under the next number: it stored the block after that manifest was put, or at most an hour
+before, and it fails once there is another one. So a block that is a day older than the newest manifest, by the clock of
+the store that keeps both, is nobody's, however long a writer was paused.
+
+Dying anywhere, and repeating it, is harmless: manifests go first, and what they alone named goes then or the next time.
+
+Source: Apache Iceberg (expire snapshots, remove orphan files); field cases 85 and 98.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.errors import StoreUnavailable
+from logstore.failpoints import effect
+from logstore.ports.objects import ObjectInfo, OwnedStore
+from logstore.records.manifest import BLOCKS, PREFIX, number_of
+from logstore.records.services.record_log import RecordLog
+from logstore.units import between_units
+
+KEPT: Final = 100
+"""So many of the newest manifests always stay."""
+
+MANIFEST_AGE_US: Final = 3_600 * 1_000_000
+"""Manifests stay for so long after they were put."""
+
+BLOCK_AGE_US: Final = 86_400 * 1_000_000
+"""Blocks that no manifest names stay until the newest manifest is so much younger."""
+
+_GRACE_US: Final = 600 * 1_000_000
+"""Pins count for so much longer than they say: clocks differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What was removed."""
+
+    manifests: int = 0
+    blocks: int = 0
+    bytes: int = 0  # of those blocks
+
+
+class Sweeper:
+    """Sweeps the records bucket of one catalog."""
+
+    def __init__(self, objects: OwnedStore, log: RecordLog) -> None:
+        """Work on the bucket of that log."""
+        self._objects, self._log = objects, log
+
+    def sweep(self, now_us: int, *, progress: Callable[[], None] = lambda: None) -> Swept:
+        """Remove what nobody needs.
+
+        Args:
+            now_us: By the catalog's clock: pins that have run out then do not count.
+            progress: Called after each manifest that was read.
+
+        Raises:
+            CatalogMismatch: The bucket is not the catalog's.
+            CorruptData, Unsupported: A manifest cannot be read: no block is removed.
+            StoreUnavailable: Repeating is fine.
+        """
+        self._log.confirm()
+        newest = self._log.newest()
+        newest_us = self._log.put_us(newest.key) if newest else None
+        if newest is None or newest_us is None:
+            return Swept()
+        found = [(number, one) for one in self._objects.list(PREFIX) if (number := number_of(one.key)) is not None]
+        pinned = {one.manifest for one in self._log.pins(now_us=now_us - _GRACE_US)}
+        spared = {number for number, _ in found[-KEPT:]} | pinned
+        gone = [
+            (number, one) for number, one in found if number not in spared and _older(one, newest_us, MANIFEST_AGE_US)
+        ]
+        with effect("records.sweep_manifests"):
+            self._delete(one.key for _, one in gone)
+        left = {number for number, _ in found if number <= newest.number} - {number for number, _ in gone}
+        unnamed = self._unnamed(newest_us, left, progress)
+        with effect("records.sweep_blocks"):
+            self._delete(one.key for one in unnamed)
+        return Swept(manifests=len(gone), blocks=len(unnamed), bytes=sum(one.size_bytes for one in unnamed))
+
+    def _unnamed(self, newest_us: int, numbers: Iterable[int], progress: Callable[[], None]) -> list[ObjectInfo]:
+        """Old blocks that none of the manifests names; the newest is looked at first, for it names most of them."""
+        unnamed = {one.key: one for one in self._objects.list(BLOCKS) if _older(one, newest_us, BLOCK_AGE_US)}
+        for number in sorted(numbers, reverse=True):
+            if not unnamed:
+                break
+            between_units()
+            manifest = self._log.manifest(number)
+            for block in manifest.blocks if manifest else ():
+                unnamed.pop(block.key, None)
+            progress()
+        return list(unnamed.values())
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        report = self._objects.delete(list(keys))
+        if report.failed:
+            key, why = next(iter(report.failed.items()))
+            raise StoreUnavailable(f"{key}: it could not be deleted: {why}")
+
+
+def _older(one: ObjectInfo, newest_us: int, age_us: int) -> bool:
+    """An object of an unknown age stays."""
+    return one.modified_us is not None and one.modified_us < newest_us - age_us

@@ -1,0 +1,229 @@
+"""Flushes: what is in the outbox comes into a manifest once, wherever the flusher dies, and whoever else publishes."""
+
+from dataclasses import replace
+
+import pytest
+
+from logstore.errors import CatalogMismatch, CatalogOutdated, PreconditionFailed, StoreUnavailable
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.positions import LedgerId
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import FREE_IDS, PREFIX, Ceilings
+from logstore.records.services.flushing import Flusher, raised
+from logstore.records.services.publishing import standing
+from logstore.records.services.record_log import RecordLog
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.logstore.records.world import RecordsWorld
+
+_EFFECTS = ("records.put_block", "records.begin", "records.put_manifest", "records.settle")
+
+
+def test_a_flush_writes_what_changed_and_empties_the_outbox(world: RecordsWorld) -> None:
+    """And the next one, with nothing to write, writes nothing."""
+    first, second = world.create(), world.create()
+    done = world.flush()
+    assert (done.manifest, done.left) == (1, 0)
+    assert done.records == sum(one.records for one in standing(world.catalog.records, world.log).blocks) > 0
+    assert world.returning() == {first, second}
+    keys = world.objects.keys
+    again = world.flush()
+    assert (again.manifest, again.blocks, again.changes) == (1, 0, 0)
+    assert world.objects.keys == keys
+
+
+def test_an_empty_catalog_has_a_manifest_at_once(world: RecordsWorld) -> None:
+    """Without one, a catalog that is lost could not be told from one that never was."""
+    world.sql("DELETE FROM record_outbox")
+    assert world.flush().manifest == 1
+    manifest = world.log.newest()
+    assert manifest is not None
+    assert (manifest.blocks, manifest.catalog_id) == ((), world.catalog.identities.catalog_id())
+
+
+def test_versions_are_the_number_of_their_manifest(world: RecordsWorld) -> None:
+    """So two transactions that changed parts of a record at once cannot be flushed in the wrong order."""
+    ledger_id = world.create()
+    world.flush()
+    world.touch(ledger_id)
+    world.flush()
+    (row,) = world.winners().to_pylist()
+    assert (row["id"], row["version"], row["generation"]) == (ledger_id, 2, 1)
+
+
+def test_a_late_outbox_row_of_a_lower_number_wins_all_the_same(world: RecordsWorld) -> None:
+    """On PostgreSQL a transaction may take its number first and commit last: what it did counts."""
+    ledger_id = world.create()
+    world.flush()
+    world.touch(ledger_id)
+    world.sql("UPDATE record_outbox SET version = -5")
+    world.flush()
+    (row,) = world.winners().to_pylist()
+    assert row["generation"] == 1
+
+
+@pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])
+def test_a_flusher_may_die_between_any_two_effects(world: RecordsWorld, point: str) -> None:
+    """The next one finishes: nothing is missing, and nothing is written over and over."""
+    world.create()
+    world.flush()
+    kept = world.create()
+    buried = world.create()
+    world.end(buried, durable=True)
+    arm(point, "crash")
+    with pytest.raises(SimulatedCrash):
+        world.flush()
+    disarm()
+    world.flush()
+    state = world.catalog.records.state()
+    assert (state.outbox, state.pending) == (0, frozenset())
+    assert kept in world.returning()
+    assert buried not in world.returning()
+    assert world.on_disk([buried])[buried][-1] is True
+    assert world.flush().blocks == 0
+
+
+def test_a_manifest_whose_put_lands_late_is_known_by_its_stamp(world: RecordsWorld) -> None:
+    """Others have begun since; the one that lands is one of several that are pending."""
+    world.create()
+    late: list[tuple[str, bytes]] = []
+    put = world.objects.put_if_absent
+
+    def lose(key: str, body: bytes, **facts: object) -> None:
+        if key.startswith(PREFIX) and not late:
+            late.append((key, body))
+            raise StoreUnavailable("no answer")
+        put(key, body, metadata={})
+
+    world.objects.put_if_absent = lose  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        world.flush()
+    world.create()
+    arm("records.put_manifest.before", "crash")
+    with pytest.raises(SimulatedCrash):
+        world.flush()
+    disarm()
+    put(*late[0], metadata={})
+    assert len(world.catalog.records.state().pending) == 2
+    assert world.flush().manifest == 2
+    assert world.returning() == world.standing()
+    assert world.catalog.records.state().pending == frozenset()
+
+
+def test_of_two_flushers_at_once_both_come_to_an_end(world: RecordsWorld) -> None:
+    """The one that comes second reads the catalog again: its blocks would show an older moment."""
+    first = world.create()
+    world.flush()
+    world.touch(first)
+
+    def overtake() -> None:
+        world.end(first, durable=True)
+        world.flush()
+
+    slow = Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: PREFIX in key)
+    world.objects.plan(slow)
+    done = world.flush()
+    assert done.manifest == 2
+    assert world.returning() == set()
+    assert world.catalog.records.state().outbox == 0
+
+
+def test_a_manifest_that_another_process_settles_meanwhile_is_no_foreign_one(world: RecordsWorld) -> None:
+    """Its stamp was committed after the state was read: the state is read again."""
+    world.create()
+    world.flush()
+
+    def overtake() -> None:
+        world.create()
+        world.flush()
+
+    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=overtake))
+    found = standing(world.catalog.records, RecordLog(world.objects))
+    assert (found.number, found.state.manifest) == (2, 2)
+
+
+def test_a_catalog_that_does_not_know_the_newest_manifest_is_refused(world: RecordsWorld) -> None:
+    """A database restored from a backup would write over what came since."""
+    world.create()
+    world.flush()
+    rows = {name: getattr(world.sql("SELECT * FROM record_log")[0], name) for name in ("manifest", "stamp")}
+    world.create()
+    world.flush()
+    world.sql("UPDATE record_log SET manifest = :manifest, stamp = :stamp", **rows)
+    keys = world.objects.keys
+    with pytest.raises(CatalogOutdated, match="000000000002"):
+        world.flush()
+    assert world.objects.keys == keys
+
+
+def test_a_bucket_that_lost_its_manifests_or_is_anothers_is_refused(world: RecordsWorld) -> None:
+    """The catalog knows that there was one, and of which catalog it is."""
+    world.create()
+    world.flush()
+    manifest = world.log.newest()
+    assert manifest
+    world.objects.delete([manifest.key])
+    with pytest.raises(CatalogMismatch, match="expected manifest 1 or a newer one, found none"):
+        world.flush()
+    world.log.put_manifest(replace(manifest, catalog_id="another"))
+    with pytest.raises(CatalogMismatch, match="found catalog another"):
+        world.flush()
+
+
+@pytest.mark.parametrize("skew_s", [-700, 700])
+def test_a_writer_whose_clock_is_off_is_refused_before_it_publishes(world: RecordsWorld, skew_s: int) -> None:
+    """Both times are named; once the clocks agree, the flush goes through."""
+    world.create()
+    world.offset_us = skew_s * 1_000_000
+    with pytest.raises(PreconditionFailed, match="clock: expected the catalog's and the store's within 600 s"):
+        world.flush()
+    assert world.log.newest() is None
+    world.offset_us //= 2
+    assert world.flush().manifest == 1
+
+
+def test_ceilings_are_raised_in_the_manifest_first(world: RecordsWorld) -> None:
+    """A flusher that dies between leaves a catalog that gives out fewer ids than it might, never more."""
+    world.create()
+    world.flush()
+    world.start_ids_at(LedgerId(FREE_IDS - 10))
+    arm("records.settle.before", "crash")
+    with pytest.raises(SimulatedCrash):
+        world.flush()
+    disarm()
+    manifest = world.log.newest()
+    assert manifest
+    assert manifest.ceilings.ledger == 2 * FREE_IDS - 10
+    assert world.catalog.records.state().ceilings.ledger == FREE_IDS
+    world.flush()
+    assert world.catalog.records.state().ceilings.ledger == 2 * FREE_IDS - 10
+
+
+def test_ceilings_stay_while_half_of_the_ids_is_left() -> None:
+    """Else each flush would write a manifest for them."""
+    at = Ceilings(ledger=FREE_IDS, topic=FREE_IDS, transaction=FREE_IDS)
+    assert raised(at, Ceilings(ledger=FREE_IDS // 2, topic=0, transaction=1)) == at
+    found = raised(at, Ceilings(ledger=FREE_IDS // 2 + 1, topic=0, transaction=5 * FREE_IDS))
+    assert found == Ceilings(ledger=FREE_IDS // 2 + 1 + FREE_IDS, topic=FREE_IDS, transaction=6 * FREE_IDS)
+
+
+def test_cursors_wait_for_their_interval_or_for_a_request(world: RecordsWorld) -> None:
+    """They change with every acknowledgement; with nothing else to write, no manifest is put for them."""
+    world.create()
+    world.flush()
+    world.catalog.cursors.subscribe(world.topic_id, "mine", latest=False)
+    world.flush()
+    world.sql("UPDATE cursor SET seeks = 1")
+    hurried = world.flusher.flush()
+    assert (hurried.manifest, hurried.changes, hurried.left) == (2, 0, 1)
+    world.sql("UPDATE record_outbox SET at_us = :us", us=world.objects.now_us - 61_000_000)
+    assert world.flusher.flush().records == 1
+    assert world.winners(RecordKind.CURSOR).num_rows == 1
+
+
+def test_progress_tells_versions_written(world: RecordsWorld) -> None:
+    """For the heartbeat of whoever runs it."""
+    told: list[int] = []
+    world.create()
+    done = Flusher(world.catalog.records, world.log, clock_bound_s=60).flush(progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == done.records
