@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from infra.catalog.offload.offloads import SqlOffloads
     from infra.catalog.ownership.fences import SqlFences
     from infra.catalog.reconciliation.reconciliation import SqlReconciliation
+    from infra.catalog.records.adopting import SqlAdoption
     from infra.catalog.records.outbox import SqlRecords
     from infra.catalog.records.tombstone_rows import SqlTombstones
     from infra.catalog.transactions.snapshots import SqlTransactionSnapshots
@@ -55,6 +56,7 @@ class SqlCatalog:
     cursors: "SqlCursors" = _port("cursors.cursors", "SqlCursors")
     schemas: "SqlSchemas" = _port("log.schemas", "SqlSchemas")
     commits: "SqlCommits" = _port("log.commits", "SqlCommits")
+    adoption: "SqlAdoption" = _port("records.adopting", "SqlAdoption")
     identities: "SqlIdentities" = _port("identity.identities", "SqlIdentities")
     inspection: "SqlInspection" = _port("log.inspection", "SqlInspection")
     fences: "SqlFences" = _port("ownership.fences", "SqlFences")

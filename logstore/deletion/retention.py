@@ -13,7 +13,8 @@ from logstore.errors import InvalidInput
 from logstore.log.ledgers import LedgerState
 from logstore.positions import LedgerId, Position
 
-_MOST_S = 100 * 366 * 86_400
+MOST_S = 100 * 366 * 86_400
+"""The longest retention: what nobody has asked to go stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class RetentionPolicy:
     retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size
 
     def __post_init__(self) -> None:
-        if not 0 <= self.retention_s <= _MOST_S:
+        if not 0 <= self.retention_s <= MOST_S:
             raise InvalidInput("retention", expected="a duration of 0s to 100 years", found=self.retention_s)
         if self.retention_bytes is not None and not 0 <= self.retention_bytes < 2**63:
             raise InvalidInput("retention_bytes", expected="0 to 2**63 - 1", found=self.retention_bytes)

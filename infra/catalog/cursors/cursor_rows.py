@@ -151,6 +151,11 @@ def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[L
     store(connection, moved)
 
 
+def drop_snapshots(connection: Connection, gone: Any) -> int:  # noqa: ANN401 - a condition on `snapshot_ledger`
+    """Let cursors go on without snapshots of which nothing is stored, with what their rows hold; how many did."""
+    return connection.execute(update(t.cursor).where(gone).values(snapshot_ledger=None)).rowcount
+
+
 def remove_cursors(connection: Connection, topic_id: TopicId) -> int:
     """Remove the cursors of a topic that is being deleted, locked in the order of a group commit's acknowledgements."""
     mine = t.cursor.c.topic_id == topic_id

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, literal, select, true, update
 
 from infra.catalog import tables as t
-from infra.catalog.delayed.due import entries_behind
+from infra.catalog.delayed.due import delayed_sizes, entries_behind
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
 from infra.catalog.engine.clock import Clock
 from infra.catalog.engine.many import BIG, Statement, among, any_of, ignoring_conflict, inserting, rows_of, value_of
@@ -108,6 +108,27 @@ def recount(connection: Connection, topic_id: TopicId) -> None:
     if row is not None:
         counted = update(t.delayed_index).where(_I.topic_id == topic_id)
         connection.execute(counted.values(unsealed=_counted(topic_id, *row)))
+
+
+def recount_all(connection: Connection) -> None:
+    """Count anew what is behind the end of each list, of all topics: of a catalog that nobody else writes to."""
+    new = {name: literal(value) for name, value in _NEW.items()}
+    in_log, _ = delayed_sizes()
+    topics = select(in_log.subquery().c.topic_id, *new.values()).where(true())
+    made = ignoring_conflict(connection, t.delayed_index).from_select(["topic_id", *new], topics)
+    connection.execute(made)
+    behind = entries_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
+    connection.execute(update(t.delayed_index).values(unsealed=behind))
+    waiting = update(t.delayed_index).where(_I.unsealed > 0, _I.changed_us.is_(None))
+    connection.execute(waiting.values(changed_us=Clock()))
+
+
+def clear_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
+    """Let lists name no bucket and begin anew, for the snapshot of a bucket is gone: the log has it all."""
+    connection.execute(delete(t.delayed_bucket).where(_B.topic_id.in_(any_of(connection.dialect.name, topic_ids))))
+    begun = {name: value for name, value in _NEW.items() if name != "version"} | {"version": _I.version + 1}
+    mine = _I.topic_id.in_(any_of(connection.dialect.name, topic_ids))
+    connection.execute(update(t.delayed_index).where(mine).values(begun))
 
 
 def _counted(topic_id: TopicId, ledger: int, entry: int) -> ScalarSelect[int]:

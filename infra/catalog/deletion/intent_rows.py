@@ -186,13 +186,14 @@ def adopt_stalled(
     return move(connection, *where, batch_id=batch_id)
 
 
-def move(connection: Connection, *rows: ColumnElement[bool], batch_id: str) -> int:
-    """Give intents to another batch, as nobody's else; returns how many.
+def move(connection: Connection, *rows: ColumnElement[bool], batch_id: str, again: int = 0) -> int:
+    """Give intents to another batch, as nobody's else; returns how many. `again` of 1 counts them as opened again.
 
     To be called with the rows locked by an earlier statement: on PostgreSQL one that waited for a lock looks at
     the row anew, but at runs as they were before it waited, and would take from another batch what that just took.
     """
-    return connection.execute(update(t.pending_deletion).where(*rows).values(batch_id=batch_id, **UNCLAIMED)).rowcount
+    given = {"batch_id": batch_id, "openings": _P.openings + again, **UNCLAIMED}
+    return connection.execute(update(t.pending_deletion).where(*rows).values(given)).rowcount
 
 
 def take(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:

@@ -127,6 +127,19 @@ def remove(connection: Connection, database: Database, topic_id: TopicId, cause:
     return True
 
 
+def dissolve(connection: Connection, topic_id: TopicId, *, cause: Cause, now_us: int) -> None:
+    """Remove a topic at once with all of its rows, and file intents for its ledgers: nobody else writes meanwhile.
+
+    It came back from an older version of its record, when its deletion had ended and its name was used again.
+    """
+    lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
+    give_copies(connection, topic_id)
+    file_intents(connection, t.ledger.c.list_id.in_(lists), batch_id="", now_us=now_us, cause=cause)
+    _removed(connection, topic_id, _NAMING)
+    _removed(connection, topic_id, _ATTACHED)
+    remove_topic(connection, topic_id)
+
+
 def contents(connection: Connection, topic_id: TopicId) -> TopicContents:
     """See `PhaseOne.contents`."""
     topic_row(connection, topic_id)

@@ -93,19 +93,23 @@ def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us:
         .values(next_ledger_id=t.catalog.c.next_ledger_id + 1)
         .returning(t.catalog.c.next_ledger_id - 1, t.catalog.c.epoch)
     ).one()
-    row = {
-        "ledger_id": taken[0],
-        "list_id": list_id,
-        "application": owner.application,
-        "state": LedgerState.CREATING.value,
-        "epoch": taken[1],
-        "created_us": now_us,
-        **dict.fromkeys((*GROWS, "generation"), 0),
-        "last_segment": -1,
-    }
+    row = _row(owner.application, list_id, taken[0], taken[1], now_us)
     connection.execute(insert(t.ledger).values(row))
     _insert_copy(connection, taken[0], CopyKind.LEDGER, {})
     return LedgerStatement(owner=owner, ledger_id=LedgerId(taken[0]), created_us=now_us, epoch=taken[1])
+
+
+def _row(application: str, list_id: int, ledger_id: int, epoch: int, created_us: int) -> dict[str, Any]:
+    return {
+        "ledger_id": ledger_id,
+        "list_id": list_id,
+        "application": application,
+        "state": LedgerState.CREATING.value,
+        "epoch": epoch,
+        "created_us": created_us,
+        **dict.fromkeys((*GROWS, "generation"), 0),
+        "last_segment": -1,
+    }
 
 
 def attach(connection: Connection, list_id: int, ledger_id: LedgerId, *, after: LedgerId | None, now_us: int) -> None:
@@ -121,6 +125,27 @@ def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: s
     connection.execute(insert(t.segment).values(**only, sha256=sha256, delayed=0))
     grown = {"entries": 1, "size_bytes": size_bytes, "segments": 1, "last_segment": 0}
     _list(connection, row.list_id, row.ledger_id, state=LedgerState.CLOSED.value, closed_us=now_us, **grown)
+
+
+def take_in(connection: Connection, list_id: int, statement: LedgerStatement) -> None:
+    """Put a data ledger that only storage knew into a list, OPEN, in the place that its id gives it, and empty."""
+    row = _row(statement.owner.application, list_id, statement.ledger_id, statement.epoch, statement.created_us)
+    connection.execute(insert(t.ledger).values(row))
+    _insert_copy(connection, statement.ledger_id, CopyKind.LEDGER, {})
+    take_in_newborn(connection, list_id, statement.ledger_id)
+
+
+def take_in_newborn(connection: Connection, list_id: int, ledger_id: LedgerId) -> None:
+    """Put a newborn data ledger of which storage says that it was opened into its list, OPEN."""
+    _list(connection, list_id, ledger_id, state=LedgerState.OPEN.value)
+
+
+def close_followed(connection: Connection, *, now_us: int) -> int:
+    """Close each open ledger that another one follows in its list, of all lists, and say how many."""
+    c, later = t.ledger.c, t.ledger.alias()
+    followed = exists().where(later.c.list_id == c.list_id, later.c.place > c.place)
+    still_open = update(t.ledger).where(c.state == LedgerState.OPEN.value, c.place.is_not(None), followed)
+    return connection.execute(still_open.values(state=LedgerState.CLOSED.value, closed_us=now_us)).rowcount
 
 
 def _list(connection: Connection, list_id: int, ledger_id: int, **columns: Any) -> None:  # noqa: ANN401

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, delete, select, update
+from sqlalchemy import Connection, Row, Select, delete, insert, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import among, ignoring_conflict, value_of
 from infra.catalog.log.ledger_rows import make_list
-from logstore.deletion.retention import RetentionPolicy
+from logstore.deletion.retention import MOST_S, RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Topic, TopicState
@@ -42,6 +42,17 @@ def create_topic(connection: Connection, name: str, policy: RetentionPolicy, *, 
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that was just created")
     make_list(connection, topic_id, Component.MANAGED_LEDGER, {})
     return Topic(topic_id=topic_id, name=name, state=TopicState.ACTIVE, policy=policy, created_us=now_us)
+
+
+def make_again(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
+    """Insert a topic that only storage knew, ACTIVE; its name is free.
+
+    Its limits are not known, so it keeps what it has until somebody sets some.
+    """
+    policy = RetentionPolicy(retention_s=MOST_S)
+    values = {"retention_s": policy.retention_s, "retention_bytes": policy.retention_bytes, "created_us": now_us}
+    row = {"topic_id": topic_id, "name": name, "state": TopicState.ACTIVE.value, **values}
+    connection.execute(insert(t.topic).values(row))
 
 
 def holding(topics: Select[Any]) -> Select[Any]:

@@ -32,7 +32,7 @@ from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.offload.contexts import as_text, context_or_none
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog import Detached
+from logstore.ports.catalog import Cause, Detached
 from logstore.ports.catalog.reconciliation import Filing, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
 
@@ -60,11 +60,10 @@ def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> Fili
 
 
 def _file(connection: Connection, page: PageOfFindings, request: str, now_us: int) -> Filing:
-    known = connection.execute(select(t.catalog.c.next_ledger_id, t.catalog.c.epoch)).one()
     ids = {one.statement.ledger_id for one in page.orphans} | set(page.unreferenced.values())
     _lock(connection, ids)
     kept: dict[int, str] = {}
-    orphans = _file_orphans(connection, page, known, kept, now_us)
+    orphans = file_orphans(connection, page.orphans, kept, batch_id=page.batch_id, cause=page.cause, now_us=now_us)
     ledgers, copies = _detach(connection, page, kept, now_us)
     taken = _take_up(connection, page, kept, now_us)
     detached = Detached(
@@ -98,27 +97,41 @@ def _lock(connection: Connection, ids: Iterable[int]) -> None:
     lock_lists(connection, among(connection, t.ledger_list.c.list_id, {row.list_id for row in rows}))
 
 
-def _file_orphans(connection: Connection, page: PageOfFindings, known: Any, kept: dict[int, str], now_us: int) -> int:  # noqa: ANN401 - a row
+def file_orphans(
+    connection: Connection,
+    orphans: Sequence[OrphanCopy],
+    kept: dict[int, str],
+    *,
+    batch_id: str,
+    cause: Cause,
+    now_us: int,
+) -> int:
     """Each that is an orphan still, with a generation above all that its ledger ever had; how many.
 
-    The ids that were given out were read before the rows: one that is below them has its row by now, or had it. Copies
+    The ids that were given out are read before the rows: one that is below them has its row by now, or had it. Copies
     are read before intents: one that leaves meanwhile is seen as the one or as the other.
+
+    Args:
+        connection: In a writing transaction that holds the lists of those ledgers that have rows.
+        orphans: Copies as storage states them.
+        kept: Gets why nothing was done, by number.
+        batch_id: Whose work the intents are; empty: nobody's, until a sweep.
+        cause: Who wants it, and why.
+        now_us: The database's clock.
     """
-    ids = {one.statement.ledger_id for one in page.orphans}
+    known = connection.execute(select(t.catalog.c.next_ledger_id, t.catalog.c.epoch)).one()
+    ids = {one.statement.ledger_id for one in orphans}
     named = select(_C.ledger_id, _C.kind.label("copy"), as_text(_C.context)).where(among(connection, _C.ledger_id, ids))
     copies = _by_ledger(connection.execute(named))
     columns = (_P.row_id, _P.ledger_id, _P.copy, _P.generation, _P.state, as_text(_P.context))
-    filed_before = select(*columns).where(among(connection, _P.ledger_id, ids)).order_by(_P.row_id)
-    intents = _by_ledger(connection.execute(filed_before.with_for_update()))
-    of_ledger = select(_L.ledger_id, _L.generation).where(among(connection, _L.ledger_id, ids))
-    alive = {row.ledger_id: row.generation for row in connection.execute(of_ledger)}
-    highest = dict(alive)
-    for intent in (one for rows in intents.values() for one in rows):
-        highest[intent.ledger_id] = max(intent.generation, highest.get(intent.ledger_id, 0))
-    rows: dict[int, dict[str, Any]] = {}
-    seen: set[tuple[int, CopyKind, str]] = set()
-    for one in page.orphans:
-        ledger_id = one.statement.ledger_id
+    before = select(*columns).where(among(connection, _P.ledger_id, ids)).order_by(_P.row_id)
+    intents = _by_ledger(connection.execute(before.with_for_update()))
+    alive = _generations(connection, ids)
+    highest = alive | {one: max(row.generation for row in filed) for one, filed in intents.items()}
+    highest |= {one: max(highest[one], generation) for one, generation in alive.items()}
+    rows, seen = dict[int, dict[str, Any]](), set[tuple[int, CopyKind, str]]()
+    for one in orphans:
+        ledger_id = int(one.statement.ledger_id)
         why = _never_ours(one, known) or _named(one, copies[ledger_id]) or _awaited(one, intents[ledger_id])
         twin = (ledger_id, one.copy, _uuid(one))
         if why or twin in seen:
@@ -126,7 +139,7 @@ def _file_orphans(connection: Connection, page: PageOfFindings, known: Any, kept
             continue
         seen.add(twin)
         highest[ledger_id] = highest.get(ledger_id, 0) + 1
-        rows[one.number] = _row(one, page, highest[ledger_id], now_us)
+        rows[one.number] = _row(one, batch_id, cause, highest[ledger_id], now_us)
     filed = file_new(connection, list(rows.values()))
     for number, row in rows.items():
         if (row["ledger_id"], row["copy"], row["generation"]) not in filed:
@@ -134,6 +147,12 @@ def _file_orphans(connection: Connection, page: PageOfFindings, known: Any, kept
     for ledger_id in alive.keys() & {row["ledger_id"] for row in rows.values()}:
         set_generation(connection, LedgerId(ledger_id), highest[ledger_id])
     return len(filed)
+
+
+def _generations(connection: Connection, ids: Iterable[int]) -> dict[int, int]:
+    """Of those of the ledgers that have rows."""
+    of_ledger = select(_L.ledger_id, _L.generation).where(among(connection, _L.ledger_id, ids))
+    return {row.ledger_id: row.generation for row in connection.execute(of_ledger)}
 
 
 def _never_ours(one: OrphanCopy, known: Any) -> str | None:  # noqa: ANN401 - a row
@@ -178,11 +197,11 @@ def _uuid(one: OrphanCopy) -> str:
     return one.context.get("uuid", "")
 
 
-def _row(one: OrphanCopy, page: PageOfFindings, generation: int, now_us: int) -> dict[str, Any]:
+def _row(one: OrphanCopy, batch_id: str, cause: Cause, generation: int, now_us: int) -> dict[str, Any]:
     """What phase two has to know; storage's own word stands for that of the catalog, which has none."""
     statement, owner = one.statement, one.statement.owner
     return {
-        "batch_id": page.batch_id,
+        "batch_id": batch_id,
         "ledger_id": statement.ledger_id,
         "copy": one.copy.value,
         "generation": generation,
@@ -198,8 +217,8 @@ def _row(one: OrphanCopy, page: PageOfFindings, generation: int, now_us: int) ->
         "size_bytes": one.size_bytes,
         "epoch": statement.epoch,
         "created_us": now_us,
-        "actor": page.cause.actor,
-        "reason": page.cause.reason,
+        "actor": cause.actor,
+        "reason": cause.reason,
     }
 
 

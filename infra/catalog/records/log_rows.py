@@ -18,6 +18,7 @@ from logstore.records.manifest import Ceilings
 _L, _O = t.record_log.c, t.record_outbox.c
 
 READY: Final = "READY"
+ADOPTING: Final = "ADOPTING"
 
 
 def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
@@ -103,3 +104,13 @@ def _higher(column: Any, value: int) -> Any:  # noqa: ANN401 - a column
 def end_rebuild(connection: Connection, rebuild: str) -> None:
     """Forget the rebuild that has loaded the catalog: it is complete."""
     connection.execute(update(t.record_log).where(_L.rebuild == rebuild).values(rebuild=None))
+
+
+def is_adopting(connection: Connection) -> bool:
+    """Whether the catalog was loaded and is not complete yet."""
+    return bool(connection.execute(select(_L.state)).scalar() == ADOPTING)
+
+
+def end_adoption(connection: Connection) -> None:
+    """The catalog is complete: everybody may write to it."""
+    connection.execute(update(t.record_log).where(_L.state == ADOPTING).values(state=READY))

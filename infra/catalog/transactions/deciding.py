@@ -100,7 +100,7 @@ def put_decisions(
     participating, held = holding_in(connection, list(changed))
     states = {txn: state if txn in participating else _final(state) for txn, state in changed.items()}
     decide(connection, states, now_us=now_us, timed_out=timed_out)
-    _acknowledge(connection, [one for txn, one in held if states[txn].commits], also)
+    acknowledge_held(connection, [one for txn, one in held if states[txn].commits], also)
     return states
 
 
@@ -108,8 +108,8 @@ def _final(state: TransactionState) -> TransactionState:
     return TransactionState.COMMITTED if state.commits else TransactionState.ABORTED
 
 
-def _acknowledge(
-    connection: Connection, held: Sequence[StoredParticipant], also: Collection[tuple[TopicId, str]]
+def acknowledge_held(
+    connection: Connection, held: Sequence[StoredParticipant], also: Collection[tuple[TopicId, str]] = ()
 ) -> None:
     """Let cursors have what committed transactions held of them; mark-delete moves with the next acknowledgement.
 

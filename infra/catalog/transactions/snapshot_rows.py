@@ -91,6 +91,12 @@ def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: Ledg
     connection.execute(put.on_conflict_do_update(index_elements=["topic_id"], set_={**values, "due_us": due}))
 
 
+def drop_snapshots(connection: Connection, gone: ColumnElement[bool]) -> int:
+    """Name no snapshot where that condition on `ledger_id` holds, for nothing of it is stored; how many there were."""
+    values = {"ledger_id": None, "read_ledger": -1, "read_entry": -1}
+    return connection.execute(update(t.transaction_snapshot).where(gone).values(values)).rowcount
+
+
 def remove_snapshot(connection: Connection, topic_id: TopicId) -> int:
     """Remove the row of a topic that is being deleted, and say how many."""
     return connection.execute(delete(t.transaction_snapshot).where(_S.topic_id == topic_id)).rowcount

@@ -8,7 +8,7 @@ A ledger that was loaded without a place, though it is not CREATING, is one that
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -85,16 +85,11 @@ class AdoptionReport:
 
     adopted_ledgers: int = 0
     adopted_segments: int = 0
-    topics_made: int = 0  # again, without limits of retention and without subscriptions
     detached: int = 0  # ledgers that nothing names
     revived: int = 0
     revived_ledgers: tuple[LedgerId, ...] = ()
     missing_data: int = 0
     missing_ledgers: tuple[LedgerId, ...] = ()
-    snapshots_dropped: Mapping[str, int] = field(
-        default_factory=dict
-    )  # rows that named ledgers without objects, by table
-    intents_stamped: int = 0
 
 
 class Adoption(Protocol):

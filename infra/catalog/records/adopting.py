@@ -1,0 +1,224 @@
+"""The `Adoption` port: a catalog that was loaded takes in what storage holds beyond its last flush."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
+
+from infra.catalog import tables as t
+from infra.catalog.cursors.cursor_rows import close_holes
+from infra.catalog.cursors.cursor_rows import drop_snapshots as drop_cursors_snapshots
+from infra.catalog.delayed.bucket_rows import clear_lists, recount_all
+from infra.catalog.deletion.intent_rows import file_intents, move
+from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.many import among, value_of
+from infra.catalog.log.components import BY_ROW
+from infra.catalog.log.ledger_rows import close_followed, remove_ledgers, set_generation
+from infra.catalog.records.adoption_rows import counted, is_left, put_staged, sample, tell, unsettled
+from infra.catalog.records.log_rows import end_adoption, is_adopting
+from infra.catalog.records.settling import CAUSE, settle
+from infra.catalog.transactions.snapshot_rows import drop_snapshots
+from logstore.deletion.intents import DeletionState
+from logstore.errors import PreconditionFailed
+from logstore.log.ledgers import SHARDS, Component, CopyKind, CopyState, LedgerState
+from logstore.ports.catalog.adoption import Adoptee, AdoptionReport, Fate, KnownLedger, StagedLedger
+from logstore.positions import LedgerId, TopicId
+from logstore.records.kinds import RecordKind
+
+_L, _S, _C, _P, _T = t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletion.c, t.tombstone.c
+_OF_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
+
+
+class SqlAdoption(OnDatabase):
+    """The `Adoption` port."""
+
+    def epoch(self) -> int:
+        """See `Adoption.epoch`."""
+
+        def work(connection: Connection) -> int:
+            _require_adopting(connection)
+            return int(connection.execute(select(t.catalog.c.epoch)).scalar_one())
+
+        return self._db.read(work)
+
+    def known(self, shard: int, *, after: LedgerId, limit: int) -> list[KnownLedger]:
+        """See `Adoption.known`; a ledger whose topic or list is gone is not known."""
+        return self._db.read(lambda connection: _known(connection, shard, after, limit))
+
+    def fates(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, Fate]:
+        """See `Adoption.fates`."""
+
+        def work(connection: Connection) -> dict[LedgerId, Fate]:
+            filed = connection.execute(select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids)))
+            buried = select(_T.id).where(_T.kind == RecordKind.LEDGER.value, among(connection, _T.id, ledger_ids))
+            fates = dict.fromkeys(ledger_ids, Fate.UNKNOWN)
+            fates |= {LedgerId(one): Fate.TOMBSTONED for one in connection.execute(buried).scalars()}
+            return fates | {LedgerId(one): Fate.DETACHED for one in filed.scalars()}
+
+        return self._db.read(work)
+
+    def stage(self, shard: int, found: Sequence[StagedLedger]) -> None:
+        """See `Adoption.stage`."""
+
+        def work(connection: Connection) -> None:
+            _require_adopting(connection)
+            put_staged(connection, shard, found)
+
+        self._db.write(work)
+
+    def unsettled(self, *, after: TopicId, limit: int) -> list[TopicId]:
+        """See `Adoption.unsettled`."""
+        return self._db.read(lambda connection: unsettled(connection, after=after, limit=limit))
+
+    def settle(self, topic_id: TopicId) -> None:
+        """See `Adoption.settle`."""
+
+        def work(connection: Connection) -> None:
+            _require_adopting(connection)
+            settle(connection, topic_id, now_us=self._db.now_us(connection))
+
+        self._db.write(work)
+
+    def conclude(self) -> None:
+        """See `Adoption.conclude`; all in one transaction, for what one step leaves the next one looks at."""
+
+        def work(connection: Connection) -> None:
+            if not is_adopting(connection):
+                return
+            now = self._db.now_us(connection)
+            _detach_revived(connection, now)
+            _forget_absent_snapshots(connection)
+            _detach_unnamed(connection, now)
+            close_followed(connection, now_us=now)
+            recount_all(connection)
+            # workflows that had them speak of another epoch, and one may still run under the next one's id
+            move(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
+
+        self._db.write(work)
+
+    def report(self) -> AdoptionReport:
+        """See `Adoption.report`."""
+        return self._db.read(_report)
+
+    def finish(self) -> None:
+        """See `Adoption.finish`.
+
+        Raises:
+            PreconditionFailed: A topic is not settled.
+        """
+
+        def work(connection: Connection) -> None:
+            if is_left(connection):
+                raise PreconditionFailed("adoption: expected every topic to be settled, found one that is not")
+            end_adoption(connection)
+
+        self._db.write(work)
+
+
+def _require_adopting(connection: Connection) -> None:
+    if not is_adopting(connection):
+        raise PreconditionFailed("adoption: expected a catalog that is being adopted, found one that is complete")
+
+
+def _known(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[KnownLedger]:
+    columns = (t.ledger, t.ledger_list.c.topic_id, t.ledger_list.c.component)
+    there = exists().where(t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    page = select(*columns).select_from(_OF_LIST).where(_L.ledger_id % SHARDS == shard, _L.ledger_id > after, there)
+    rows = connection.execute(page.order_by(_L.ledger_id).limit(limit)).all()
+    ids = [row.ledger_id for row in rows]
+    segments: dict[int, list[int]] = defaultdict(list)
+    numbers = select(_S.ledger_id, _S.number).where(among(connection, _S.ledger_id, ids))
+    for ledger_id, number in connection.execute(numbers.order_by(_S.ledger_id, _S.number)):
+        segments[ledger_id].append(number)
+    copies = select(t.ledger_copy).where(among(connection, _C.ledger_id, ids), _C.state == CopyState.LIVE.value)
+    standing = {(row.ledger_id, row.kind): row.context for row in connection.execute(copies)}
+    return [
+        value_of(
+            KnownLedger,
+            row,
+            component=Component(row.component),
+            state=LedgerState(row.state),
+            listed=row.place is not None,
+            segments=tuple(segments[row.ledger_id]),
+            primary=(row.ledger_id, CopyKind.LEDGER.value) in standing,
+            tiered=standing.get((row.ledger_id, CopyKind.OFFLOADED_LEDGER.value)),
+        )
+        for row in rows
+    ]
+
+
+def _detach_revived(connection: Connection, now_us: int) -> None:
+    """Ledgers that came back from an older version of their record leave again, by intents.
+
+    Their list does not name them, or an intent of a later generation says so; where that is unfinished it goes on
+    alone. Those whose topic or list is gone have no place at all: of their objects storage is asked.
+    """
+    later = and_(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
+    stray = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
+    query = select(_L.ledger_id, t.ledger_list.c.topic_id, _highest().label("highest"), _L.generation)
+    rows = connection.execute(query.select_from(_OF_LIST).where(or_(stray, exists().where(later)))).all()
+    ids = {row.ledger_id for row in rows}
+    going_on = select(_P.ledger_id).where(among(connection, _P.ledger_id, ids), _P.state == DeletionState.PENDING.value)
+    pending = set(connection.execute(going_on).scalars())
+    for row in rows:
+        if row.ledger_id not in pending and (row.highest or 0) > row.generation:
+            set_generation(connection, LedgerId(row.ledger_id), row.highest)
+    file_intents(connection, among(connection, _L.ledger_id, ids - pending), batch_id="", now_us=now_us, cause=CAUSE)
+    remove_ledgers(connection, among(connection, _L.ledger_id, ids))
+    homeless = ~exists().where(t.ledger_list.c.list_id == _L.list_id)
+    remove_ledgers(connection, homeless)
+    topics: dict[TopicId, list[LedgerId]] = defaultdict(list)
+    for row in rows:
+        topics[TopicId(row.topic_id)].append(LedgerId(row.ledger_id))
+    for topic_id, gone in topics.items():
+        close_holes(connection, topic_id, gone)
+    tell(connection, {one: topic_id for topic_id, gone in topics.items() for one in gone}, Adoptee.REVIVED)
+
+
+def _highest() -> Any:  # noqa: ANN401 - a scalar subquery
+    return select(func.max(_P.generation)).where(_P.ledger_id == _L.ledger_id).scalar_subquery()
+
+
+def _gone(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether a row names a ledger that is in no list, or of which adoption has found nothing or not all."""
+    found = and_(t.adoption.c.ledger_id == column, t.adoption.c.adoptee == Adoptee.MISSING.value)
+    listed = exists().where(_L.ledger_id == column, _L.place.is_not(None))
+    return and_(column.is_not(None), or_(~listed, exists().where(found)))
+
+
+def _forget_absent_snapshots(connection: Connection) -> None:
+    """Cursors go on with what their rows hold, buffers with the log, and an index is built anew from the log."""
+    drop_cursors_snapshots(connection, _gone(t.cursor.c.snapshot_ledger))
+    drop_snapshots(connection, _gone(t.transaction_snapshot.c.ledger_id))
+    bucket = t.delayed_bucket.c
+    topics = connection.execute(select(bucket.topic_id).where(_gone(bucket.ledger_id)).distinct()).scalars()
+    clear_lists(connection, [TopicId(one) for one in topics])
+
+
+def _detach_unnamed(connection: Connection, now_us: int) -> None:
+    """Ledgers of components that nothing names get intents; nobody is creating any."""
+    component = t.ledger_list.c.component
+    named = or_(*(and_(component == name, exists().where(column == _L.ledger_id)) for name, column in BY_ROW.items()))
+    stray = and_(component.in_(list(BY_ROW)), ~named)
+    newborn = and_(component == Component.MANAGED_LEDGER.value, _L.place.is_(None))
+    ids = connection.execute(select(_L.ledger_id).select_from(_OF_LIST).where(or_(stray, newborn))).scalars().all()
+    doomed = among(connection, _L.ledger_id, ids)
+    file_intents(connection, doomed, batch_id="", now_us=now_us, cause=CAUSE)
+
+
+def _report(connection: Connection) -> AdoptionReport:
+    became = counted(connection)
+
+    def ledgers(*kinds: Adoptee) -> int:
+        return sum(became.get(kind, (0, 0))[0] for kind in kinds)
+
+    return AdoptionReport(
+        adopted_ledgers=ledgers(Adoptee.ADOPTED),
+        adopted_segments=sum(segments for _, segments in became.values()),
+        detached=ledgers(Adoptee.DETACHED),
+        revived=ledgers(Adoptee.REVIVED),
+        revived_ledgers=sample(connection, Adoptee.REVIVED),
+        missing_data=ledgers(Adoptee.MISSING),
+        missing_ledgers=sample(connection, Adoptee.MISSING),
+    )
