@@ -1,0 +1,71 @@
+"""What jobs on the record log come to; the same values travel from their activities, and are their results."""
+
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushedRecords:
+    """What flushes wrote."""
+
+    manifest: int = 0  # number of the newest one; 0: none yet
+    flushes: int = 0  # that put a manifest
+    records: int = 0  # versions, tombstones among them
+    tombstones: int = 0
+    blocks: int = 0
+    bytes: int = 0  # of these blocks
+    left: int = 0  # changes that were in no block when it ended
+    named: int = 0  # blocks that the newest manifest names, where that was looked at
+    held: bool = False  # another job was at work on the record log for as long as this one waited
+
+    def plus(self, later: "FlushedRecords") -> "FlushedRecords":
+        """Both together; what can be said of the end alone is the later's."""
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
+        return replace(later, **sums, manifest=max(self.manifest, later.manifest), named=later.named or self.named)
+
+
+_SUMS = ("flushes", "records", "tombstones", "blocks", "bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefragmentedBlocks:
+    """What one pass over all blocks came to."""
+
+    manifest: int = 0  # number of the newest one; 0: there is none
+    rewritten: int = 0  # blocks that the manifest names no more
+    written: int = 0  # blocks in their place
+    dropped: int = 0  # versions that nothing needs any more
+    bytes_before: int = 0  # of blocks that were rewritten
+    bytes_after: int = 0  # of those in their place
+    manifests: int = 0  # old ones that were deleted
+    unlinked: int = 0  # blocks that nothing names any more, and were deleted
+    unlinked_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaidedTombstones:
+    """What a raid came to."""
+
+    candidates: int = 0
+    kept: int = 0  # of the candidates
+    removed: int = 0
+    blocks: int = 0  # that were read
+    versions: int = 0  # in them
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShippedBlocks:
+    """What one replica was sent."""
+
+    replica: str  # its bucket
+    manifest: int = 0  # number of the one that it has now
+    blocks: int = 0  # that it lacked
+    bytes: int = 0  # of these
+    records: int = 0  # versions in these, tombstones among them
+    tombstones: int = 0
+    error: str = ""  # why it could not be reached; empty: it has all
+
+
+def counts(value: object) -> dict[str, int]:
+    """The numbers of one of these values, by name."""
+    return {one.name: found for one in fields(value) if type(found := getattr(value, one.name)) is int}  # type: ignore[arg-type]
