@@ -27,6 +27,13 @@ from workflows.deletion.values import (
 )
 from workflows.offload.values import OffloadAsk, OffloadPolicy
 from workflows.reconciliation.values import ReconcileOrphansInput
+from workflows.records.values import (
+    DefragmentRecordsInput,
+    FlushRecordsInput,
+    RaidTombstonesInput,
+    ReplicateRecordsInput,
+    SweepRecordsInput,
+)
 from workflows.transactions.values import (
     BroadcastTransactionInput,
     BuildTransactionSnapshotsInput,
@@ -161,6 +168,8 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "txn": _as(TransactionId.parse),
     "tc_id": _within(0, MOST_COORDINATORS - 1),
     "linger_s": _within(0, 60),
+    "watch_s": _within(0, 3_600),
+    "eligible_age_s": _within(0, _MOST_AGE_S, optional=True),
     "pause_s": _within(0, _MONTH_S),
     "most_pause_s": _within(0, _MONTH_S),
     "inventories": _inventories,
@@ -211,6 +220,11 @@ def transactions_queue(task_queue: str) -> str:
     return f"{task_queue}-transactions"
 
 
+def records_queue(task_queue: str) -> str:
+    """The queue beside a task queue where jobs on the record log work: a flush holds its thread while it waits."""
+    return f"{task_queue}-records"
+
+
 def bulk_queue(task_queue: str) -> str:
     """The queue beside a task queue where its bulk jobs run, one at a time on each worker."""
     return f"{task_queue}-bulk"
@@ -224,6 +238,11 @@ _SERVED: Final[Mapping[type, Callable[[str], str]]] = {
     CoordinatorInput: transactions_queue,
     BroadcastTransactionInput: transactions_queue,
     SweepTransactionsInput: transactions_queue,
+    FlushRecordsInput: records_queue,
+    SweepRecordsInput: records_queue,
+    DefragmentRecordsInput: records_queue,
+    RaidTombstonesInput: records_queue,
+    ReplicateRecordsInput: records_queue,
 }
 
 

@@ -1,6 +1,7 @@
 """A catalog in SQLite and a bucket in memory, filled with ledgers that activities act on."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -203,7 +204,7 @@ def open_world(folder: Path) -> World:
     database = Database(f"sqlite:///{folder / 'catalog.db'}")
     migrate(database)
     catalog = SqlCatalog(database)
-    objects, tiered, record_objects = PartlyBlind(), PartlyBlind(), FakeObjectStore()
+    objects, tiered, record_objects = PartlyBlind(), PartlyBlind(), FakeObjectStore(now_us=time.time_ns() // 1_000)
     bulk = FakeBulkJobs(folder / "bulk")
     opened = ExitStack()
     log = opened.enter_context(

@@ -66,6 +66,9 @@ def _be_scheduled(shell: Shell) -> None:
         "sexton-trim": ("trim-topics", 30 * 86_400, False),
         "sexton-transactions": ("sweep-transactions", 60, False),
         "sexton-delayed": ("seal-buckets", 60, False),
+        "sexton-records": ("sweep-records", 60, False),
+        "sexton-defragment": ("defragment-records", 3_600, False),
+        "sexton-raid": ("raid-tombstones", 86_400, False),
     }
 
 

@@ -17,6 +17,7 @@ from tests.faults.effects import hits
 from tests.faults.offloading import COLD, Offloading
 from tests.faults.operators import Operators
 from tests.faults.reconciling import LOSING, Reconciling
+from tests.faults.recording import RECORDED, Recording
 from tests.faults.scene import PAIR, SHORT
 from tests.faults.transacting import PARTIES, Transacting
 from tests.faults.world import World
@@ -24,7 +25,7 @@ from tests.faults.world import World
 SEED = 20_261_120
 
 
-COURSES = ("short", "offload", "together", "delete", "clear", "reconcile", "transact", "delay", "remove")
+COURSES = ("short", "offload", "together", "delete", "clear", "reconcile", "transact", "delay", "record", "remove")
 Start = Callable[..., Operators]
 
 
@@ -69,6 +70,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     `reconcile`: objects that nobody refers to are planned and removed.
     `transact`: transactions over two topics and a subscription are decided in every way, and told.
     `delay`: delayed messages of two topics are sealed, merged, dropped, cleared, sealed anew and built.
+    `record`: a catalog is flushed, replicated, defragmented, and a tombstone is raided.
     `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     """
     written, pair = Operators(World(fresh(), template)), Operators(World(fresh(), template), PAIR)
@@ -93,6 +95,9 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     def delay(**more: Any) -> Operators:
         return Delaying(World(fresh(), template), DELAYED, **more)
 
+    def record(**more: Any) -> Operators:
+        return Recording(World(fresh(), template), RECORDED, **more)
+
     def forked(one: Operators) -> Start:
         return lambda **more: one.fork(one.world.fork(fresh()), **more)
 
@@ -105,6 +110,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
         "reconcile": _course(reconcile, _reconcile),
         "transact": _course(transact, _transact),
         "delay": _course(delay, _delay),
+        "record": _course(record, _record),
         "remove": _course(forked(written), Operators.run),
     }
 
@@ -146,6 +152,11 @@ def _transact(operators: Operators) -> Operators:
 def _delay(operators: Operators) -> Operators:
     assert isinstance(operators, Delaying)
     return operators.delay()
+
+
+def _record(operators: Operators) -> Operators:
+    assert isinstance(operators, Recording)
+    return operators.record()
 
 
 class _Unstarted(threading.Thread):

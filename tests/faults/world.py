@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from logstore.clock import Clock
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.markers import MARKER_KEY, NamedBucket, Role, marker_of
-from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.identity.services.own_stores import OwnStores
 from logstore.log.ledgers import CopyKind
 from logstore.offload.locations import CopyLocation
 from logstore.ports.objects import ObjectInfo
@@ -25,8 +26,10 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
 from tests.faults.scene import BUCKET_LIMITS, INLINE_BYTES, PLANTED, Trouble
 from workers.assembly.log import LogStore, Policies, Stores, assemble
+from workers.assembly.records import RecordPolicies
 
 FOREVER = 1_000_000
+REPLICA = "far"
 PART_BYTES = 400  # tiered copies here are some kilobytes
 BUCKET = "cold"
 LATER_US = 3_600_000_000
@@ -37,15 +40,15 @@ _WRITES = {Operation.PUT, Operation.PART, Operation.DELETE, Operation.ABORT}
 class LyingStore(Store):
     """A store whose listings of some prefixes are short once, without an error."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **clock: int) -> None:
+        super().__init__(**clock)
         self.short: dict[str, int] = {}  # prefix -> how many objects its next listing shows
         self.before_call: Callable[[], None] = lambda: None
         self.before_write: Callable[[], None] = lambda: None
 
     def copied(self) -> "LyingStore":
         """One that holds the same, and lies the same way."""
-        copy = LyingStore()
+        copy = LyingStore(now_us=self.now_us)
         copy._held = dict(self._held)
         copy._faults = [replace(fault) for fault in self._faults]
         copy.short = dict(self.short)
@@ -76,16 +79,19 @@ class World:
         store: LyingStore | None = None,
         tiered: LyingStore | None = None,
         records: LyingStore | None = None,
+        replica: LyingStore | None = None,
     ) -> None:
         """Begin with an empty catalog and a bucket that holds other applications' objects."""
         shutil.copy(template, database)
         self.database = database
         self.store = store or LyingStore()
         self.tiered = tiered or LyingStore()
-        self.records = records or LyingStore()
+        now_us = time.time_ns() // 1_000  # of the record log, whose clock is compared with the catalog's
+        self.records = records or LyingStore(now_us=now_us)
+        self.replica = replica or LyingStore(now_us=now_us)
         self.tiered.part_bytes = PART_BYTES
         self.before_call: Callable[[], None] = lambda: None  # of a store or of the database
-        for one in (self.store, self.tiered, self.records):
+        for one in (self.store, self.tiered, self.records, self.replica):
             one.before_call, one.before_write = self._call, self._write
         self.writes = 0
         self.fatal: int | None = None  # before which write, counted from 1, its process dies
@@ -99,8 +105,10 @@ class World:
 
     def fork(self, database: Path) -> "World":
         """A world that is the same so far and goes its own way from here; no process may be running."""
-        store, tiered, records = (one.copied() for one in (self.store, self.tiered, self.records))
-        forked = World(database, self.database, store=store, tiered=tiered, records=records)
+        store, tiered, records, replica = (
+            one.copied() for one in (self.store, self.tiered, self.records, self.replica)
+        )
+        forked = World(database, self.database, store=store, tiered=tiered, records=records, replica=replica)
         forked.planted = dict(self.planted)
         return forked
 
@@ -140,14 +148,21 @@ class World:
         """The store's own dict."""
         return {key: held.body for key, held in self.store._held.items()}
 
-    def _buckets(self, catalog: SqlCatalog) -> tuple[OwnStore, Callable[[CopyLocation], OwnStore], OwnStore]:
+    def _buckets(self, catalog: SqlCatalog) -> Stores:
         """The buckets as a process of the catalog uses them."""
         stores = OwnStores(catalog.identities)
         warm = NamedBucket(role=Role.PRIMARY, bucket="warm", address="")
         cold = replace(warm, role=Role.TIERED)
         tiered = cache(lambda at: stores.own(replace(cold, bucket=at.bucket), lambda: self.bucket(at)))
         records = stores.own(replace(warm, role=Role.RECORDS, bucket="records"), lambda: self.records)
-        return stores.own(warm, lambda: self.store), tiered, records
+        replica = stores.own(replace(warm, role=Role.REPLICA, bucket=REPLICA), lambda: self.replica)
+        return Stores(
+            primary=stores.own(warm, lambda: self.store),
+            tiered=tiered,
+            records=records,
+            replicas={REPLICA: replica},
+            now_us=lambda: self.store.now_us,
+        )
 
     @contextmanager
     def process(self, *, registration_timeout_s: float = 600) -> Iterator[LogStore]:
@@ -157,19 +172,20 @@ class World:
         event.listen(database.engine, "commit", self._commit)
         event.listen(database.engine, "checkout", self._call)
         catalog = SqlCatalog(database, registration_timeout_s=registration_timeout_s)
-        primary, cold, records = self._buckets(catalog)
+        stores = self._buckets(catalog)
         policies = Policies(
             scratch=self.database.parent / "tmp",
             driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
             cursor_inline_bytes=INLINE_BYTES,
             bucket_limits=BUCKET_LIMITS,
+            records=RecordPolicies(raider_sleep_s=0),
         )
         clock = Clock(sleep=lambda _: None)
-        later = TieredCopies(cold, now_us=lambda: catalog.offloads.now_us() + LATER_US)
+        later = TieredCopies(stores.tiered, now_us=lambda: catalog.offloads.now_us() + LATER_US)
         try:
             with assemble(
                 catalog=catalog,
-                stores=Stores(primary=primary, tiered=cold, records=records, now_us=lambda: self.store.now_us),
+                stores=stores,
                 policies=policies,
                 bulk=self.bulk,
                 clock=clock,

@@ -235,6 +235,7 @@ class House:
             *self._of_transactions(),
             *self._of_building(),
             *self._of_delayed(),
+            *self.world.activities.of_records(),
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)

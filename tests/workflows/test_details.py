@@ -21,6 +21,13 @@ from workflows.deletion.values import (
 )
 from workflows.offload.values import OffloadLedgerInput, OffloadTopicInput
 from workflows.reconciliation.values import ApplyOrphansInput, ReconcileOrphansInput
+from workflows.records.values import (
+    DefragmentRecordsInput,
+    FlushRecordsInput,
+    RaidTombstonesInput,
+    ReplicateRecordsInput,
+    SweepRecordsInput,
+)
 from workflows.transactions.values import BroadcastTransactionInput, CoordinatorInput, SweepTransactionsInput
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +54,12 @@ _REQUESTS = (
     SealBucketsInput(**_BY),
     SealBucketsInput(topic_id=1, topic=_TOPIC, **_BY),
     MergeBucketsInput(topic_id=1, topic=_TOPIC, **_BY),
+    FlushRecordsInput(once=True, **_BY),
+    FlushRecordsInput(),
+    SweepRecordsInput(**_BY),
+    DefragmentRecordsInput(**_BY),
+    RaidTombstonesInput(**_BY),
+    ReplicateRecordsInput(**_BY),
 )
 
 

@@ -31,6 +31,7 @@ _WHY = {"actor": "me", "reason": "a test"}
 _TOPIC = {"topic_id": 1, "topic": _NAME}
 _ASK = OffloadAsk(actor="me", reason="a test")
 _KEY = {"ledger_id": 1, "copy": "LEDGER", "generation": 1}
+OF_RECORDS = ("flush-records", "sweep-records", "defragment-records", "raid-tombstones", "replicate-records")
 GOOD: dict[str, dict[str, Any]] = {
     "trim-topic": _TOPIC | _WHY,
     "trim-topics": _WHY,
@@ -49,6 +50,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "seal-buckets": _WHY,
     "merge-buckets": _TOPIC | _WHY,
     "build-delayed-index": _WHY | {"run_id": "indexes-1"},
+    **dict.fromkeys(OF_RECORDS, _WHY),
 }
 _ENDLESS = "x" * 2_100
 
@@ -133,6 +135,11 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
     "build-delayed-index run": ("run_id", _beyond(kind="build-delayed-index", run_id="../x")),
     "build-delayed-index topics": ("topic_ids", _beyond(kind="build-delayed-index", topic_ids=[-1])),
     "build-delayed-index queue": ("queue", _beyond(kind="build-delayed-index", queue="nobody")),
+    **{f"{kind} queue": ("queue", _beyond(kind=kind, queue="nobody")) for kind in OF_RECORDS},
+    **{f"{kind} reason": ("reason", _beyond(kind=kind, reason=_ENDLESS)) for kind in OF_RECORDS},
+    "flush-records watch": ("watch_s", _beyond(kind="flush-records", watch_s=-1)),
+    "sweep-records watch": ("watch_s", _beyond(kind="sweep-records", watch_s=10**9)),
+    "raid-tombstones age": ("eligible_age_s", _beyond(kind="raid-tombstones", eligible_age_s=-1)),
     "merge-buckets id": ("topic_id", _beyond(kind="merge-buckets", topic_id=2**63)),
     "merge-buckets without a name": ("topic", _beyond(kind="merge-buckets", topic="")),
     "merge-buckets reason": ("reason", _beyond(kind="merge-buckets", reason=_ENDLESS)),

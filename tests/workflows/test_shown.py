@@ -43,13 +43,14 @@ from activities.reconciliation.values import (
     PageInput,
     PlanInput,
 )
+from activities.records.values import DefragmentInput, FlushInput, RaidInput, ReplicateInput
 from activities.transactions.values import BusyInput, DrainInput, TellInput
 from activities.transactions.values import ForgetInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
-from tests.workflows.test_malformed import GOOD
+from tests.workflows.test_malformed import GOOD, OF_RECORDS
 from workers.hosting.facts import MOST_BYTES, TRACE_ID, shortened, summary_of
 from workers.hosting.fleet import WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
@@ -143,6 +144,10 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "delayed.build_indexes": (BuildInput(run_id="i"), "run i"),
     "delayed.switch_indexes": (SwitchInput(run_id="i", page=3), "page 3, run i"),
     "delayed.conclude_build": (ConcludeBuildInput(run_id="i", counts={}), "run i"),
+    "records.flush": (FlushInput(watch_s=300), "changes, looked for during 300 s"),
+    "records.defragment": (DefragmentInput(reason="a test"), ""),
+    "records.raid": (RaidInput(run_id="raid-1", eligible_age_s=60), "older than 60 s, run raid-1"),
+    "records.ship": (ReplicateInput(reason="a test"), ""),
     "transactions.forget": (TransactionsToForget(limit=1_000), "at most 1,000 rows"),
 }
 
@@ -278,6 +283,8 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         "build-transaction-snapshots": "snapshots-1",
         "build-delayed-index": "indexes-1",
         "seal-buckets": type_,
+        **dict.fromkeys(OF_RECORDS, type_),
+        **dict.fromkeys(("flush-records", "sweep-records"), "during 300 s"),
     }
     assert about.get(type_, _TOPIC) in told
 

@@ -14,11 +14,25 @@ from activities.offload import LedgerOffload
 from activities.reconciliation.applying import Applying
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import Planning
+from activities.records.defragmenting import RecordDefragmentation
+from activities.records.flushing import RecordFlushing
+from activities.records.raiding import TombRaider
+from activities.records.replicating import RecordReplication
 from activities.transactions.building import BufferBuilding
 from activities.transactions.coordination import Coordination
 from logstore.ports.owners import Owners
 from logstore.reconciliation.services.orphans import StoredOrphans
 from workers.assembly.log import LogStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordActivities:
+    """Those on the record log."""
+
+    flushing: RecordFlushing
+    defragmentation: RecordDefragmentation
+    raiding: TombRaider
+    replication: RecordReplication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +51,7 @@ class Activities:
     building: BufferBuilding
     delayed: DelayedBuckets
     indexes: IndexBuilding
+    records: RecordActivities
 
     def of_owners(self) -> Sequence[Callable[..., Any]]:
         """Those that run at a topic's owner."""
@@ -55,6 +70,11 @@ class Activities:
         """Those of the queue of transactions."""
         return [self.coordination.drain, self.coordination.tell]
 
+    def of_records(self) -> Sequence[Callable[..., Any]]:
+        """Those of the queue of the record log."""
+        one = self.records
+        return [one.flushing.flush, one.defragmentation.defragment, one.raiding.raid, one.replication.ship]
+
     def all(self) -> Sequence[Callable[..., Any]]:
         """Every one."""
         return [
@@ -62,6 +82,7 @@ class Activities:
             *self.of_uploads(),
             *self.of_bulk(),
             *self.of_transactions(),
+            *self.of_records(),
             self.coordination.busy_coordinators,
             self.coordination.forget,
             self.building.begin_build,
@@ -150,6 +171,19 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
         ),
         delayed=_delayed(log),
         indexes=_indexes(log),
+        records=_records(log),
+    )
+
+
+def _records(log: LogStore) -> RecordActivities:
+    records, services = log.catalog.records, log.records
+    return RecordActivities(
+        flushing=RecordFlushing(records=records, flusher=services.flusher, interval_s=log.policies.records.interval_s),
+        defragmentation=RecordDefragmentation(
+            records=records, defragmenter=services.defragmenter, sweeper=services.sweeper
+        ),
+        raiding=TombRaider(services.raider),
+        replication=RecordReplication(services.replication),
     )
 
 

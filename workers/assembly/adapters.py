@@ -13,6 +13,7 @@ from logstore.offload.locations import DRIVER, CopyLocation
 from workers.assembly.buckets import on_own_stack, own_buckets, primary_bucket
 from workers.assembly.bulk import bulk_jobs
 from workers.assembly.log import LogStore, Policies, Stores, assemble
+from workers.assembly.records import RecordPolicies
 from workers.settings import Settings
 
 
@@ -90,4 +91,11 @@ def _policies(settings: Settings) -> Policies:
         ),
         delivery_tolerance_ms=settings.delayed_tolerance * 1_000,
         finished_retention_s=settings.finished_retention,
+        records=RecordPolicies(
+            interval_s=settings.records_interval,
+            cursor_interval_s=settings.records_cursor_interval,
+            clock_bound_s=settings.clock_bound,
+            eligible_age_s=settings.eligible_age,
+            raider_sleep_s=settings.tomb_raider_sleep / 1_000,
+        ),
     )

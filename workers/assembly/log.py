@@ -33,6 +33,7 @@ from logstore.ports.storage import Storages
 from logstore.transactions.services.broadcast import Broadcasts
 from logstore.transactions.services.rebuilding import Rebuilder
 from logstore.transactions.services.snapshots import BufferSnapshots
+from workers.assembly.records import RecordPolicies, RecordServices, records_over
 
 _DAY_S: Final = 86_400.0
 
@@ -50,6 +51,7 @@ class Policies:
     bucket_limits: BucketLimits = field(default_factory=BucketLimits)
     delivery_tolerance_ms: int = 0  # a message may be delivered so much before its time
     finished_retention_s: float = 30 * _DAY_S
+    records: RecordPolicies = field(default_factory=RecordPolicies)
     new_uuid: Callable[[], str] = lambda: str(uuid4())  # of an offload's attempt
 
 
@@ -82,7 +84,6 @@ class LogStore:
     objects: OwnedStore  # the primary bucket
     buckets: Buckets  # tiered ones, by their location
     record_objects: OwnedStore  # the bucket of the record log
-    replicas: Mapping[str, OwnedStore]  # of the record log, by bucket
     storages: Storages  # where copies stand, by kind
     policies: Policies
     committer: GroupCommitter
@@ -95,6 +96,7 @@ class LogStore:
     rebuilder: Rebuilder  # of transaction buffers
     delayed: DelayedServices
     delivery: Delivery  # to consumers
+    records: RecordServices
     bulk: BulkJobs
     store_now_us: Callable[[], int]  # the object store's own clock, in microseconds since 1970
 
@@ -126,7 +128,6 @@ def assemble(
             objects=objects,
             buckets=buckets,
             record_objects=stores.records,
-            replicas=stores.replicas,
             storages=_storages(catalog, objects, buckets),
             policies=policies,
             committer=committer,
@@ -139,6 +140,15 @@ def assemble(
             rebuilder=_rebuilder(catalog, objects, buckets, buffer_snapshots),
             delayed=delayed,
             delivery=_delivery(catalog, managed, subscriptions, policies, segments=delayed.snapshots, clock=clock),
+            records=records_over(
+                catalog,
+                stores.records,
+                policies.records,
+                primary=objects,
+                replicas=stores.replicas,
+                clock=clock,
+                store_now_us=stores.now_us,
+            ),
             bulk=bulk,
             store_now_us=stores.now_us,
         )

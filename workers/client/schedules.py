@@ -33,8 +33,18 @@ from workers.settings import Settings
 from workflows.delayed.values import SEAL_BUCKETS, SealBucketsInput
 from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
 from workflows.jobs import Job, Request
-from workflows.limits import bulk_queue, transactions_queue
+from workflows.limits import bulk_queue, records_queue, transactions_queue
 from workflows.reconciliation.values import RECONCILE_ORPHANS, ReconcileOrphansInput
+from workflows.records.values import (
+    DEFRAGMENT_RECORDS,
+    RAID_TOMBSTONES,
+    REPLICATE_RECORDS,
+    SWEEP_RECORDS,
+    DefragmentRecordsInput,
+    RaidTombstonesInput,
+    ReplicateRecordsInput,
+    SweepRecordsInput,
+)
 from workflows.transactions.values import SWEEP_TRANSACTIONS, SweepTransactionsInput
 
 _SWEEP: Final = "sexton-sweep"
@@ -42,7 +52,12 @@ _TRIM: Final = "sexton-trim"
 _PLAN: Final = "sexton-plan"
 _TRANSACTIONS: Final = "sexton-transactions"
 _DELAYED: Final = "sexton-delayed"
-_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _TRANSACTIONS, _DELAYED)
+_RECORDS: Final = "sexton-records"
+_DEFRAGMENT: Final = "sexton-defragment"
+_RAID: Final = "sexton-raid"
+_REPLICATE: Final = "sexton-replicate"
+_OF_RECORDS: Final = (_RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
+_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _TRANSACTIONS, _DELAYED, *_OF_RECORDS)
 _OFF: Final = "its interval is 0s"
 """Note of a schedule that was paused because the settings turn it off; a pause by hand leaves another one."""
 _LEAST_CATCHUP: Final = timedelta(seconds=10)  # the server takes no less
@@ -57,6 +72,7 @@ class Recurring:
     arg: Request
     interval_s: int  # 0: not at all
     summary: str
+    at_once: bool = False  # for the first time when its schedule is made, and not an interval later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +135,43 @@ def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]
             interval_s=settings.delayed_interval,
             summary="seal delayed messages of all topics",
         ),
+        *_of_records(settings),
+    )
+
+
+def _of_records(settings: Settings) -> Sequence[Recurring]:
+    """Those of the record log. What flushes it is to run for ever, so that this looks whether it does."""
+    queue, why = records_queue(settings.task_queue), "schedule"
+    return (
+        Recurring(
+            schedule_id=_RECORDS,
+            job=SWEEP_RECORDS,
+            arg=SweepRecordsInput(actor=_RECORDS, reason=why, queue=queue),
+            interval_s=settings.sweep_interval,
+            summary="see that changed records are flushed",
+            at_once=True,
+        ),
+        Recurring(
+            schedule_id=_DEFRAGMENT,
+            job=DEFRAGMENT_RECORDS,
+            arg=DefragmentRecordsInput(actor=_DEFRAGMENT, reason=why, queue=queue),
+            interval_s=settings.defragment_interval,
+            summary="defragment the record log",
+        ),
+        Recurring(
+            schedule_id=_RAID,
+            job=RAID_TOMBSTONES,
+            arg=RaidTombstonesInput(actor=_RAID, reason=why, queue=queue),
+            interval_s=settings.raid_interval,
+            summary="raid tombstones that cover nothing",
+        ),
+        Recurring(
+            schedule_id=_REPLICATE,
+            job=REPLICATE_RECORDS,
+            arg=ReplicateRecordsInput(actor=_REPLICATE, reason=why, queue=queue),
+            interval_s=settings.replicate_interval if settings.replicas else 0,
+            summary="replicate the record log",
+        ),
     )
 
 
@@ -146,7 +199,8 @@ async def _apply(client: Client, job: Recurring, task_queue: str) -> AppliedSche
         return None
     if found is None:
         try:
-            await client.create_schedule(job.schedule_id, _schedule(job, task_queue, ScheduleState()))
+            wanted = _schedule(job, task_queue, ScheduleState())
+            await client.create_schedule(job.schedule_id, wanted, trigger_immediately=job.at_once)
             return AppliedSchedule(schedule_id=job.schedule_id, change="created")
         except ScheduleAlreadyRunningError:  # another process came first
             found = await handle.describe()

@@ -27,6 +27,7 @@ from workers.client.batches import Batches, released
 from workers.client.connections import connect_client
 from workers.client.delayed_jobs import DelayedJobs
 from workers.client.reconciliation_jobs import ReconciliationJobs
+from workers.client.records_jobs import RecordsJobs
 from workers.client.transactions import TransactionJobs
 from workers.client.visibility import WorkflowRow, visible_workflows
 from workers.client.waiting import Say, result_of
@@ -75,7 +76,7 @@ class Redriven:
     handle: Handle[Certificate] | None = None  # of their batch; None if there are no rows
 
 
-class Sexton(ReconciliationJobs, TransactionJobs, DelayedJobs):
+class Sexton(ReconciliationJobs, TransactionJobs, DelayedJobs, RecordsJobs):
     """Jobs on one Temporal namespace and one catalog.
 
     Input that a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.

@@ -31,6 +31,7 @@ from workflows.delayed.values import BUILD_DELAYED_INDEX
 from workflows.deletion.values import DELETE_LEDGERS
 from workflows.offload.values import OFFLOAD_TOPIC
 from workflows.reconciliation.values import APPLY_ORPHANS, RECONCILE_ORPHANS
+from workflows.records.values import DEFRAGMENT_RECORDS, FLUSH_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS
 from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
 
 Say = Callable[[str], None]
@@ -57,6 +58,10 @@ _LEFT: Final = {
     RECONCILE_ORPHANS.name: "it has changed nothing; plan again",
     BUILD_TRANSACTION_SNAPSHOTS.name: "snapshots that it has switched to stay; ask for the rest again",
     BUILD_DELAYED_INDEX.name: "buckets that it has switched to stay; ask for the rest again",
+    FLUSH_RECORDS.name: "what it had flushed stays flushed; ask for the rest again",
+    DEFRAGMENT_RECORDS.name: "what it had published stays; ask for the rest again",
+    RAID_TOMBSTONES.name: "tombstones that it had removed are gone; ask for the rest again",
+    REPLICATE_RECORDS.name: "blocks that it had copied stay copied; ask for the rest again",
     APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
 }
 _PAUSABLE: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name}

@@ -124,11 +124,21 @@ def _parts(request: object) -> Iterator[str]:
     if isinstance(getattr(request, "tc_id", None), int):
         yield f"coordinator {getattr(request, 'tc_id')}"  # noqa: B009 - a request of any type
     yield from _page(request)
+    yield from _of_records(request)
     yield from _run(request)
     if BATCH in facts:
         yield f"batch {facts[BATCH]}"
     if TOPIC in facts:
         yield str(facts[TOPIC])
+
+
+def _of_records(request: object) -> Iterator[str]:
+    """For how long a flush looks for changes, and how old a tombstone has to be."""
+    watch_s, age_s = getattr(request, "watch_s", None), getattr(request, "eligible_age_s", None)
+    if isinstance(watch_s, int | float):
+        yield f"changes, looked for during {watch_s:g} s" if watch_s else "changes until now"
+    if isinstance(age_s, int | float):
+        yield f"older than {age_s:g} s"
 
 
 def _run(request: object) -> Iterator[str]:

@@ -19,6 +19,7 @@ from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.worker import Worker
 
 from activities.dispatch import owner_queue
+from activities.records.metrics import BUCKETS as OF_RECORDS
 from activities.transactions.metrics import BUCKETS
 from infra.stack.home import StackHome
 from infra.stack.workers import recorded
@@ -38,6 +39,7 @@ from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
+from workers.hosting.record_gauges import RecordGauges, ReplicaGauges
 from workers.hosting.snapshot_upkeep import write_snapshots
 from workers.hosting.trace_upkeep import alongside, prune_traces
 from workers.hosting.traced_runs import WorkflowEdge
@@ -53,11 +55,16 @@ from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topic import TrimTopic
 from workflows.deletion.trim_topics import TrimTopics
-from workflows.limits import bulk_queue, transactions_queue, uploads_queue
+from workflows.limits import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
+from workflows.records.defragment_records import DefragmentRecords
+from workflows.records.flush_records import FlushRecords
+from workflows.records.raid_tombstones import RaidTombstones
+from workflows.records.replicate_records import ReplicateRecords
+from workflows.records.sweep_records import SweepRecords
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.build_transaction_snapshots import BuildTransactionSnapshots
 from workflows.transactions.sweep_transactions import SweepTransactions
@@ -81,12 +88,18 @@ WORKFLOWS = [
     SealBuckets,
     MergeBuckets,
     BuildDelayedIndex,
+    FlushRecords,
+    SweepRecords,
+    DefragmentRecords,
+    RaidTombstones,
+    ReplicateRecords,
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
 """Input that is no JSON of its type: the workflow fails, where it would else try to read it for ever."""
 
 _REMEMBERED = timedelta(seconds=5)  # so long a killed worker's workflows wait for the one that had them in memory
+_RECORDS = 6  # activities on the record log at once: a flush that waits, one of each other kind, and room
 _log = logging.getLogger(__name__)
 
 
@@ -128,6 +141,10 @@ class WorkerSet:
             transactions_queue(queue), threads, self.settings.transaction_coordinators, activities=activities
         )
 
+    def records(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
+        """The worker for the record log of `queue`: a flush holds its thread while it waits for changes."""
+        return self._worker(records_queue(queue), threads, _RECORDS, activities=self.activities.of_records())
+
     def owner(self, worker_id: str, threads: ThreadPoolExecutor) -> Worker:
         """The worker for what this process owns: activities alone, and never versioned.
 
@@ -165,7 +182,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     if not queues or not all(queues):
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
     wanted = settings.metrics_address != OFF
-    metrics = start_metrics(settings.metrics_address, buckets=BUCKETS) if wanted else None
+    metrics = start_metrics(settings.metrics_address, buckets={**BUCKETS, **OF_RECORDS}) if wanted else None
     tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)
     try:
         client = await connect_client(
@@ -195,6 +212,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
         ThreadPoolExecutor(len(queues), "bulk") as bulk_threads,
         ThreadPoolExecutor(settings.transaction_coordinators, "transactions") as transaction_threads,
+        ThreadPoolExecutor(_RECORDS * len(queues), "records") as record_threads,
     ):
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await namespace.require(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
@@ -210,6 +228,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         workers += [crew.uploader(queue, upload_threads) for queue in queues]
         workers += [crew.bulk(queue, bulk_threads) for queue in queues]
         workers += [crew.transactions(queue, transaction_threads) for queue in queues]
+        workers += [crew.records(queue, record_threads) for queue in queues]
         workers.append(crew.owner(name, owner_threads))
         async with (
             alongside(prune_traces(settings)),
@@ -270,4 +289,7 @@ def _gauges(log: LogStore, metrics: Metrics | None) -> AbstractAsyncContextManag
     deletions, plans = DeletionGauges(meter, catalog.deletions.inflight), PlanGauges(meter, catalog.reconciliation.runs)
     transactions = TransactionGauges(meter, catalog.transactions.counts)
     delayed = DelayedGauges(meter, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes)
-    return alongside(CatalogGauges(deletions.read, plans.read, transactions.read, delayed.read).run())
+    records = RecordGauges(meter, catalog.records.state, catalog.tombstones.counts)
+    replicas = ReplicaGauges(meter, log.records.replication)
+    reads = (deletions.read, plans.read, transactions.read, delayed.read, records.read, replicas.read)
+    return alongside(CatalogGauges(*reads).run())

@@ -52,6 +52,11 @@ _PARENTS: Final = (
     "transaction-coordinator",
     "sweep-transactions",
     "seal-buckets",
+    "sweep-records",
+    "flush-records",
+    "defragment-records",
+    "raid-tombstones",
+    "replicate-records",
 )
 """How ids of our jobs begin that start others: an id is all that a child knows of its parent."""
 

@@ -8,24 +8,23 @@ _FORM = re.compile(r"(?P<count>[0-9]{1,12})(?P<unit>[smhd])")
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}  # largest first: `format_duration` takes the first that fits
 LONGEST_S = 36_500 * 86_400
 """Longest duration, seconds, inclusive."""
+_EXPECTED = "a duration such as 90s, 15m, 24h or 3d, at most 36500d"
 
 
-def parse_duration(text: str, field: str, *, most_s: int = LONGEST_S) -> int:
-    """Read a duration as seconds, 0 or more.
+def parse_duration(text: str, field: str) -> int:
+    """Read a duration as seconds, 0 to 36,500 days inclusive.
 
     Args:
         text: A whole number with one unit; no sign, no fraction, no sum of several.
         field: What to call it in an error.
-        most_s: The longest one, inclusive; 36,500 days unless the field has a bound of its own.
 
     Raises:
         InvalidInput: Any other text.
     """
     found = _FORM.fullmatch(text.strip()) if text.isascii() else None
     seconds = int(found["count"]) * _SECONDS[found["unit"]] if found else -1
-    if not 0 <= seconds <= most_s:
-        most = format_duration(most_s)
-        raise InvalidInput(field, expected=f"a duration such as 90s, 15m or 24h, at most {most}", found=text)
+    if not 0 <= seconds <= LONGEST_S:
+        raise InvalidInput(field, expected=_EXPECTED, found=text)
     return seconds
 
 

@@ -39,6 +39,7 @@ from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.fakes.catalog.offloads import FakeOffloads
 from tests.fakes.catalog.phase_one import FakePhaseOne
 from tests.fakes.catalog.reconciliation import FakeReconciliation
+from tests.fakes.catalog.records import FakeRecords
 from tests.fakes.catalog.schemas import FakeSchemas
 from tests.fakes.catalog.topics import FakeTopics
 from tests.fakes.catalog.transactions import FakeTransactions, FakeTransactionSnapshots
@@ -125,6 +126,7 @@ class FakeCatalog:
         self.transactions = FakeTransactions(self)
         self.transaction_snapshots = FakeTransactionSnapshots()
         self.delayed = FakeDelayedIndex(self)
+        self.records = FakeRecords()
 
     def advance(self, *, seconds: float) -> None:
         """Move the catalog's clock."""

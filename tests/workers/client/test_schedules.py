@@ -22,11 +22,13 @@ from workers.settings import Settings
 from workflows.delayed.values import SealBucketsInput
 from workflows.deletion.values import SweepDeletionsInput, TrimTopicsInput
 from workflows.reconciliation.values import ReconcileOrphansInput
+from workflows.records.values import DefragmentRecordsInput, RaidTombstonesInput, SweepRecordsInput
 from workflows.transactions.values import SweepTransactionsInput
 
 pytestmark = pytest.mark.external_service
 
-OURS = ("sexton-sweep", "sexton-trim", "sexton-plan", "sexton-transactions", "sexton-delayed")
+_OF_RECORDS = ("sexton-records", "sexton-defragment", "sexton-raid")  # and one more where there are replicas
+OURS = ("sexton-sweep", "sexton-trim", "sexton-plan", "sexton-transactions", "sexton-delayed", *_OF_RECORDS)
 
 
 def with_temporal(settings: Settings, work: Callable[[Sexton], Awaitable[Any]], **changes: object) -> Any:
@@ -71,11 +73,12 @@ def handle(settings: Settings, schedule_id: str, act: str, **arguments: object) 
 def quiet(settings: Settings) -> Iterator[Settings]:
     """Settings of a namespace without schedules; no run of them comes due while a test runs."""
     days = {"sweep_interval": 1, "trim_interval": 2, "plan_interval": 3, "delayed_interval": 4}
+    days |= {"defragment_interval": 5, "raid_interval": 6, "replicate_interval": 7}
     slow = settings.model_copy(update={name: 86_400 * count for name, count in days.items()})
     yield slow
 
     async def forget(sexton: Sexton) -> None:
-        for name in (*OURS, "foreign"):
+        for name in (*OURS, "sexton-replicate", "foreign"):
             with suppress(RPCError):  # not every test makes all of them
                 await sexton.client.get_schedule_handle(name).delete()
 
@@ -93,6 +96,9 @@ def test_schedules_applied_twice_are_created_and_then_unchanged(quiet: Settings)
         "sexton-plan": ("reconcile-orphans", 259_200, False, True),
         "sexton-transactions": ("sweep-transactions", 86_400, False, True),
         "sexton-delayed": ("seal-buckets", 345_600, False, True),
+        "sexton-records": ("sweep-records", 86_400, False, True),
+        "sexton-defragment": ("defragment-records", 432_000, False, True),
+        "sexton-raid": ("raid-tombstones", 518_400, False, True),
     }
 
 
@@ -105,11 +111,29 @@ def test_schedules_of_a_build_with_other_details_are_updated(quiet: Settings, mo
             ReconcileOrphansInput,
             SweepTransactionsInput,
             SealBucketsInput,
+            SweepRecordsInput,
+            DefragmentRecordsInput,
+            RaidTombstonesInput,
         ):
             earlier.setattr(one, "details", lambda _: "as it was")
         apply(quiet)
     assert apply(quiet) == dict.fromkeys(OURS, "updated")
     assert apply(quiet) == dict.fromkeys(OURS, "unchanged")
+
+
+def test_replicas_have_a_schedule_where_the_settings_name_any(quiet: Settings) -> None:
+    """It is paused where they name none any more."""
+    assert apply(quiet, replica_buckets="far")["sexton-replicate"] == "created"
+    assert listed(quiet)["sexton-replicate"] == ("replicate-records", 604_800, False, True)
+    assert apply(quiet)["sexton-replicate"] == "updated"
+    assert listed(quiet)["sexton-replicate"] == ("replicate-records", 604_800, True, False)
+
+
+def test_the_sweep_of_records_runs_as_soon_as_its_schedule_is_made(quiet: Settings) -> None:
+    """Else nothing would be flushed for an interval; others wait for theirs."""
+    apply(quiet)
+    begun = {name: handle(quiet, name, "describe").info.num_actions for name in OURS}
+    assert begun == {name: int(name == "sexton-records") for name in OURS}
 
 
 def test_schedules_skip_overlaps_and_catch_up_within_a_bound(quiet: Settings) -> None:

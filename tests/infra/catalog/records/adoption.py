@@ -59,9 +59,13 @@ class Losing:
         database = Database(f"sqlite:///{self.world.database}")
         try:
             catalog = SqlCatalog(database)
-            primary, tiered, _ = self.world._buckets(catalog)
+            stores = self.world._buckets(catalog)
             yield Adopter(
-                adoption=catalog.adoption, objects=primary, buckets=tiered, application=application, threads=2
+                adoption=catalog.adoption,
+                objects=stores.primary,
+                buckets=stores.tiered,
+                application=application,
+                threads=2,
             )
         finally:
             database.close()

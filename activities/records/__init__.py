@@ -1,0 +1,1 @@
+"""The record log: its flushes, its defragmentation, raids for tombstones, replicas, and functions that end records."""

@@ -1,0 +1,86 @@
+"""The services of the record log, over the catalog and the bucket of its records."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from logstore.clock import Clock
+from logstore.ports.catalog import Catalog
+from logstore.ports.objects import OwnedStore
+from logstore.records.services.defragmenting import Defragmenter
+from logstore.records.services.flushing import Flusher
+from logstore.records.services.raiding import Raider
+from logstore.records.services.record_log import RecordLog
+from logstore.records.services.replicating import Replication
+from logstore.records.services.sweeping import Sweeper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPolicies:
+    """An operator's choices for the record log. The defaults are those of the settings."""
+
+    interval_s: float = 5.0  # between two looks for changes
+    cursor_interval_s: float = 60.0  # changes of cursors wait so long
+    clock_bound_s: float = 60.0  # a catalog whose clock is further from the store's is not flushed
+    eligible_age_s: float = 86_400.0  # a tombstone younger than that stays; a replica silent for longer is STALE
+    raider_sleep_s: float = 0.001  # between two blocks that a raid reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordServices:
+    """What writes, rewrites and copies the record log."""
+
+    log: RecordLog
+    flusher: Flusher
+    defragmenter: Defragmenter
+    sweeper: Sweeper
+    raider: Callable[[float | None], Raider]  # that leaves tombstones of an age in seconds; None: of the policies'
+    replication: Replication
+
+
+def records_over(
+    catalog: Catalog,
+    objects: OwnedStore,
+    policies: RecordPolicies,
+    *,
+    primary: OwnedStore,
+    replicas: Mapping[str, OwnedStore],
+    clock: Clock,
+    store_now_us: Callable[[], int],
+) -> RecordServices:
+    """Join them.
+
+    Args:
+        catalog: Whose records these are.
+        objects: The bucket of its record log.
+        policies: An operator's choices.
+        primary: The bucket of the log itself.
+        replicas: Buckets of replicas of the record log, by name.
+        clock: For pauses.
+        store_now_us: The store's own clock, in microseconds since 1970.
+    """
+    log = RecordLog(objects)
+
+    def raider(eligible_age_s: float | None) -> Raider:
+        return Raider(
+            catalog.records,
+            catalog.tombstones,
+            log,
+            primary,
+            eligible_age_s=policies.eligible_age_s if eligible_age_s is None else eligible_age_s,
+            sleep_s=policies.raider_sleep_s,
+            clock=clock,
+        )
+
+    return RecordServices(
+        log=log,
+        flusher=Flusher(
+            catalog.records,
+            log,
+            clock_bound_s=policies.clock_bound_s,
+            cursor_interval_s=policies.cursor_interval_s,
+        ),
+        defragmenter=Defragmenter(catalog.records, log),
+        sweeper=Sweeper(objects, log),
+        raider=raider,
+        replication=Replication(objects, replicas, store_now_us=store_now_us, eligible_age_s=policies.eligible_age_s),
+    )

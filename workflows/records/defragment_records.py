@@ -1,0 +1,76 @@
+"""`defragment-records`: blocks of the record log that are mostly dead are rewritten, and small ones are joined.
+
+Destroys versions of records that no rebuild needs, and objects of blocks that no manifest names. Invariant: a rebuild
+from the newest manifest comes to the same catalog before and after. To stop it, cancel or terminate it, and pause the
+schedule `sexton-defragment`: a pass that ends early has published nothing, or all.
+
+1. A run of a schedule: run the job under its one id, and tell what that came to.
+2. One pass over all blocks, in one activity.
+
+Source: Aerospike's defragmentation of blocks below `defrag-lwm-pct`.
+"""
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.records.defragmenting import RecordDefragmentation
+    from activities.records.values import DefragmentInput
+    from workflows import refusals, search_attributes
+    from workflows.records import activity_options, sole
+    from workflows.records.values import (
+        DEFRAGMENT_RECORDS,
+        DefragmentRecordsInput,
+        DefragmentRecordsResult,
+    )
+
+
+@workflow.defn(name="defragment-records")
+class DefragmentRecords:
+    """See the module's text."""
+
+    @workflow.run
+    async def run(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
+        """Do the numbered steps."""
+        if sole.is_sole(DEFRAGMENT_RECORDS):
+            result = await self._defragment(request)
+        else:
+            told = await sole.run_alone(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
+            result = told or DefragmentRecordsResult(joined=True)
+        workflow.set_current_details(shown(result))
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([_outcome(result)])])
+        return result
+
+    async def _defragment(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
+        asked = DefragmentInput(actor=request.actor, reason=request.reason)
+        options = activity_options.of_pass(request.queue)
+        try:
+            done = await workflow.execute_activity_method(RecordDefragmentation.defragment, asked, **options)
+        except ActivityError as error:
+            refusal = refusals.refusal_of(error, activity_options.GUARDS)
+            if refusal is None:
+                raise
+            return DefragmentRecordsResult(refused=refusal)
+        return DefragmentRecordsResult(done=done)
+
+
+def shown(result: DefragmentRecordsResult) -> str:
+    """What was done, as the Web UI shows it."""
+    if result.refused:
+        return refusals.shown(result.refused)
+    if result.joined:
+        return "Another run was at work, and nothing was done here."
+    done = result.done
+    return (
+        f"{done.rewritten:,} blocks became {done.written:,}, {done.bytes_before:,} bytes became {done.bytes_after:,};"
+        f" {done.dropped:,} versions dropped; {done.manifests:,} manifests and {done.unlinked:,} blocks of"
+        f" {done.unlinked_bytes:,} bytes deleted; the newest manifest is **{done.manifest}**"
+    )
+
+
+def _outcome(result: DefragmentRecordsResult) -> str:
+    if result.refused:
+        return "REFUSED"
+    if result.joined:
+        return "HELD"
+    return "DEFRAGMENTED" if result.done.rewritten or result.done.unlinked else "NOTHING"

@@ -1,0 +1,77 @@
+"""`raid-tombstones`: tombstones that cover no version of their record on disk are removed.
+
+Destroys tombstones. Invariant: a tombstone stays while an older version of its record is in any block, while its
+deletion is unfinished, while storage holds objects of it, and while a replica that is not STALE lacks it. To stop it,
+cancel or terminate it, and pause the schedule `sexton-raid`: a raid that ends early has removed nothing that the next
+one would not, and its marks are taken over.
+
+1. A run of a schedule: run the job under its one id, and tell what that came to.
+2. Mark, scan every block, and remove, in one activity that is paced.
+
+Source: Aerospike's tomb raider: cenotaphs, the scan of all blocks, and the removal of those that are left.
+"""
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.records.raiding import TombRaider
+    from activities.records.values import RaidInput
+    from workflows import refusals, search_attributes
+    from workflows.records import activity_options, sole
+    from workflows.records.values import RAID_TOMBSTONES, RaidTombstonesInput, RaidTombstonesResult
+
+
+@workflow.defn(name="raid-tombstones")
+class RaidTombstones:
+    """See the module's text."""
+
+    @workflow.run
+    async def run(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
+        """Do the numbered steps."""
+        if sole.is_sole(RAID_TOMBSTONES):
+            result = await self._raid(request)
+        else:
+            told = await sole.run_alone(RAID_TOMBSTONES, request, summary="raid tombstones that cover nothing")
+            result = told or RaidTombstonesResult(joined=True)
+        workflow.set_current_details(shown(result))
+        about = [search_attributes.OUTCOME.value_set([_outcome(result)])]
+        workflow.upsert_search_attributes([*about, search_attributes.RUN_ID.value_set(result.run_id)])
+        return result
+
+    async def _raid(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
+        run_id = f"raid-{workflow.uuid4().hex[:12]}"
+        workflow.set_current_details(f"Raid **{run_id}** scans the blocks of topics and ledgers.")
+        raid = RaidInput(
+            run_id=run_id, eligible_age_s=request.eligible_age_s, actor=request.actor, reason=request.reason
+        )
+        options = activity_options.of_pass(request.queue)
+        try:
+            done = await workflow.execute_activity_method(TombRaider.raid, raid, **options)
+        except ActivityError as error:
+            refusal = refusals.refusal_of(error, activity_options.GUARDS)
+            if refusal is None:
+                raise
+            return RaidTombstonesResult(run_id=run_id, refused=refusal)
+        return RaidTombstonesResult(run_id=run_id, done=done)
+
+
+def shown(result: RaidTombstonesResult) -> str:
+    """What was done, as the Web UI shows it."""
+    if result.refused:
+        return refusals.shown(result.refused)
+    if result.joined:
+        return "Another raid was at work, and nothing was done here."
+    done = result.done
+    return (
+        f"{done.candidates:,} tombstones were old enough; {done.removed:,} removed, {done.kept:,} kept;"
+        f" {done.blocks:,} blocks with {done.versions:,} versions read in {done.seconds:,.1f} s"
+    )
+
+
+def _outcome(result: RaidTombstonesResult) -> str:
+    if result.refused:
+        return "REFUSED"
+    if result.joined:
+        return "HELD"
+    return "REMOVED" if result.done.removed else "NOTHING"
