@@ -152,8 +152,7 @@ def merge(
 ) -> Answer:
     """Merge a topic's buckets two by two: those neighbours first that have the fewest messages.
 
-    Messages that have been due for a minute are left out; they are in the log, which delivers them. The answer counts
-    messages each time that they are written: one of several merges counts several times.
+    Messages that have been due for a minute are left out; they are in the log, which delivers them.
     """
     topic = context.topic(name)
     there = len(context.catalog.delayed.listed(topic.topic_id).buckets)
@@ -175,10 +174,7 @@ def _merged(workflow_id: str, result: "MergeBucketsResult") -> Answer:
     failed = [{"id": one, "error": "its snapshot cannot be read"} for one in result.damaged]
     if outcome == "HELD":
         failed.append({"id": workflow_id, "error": _BUSY})
-    if failed:
-        return in_part(document, failed)
-    written = {"messages written" if key == "messages" else key: value for key, value in document.items()}
-    return Answer(document=document, shown=written)
+    return in_part(document, failed) if failed or outcome == "HELD" else Answer(document=document)
 
 
 @command(

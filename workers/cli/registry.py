@@ -59,8 +59,12 @@ COMMANDS = {
     ),
     "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn", "txn"),
     "delayed": CommandEntry("Delayed messages: the buckets of their index.", "delayed", "delayed"),
+    "records": CommandEntry("The record log, from which a lost catalog is rebuilt.", "records", "records"),
+    "tombstones": CommandEntry(
+        "Tombstones: what durable deletes leave, and when that goes.", "tombstones", "tombstones"
+    ),
     "audit": CommandEntry("Destructive acts, with actor and reason.", "ledger.explain", "audit"),
-    "schedule": CommandEntry("Jobs that recur: sweep, trim and plan.", "workflow", "schedule"),
+    "schedule": CommandEntry("Jobs that recur: sweep, trim, plan, and those of records.", "workflow", "schedule"),
     "owners": CommandEntry("Which worker does the background work of which topics.", "owners", "owners"),
 }
 

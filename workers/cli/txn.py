@@ -71,9 +71,9 @@ def _parsed(text: str) -> "TransactionId":
 @command(txn, "begin", examples=["sexton txn begin", "sexton txn begin --timeout 10m --json"])
 def begin(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
     """Open a transaction; use its id with `topic append --txn` and `topic ack --txn`."""
-    from logstore.transactions.transactions import MOST_TIMEOUT_S, check_timeout  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transactions import check_timeout  # noqa: PLC0415 - start-up time
 
-    seconds = parse_duration(timeout, "timeout", most_s=int(MOST_TIMEOUT_S))
+    seconds = parse_duration(timeout, "timeout")
     check_timeout(seconds)
     context.require_store()
 
@@ -186,17 +186,7 @@ def list_(context: CommandContext, *, state: OfState = None, limit: Limit = 100)
 def show(context: CommandContext, transaction: Txn) -> Answer:
     """Show a transaction with its participants, and which of them are still owed."""
     found = context.catalog.transactions.get(_parsed(transaction))
-    document = _document(found)
-    participants = document["participants"]
-    table = Answer(
-        document=participants,
-        shown=[_participant_shown(one) for one in participants],
-        title="participants",
-        empty="no participants",
-        beneath=("topic", "last_error"),
-    )
-    facts = {name: value for name, value in document.items() if name != "participants"}
-    return Answer(document=document, shown=facts, more=[table])
+    return Answer(document=_document(found))
 
 
 @command(
@@ -260,12 +250,6 @@ def _participant(one: "StoredParticipant") -> dict[str, Any]:
         "how": None if one.how is None else one.how.value,
         "last_error": one.last_error,
     }
-
-
-def _participant_shown(row: dict[str, Any]) -> dict[str, object]:
-    """A row as `resolve` names it; the names are long, and stand beneath."""
-    same = {name: row[name] for name in ("participant", "acknowledged", "settled", "how")}
-    return {**same, "topic": topic_shown(row["topic"]), "last_error": row["last_error"]}
 
 
 def _shown(found: "StoredTransaction") -> dict[str, object]:

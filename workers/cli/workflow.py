@@ -91,7 +91,7 @@ def _plain(value: object) -> object:
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else value
 
 
-schedule = group("schedule", "Jobs that recur: sweep, trim and plan.")
+schedule = group("schedule", "Jobs that recur: sweep, trim, plan, and those of records.")
 
 
 @command(schedule, "list", examples=["sexton schedule list", "sexton schedule list --json"])

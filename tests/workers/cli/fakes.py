@@ -35,7 +35,6 @@ from logstore.ports.catalog import (
     Unsealed,
 )
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.fakes.reconciliation import FakeRuns
 from tests.logstore.delayed.rows import Snapshots
 from workers.cli.context import Say, Services
@@ -84,7 +83,6 @@ class FakeLog:
         self.catalog = SimpleNamespace(
             topics=SimpleNamespace(create=self._create, get=self._get, page=self._page, summary=self._summary),
             delayed=self.index,
-            transactions=SimpleNamespace(many=self._many),
             ledgers=SimpleNamespace(listed=self._listed, totals=self._totals, backlogs=self._backlogs),
             components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
             phase_one=SimpleNamespace(contents=self._contents, preview=self._preview),
@@ -97,15 +95,6 @@ class FakeLog:
                 failures=self._failures,
             ),
         )
-
-    def _many(
-        self, *, states: Sequence[TransactionState], after: TransactionId | None = None, limit: int
-    ) -> list[SimpleNamespace]:
-        """One transaction a page: of another topic, and of `orders`."""
-        assert states == [TransactionState.OPEN]
-        at = 0 if after is None else after.sequence + 1
-        who = SimpleNamespace(participant=SimpleNamespace(topic_id=TopicId((8, 7)[at % 2])))
-        return [SimpleNamespace(txn=TransactionId(0, at), participants=[who, who])][: 2 - at][:limit]
 
     def _due(self, *, older_than_s: float) -> Due:
         assert older_than_s == 30 * 86_400

@@ -188,9 +188,3 @@ def test_unknown_topic_is_refused(run: Run, words: tuple[str, ...]) -> None:
     """By each of the commands."""
     told = document(run("delayed", *words, "persistent://public/default/nothing", "--json"), 2)
     assert told["error"]["type"] == "UnknownObject"
-
-
-def test_merge_says_to_people_that_messages_are_those_that_were_written(run: Run, orders: str, jobs: _Jobs) -> None:
-    """JSON keeps its key."""
-    assert "messages written" in run("delayed", "merge", orders).stdout
-    assert document(run("delayed", "merge", orders, "--json"))["messages"] == 6

@@ -98,13 +98,6 @@ def test_parse_lines_bad_line_names_line_and_field(line: bytes, field: str) -> N
     assert refused.value.field == field
 
 
-def test_values_that_are_refused_are_shown_as_they_are_written() -> None:
-    """In the words of JSON."""
-    line = b'{"payload": "x", "deliver_at": true}'
-    with pytest.raises(InvalidInput, match=r"found true$"):
-        list(parse_lines(io.BytesIO(line), with_producer=False))
-
-
 @pytest.mark.parametrize("later_ms", [-5_000, 0, 1])
 def test_parse_lines_delivery_time_beyond_the_limit_is_refused_by_line(later_ms: int) -> None:
     """Up to the limit and in the past it is taken; what lies beyond is named with line, field and limit."""

@@ -67,10 +67,7 @@ def delete(
         contents = context.catalog.phase_one.contents(found.topic_id)
         copies = {component: dict(kinds) for component, kinds in contents.copies.items()}
         going = {"ledgers": dict(contents.ledgers), "copies": copies, "subscriptions": contents.subscriptions}
-        index = context.catalog.delayed
-        delayed = index.listed(found.topic_id).messages + index.unsealed(found.topic_id).entries
-        waiting = {"open_transactions": _open_transactions(context, found), "delayed_messages": delayed}
-        return Answer(document={"dry_run": True, **going, **waiting})
+        return Answer(document={"dry_run": True, **going})
     return run_job(
         context,
         lambda client: client.delete_topic(found, reason, context.actor),
@@ -80,19 +77,6 @@ def delete(
     )
 
 
-def _open_transactions(context: CommandContext, found: "Topic") -> int:
-    """How many have part in the topic, by messages or by acknowledgements."""
-    from logstore.transactions.transactions import TransactionState  # noqa: PLC0415 - start-up time
-
-    transactions, count = context.catalog.transactions, 0
-    page = transactions.many(states=[TransactionState.OPEN], limit=_PAGE)
-    while page:
-        count += sum(any(who.participant.topic_id == found.topic_id for who in one.participants) for one in page)
-        page = transactions.many(states=[TransactionState.OPEN], after=page[-1].txn, limit=_PAGE)
-    return count
-
-
-_PAGE = 1_000  # of transactions
 _BEFORE_ANY = LedgerId(-1)
 _PREVIEW = 10_000  # ledgers that a dry run names
 

@@ -223,15 +223,7 @@ def _properties(value: object) -> dict[str, str]:
 
 
 def _refuse(number: int, field: str, expected: str, found: object) -> NoReturn:
-    shown = found if isinstance(found, str) else _AsWritten(json.dumps(found))
-    raise InvalidInput(f"line {number}: {field}", expected=expected, found=shown)
-
-
-class _AsWritten(str):
-    """A value as JSON has it, `true` and not `True`."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
+    raise InvalidInput(f"line {number}: {field}", expected=expected, found=found)
 
 
 def _delivery(value: object, limit: DeliveryLimit | None) -> int:

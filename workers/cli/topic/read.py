@@ -11,7 +11,7 @@ from logstore.positions import Position
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction
-from workers.cli.output import Answer, note
+from workers.cli.output import Answer
 from workers.cli.topic.documents import PRINTED, entry_document, entry_shown
 from workers.cli.topic.topics import topic
 
@@ -88,10 +88,7 @@ def ack(
     to: UpTo = None,
     txn: Transaction = None,
 ) -> Answer:
-    """Acknowledge single entries, or everything up to one; with --txn when the transaction commits, or never.
-
-    What an open transaction holds can be acknowledged by that transaction alone.
-    """
+    """Acknowledge single entries, or everything up to one; with --txn when the transaction commits, or never."""
     if bool(position) == (to is not None):
         raise InvalidInput("position", expected="either --position or --to", found="both" if position else "neither")
     check_subscription(subscription)
@@ -107,8 +104,6 @@ def ack(
         up_to=up_to,
         txn=None if txn is None else TransactionId.parse(txn),
     )
-    if txn is not None:
-        note(f"held by transaction {txn}: acknowledged once it commits, and delivered again if it does not")
     return Answer(document={"mark_delete": str(answer.mark_delete)})
 
 

@@ -1,0 +1,265 @@
+"""`records` and `tombstones`: what there is, and what their jobs come to."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from logstore.deletion.intents import Refusal
+from logstore.ports.catalog import RecordLogState, TombstoneCounts
+from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.services.replicating import Replica
+from logstore.records.tombstones import ReplicaState
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import FakeHandle, FakeServices
+from workflows.records.values import (
+    DefragmentRecordsResult,
+    FlushRecordsResult,
+    RaidTombstonesResult,
+    ReplicateRecordsResult,
+)
+
+_US = 1_000_000
+_NOW_US = 1_800_000_000 * _US
+
+
+@dataclass
+class _Jobs:
+    """Jobs that were started, and what they come to."""
+
+    results: dict[str, Any] = field(default_factory=dict)
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+
+    def starter(self, name: str, workflow_id: str) -> Any:
+        async def start(*given: object) -> Any:
+            self.asked.append((name, *given[:-1]))  # the actor is whoever runs the tests
+            return FakeHandle(self.results[name], id=workflow_id)
+
+        return start
+
+
+@pytest.fixture
+def jobs(services: FakeServices) -> _Jobs:
+    made = _Jobs()
+    done = FlushedRecords(manifest=7, flushes=1, records=70, tombstones=2, blocks=3, bytes=900, left=1, named=12)
+    made.results["flush"] = FlushRecordsResult(done=done, looks=1)
+    made.results["defragment"] = DefragmentRecordsResult(done=DefragmentedBlocks(manifest=8, rewritten=9, written=1))
+    raided = RaidedTombstones(candidates=5, kept=2, removed=3, blocks=4, versions=40, seconds=1.23456)
+    made.results["raid"] = RaidTombstonesResult(run_id="raid-1", done=raided)
+    made.results["replicate"] = ReplicateRecordsResult(
+        shipped=[ShippedBlocks(replica="far", manifest=8, blocks=2, bytes=10, records=3)]
+    )
+    for name, of, workflow_id in (
+        ("flush", "records", "flush-records/now"),
+        ("defragment", "records", "defragment-records"),
+        ("raid", "tombstones", "raid-tombstones"),
+        ("replicate", "records", "replicate-records"),
+    ):
+        setattr(services.client, f"{name}_{of}", made.starter(name, workflow_id))
+    return made
+
+
+def _known(services: FakeServices, *, manifest: Manifest | None, replicas: tuple[Replica, ...] = ()) -> None:
+    state = RecordLogState(
+        catalog_id="c",
+        epoch=3,
+        bundles=64,
+        manifest=manifest.number if manifest else 0,
+        stamp="s",
+        pending=frozenset(),
+        adopting=False,
+        ceilings=Ceilings(),
+        next_ids=Ceilings(),
+        outbox=4 if manifest else 0,
+        oldest_us=_NOW_US - 2_500_000 if manifest else None,
+        oldest_cursor_us=None,
+        now_us=_NOW_US,
+    )
+    services.log.catalog.records = SimpleNamespace(state=lambda: state)
+    log = SimpleNamespace(newest=lambda after: manifest)
+    replication = SimpleNamespace(standings=lambda: list(replicas))
+    services.log.records = SimpleNamespace(log=log, replication=replication)  # type: ignore[attr-defined]
+
+
+def _block(number: int, kind: RecordKind, *, records: int, tombstones: int = 0) -> Block:
+    facts: dict[str, Any] = {"sha256": "0", "first_id": 1, "last_id": 2, "size_bytes": 100}
+    return Block(block_id=f"{kind}-{number}", kind=kind, records=records, tombstones=tombstones, **facts)
+
+
+def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, services: FakeServices) -> None:
+    """By kind, with how long a change has waited: what would be lost now."""
+    blocks = (
+        _block(1, RecordKind.LEDGER, records=10, tombstones=3),
+        _block(2, RecordKind.LEDGER, records=5),
+        _block(3, RecordKind.TOPIC, records=2),
+    )
+    manifest = Manifest(
+        number=9, catalog_id="c", epoch=3, bundles=64, stamp="s", flushed_us=_NOW_US, ceilings=Ceilings(), blocks=blocks
+    )
+    _known(services, manifest=manifest)
+    told = document(run("records", "status", "--json"))
+    assert told == {
+        "manifest": 9,
+        "epoch": 3,
+        "adopting": False,
+        "flushed": "2027-01-15T08:00:00Z",
+        "changes": 4,
+        "oldest_change_s": 2.5,
+        "blocks": 3,
+        "bytes": 300,
+        "kinds": [
+            {"kind": "ledger", "blocks": 2, "records": 15, "tombstones": 3, "bytes": 200},
+            {"kind": "topic", "blocks": 1, "records": 2, "tombstones": 0, "bytes": 100},
+        ],
+    }
+    shown = run("records", "status").stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert any("ledger" in line and "15" in line for line in shown)
+
+
+def test_status_before_the_first_flush_says_that_there_is_nothing(run: Run, services: FakeServices) -> None:
+    """No manifest is number 0."""
+    _known(services, manifest=None)
+    told = document(run("records", "status", "--json"))
+    assert (told["manifest"], told["flushed"], told["oldest_change_s"], told["kinds"]) == (0, None, None, [])
+    assert "(nothing is flushed yet)" in run("records", "status").stdout
+
+
+def test_flush_answers_what_was_written(run: Run, jobs: _Jobs) -> None:
+    """With the manifest, and what has changed meanwhile."""
+    told = document(run("records", "flush", "--reason", "before a move", "--json"))
+    assert told == {
+        "workflow_id": "flush-records/now",
+        "manifest": 7,
+        "flushes": 1,
+        "records": 70,
+        "tombstones": 2,
+        "blocks": 3,
+        "bytes": 900,
+        "left": 1,
+        "named": 12,
+    }
+    assert jobs.asked == [("flush", "before a move")]
+
+
+def test_jobs_that_another_one_kept_waiting_are_not_done(run: Run, jobs: _Jobs) -> None:
+    """Exit code 5, with the workflow."""
+    jobs.results["flush"] = FlushRecordsResult(done=FlushedRecords(left=3, held=True))
+    jobs.results["defragment"] = DefragmentRecordsResult(joined=True)
+    jobs.results["raid"] = RaidTombstonesResult(joined=True)
+    jobs.results["replicate"] = ReplicateRecordsResult(joined=True)
+    for words in (("records", "flush"), ("records", "defragment"), ("tombstones", "raid"), ("records", "replicate")):
+        (failed,) = document(run(*words, "--json"), 5)["failed"]
+        assert "another" in failed["error"], words
+
+
+def test_defragment_answers_what_it_did(run: Run, jobs: _Jobs) -> None:
+    """Blocks, versions and bytes."""
+    told = document(run("records", "defragment", "--json"))
+    assert (told["workflow_id"], told["manifest"], told["rewritten"], told["written"]) == (
+        "defragment-records",
+        8,
+        9,
+        1,
+    )
+    assert {"dropped", "bytes_before", "bytes_after", "manifests", "unlinked", "unlinked_bytes"} <= told.keys()
+
+
+def test_raid_answers_candidates_kept_and_removed(run: Run, jobs: _Jobs) -> None:
+    """An age may be asked for."""
+    told = document(run("tombstones", "raid", "--eligible-age", "12h", "--json"))
+    assert told == {
+        "workflow_id": "raid-tombstones",
+        "run_id": "raid-1",
+        "candidates": 5,
+        "kept": 2,
+        "removed": 3,
+        "blocks": 4,
+        "versions": 40,
+        "seconds": 1.235,
+    }
+    document(run("tombstones", "raid", "--json"))
+    assert jobs.asked == [("raid", 43_200, ""), ("raid", None, "")]
+
+
+@pytest.mark.parametrize("age", ["soon", "-1s", ""])
+def test_raid_of_no_age_is_refused(run: Run, jobs: _Jobs, age: str) -> None:
+    """And nothing is started."""
+    told = document(run("tombstones", "raid", f"--eligible-age={age}", "--json"), 2)
+    assert told["error"]["field"] == "eligible-age"
+    assert jobs.asked == []
+
+
+def test_stats_count_tombstones_by_kind(run: Run, services: FakeServices) -> None:
+    """With the candidates of a raid at work, and the age of the oldest."""
+    counts = TombstoneCounts(by_kind={"topic": 1, "ledger": 41}, candidates=7, oldest_us=_NOW_US)
+    services.log.catalog.tombstones = SimpleNamespace(counts=lambda: counts)
+    told = document(run("tombstones", "stats", "--json"))
+    assert told == {
+        "tombstones": 42,
+        "by_kind": {"ledger": 41, "topic": 1},
+        "cenotaphs": 7,
+        "oldest": "2027-01-15T08:00:00Z",
+    }
+
+
+def test_replicas_are_told_with_state_and_lag(run: Run, services: FakeServices) -> None:
+    """A replica to which nothing was shipped is NEW."""
+    far = Replica(replica="far", state=ReplicaState.BEHIND, manifest=6, newest=9, lag_s=12.5, at_us=_NOW_US)
+    new = Replica(replica="new", state=None, manifest=0, newest=9, lag_s=None, at_us=None)
+    _known(services, manifest=None, replicas=(far, new))
+    told = document(run("records", "replicas", "--json"))
+    assert told == [
+        {
+            "id": "far",
+            "state": "BEHIND",
+            "manifest": 6,
+            "newest": 9,
+            "lag_s": 12.5,
+            "acknowledged": "2027-01-15T08:00:00Z",
+        },
+        {"id": "new", "state": "NEW", "manifest": 0, "newest": 9, "lag_s": None, "acknowledged": None},
+    ]
+    assert max(map(len, run("records", "replicas").stdout.splitlines())) <= 80
+    _known(services, manifest=None)
+    assert "replica_buckets" in run("records", "replicas").stdout
+
+
+def test_replicate_names_the_replicas_that_failed(run: Run, jobs: _Jobs) -> None:
+    """Finished in part; the others were brought up to date."""
+    told = document(run("records", "replicate", "--json"))
+    (far,) = told["replicas"]
+    assert (far["id"], far["manifest"], far["blocks"]) == ("far", 8, 2)
+    away = ShippedBlocks(replica="away", error="StoreUnavailable: gone")
+    jobs.results["replicate"] = ReplicateRecordsResult(shipped=[away])
+    assert document(run("records", "replicate", "--json"), 5)["failed"] == [
+        {"id": "away", "error": "StoreUnavailable: gone"}
+    ]
+    jobs.results["replicate"] = ReplicateRecordsResult()
+    ended = run("records", "replicate", "--json")
+    assert document(ended)["replicas"] == []
+    assert "replica_buckets names no replica" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "workflow_id"),
+    [
+        (("records", "flush"), "flush-records/now"),
+        (("records", "defragment"), "defragment-records"),
+        (("records", "replicate"), "replicate-records"),
+        (("tombstones", "raid"), "raid-tombstones"),
+    ],
+)
+def test_without_waiting_ids_are_told_at_once(run: Run, jobs: _Jobs, words: tuple[str, ...], workflow_id: str) -> None:
+    """And nothing else."""
+    assert document(run(*words, "--no-wait", "--json")) == {"workflow_id": workflow_id, "run_id": "run-1"}
+
+
+def test_refusals_have_their_own_field_in_the_result() -> None:
+    """By that name the client raises what a guard refused."""
+    refusal = Refusal(type="CatalogAdopting", message="not yet")
+    for kind in (FlushRecordsResult, DefragmentRecordsResult, RaidTombstonesResult, ReplicateRecordsResult):
+        assert kind(refused=refusal).refused == refusal

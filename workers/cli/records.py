@@ -1,0 +1,150 @@
+"""`records`: the record log: what is not flushed yet, blocks and manifests, replicas."""
+
+from typing import TYPE_CHECKING, Any
+
+from logstore.records.jobs import counts
+from workers.cli.command import command, group
+from workers.cli.context import CommandContext
+from workers.cli.jobs import in_part, run_job
+from workers.cli.options import Reason, Wait
+from workers.cli.output import Answer, note
+from workers.cli.texts import shown_us
+
+if TYPE_CHECKING:
+    from logstore.records.services.replicating import Replica
+    from workflows.records.values import DefragmentRecordsResult, FlushRecordsResult, ReplicateRecordsResult
+
+records = group("records", "The record log, from which a lost catalog is rebuilt.")
+
+HELD = "another job was at work on the record log, and took longer than this one waited"
+
+
+@command(records, "status", examples=["sexton records status", "sexton records status --json"])
+def status(context: CommandContext) -> Answer:
+    """Show the newest manifest, what it names, and what has changed since and is in no block yet.
+
+    `oldest_change_s` says for how long a change has waited: what is lost if the database is lost now.
+    """
+    state = context.catalog.records.state()
+    newest = context.log.records.log.newest(state.manifest)
+    age_s = None if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000
+    facts: dict[str, object] = {
+        "manifest": newest.number if newest else 0,
+        "epoch": state.epoch,
+        "adopting": state.adopting,
+        "flushed": shown_us(newest.flushed_us) if newest else None,
+        "changes": state.outbox,
+        "oldest_change_s": age_s,
+    }
+    blocks = newest.blocks if newest else ()
+    by_kind: dict[str, dict[str, int]] = {}
+    for one in blocks:
+        kind = by_kind.setdefault(one.kind.value, {"blocks": 0, "records": 0, "tombstones": 0, "bytes": 0})
+        for name, count in zip(kind, (1, one.records, one.tombstones, one.size_bytes), strict=True):
+            kind[name] += count
+    rows = [{"kind": kind, **found} for kind, found in sorted(by_kind.items())]
+    totals = {"blocks": len(blocks), "bytes": sum(one.size_bytes for one in blocks)}
+    return Answer(
+        document={**facts, **totals, "kinds": rows},
+        shown={**facts, **totals},
+        more=[Answer(document=rows, title="kinds", empty="nothing is flushed yet")],
+    )
+
+
+@command(records, "flush", examples=["sexton records flush", "sexton records flush --no-wait --json"])
+def flush(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
+    """Write what has changed in the catalog until now into blocks of the record log.
+
+    Workers do so by themselves, every `records_interval`. A durable delete waits for it, and asks for it itself.
+    """
+    context.require_store()
+    return run_job(
+        context,
+        lambda client: client.flush_records(reason, context.actor),
+        "flushing records",
+        _flushed,
+        wait=wait,
+    )
+
+
+def _flushed(workflow_id: str, result: "FlushRecordsResult") -> Answer:
+    return _told(workflow_id, result.done, held=result.done.held)
+
+
+def _told(workflow_id: str, done: object, *, held: bool) -> Answer:
+    document: dict[str, object] = {"workflow_id": workflow_id, **counts(done)}
+    return in_part(document, [{"id": workflow_id, "error": HELD}]) if held else Answer(document=document)
+
+
+@command(records, "defragment", examples=["sexton records defragment", "sexton records defragment --json"])
+def defragment(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
+    """Rewrite blocks that are mostly dead, join small ones, and delete what no manifest names any more.
+
+    Workers do so by themselves, every `defragment_interval`. A block that a raid or a rebuild reads stays.
+    """
+    context.require_store()
+    return run_job(
+        context,
+        lambda client: client.defragment_records(reason, context.actor),
+        "defragmenting the record log",
+        _defragmented,
+        wait=wait,
+    )
+
+
+def _defragmented(workflow_id: str, result: "DefragmentRecordsResult") -> Answer:
+    return _told(workflow_id, result.done, held=result.joined)
+
+
+@command(records, "replicas", examples=["sexton records replicas", "sexton records replicas --json"])
+def replicas(context: CommandContext) -> Answer:
+    """Show each replica of the record log, what it has, and how far it is behind.
+
+    CURRENT: it has the newest manifest. BEHIND: the tomb raider waits for it. STALE: silent for longer than
+    `eligible_age`; nothing waits for it, and it must not serve before it was shipped to again. NEW: nothing was shipped
+    to it yet.
+    """
+    rows = [_replica(one) for one in context.log.records.replication.standings()]
+    shown = [{name: row[name] for name in ("id", "state", "manifest", "newest", "lag_s")} for row in rows]
+    return Answer(document=rows, shown=shown, empty="no replica: the setting replica_buckets names none")
+
+
+def _replica(one: "Replica") -> dict[str, object]:
+    return {
+        "id": one.replica,
+        "state": one.state.value if one.state else "NEW",
+        "manifest": one.manifest,
+        "newest": one.newest,
+        "lag_s": one.lag_s,
+        "acknowledged": None if one.at_us is None else shown_us(one.at_us),
+    }
+
+
+@command(records, "replicate", examples=["sexton records replicate", "sexton records replicate --json"])
+def replicate(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
+    """Copy new blocks and the newest manifest into every replica's bucket, as the workers' settings name them.
+
+    Workers do so by themselves, every `replicate_interval`.
+    """
+    context.require_store()
+    return run_job(
+        context,
+        lambda client: client.replicate_records(reason, context.actor),
+        "replicating the record log",
+        _replicated,
+        wait=wait,
+    )
+
+
+def _replicated(workflow_id: str, result: "ReplicateRecordsResult") -> Answer:
+    rows: list[dict[str, Any]] = [{"id": one.replica, **counts(one)} for one in result.shipped]
+    document: dict[str, object] = {"workflow_id": workflow_id, "replicas": rows}
+    failed = [{"id": one.replica, "error": one.error} for one in result.shipped if one.error]
+    if result.joined:
+        failed.append({"id": workflow_id, "error": HELD})
+    if not rows:
+        note("the workers' setting replica_buckets names no replica")
+    table = Answer(document=rows, title="replicas", empty="no replica")
+    if failed:
+        return in_part(document, failed)
+    return Answer(document=document, shown={"workflow_id": workflow_id}, more=[table])

@@ -1,0 +1,78 @@
+"""`tombstones`: what durable deletes left, the raid that removes what covers nothing, and what they take."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workers.cli.command import command, group
+from workers.cli.context import CommandContext
+from workers.cli.jobs import in_part, run_job
+from workers.cli.options import Reason, Wait
+from workers.cli.output import Answer
+from workers.cli.texts import shown_us
+from workers.settings.durations import parse_duration
+
+if TYPE_CHECKING:
+    from workflows.records.values import RaidTombstonesResult
+
+tombstones = group("tombstones", "Tombstones: what durable deletes leave, and when that goes.")
+
+_RAIDING = "another raid was at work; its own answer is in the Web UI"
+
+EligibleAge = Annotated[
+    str | None,
+    typer.Option(
+        "--eligible-age",
+        metavar="DURATION",
+        help="Tombstones younger than that stay; by default the workers' setting eligible_age.",
+        show_default=False,
+    ),
+]
+
+
+@command(tombstones, "stats", examples=["sexton tombstones stats", "sexton tombstones stats --json"])
+def stats(context: CommandContext) -> Answer:
+    """Count tombstones by what they stand for, and those that a raid at work has marked: its candidates, cenotaphs."""
+    found = context.catalog.tombstones.counts()
+    document: dict[str, object] = {
+        "tombstones": sum(found.by_kind.values()),
+        "by_kind": dict(sorted(found.by_kind.items())),
+        "cenotaphs": found.candidates,
+        "oldest": None if found.oldest_us is None else shown_us(found.oldest_us),
+    }
+    return Answer(document=document)
+
+
+@command(tombstones, "raid", examples=["sexton tombstones raid", "sexton tombstones raid --eligible-age 12h --json"])
+def raid(
+    context: CommandContext, *, eligible_age: EligibleAge = None, reason: Reason = "", wait: Wait = True
+) -> Answer:
+    """Remove tombstones that are old enough and cover no older version of their record in any block.
+
+    Workers do so by themselves, every `raid_interval`. One stays while its deletion is unfinished, while storage holds
+    objects of it, and while a replica that is not STALE lacks it.
+    """
+    age_s = None if eligible_age is None else parse_duration(eligible_age, "eligible-age")
+    context.require_store()
+    return run_job(
+        context,
+        lambda client: client.raid_tombstones(age_s, reason, context.actor),
+        "raiding tombstones",
+        _raided,
+        wait=wait,
+    )
+
+
+def _raided(workflow_id: str, result: "RaidTombstonesResult") -> Answer:
+    done = result.done
+    document: dict[str, object] = {
+        "workflow_id": workflow_id,
+        "run_id": result.run_id,
+        "candidates": done.candidates,
+        "kept": done.kept,
+        "removed": done.removed,
+        "blocks": done.blocks,
+        "versions": done.versions,
+        "seconds": round(done.seconds, 3),
+    }
+    return in_part(document, [{"id": workflow_id, "error": _RAIDING}]) if result.joined else Answer(document=document)
