@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from activities.bulk import RUN_CLAIM_S, OwnOutput, run_to_end
 from activities.deletion.claims import own_claim
-from activities.heartbeats import renewing
+from activities.heartbeats import renewing_many
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
@@ -112,7 +112,7 @@ class TopicBuilding:
     def _switch(self, topics: Iterable[T], switch: Callable[[T], bool]) -> Switched:
         """Switch topics one by one; `switch` says whether one has what was built."""
         done = Counter[str]()
-        with renewing(self._renew, lambda: (done.total(),)):
+        with renewing_many(self._renew, lambda: (done.total(),)):
             for topic in topics:
                 between_units()
                 try:

@@ -5,7 +5,7 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Final
 
-from activities.heartbeats import raise_if_cancelled, renewing
+from activities.heartbeats import raise_if_cancelled, renewing_many
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
@@ -101,7 +101,7 @@ def run_to_end(
         stop()
 
     stop = _in_this_context(raise_if_cancelled)
-    with renewing(renew, lambda: (seen.stage, seen.done, seen.tasks)):
+    with renewing_many(renew, lambda: (seen.stage, seen.done, seen.tasks)):
         job = make()
         with effect("reconciliation.run_bulk"):
             return bulk.run(job, progress, master=master)

@@ -106,6 +106,13 @@ def renewing(renew: Callable[[], object], details: Callable[[], Sequence[object]
         yield
 
 
+@contextmanager
+def renewing_many(renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
+    """As `renewing`, for claims whose renewal may itself take longer than a heartbeat may: it holds up none."""
+    with beating(details), renewing(renew, details):
+        yield
+
+
 class Heartbeats:
     """Beats per unit of work, and while one unit takes long; renews the claim at most every 15 s.
 

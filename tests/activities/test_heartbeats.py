@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from activities import heartbeats as module
-from activities.heartbeats import Heartbeats
+from activities.heartbeats import Heartbeats, renewing_many
 from logstore.errors import ClaimHeld, StoreUnavailable
 from tests.activities.world import environment
 from tests.logstore.eventually import assert_eventually
@@ -48,6 +48,27 @@ def test_pulse_of_work_done_at_once_beats_not_at_all(monkeypatch: pytest.MonkeyP
 
     env.run(quick)
     assert beats == []
+
+
+def test_beats_go_on_while_many_claims_are_renewed() -> None:
+    """A renewal that the catalog holds up for long is no death of its worker."""
+    beats, renewing = list[object](), threading.Event()
+    answered = threading.Event()
+    env = environment()
+    env.on_heartbeat = lambda *details: beats.append(details)
+
+    def renew() -> None:
+        renewing.set()
+        assert answered.wait(60)
+
+    def work() -> None:
+        with renewing_many(renew):
+            assert renewing.wait(60)
+            before = len(beats)
+            assert_eventually(lambda: len(beats) > before + 2)
+            answered.set()
+
+    env.run(work)
 
 
 def _answer(answers: list[Exception | None]) -> None:
