@@ -1,0 +1,239 @@
+"""Any order of creates, updates, deletes, flushes, defragmentations, sweeps, raids, replicas and deaths.
+
+The catalog is a real one on SQLite; buckets are in memory. A cold start is what `winners` finds in the newest manifest,
+and then what adoption would take in: ledgers with objects in storage of which the record log says nothing. A replica
+applies the winners of blocks that it has not seen, and says so; one that was silent for the eligible age begins anew.
+
+Promise 5; part G of the field cases: tombstones that were purged before a replica had seen them (scylladb#3560, #8970),
+restores that outlive tombstones (scylla-manager#4258), clocks that differ by 300 s (Jepsen, Aerospike 3.99.0.3).
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from logstore.errors import RetryableError
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.positions import LedgerId
+from logstore.records.kinds import RecordKind
+from logstore.records.services.record_log import RecordLog
+from logstore.records.winners import winners
+from logstore.units import ended_by
+from tests.logstore.records.world import AGE_S, RecordsWorld
+
+EFFECTS: Final = (
+    "records.put_block",
+    "records.begin",
+    "records.put_manifest",
+    "records.settle",
+    "records.pin",
+    "records.unpin",
+    "records.raid_mark",
+    "records.raid_keep",
+    "records.raid_remove",
+    "records.sweep_manifests",
+    "records.sweep_blocks",
+    "records.acknowledge",
+)
+_DEATHS: Final = tuple(
+    (f"{name}.{when}", action)
+    for name in EFFECTS
+    for when, action in (("before", "crash"), ("after", "crash"), ("before", "fail"), ("reported_failed", "fail"))
+)
+_JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "apply")
+
+
+class Replica:
+    """Another catalog that follows the record log: the newest version of each ledger that it was shown."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[int, bool]] = {}  # ledger -> version, tombstone
+        self.seen: set[str] = set()  # blocks
+
+    @property
+    def ledgers(self) -> set[int]:
+        """Those that it has."""
+        return {id_ for id_, (_, tombstone) in self.rows.items() if not tombstone}
+
+
+class Durability(RuleBasedStateMachine):
+    """One topic whose ledgers come and go."""
+
+    @initialize()
+    def begin(self) -> None:
+        """An empty catalog."""
+        self._folder = tempfile.TemporaryDirectory()
+        self.world = RecordsWorld(Path(self._folder.name))
+        self.durable: set[LedgerId] = set()  # deleted durably, whether or not that is flushed
+        self.dead: set[int] = set()  # of these, those whose tombstone is in a block: they never return
+        self.plain: set[LedgerId] = set()
+        self.replica = Replica()
+        self.applied_us: int | None = None  # when the replica last said something; none: there is no replica
+
+    def teardown(self) -> None:
+        """Disarm what never came up."""
+        disarm()
+        if hasattr(self, "world"):
+            self.world.database.close()
+            self._folder.cleanup()
+
+    @property
+    def standing(self) -> list[LedgerId]:
+        """Ledgers with a row, ascending."""
+        return [LedgerId(one) for one in sorted(self.world.standing())]
+
+    @rule(count=st.integers(1, 3))
+    def create(self, count: int) -> None:
+        """Ledgers with a segment each."""
+        for _ in range(count):
+            self.world.create()
+
+    @precondition(lambda self: self.standing)
+    @rule(data=st.data())
+    def update(self, data: st.DataObject) -> None:
+        """A new version of one."""
+        self.world.touch(data.draw(st.sampled_from(self.standing)))
+
+    @precondition(lambda self: self.standing)
+    @rule(data=st.data(), durable=st.sampled_from([True, True, False]))
+    def delete(self, data: st.DataObject, durable: bool) -> None:
+        """Phase one of one or two."""
+        chosen = data.draw(st.sets(st.sampled_from(self.standing), min_size=1, max_size=2))
+        self.world.end(*chosen, durable=durable)
+        (self.durable if durable else self.plain).update(chosen)
+
+    @rule(data=st.data())
+    def clear(self, data: st.DataObject) -> None:
+        """Phase two of some: objects of a durable delete wait until its tombstone is in a block."""
+        gone = sorted(self.durable | self.plain)
+        waiting = self.world.catalog.records.unflushed(gone)
+        ready = [one for one in gone if one not in waiting]
+        if ready:
+            self.world.clear(*data.draw(st.sets(st.sampled_from(ready), min_size=1)))
+
+    @rule(seconds=st.sampled_from([60, 1_800, AGE_S / 2, AGE_S, 2 * AGE_S]))
+    def wait(self, seconds: float) -> None:
+        """By all clocks."""
+        self.world.advance(seconds=seconds)
+
+    @rule(skew_s=st.sampled_from([-300, -1, 0, 1, 300]))
+    def skew(self, skew_s: int) -> None:
+        """The catalog's clock jumps."""
+        self.world.offset_us = skew_s * 1_000_000
+
+    @rule(job=st.sampled_from(_JOBS))
+    def work(self, job: str) -> None:
+        """A job from its beginning to its end."""
+        self.do(job)
+
+    @rule(job=st.sampled_from(_JOBS), death=st.sampled_from(_DEATHS), nth=st.integers(1, 3))
+    def die(self, job: str, death: tuple[str, str], nth: int) -> None:
+        """A job that dies at an effect, or is told that it failed; the effect may have happened."""
+        point, action = death
+        arm(point, action, nth=nth)
+        try:
+            self.do(job)
+        except (SimulatedCrash, RetryableError):
+            pass
+        finally:
+            disarm()
+
+    @rule(job=st.sampled_from(_JOBS), other=st.sampled_from([*_JOBS, "delete", "update"]), step=st.integers(0, 25))
+    def interleave(self, job: str, other: str, step: int) -> None:
+        """A job, and another one between two of its steps."""
+        with self._at(step, lambda: self.do(other)):
+            self.do(job)
+
+    @precondition(lambda self: self.applied_us is None)
+    @rule()
+    def seed_replica(self) -> None:
+        """A replica appears: it is registered before it reads."""
+        self.world.acknowledge("mirror", 0)
+        self.replica, self.applied_us = Replica(), self.world.objects.now_us
+
+    def do(self, job: str) -> None:
+        """One job by its name."""
+        world, standing = self.world, self.standing
+        match job:
+            case "flush_some":
+                world.flusher.flush()
+            case "apply":
+                self._apply()
+            case "delete" if standing:
+                world.end(standing[0], durable=True)
+                self.durable.add(standing[0])
+            case "update" if standing:
+                world.touch(standing[-1])
+            case "flush" | "defragment" | "sweep" | "raid":
+                getattr(world, job)()
+
+    def _apply(self) -> None:
+        """What the replica has not seen of the newest manifest."""
+        if self.applied_us is None:
+            return
+        log, now_us = RecordLog(self.world.objects), self.world.objects.now_us
+        if now_us - self.applied_us > AGE_S * 1_000_000:
+            self.replica = Replica()  # STALE: whatever it has may be of ledgers that nobody knows any more
+        manifest = log.newest()
+        if manifest is None:
+            return
+        new = [
+            one for one in manifest.blocks if one.kind is RecordKind.LEDGER and one.block_id not in self.replica.seen
+        ]
+        for row in winners([log.read_block(one) for one in new]).to_pylist() if new else ():
+            if row["version"] >= self.replica.rows.get(row["id"], (0, False))[0]:
+                self.replica.rows[row["id"]] = row["version"], row["tombstone"]
+        self.replica.seen |= {one.block_id for one in manifest.blocks}
+        self.applied_us = now_us
+        log.acknowledge("mirror", manifest.number, manifest.epoch, now_us)
+
+    @contextmanager
+    def _at(self, step: int, act: Callable[[], None]) -> Iterator[None]:
+        """Within the block, the act happens once, before the unit of work of that number."""
+        left = [step]
+
+        def check() -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                act()
+
+        with ended_by(check):
+            yield
+
+    @invariant()
+    def no_durably_deleted_ledger_returns(self) -> None:
+        """Neither from the record log, nor as one that storage knows and the log does not, nor on a replica."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        self.dead |= self.durable - world.catalog.records.unflushed(sorted(self.durable))
+        found = world.winners()
+        known, returning = set(found.column("id").to_pylist()), world.returning()
+        unknown = {int(key.split("/")[2], 16) for key in world.primary.keys} - known
+        assert not self.dead & returning, "the record log brings it back"
+        assert not self.dead & unknown, "adoption would take it in"
+        if self.applied_us is not None and self.applied_us == world.objects.now_us:
+            applied = max((one.manifest for one in world.log.replicas()), default=0)
+            newest = world.log.newest()
+            if newest and applied == newest.number:
+                assert not self.dead & self.replica.ledgers, "the replica keeps it"
+
+    @invariant()
+    def no_live_record_is_lost(self) -> None:
+        """What stands and has no change in the outbox is in the log, as it stands."""
+        if not hasattr(self, "world"):
+            return
+        rows = self.world.sql(
+            "SELECT ledger_id, generation FROM ledger WHERE ledger_id NOT IN "
+            "(SELECT id FROM record_outbox WHERE kind = 'ledger')"
+        )
+        found = {row["id"]: row for row in self.world.winners().to_pylist()}
+        for ledger_id, generation in rows:
+            row = found.get(ledger_id)
+            assert row is not None, f"ledger {ledger_id} is in no block"
+            assert (row["tombstone"], row["generation"]) == (False, generation)
