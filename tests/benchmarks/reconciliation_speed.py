@@ -58,7 +58,7 @@ def plan_beside_duckdb(ledgers: int, orphans: int, folder: Path) -> dict[str, An
     _write_catalog(folder / "catalog.db", ledgers, orphans)
     _write_inventory(folder, ledgers)
     with _jobs(folder) as jobs:
-        with _peak() as peak:  # in a round of its own: to look at the pages of all processes takes time from them
+        with peak_memory() as peak:  # in a round of its own: to look at the pages of all processes takes time from them
             _plan(jobs, folder, ledgers, "warm-up")
         rounds = [(_plan(jobs, folder, ledgers, f"round-{number}"), _bare(folder)) for number in range(_ROUNDS)]
     ours, bare = (statistics.median(each) for each in zip(*((plan[0], other) for plan, other in rounds), strict=True))
@@ -161,7 +161,7 @@ def _bare(folder: Path) -> float:
 
 
 @contextmanager
-def _peak() -> Iterator[Callable[[], int]]:
+def peak_memory() -> Iterator[Callable[[], int]]:
     """Most memory, in MiB, that this process and its children had at once; pages that they share count once each."""
     most, over = [0], threading.Event()
 

@@ -42,6 +42,7 @@ COUNTS = {
     "seal-buckets/v1": 5,
     "merge-buckets/v1": 6,
     "build-delayed-index/v1": 4,
+    "rebuild-catalog/v1": 4,
 }
 RECORDED = sorted(HISTORIES.glob("*/*/*.json"))
 _MINUTE = timedelta(minutes=1)

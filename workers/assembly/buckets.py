@@ -51,6 +51,15 @@ def own_buckets(
     return own
 
 
+def bare_buckets(settings: Settings) -> "Callable[[str], S3ObjectStore]":
+    """Buckets of the configured store by name, compared with nothing: for whoever looks whose they are."""
+    from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
+
+    home = primary_bucket(settings)
+    known = S3Buckets(home, partial(_store_at, settings, False), own_stack=on_own_stack(settings))
+    return lambda bucket: known(CopyLocation(bucket))
+
+
 def own_buckets_by_name(
     settings: Settings, stores: OwnStores, *, hasty: bool = False
 ) -> Callable[[Role, str], OwnStore]:

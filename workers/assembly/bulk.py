@@ -11,7 +11,7 @@ from workers.settings import Settings
 
 if TYPE_CHECKING:
     from spark.runner import Main
-    from spark.sources.objects import NativeAddresses
+    from spark.sources.objects import NativeAddresses, StoreAddress
 
 
 @contextmanager
@@ -24,10 +24,17 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
     def mains() -> Mapping[str, "Main"]:
         from spark.delayed.building import delayed_mains  # noqa: PLC0415
         from spark.reconciliation.backend import native_mains  # noqa: PLC0415
+        from spark.records.rebuilding import record_mains  # noqa: PLC0415
         from spark.transactions.building import transaction_mains  # noqa: PLC0415
 
         addresses = native_addresses(settings)
-        return {**native_mains(addresses), **transaction_mains(addresses), **delayed_mains(addresses)}
+        records = store_address(settings, Role.RECORDS, settings.records_bucket)
+        return {
+            **native_mains(addresses),
+            **transaction_mains(addresses),
+            **delayed_mains(addresses),
+            **record_mains(records),
+        }
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:
@@ -36,17 +43,21 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
         session.close()
 
 
+def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress":
+    """A bucket of the configured store, as executors reach it."""
+    from spark.sources.objects import StoreAddress  # noqa: PLC0415 - start-up time
+
+    keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
+    return StoreAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys)
+
+
 def native_addresses(settings: Settings) -> "NativeAddresses":
     """Where tasks of the native back end read: what the settings name."""
-    from spark.sources.objects import NativeAddresses, StoreAddress  # noqa: PLC0415 - start-up time
-
-    def address(role: Role, bucket: str) -> StoreAddress:
-        keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
-        return StoreAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys)
+    from spark.sources.objects import NativeAddresses  # noqa: PLC0415 - start-up time
 
     return NativeAddresses(
         database_url=settings.database_url,
-        primary=address(Role.PRIMARY, settings.primary_bucket),
-        tiered=(address(Role.TIERED, settings.tiered_bucket),),
+        primary=store_address(settings, Role.PRIMARY, settings.primary_bucket),
+        tiered=(store_address(settings, Role.TIERED, settings.tiered_bucket),),
         application=settings.application,
     )

@@ -122,6 +122,7 @@ class Services:
     status = _late("workers.operations.status", "status")
     doctor = _late("workers.operations.status", "doctor")
     demo = _late("workers.demo", "run_demo")
+    rebuild = _late("workers.hosting.rebuilding", "rebuild_catalog")
     run_worker = _late("workers.hosting.fleet", "run_worker")
 
 

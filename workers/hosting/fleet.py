@@ -63,6 +63,7 @@ from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
 from workflows.records.defragment_records import DefragmentRecords
 from workflows.records.flush_records import FlushRecords
 from workflows.records.raid_tombstones import RaidTombstones
+from workflows.records.rebuild_catalog import RebuildCatalog
 from workflows.records.replicate_records import ReplicateRecords
 from workflows.records.sweep_records import SweepRecords
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
@@ -93,6 +94,7 @@ WORKFLOWS = [
     DefragmentRecords,
     RaidTombstones,
     ReplicateRecords,
+    RebuildCatalog,
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)

@@ -22,6 +22,7 @@ from logstore.identity.markers import MARKER_KEY, Role, marker_of
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import OwnStore
 from logstore.ports.catalog.rebuilding import Load
+from logstore.ports.catalog.records import Records
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings, Manifest
@@ -63,6 +64,46 @@ def _rows(connection: Connection, table: Table) -> list[tuple[Any, ...]]:
     return [tuple(json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for one in row) for row in rows]
 
 
+def flush_all(records: Records, log: RecordLog, *, ceiling: int) -> Manifest:
+    """One manifest more, with what has changed; ids below the ceiling may be given out."""
+    state, stamp = records.state(), uuid4().hex
+    records.begin(stamp)
+    tables: dict[RecordKind, list[pa.RecordBatch]] = {}
+    with records.changes(cursors=True) as changes:
+        for kind, batch in changes.batches():
+            tables.setdefault(kind, []).append(batch)
+        taken = list(changes.taken)
+    new = [block for kind, parts in tables.items() for block in log.put_blocks(kind, pa.Table.from_batches(parts))]
+    before = log.newest()
+    manifest = Manifest(
+        number=(before.number if before else 0) + 1,
+        catalog_id=state.catalog_id,
+        epoch=state.epoch,
+        bundles=state.bundles,
+        stamp=stamp,
+        flushed_us=changes.at_us,
+        ceilings=Ceilings(ledger=ceiling, topic=ceiling, transaction=ceiling),
+        blocks=(*(before.blocks if before else ()), *new),
+    )
+    log.put_manifest(manifest)
+    records.settle(number=manifest.number, stamp=stamp, ceilings=manifest.ceilings, taken=taken)
+    return manifest
+
+
+def load_from(manifest: Manifest, url: str, summary: BulkSummary) -> Load:
+    """What a database begins with that is rebuilt from there."""
+    known = RebuildId.of(manifest.catalog_id, manifest.number, database_url=url, skip_unreadable=False)
+    return Load(
+        rebuild=str(known),
+        manifest=manifest,
+        epoch=manifest.epoch + 1,
+        version=summary.counts["version"],
+        stamp="5" * 32,
+        markers=((Role.RECORDS, "records"),),
+        now_us=7,
+    )
+
+
 @dataclass
 class LostWorld:
     """A catalog at a URL, its record log in memory, and the changes that were made."""
@@ -93,35 +134,11 @@ class LostWorld:
 
     def fill(self, topics: int = 6) -> None:
         """Rows of every recorded table, with every column set somewhere."""
-        self.do(lambda connection: _Filling(connection, self.random, topics).all())
+        self.do(lambda connection: Filling(connection, self.random, topics).all())
 
     def flush(self, *, ceiling: int = 10_000) -> Manifest:
         """One manifest more, with what has changed."""
-        state = self.records.state()
-        stamp = uuid4().hex
-        self.records.begin(stamp)
-        tables: dict[RecordKind, list[pa.RecordBatch]] = {}
-        with self.records.changes(cursors=True) as changes:
-            for kind, batch in changes.batches():
-                tables.setdefault(kind, []).append(batch)
-            taken = list(changes.taken)
-        new = [
-            block for kind, parts in tables.items() for block in self.log.put_blocks(kind, pa.Table.from_batches(parts))
-        ]
-        before = self.log.newest()
-        manifest = Manifest(
-            number=(before.number if before else 0) + 1,
-            catalog_id=CATALOG_ID,
-            epoch=state.epoch,
-            bundles=state.bundles,
-            stamp=stamp,
-            flushed_us=changes.at_us,
-            ceilings=Ceilings(ledger=ceiling, topic=ceiling, transaction=ceiling),
-            blocks=(*(before.blocks if before else ()), *new),
-        )
-        self.log.put_manifest(manifest)
-        self.records.settle(number=manifest.number, stamp=stamp, ceilings=manifest.ceilings, taken=taken)
-        return manifest
+        return flush_all(self.records, self.log, ceiling=ceiling)
 
     def job(self, *, skip_unreadable: bool = False) -> RebuildRecords:
         newest = self.log.newest()
@@ -144,16 +161,7 @@ class LostWorld:
     def load_of(self, url: str, summary: BulkSummary) -> Load:
         manifest = self.log.newest()
         assert manifest
-        known = RebuildId.of(CATALOG_ID, manifest.number, database_url=url, skip_unreadable=False)
-        return Load(
-            rebuild=str(known),
-            manifest=manifest,
-            epoch=manifest.epoch + 1,
-            version=summary.counts["version"],
-            stamp="5" * 32,
-            markers=((Role.RECORDS, "records"),),
-            now_us=7,
-        )
+        return load_from(manifest, url, summary)
 
     def rebuild(self, url: str, folder: Path) -> BulkSummary:
         summary = self.rebuild_rows(folder)
@@ -161,9 +169,11 @@ class LostWorld:
         return summary
 
 
-class _Filling:
-    def __init__(self, connection: Connection, chance: random.Random, topics: int) -> None:
-        self._c, self._random, self._topics = connection, chance, topics
+class Filling:
+    """Rows of every recorded table, in the transaction of a connection."""
+
+    def __init__(self, connection: Connection, chance: random.Random | None = None, topics: int = 6) -> None:
+        self._c, self._random, self._topics = connection, chance or random.Random(1), topics
         self._ledger = 500
 
     def all(self) -> None:

@@ -17,6 +17,7 @@ _FORM: Final = re.compile(r"error: (?P<field>.+?): expected .+, found .+")
 _TEXTS: Final = ("", "\x1b[2J", "a\nb", "a\u202eb", "x" * 5_000, "..")
 _NUMBERS: Final = ("", "\x1b[2J", "one", "1.5", "0x10", "9" * 30, str(2**63))
 _VALID: Final = {
+    "--into": "sqlite:////nowhere/catalog.db",
     "NAME": ORDERS,
     "TOPIC": ORDERS,
     "SUB": "billing",

@@ -1,0 +1,229 @@
+"""A cold start, one step an activity. They run in the process of the command alone: there is no catalog to serve yet.
+
+Any step may run twice, and the process may die in it: the bulk job publishes its output once, the load happens as a
+whole or not at all, of the manifests with one number one is put, and adoption replaces what it found before.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from activities.bulk import run_to_end
+from activities.heartbeats import beating, defined, raise_if_cancelled
+from activities.records.rebuild_values import (
+    AdoptedShards,
+    AdoptShardsInput,
+    PublishedManifest,
+    RebuildAdopted,
+    RebuildBegun,
+    RebuildStep,
+    RebuiltRows,
+)
+from logstore.errors import PreconditionFailed
+from logstore.identity.markers import Role
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog.rebuilding import Load, Rebuild
+from logstore.ports.catalog.records import Records
+from logstore.reconciliation.jobs import BulkSummary
+from logstore.records.rebuilding import SKIPPED, LoadFiles, RebuildId, RebuildRecords
+from logstore.records.services.adopting import Adopter
+from logstore.records.services.cold_start import ColdStart
+from logstore.units import between_units
+
+_SHOWN: Final = 20  # blocks that were left out
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The catalog once it is loaded."""
+
+    records: Records
+    adopter: Adopter
+
+
+class Rebuilding:
+    """The activities of the rebuild of one catalog into one database."""
+
+    def __init__(
+        self,
+        *,
+        bulk: BulkJobs,
+        database: Rebuild,
+        start: ColdStart,
+        markers: Callable[[], Sequence[tuple[Role, str]]],
+        opened: Callable[[], Loaded],
+    ) -> None:
+        """Take the ports.
+
+        Args:
+            bulk: Bulk jobs.
+            database: Into which it is rebuilt.
+            start: The record log.
+            markers: Buckets of the settings that carry the catalog's marker; refuses those of another catalog.
+            opened: Opens the catalog in that database, once it is loaded.
+        """
+        self._bulk, self._database, self._start = bulk, database, start
+        self._markers, self._opened = markers, opened
+
+    @defined(name="rebuild.begin")
+    @beating()
+    def begin(self, request: RebuildStep) -> RebuildBegun:
+        """Hold the manifest with its blocks, and see that buckets and database are fit for the rebuild.
+
+        Idempotency: a pin is renewed; nothing else is written.
+        Raises: PreconditionFailed, CatalogMismatch, Unsupported, CorruptData (terminal); StoreUnavailable (retry).
+        """
+        manifest = self._start.pin(request.rebuild, self._id(request).manifest, now_us=_now_us())
+        self._markers()
+        return RebuildBegun(
+            loaded=self._is_loaded(request),
+            flushed_us=manifest.flushed_us,
+            blocks=len(manifest.blocks),
+            versions=sum(block.records for block in manifest.blocks),
+        )
+
+    @defined(name="rebuild.find_rows")
+    def find_rows(self, request: RebuildStep) -> RebuiltRows:
+        """Run the bulk job until its output is published.
+
+        Idempotency: keyed by the rebuild; what was published is answered.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job with all that it
+            submits later.
+        Raises: CorruptData, MissingData, Unsupported (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+        known = self._id(request)
+        job = RebuildRecords(
+            run_id=_run_id(request),
+            catalog_id=known.catalog_id,
+            manifest=known.manifest,
+            skip_unreadable=request.skip_unreadable,
+        )
+        summary = run_to_end(self._bulk, job.name, lambda: job, master=request.master)
+        left_out = _left_out(summary)
+        return RebuiltRows(
+            records=summary.counts.get("records", 0),
+            tombstones=summary.counts.get("tombstone", 0),
+            skipped=[f"{key}: {why}" for key, why in sorted(left_out.items())[:_SHOWN]],
+            skipped_blocks=len(left_out),
+        )
+
+    @defined(name="rebuild.load_rows")
+    @beating()
+    def load_rows(self, request: RebuildStep) -> None:
+        """Load the rows into the empty database, in one transaction or one file.
+
+        Idempotency: a database that this rebuild has loaded is left as it is. A load that dies leaves nothing.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        if self._is_loaded(request):
+            return
+        summary = self._published(request)
+        manifest = self._start.manifest(self._id(request).manifest)
+        load = Load(
+            rebuild=request.rebuild,
+            manifest=manifest,
+            epoch=manifest.epoch + 1,
+            version=summary.counts["version"],
+            stamp=uuid4().hex,
+            markers=tuple(self._markers()),
+            now_us=_now_us(),
+        )
+        self._database.load(load, LoadFiles(Path(summary.folder)), raise_if_cancelled)
+
+    @defined(name="rebuild.publish")
+    @beating()
+    def publish(self, request: RebuildStep) -> PublishedManifest:
+        """Put the manifest of the new epoch, by which this database becomes the catalog.
+
+        Idempotency: keyed by the stamp that was loaded: a manifest that carries it is ours, whoever put it.
+        Raises: PreconditionFailed (terminal): another rebuild won; StoreUnavailable, CatalogBusy (retry).
+        """
+        base = self._start.manifest(self._id(request).manifest)
+        skipped = _left_out(self._published(request))
+        return PublishedManifest(manifest=self._start.publish(self._opened().records, base, unreadable=skipped))
+
+    @defined(name="rebuild.adopt_shards")
+    def adopt_shards(self, request: AdoptShardsInput) -> AdoptedShards:
+        """Look at what storage holds beyond the last flush, in some shards of the primary bucket.
+
+        Idempotency: what was found in a shard before is replaced.
+        Heartbeat: shards done, every two seconds.
+        Raises: CorruptData, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        adopter = self._opened().adopter
+        objects = staged = done = 0
+        with beating(lambda: (done,)):
+            for shard in range(request.first, request.end):
+                between_units()
+                found = adopter.adopt(shard)
+                objects, staged, done = objects + found.objects, staged + found.staged, done + 1
+        return AdoptedShards(objects=objects, staged=staged)
+
+    @defined(name="rebuild.finish_adoption")
+    def finish_adoption(self, request: RebuildStep) -> RebuildAdopted:  # noqa: ARG002 - of every step
+        """Settle every topic with what was found, and let the catalog be READY.
+
+        Idempotency: a topic that is settled is not settled again; a catalog that is READY only reports.
+        Heartbeat: topics settled, every two seconds.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        settled = 0
+
+        def count(topics: int) -> None:
+            nonlocal settled
+            settled += topics
+
+        with beating(lambda: (settled,)):
+            report = self._opened().adopter.finish(count)
+        return RebuildAdopted(
+            adopted_ledgers=report.adopted_ledgers,
+            adopted_segments=report.adopted_segments,
+            detached=report.detached,
+            revived=report.revived,
+            revived_ledgers=[int(one) for one in report.revived_ledgers],
+            missing_data=report.missing_data,
+            missing_ledgers=[int(one) for one in report.missing_ledgers],
+        )
+
+    @defined(name="rebuild.let_go")
+    @beating()
+    def let_go(self, request: RebuildStep) -> None:
+        """Let the manifest's blocks go, and what the bulk job has written.
+
+        Idempotency: what is gone is no error.
+        Raises: StoreUnavailable (retry).
+        """
+        self._start.unpin(request.rebuild)
+        self._bulk.forget(_run_id(request))
+
+    def _id(self, request: RebuildStep) -> RebuildId:
+        return RebuildId.parse(request.rebuild)
+
+    def _is_loaded(self, request: RebuildStep) -> bool:
+        found = self._database.target().rebuild
+        if found not in {"", request.rebuild}:
+            raise PreconditionFailed(f"database: expected an empty one, found that of rebuild {found}: finish that one")
+        return found == request.rebuild
+
+    def _published(self, request: RebuildStep) -> BulkSummary:
+        """What the bulk job came to; where its output is gone, the job runs again."""
+        job = RebuildRecords.name
+        found = self._bulk.published(_run_id(request), job)
+        if found is None:
+            raise PreconditionFailed(f"rebuild {request.rebuild}: expected {job} to be published, found nothing")
+        return found
+
+
+def _run_id(request: RebuildStep) -> str:
+    return f"rebuild-{request.rebuild}"
+
+
+def _left_out(summary: BulkSummary) -> dict[str, str]:
+    return {name.removeprefix(SKIPPED): why for name, why in summary.facts.items() if name.startswith(SKIPPED)}
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000

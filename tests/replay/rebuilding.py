@@ -1,0 +1,132 @@
+"""Scenes of rebuilds; see `record`. Their activities answer what a rebuild of a small catalog came to."""
+
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
+
+from activities.records.rebuild_values import (
+    AdoptedShards,
+    AdoptShardsInput,
+    PublishedManifest,
+    RebuildAdopted,
+    RebuildBegun,
+    RebuildStep,
+    RebuiltRows,
+)
+from tests.replay.courses import Handle
+from tests.workflows.house import Gate, House, assert_eventually
+from workflows.records.rebuild_catalog import RebuildCatalog
+from workflows.records.rebuild_values import REBUILD_CATALOG, RebuildCatalogInput
+
+REBUILD = "00000000-0000-4000-8000-00000000c0de-7-0123abcd"
+
+
+class _Answers:
+    def __init__(self, *, fault: str = "", gate: Gate | None = None) -> None:
+        self._fault, self._gate = fault, gate
+
+    @activity.defn(name="rebuild.begin")
+    def begin(self, _: RebuildStep) -> RebuildBegun:
+        if self._fault == "no_database":
+            raise ApplicationError("database: expected an empty one", type="PreconditionFailed", non_retryable=True)
+        return RebuildBegun(loaded=False, flushed_us=1, blocks=2, versions=3)
+
+    @activity.defn(name="rebuild.find_rows")
+    def find_rows(self, _: RebuildStep) -> RebuiltRows:
+        if self._gate:
+            self._gate.wait()
+        if self._fault == "bug":
+            raise ApplicationError("a bug of ours", type="UnknownFault", non_retryable=True)
+        return RebuiltRows(records=3, tombstones=1)
+
+    @activity.defn(name="rebuild.load_rows")
+    def load_rows(self, _: RebuildStep) -> None:
+        return None
+
+    @activity.defn(name="rebuild.publish")
+    def publish(self, _: RebuildStep) -> PublishedManifest:
+        return PublishedManifest(manifest=8)
+
+    @activity.defn(name="rebuild.adopt_shards")
+    def adopt_shards(self, _: AdoptShardsInput) -> AdoptedShards:
+        return AdoptedShards(objects=2, staged=1)
+
+    @activity.defn(name="rebuild.finish_adoption")
+    def finish_adoption(self, _: RebuildStep) -> RebuildAdopted:
+        return RebuildAdopted(adopted_segments=2)
+
+    @activity.defn(name="rebuild.let_go")
+    def let_go(self, _: RebuildStep) -> None:
+        return None
+
+
+@asynccontextmanager
+async def _worker(house: House, answers: _Answers) -> AsyncIterator[None]:
+    methods: list[Callable[..., Any]] = [
+        answers.begin,
+        answers.find_rows,
+        answers.load_rows,
+        answers.publish,
+        answers.adopt_shards,
+        answers.finish_adoption,
+        answers.let_go,
+    ]
+    with ThreadPoolExecutor(2) as threads:
+        async with Worker(
+            house.client,
+            task_queue=house.queue,
+            workflows=[RebuildCatalog],
+            activities=methods,
+            activity_executor=threads,
+        ):
+            yield
+
+
+async def _start(house: House) -> Handle:
+    handle: Handle = await house.client.start_workflow(
+        REBUILD_CATALOG.name,
+        RebuildCatalogInput(rebuild=REBUILD),
+        id=f"{REBUILD_CATALOG.id(REBUILD)}-{house.queue}",
+        task_queue=house.queue,
+        result_type=REBUILD_CATALOG.result,
+    )
+    return handle
+
+
+async def _ended(house: House, answers: _Answers) -> Handle:
+    handle = await _start(house)
+    async with _worker(house, answers):
+        with suppress(WorkflowFailureError):
+            await handle.result()
+    return handle
+
+
+async def rebuild_complete(house: House) -> Handle:
+    """All steps."""
+    return await _ended(house, _Answers())
+
+
+async def rebuild_refused(house: House) -> Handle:
+    """The database is not empty."""
+    return await _ended(house, _Answers(fault="no_database"))
+
+
+async def rebuild_failed(house: House) -> Handle:
+    """A bug in a step."""
+    return await _ended(house, _Answers(fault="bug"))
+
+
+async def rebuild_running(house: House) -> Handle:
+    """It looks for rows, and its worker is gone."""
+    gate = Gate()
+    async with _worker(house, _Answers(gate=gate)):
+        handle = await _start(house)
+        await assert_eventually(gate.reached.is_set)
+        gate.open()
+    return handle

@@ -1,0 +1,46 @@
+"""The same job on a cluster of Spark's own kind: one master and two workers."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.catalog import Database
+from infra.catalog.records.loading import SqlRebuild
+from infra.catalog.records.outbox import SqlRecords
+from logstore.identity.markers import Role
+from logstore.records.rebuilding import LoadFiles, RebuildRecords
+from logstore.records.services.record_log import RecordLog
+from spark.publication import Publication
+from spark.records.rebuilding import record_mains
+from spark.runner import SparkJobs
+from spark.session import SparkSettings, WarmSession
+from tests.servers import CATALOG_ID
+from tests.spark.cluster import PROPERTIES, standalone
+from tests.spark.records.lost import Filling, dump, flush_all, load_from
+from workers.assembly.adapters import open_log
+from workers.assembly.bulk import store_address
+from workers.settings import Settings
+
+pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
+
+
+def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: WarmSession, tmp_path: Path) -> None:
+    warm.close()  # a process has one session, and another test of this process may have started it
+    database = Database(settings.database_url)
+    database.write(lambda connection: Filling(connection).all())
+    with open_log(settings) as log:
+        manifest = flush_all(SqlRecords(database), RecordLog(log.record_objects), ceiling=1_000_000)
+    database.close()
+    job = RebuildRecords(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
+    mains = record_mains(store_address(settings, Role.RECORDS, settings.records_bucket))
+    with standalone(tmp_path) as master:
+        cluster = SparkSettings(scratch=tmp_path / "scratch", master=master, driver_memory="512m", more=PROPERTIES)
+        session = WarmSession(cluster)
+        try:
+            summary = SparkJobs(session, Publication(tmp_path / "bulk"), lambda: mains).run(job, lambda _: None)
+            assert session.get().sparkContext.master == master
+        finally:
+            session.close()
+    target = f"sqlite:///{tmp_path / 'rebuilt.db'}"
+    SqlRebuild(target).load(load_from(manifest, target, summary), LoadFiles(Path(summary.folder)), lambda: None)
+    assert dump(target) == dump(settings.database_url)

@@ -1,0 +1,100 @@
+"""The rebuild of a lost catalog over what settings name: buckets that are compared with one another, and a database.
+
+Whose buckets they are, the marker of the records bucket says; until the catalog is loaded nothing else can.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+from activities.records.rebuilding import Loaded, Rebuilding
+from infra.catalog import open_catalog
+from infra.catalog.records.loading import SqlRebuild
+from logstore.errors import ServiceRefused
+from logstore.identity.markers import NamedBucket, Role
+from logstore.identity.services.lost_catalogs import LostCatalog
+from logstore.identity.services.own_stores import OwnStores
+from logstore.offload.locations import CopyLocation
+from logstore.ports.catalog.rebuilding import Rebuild
+from logstore.records.services.adopting import Adopter
+from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.record_log import RecordLog
+from workers.assembly.buckets import bare_buckets, own_buckets
+from workers.assembly.bulk import bulk_jobs
+from workers.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildParts:
+    """What the command of a rebuild works with."""
+
+    catalog_id: str
+    start: ColdStart
+    database: Rebuild
+    activities: Rebuilding
+
+
+@contextmanager
+def open_rebuild(settings: Settings, buckets: Sequence[tuple[Role, str]]) -> Iterator[RebuildParts]:
+    """Open the rebuild into `database_url` of the settings, from these buckets, which they name.
+
+    Raises:
+        CatalogMismatch: The records bucket says of no catalog that it is its own.
+        StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
+    """
+    bare = bare_buckets(settings)
+
+    def named(role: Role, bucket: str) -> NamedBucket:
+        return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint)
+
+    records = named(Role.RECORDS, settings.records_bucket)
+    lost = LostCatalog.of(records, bare(records.bucket))
+    start = ColdStart(RecordLog(lost.own(records, bare(records.bucket))))
+    database = SqlRebuild(settings.database_url)
+
+    def markers() -> Sequence[tuple[Role, str]]:
+        known = [(named(role, bucket), bare(bucket)) for role, bucket in buckets]
+        marked = []
+        for one, store in known:
+            try:
+                marked += [(found.role, found.bucket) for found in lost.with_marker([(one, store)])]
+            except ServiceRefused:
+                if one.role in {Role.PRIMARY, Role.RECORDS}:  # the others are compared at their first use
+                    raise
+        return marked
+
+    with bulk_jobs(settings) as bulk, ExitStack() as opened:
+        activities = Rebuilding(
+            bulk=bulk, database=database, start=start, markers=markers, opened=_once(partial(_loaded, settings, opened))
+        )
+        yield RebuildParts(catalog_id=lost.catalog_id(), start=start, database=database, activities=activities)
+
+
+def _loaded(settings: Settings, while_open: ExitStack) -> Loaded:
+    """The catalog, once it is there; it stays open."""
+    catalog = while_open.enter_context(
+        open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
+    )
+    own = own_buckets(settings, OwnStores(catalog.identities))
+    adopter = Adopter(
+        adoption=catalog.adoption,
+        objects=own(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
+        buckets=partial(own, Role.TIERED),
+        application=settings.application,
+    )
+    return Loaded(catalog.records, adopter)
+
+
+def _once(make: Callable[[], Loaded]) -> Callable[[], Loaded]:
+    """Made by the first of several threads that need it; what fails is tried again by the next."""
+    lock, made = Lock(), list[Loaded]()
+
+    def opened() -> Loaded:
+        with lock:
+            if not made:
+                made.append(make())
+            return made[0]
+
+    return opened

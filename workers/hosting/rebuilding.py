@@ -1,0 +1,166 @@
+"""The command that rebuilds a lost catalog: it hosts the worker of its own job, for without a catalog no other runs.
+
+Killed at any moment and run again it goes on: the workflow waits in Temporal for a worker of its queue, which is the
+rebuild's alone. Where Temporal has forgotten it as well, the database says which rebuild it belongs to.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final
+
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import Worker
+
+from infra.catalog.engine.database import shown_url
+from logstore import failpoints
+from logstore.errors import PreconditionFailed
+from logstore.records.rebuilding import RebuildId
+from workers.assembly.rebuilding import RebuildParts, open_rebuild
+from workers.client.connections import connect_client
+from workers.client.waiting import result_of
+from workers.hosting.inputs import CheckedRunner
+from workers.hosting.interceptors import ActivityEdge
+from workers.identity import namespace
+from workers.identity.stores import buckets_of
+from workers.settings import Settings
+from workflows.records.rebuild_catalog import RebuildCatalog
+from workflows.records.rebuild_values import (
+    REBUILD_CATALOG,
+    RebuildCatalogInput,
+    RebuildCatalogProgress,
+    RebuildCatalogResult,
+)
+
+OnProgress = Callable[[RebuildCatalogProgress], None]
+
+_READY: Final = "READY"
+_LOOK_EVERY_S: Final = 1.0
+_THREADS: Final = 4
+_REMEMBERED: Final = timedelta(seconds=5)  # so long its task waits for the process that was killed
+
+
+def rebuild_catalog(
+    settings: Settings,
+    *,
+    skip_unreadable: bool = False,
+    master: str = "",
+    say: Callable[[str], None],
+    on_progress: OnProgress,
+) -> RebuildCatalogResult:
+    """Rebuild the catalog of the settings' buckets into their `database_url`, or go on with it, until its end.
+
+    Args:
+        settings: Buckets, Temporal, and the database that is to become the catalog.
+        skip_unreadable: Go on without blocks that are corrupt or gone, and name them.
+        master: A Spark cluster; empty: that of the settings.
+        say: Told what is waited for.
+        on_progress: Told about once a second where the rebuild is.
+
+    Raises:
+        PreconditionFailed: The database is not empty, or there is no manifest.
+        CatalogMismatch: Buckets or namespace are not of one catalog.
+        WorkflowFailureError: The job failed, or a guard refused.
+        ServiceFailed, StoreUnavailable: Temporal, storage or database do not answer.
+    """
+    failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
+    with open_rebuild(settings, buckets_of(settings)) as parts:
+        hosting = _hosted(settings, parts, skip_unreadable=skip_unreadable, master=master, say=say, tell=on_progress)
+        return asyncio.run(hosting)
+
+
+async def _hosted(
+    settings: Settings,
+    parts: RebuildParts,
+    *,
+    skip_unreadable: bool,
+    master: str,
+    say: Callable[[str], None],
+    tell: OnProgress,
+) -> RebuildCatalogResult:
+    client = await connect_client(settings)
+    await namespace.require(client, parts.catalog_id)
+    rebuild = await _which(client, settings, parts, skip_unreadable=skip_unreadable)
+    request = RebuildCatalogInput(rebuild=rebuild, skip_unreadable=skip_unreadable, master=master)
+    queue = f"{settings.task_queue}-{rebuild}"
+    with ThreadPoolExecutor(_THREADS, "rebuild") as threads:
+        async with _worker(client, queue, parts, threads, settings):
+            handle: WorkflowHandle[Any, RebuildCatalogResult] = await client.start_workflow(
+                REBUILD_CATALOG.name,
+                request,
+                id=REBUILD_CATALOG.id(rebuild),
+                task_queue=queue,
+                result_type=RebuildCatalogResult,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                static_summary=f"rebuild the catalog from manifest {RebuildId.parse(rebuild).manifest}",
+                static_details=request.details(),
+            )
+            watch = asyncio.create_task(_watch(handle, tell))
+            try:
+                result: RebuildCatalogResult = await result_of(client, handle, say)
+            finally:
+                watch.cancel()
+    return result
+
+
+def _worker(client: Client, queue: str, parts: RebuildParts, threads: ThreadPoolExecutor, settings: Settings) -> Worker:
+    does = parts.activities
+    return Worker(
+        client,
+        task_queue=queue,
+        workflows=[RebuildCatalog],
+        activities=[
+            does.begin,
+            does.find_rows,
+            does.load_rows,
+            does.publish,
+            does.adopt_shards,
+            does.finish_adoption,
+            does.let_go,
+        ],
+        activity_executor=threads,
+        max_concurrent_activities=_THREADS,
+        workflow_runner=CheckedRunner(),
+        interceptors=[ActivityEdge()],
+        sticky_queue_schedule_to_start_timeout=_REMEMBERED,
+        graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
+    )
+
+
+async def _which(client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool) -> str:
+    """The rebuild that the database belongs to, or a new one from the newest manifest."""
+    target = await asyncio.to_thread(parts.database.target)
+    if target.rebuild:
+        if target.state == _READY and not await _runs(client, REBUILD_CATALOG.id(target.rebuild)):
+            shown = shown_url(settings.database_url)
+            raise PreconditionFailed(
+                f"database {shown}: expected an empty one to rebuild into, found the catalog that rebuild"
+                f" {target.rebuild} has completed"
+            )
+        return target.rebuild
+    newest = await asyncio.to_thread(parts.start.newest)
+    url = settings.database_url
+    return str(RebuildId.of(parts.catalog_id, newest.number, database_url=url, skip_unreadable=skip_unreadable))
+
+
+async def _runs(client: Client, workflow_id: str) -> bool:
+    try:
+        found = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return found.status is WorkflowExecutionStatus.RUNNING
+
+
+async def _watch(handle: WorkflowHandle[Any, Any], tell: OnProgress) -> None:
+    while True:
+        with suppress(RPCError, TimeoutError):
+            async with asyncio.timeout(5):
+                tell(await handle.query(RebuildCatalog.progress))
+        await asyncio.sleep(_LOOK_EVERY_S)
