@@ -108,7 +108,7 @@ def test_store_that_is_away_costs_a_line_and_no_other_topic_its_snapshot(
 
     with monkeypatch.context() as patched:
         patched.setattr(history.world.objects, "put_if_absent", fail)
-        patched.setattr("logstore.clock._TRIES", 1)
+        patched.setattr("logstore.clock.Backoff.pause_s", lambda *_: 0.0)
         assert history.world.log.buffer_snapshots.write_due() == 1
     assert "its transactions' snapshot is not written: away" in caplog.text
     assert _snapshots(history) == []
