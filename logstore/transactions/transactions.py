@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from logstore.errors import InvalidInput, TransactionEnded, TransactionNotOpen
+from logstore.errors import InvalidInput, TransactionEnded
 from logstore.names import check_subscription
 from logstore.positions import TopicId
 
@@ -124,16 +124,6 @@ def check_timeout(timeout_s: float) -> None:
         raise InvalidInput(
             "timeout", expected=f"{LEAST_TIMEOUT_S:g}s to {MOST_TIMEOUT_S:g}s", found=f"{timeout_s:.15g}s"
         )
-
-
-def require_open(txn: TransactionId, state: TransactionState, *, doing: str) -> None:
-    """Refuse a write or an acknowledgement in a transaction that is decided.
-
-    Raises:
-        TransactionNotOpen: It is.
-    """
-    if state is not TransactionState.OPEN:
-        raise TransactionNotOpen(str(txn), doing=doing, state=state.value)
 
 
 def decided(txn: TransactionId, state: TransactionState, *, commit: bool, expired: bool) -> TransactionState:
