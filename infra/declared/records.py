@@ -12,7 +12,16 @@ class RecordOutboxRow(SQLModel, table=True):
     """A change of a record that is in no block yet, inserted by a trigger; see `infra.catalog.records.triggers`."""
 
     __tablename__ = "record_outbox"
-    __table_args__ = (Index("record_outbox_by_record", "kind", "id"), {"sqlite_autoincrement": True})
+    __table_args__ = (
+        Index(
+            "record_outbox_by_record",
+            "kind",
+            "id",
+            sqlite_where=text("kind IN ('deletion', 'ledger', 'topic')"),
+            postgresql_where=text("kind IN ('deletion', 'ledger', 'topic')"),
+        ),  # what is asked for by id; an append's rows are in no index but the key's
+        {"sqlite_autoincrement": True},
+    )
     version: int | None = Field(default=None, primary_key=True, sa_type=Big)  # never reset
     kind: str
     id: int = Field(sa_type=Big)

@@ -28,7 +28,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("version"),
         sqlite_autoincrement=True,
     )
-    op.create_index("record_outbox_by_record", "record_outbox", ["kind", "id"])
+    asked = sa.text("kind IN ('deletion', 'ledger', 'topic')")
+    key = ["kind", "id"]
+    op.create_index("record_outbox_by_record", "record_outbox", key, sqlite_where=asked, postgresql_where=asked)
     op.create_table(
         "tombstone",
         sa.Column("kind", sa.String(), nullable=False),
