@@ -15,6 +15,7 @@ from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import checked_worker_id
+from logstore.records.tombstones import DeletePolicy
 from logstore.transactions.transactions import MOST_COORDINATORS, TransactionId
 from workflows.delayed.values import BuildDelayedIndexInput, SealBucketsInput
 from workflows.deletion.values import (
@@ -126,6 +127,10 @@ def _copy(found: str) -> str | None:
     return None if found in kinds else f"one of {', '.join(kinds)}"
 
 
+def _policy(found: str | None) -> str | None:
+    return None if found is None or found in set(DeletePolicy) else f"one of {', '.join(DeletePolicy)}"
+
+
 _ALONE: Final[Mapping[str, Rule]] = {
     "max_attempts": _within(1, 1_000_000),
     "retry_interval_s": _within(0, _MONTH_S),
@@ -154,6 +159,7 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "after": _within(-1, _MOST_INT),
     "removed_after": _within(-1, _MOST_INT),
     "copy": _copy,
+    "durable_delete": _policy,
     "actor": _or_empty(_as(partial(check_name, "actor"))),
     "reason": _as(check_reason),
     "batch_id": _batch_id,

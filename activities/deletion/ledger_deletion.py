@@ -55,6 +55,7 @@ from logstore.ports.catalog import Claim, Deletions, Ended, Ledgers, PhaseOne, R
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
+from logstore.records.tombstones import asked_for
 
 _STUCK_AFTER = 5
 """Attempts in a row after which storage has kept as many keys as before: a person must look, and sooner than the end.
@@ -93,8 +94,8 @@ class LedgerDeletion:
 
         Idempotency: keyed by `batch_id`; a second call returns what the first one did.
         Heartbeat: while the transaction runs.
-        Raises: InvalidInput, LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal); CatalogBusy,
-            StoreUnavailable (retry).
+        Raises: InvalidInput, Unsupported, LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal);
+            CatalogBusy, StoreUnavailable (retry).
         """
         return self._detaching.run(request, self._detach)
 
@@ -107,6 +108,7 @@ class LedgerDeletion:
             TopicId(request.topic_id),
             None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids],
             force=request.force,
+            durable=asked_for(request.durable_delete),
             **filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
         return filed(detached, epoch)

@@ -8,6 +8,7 @@ from activities.heartbeats import beating, defined
 from logstore.errors import StaleCatalog
 from logstore.ports.catalog import Ledgers, PhaseOne
 from logstore.positions import TopicId
+from logstore.records.tombstones import asked_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class TopicOrder:
     actor: str
     reason: str
     catalog_epoch: int | None = None  # required to be the catalog's, where it is known
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,11 @@ class TopicDeletion:
         """Set the topic DELETING, so that nothing can be attached to it any more.
 
         Idempotency: keyed by topic id; a second call answers when it began, and writes no second audit row.
-        Raises: UnknownObject, PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
+        Raises: UnknownObject, PreconditionFailed, StaleCatalog, Unsupported (terminal); CatalogBusy, StoreUnavailable
+            (retry).
         """
         epoch = self._epoch(request)
+        asked_for(request.durable_delete)  # refused before anything changes
         since_us = self._phase_one.begin_topic(
             TopicId(request.topic_id), request.topic, own_cause(request.actor, request.reason)
         )
@@ -88,7 +92,8 @@ class TopicDeletion:
         """
         epoch, order = self._epoch(request.order), request.order
         batch = filing(request.batch_id, request.batch_workflow_id, order.actor, order.reason)
-        return filed(self._phase_one.detach_all(TopicId(order.topic_id), **batch), epoch)
+        durable = asked_for(order.durable_delete)
+        return filed(self._phase_one.detach_all(TopicId(order.topic_id), durable=durable, **batch), epoch)
 
     @defined(name="topic.remove")
     @beating()
@@ -101,7 +106,8 @@ class TopicDeletion:
         order = request.order
         self._epoch(order)
         topic_id = TopicId(order.topic_id)
-        gone = self._phase_one.remove_topic(topic_id, own_cause(order.actor, order.reason))
+        cause, durable = own_cause(order.actor, order.reason), asked_for(order.durable_delete)
+        gone = self._phase_one.remove_topic(topic_id, cause, durable=durable)
         tally = self._phase_one.topic_tally(topic_id, since_us=request.since_us)
         return Removed(gone=gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes)
 

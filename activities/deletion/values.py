@@ -18,6 +18,7 @@ class DetachInput(TopicWork):
     catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
     ledger_ids: list[int] | None = None  # at most 10,000
     force: bool = False
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, or the operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,7 @@ class DeletionIntent:
     copy: CopyKind
     generation: int  # of the detach
     openings: int = 0  # how often a late creator or writer had it opened again after it had ended
+    durable: bool = False  # a tombstone stands for its ledger
     application: str
     component: str  # as stored; an unknown one makes the intent INVALID
     topic_id: TopicId

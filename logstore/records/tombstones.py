@@ -67,6 +67,32 @@ def is_durable(ending: Ending | str, *, topic: bool | None = None, asked: bool |
     return Ending(ending) in DURABLE
 
 
+class DeletePolicy(StrEnum):
+    """What a command says of a delete; it travels to the workers by name."""
+
+    DURABLE = "durable"
+    PLAIN = "plain"
+
+    @classmethod
+    def of(cls, asked: bool | None) -> "DeletePolicy | None":
+        """The policy of a flag; None where the command said nothing."""
+        return None if asked is None else cls.DURABLE if asked else cls.PLAIN
+
+
+def asked_for(policy: str | None) -> bool | None:
+    """What a request says of its policy: whether durable, or None.
+
+    Raises:
+        Unsupported: This build knows no such policy: to delete plainly instead would lose what was asked for.
+    """
+    if policy is None:
+        return None
+    if policy not in set(DeletePolicy):
+        known = ", ".join(DeletePolicy)
+        raise Unsupported(f"durable_delete: expected one of {known}, found {policy!r}: this build knows no such policy")
+    return DeletePolicy(policy) is DeletePolicy.DURABLE
+
+
 def eligible_before(now_us: int, eligible_age_s: float) -> int:
     """Tombstones last updated before this time, in microseconds since 1970 by the catalog's clock, are old enough.
 

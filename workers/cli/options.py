@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from logstore.errors import InvalidInput, UnknownObject, Unsupported
+from logstore.errors import InvalidInput, UnknownObject
 from logstore.names import TopicName, check_reason
 from logstore.positions import LedgerId
 from workers.cli.context import CommandContext
@@ -95,22 +95,10 @@ DurableDelete = Annotated[
     bool | None,
     typer.Option(
         "--durable-delete/--no-durable-delete",
-        help="Whether deletes leave tombstones; they come with a later release: only the plain delete is taken.",
+        help="Whether what is deleted leaves tombstones, and so never returns when the catalog is rebuilt.",
         show_default=False,
     ),
 ]
-
-
-def refuse_later(option: str, things: str, *, given: bool) -> None:
-    """Refuse an option for things that come with a later release.
-
-    Raises:
-        Unsupported: It was given.
-    """
-    if given:
-        raise Unsupported(f"{option}: {things} come with a later release; leave the option out")
-
-
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only what concerns this topic.")]
 OfLedger = Annotated[
     int | None, typer.Option("--ledger", metavar="ID", callback=known_number, help="Only what concerns this ledger.")

@@ -22,10 +22,12 @@ from logstore.deletion.intents import Certificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
+from logstore.records.tombstones import DeletePolicy
 from workers.client import schedules
 from workers.client.batches import Batches, released
 from workers.client.connections import connect_client
 from workers.client.delayed_jobs import DelayedJobs
+from workers.client.offload_jobs import OffloadJobs
 from workers.client.reconciliation_jobs import ReconciliationJobs
 from workers.client.records_jobs import RecordsJobs
 from workers.client.transactions import TransactionJobs
@@ -51,15 +53,6 @@ from workflows.deletion.values import (
     TrimTopicsInput,
     TrimTopicsResult,
 )
-from workflows.offload.values import (
-    OFFLOAD_LEDGER,
-    OFFLOAD_TOPIC,
-    OffloadAsk,
-    OffloadLedgerInput,
-    OffloadLedgerResult,
-    OffloadTopicInput,
-    OffloadTopicResult,
-)
 
 R = TypeVar("R")
 Handle = WorkflowHandle[Any, R]
@@ -76,7 +69,7 @@ class Redriven:
     handle: Handle[Certificate] | None = None  # of their batch; None if there are no rows
 
 
-class Sexton(ReconciliationJobs, TransactionJobs, DelayedJobs, RecordsJobs):
+class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, RecordsJobs):
     """Jobs on one Temporal namespace and one catalog.
 
     Input that a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.
@@ -133,11 +126,21 @@ class Sexton(ReconciliationJobs, TransactionJobs, DelayedJobs, RecordsJobs):
         request = TrimTopicsInput(actor=actor, reason=reason, policy=self._policy)
         return await self.start(TRIM_TOPICS, request, summary="trim all topics")
 
-    async def delete_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[DeleteTopicResult]:
-        """Delete everything of the topic and the topic; joins its deletion if that runs, else goes on from there."""
-        epoch, policy = await asyncio.to_thread(self._epoch), self._policy
+    async def delete_topic(
+        self, topic: Topic, reason: str = "", actor: str = "", *, durable_delete: bool | None = None
+    ) -> Handle[DeleteTopicResult]:
+        """Delete everything of the topic and the topic; joins its deletion if that runs, else goes on from there.
+
+        Tombstones are left unless `durable_delete`, or if that is None the topic, says otherwise.
+        """
         request = DeleteTopicInput(
-            topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, catalog_epoch=epoch, policy=policy
+            topic_id=topic.topic_id,
+            topic=topic.name,
+            actor=actor,
+            reason=reason,
+            catalog_epoch=await asyncio.to_thread(self._epoch),
+            policy=self._policy,
+            durable_delete=DeletePolicy.of(durable_delete),
         )
         about = _of_topic(topic)
         return await self.start(DELETE_TOPIC, request, topic.topic_id, summary=f"delete {topic.name}", about=about)
@@ -149,8 +152,12 @@ class Sexton(ReconciliationJobs, TransactionJobs, DelayedJobs, RecordsJobs):
         force: bool = False,
         reason: str = "",
         actor: str = "",
+        *,
+        durable_delete: bool | None = None,
     ) -> Handle[Certificate]:
         """Detach and delete given ledgers, all or none; when one is needed, none.
+
+        They leave tombstones, unless `durable_delete`, or if that is None the topic, says otherwise.
 
         The result then says so in `refused`, with the type `LedgerStillNeeded`; `UnknownObject` where there is no such
         ledger. `result_of` raises both.
@@ -158,7 +165,8 @@ class Sexton(ReconciliationJobs, TransactionJobs, DelayedJobs, RecordsJobs):
         Raises:
             InvalidInput: None, or more than `MOST_IDS` ids.
         """
-        detach = self.checked(ExplicitDetach(ledger_ids=_ascending(ledger_ids), force=force))
+        policy = DeletePolicy.of(durable_delete)
+        detach = self.checked(ExplicitDetach(ledger_ids=_ascending(ledger_ids), force=force, durable_delete=policy))
         batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
         request = DeleteLedgersInput(
             batch_id=batch_id,
@@ -199,48 +207,6 @@ class Sexton(ReconciliationJobs, TransactionJobs, DelayedJobs, RecordsJobs):
         summary = f"{count} dead letters, tried again"
         handle = await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=[_of(batch_id)])
         return Redriven(started=count, handle=handle)
-
-    async def offload_topic(
-        self,
-        topic: Topic,
-        ledger_ids: Sequence[LedgerId] | None = None,
-        delete_primary: bool = False,
-        reason: str = "",
-        actor: str = "",
-    ) -> Handle[OffloadTopicResult]:
-        """Copy closed ledgers to the tiered bucket; what is asked of a topic twice is done one after the other.
-
-        Args:
-            topic: Whose.
-            ledger_ids: Only these; None: every closed ledger.
-            delete_primary: Afterwards, delete the primary copy of every one of them that has a tiered copy.
-            reason: For the audit log, where something is deleted.
-            actor: The person or program that asks.
-
-        Raises:
-            InvalidInput: None, or more than `MOST_OFFLOADED` ids.
-        """
-        ids = None if ledger_ids is None else _ascending(ledger_ids)
-        ask = self.checked(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
-        request = OffloadTopicInput(
-            topic_id=topic.topic_id, topic=topic.name, policy=self._offload_policy, deletion=self._policy
-        )
-        return await self.start(
-            OFFLOAD_TOPIC,
-            request,
-            topic.topic_id,
-            summary=f"offload {topic.name}",
-            about=_of_topic(topic),
-            signal="ask",
-            signal_args=[ask],
-        )
-
-    async def offload_ledger(self, topic: Topic, ledger_id: LedgerId) -> Handle[OffloadLedgerResult]:
-        """Copy one closed ledger to the tiered bucket; joins a run that is at work on it."""
-        request = OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload_policy)
-        about = [*_of_topic(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
-        summary = f"ledger {ledger_id} of {topic.name}"
-        return await self.start(OFFLOAD_LEDGER, request, ledger_id, summary=summary, about=about)
 
     def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
         """How many rows, and the catalog's epoch; one that may have landed is asked for once more, by its name."""

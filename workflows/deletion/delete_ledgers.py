@@ -181,6 +181,7 @@ class DeleteLedgers:
                 catalog_epoch=request.catalog_epoch,
                 ledger_ids=asked.ledger_ids,
                 force=asked.force,
+                durable_delete=asked.durable_delete,
             ),
             options.CATALOG,
         )

@@ -75,6 +75,7 @@ class DeleteTopic:
             actor=request.actor,
             reason=request.reason,
             catalog_epoch=request.catalog_epoch,
+            durable_delete=request.durable_delete,
         )
 
     async def _delete_everything(self, order: TopicOrder) -> None:

@@ -55,6 +55,7 @@ class ExplicitDetach:
 
     ledger_ids: list[int]  # 1 to 10,000
     force: bool = False
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +156,7 @@ class DeleteTopicInput:
     actor: str
     reason: str
     catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: DeleteTopicResult = field(default_factory=DeleteTopicResult)
 

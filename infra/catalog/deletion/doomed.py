@@ -27,6 +27,7 @@ class ListView:
     topic: str
     list_id: int
     policy: RetentionPolicy
+    durable_delete: bool | None  # the topic's own
     last: LedgerId
     marks: dict[str, Position]  # where each subscription stands
     now_us: int

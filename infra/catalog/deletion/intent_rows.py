@@ -40,7 +40,13 @@ _PENDING = DeletionState.PENDING.value
 
 
 def file_intents(
-    connection: Connection, doomed: ColumnElement[bool], *, batch_id: str, now_us: int, cause: Cause | None = None
+    connection: Connection,
+    doomed: ColumnElement[bool],
+    *,
+    batch_id: str,
+    now_us: int,
+    cause: Cause | None = None,
+    durable: bool = False,
 ) -> int:
     """Replace ledger rows by deletion intents, one per copy, set-wise, and return how many intents.
 
@@ -50,9 +56,10 @@ def file_intents(
         batch_id: Whose work the intents are; empty: nobody's, so that they are stalled until a trim or a sweep.
         now_us: The database's clock.
         cause: Who decided that they go, and why; None where nobody did, for a creator gave up.
+        durable: Whether they leave tombstones; their intents say so too.
     """
-    filed = _file(connection, *intents_for(doomed, batch_id, now_us, cause))
-    remove_ledgers(connection, doomed & _has_intent())
+    filed = _file(connection, *intents_for(doomed, batch_id, now_us, cause, durable=durable))
+    remove_ledgers(connection, doomed & _has_intent(), buried_us=now_us if durable else None)
     return filed
 
 
@@ -109,7 +116,7 @@ def file_again(connection: Connection, ended: Row[Any], context: Mapping[str, st
 _SAME = (
     "ledger_id", "copy", "application", "component", "topic_id", "topic", "keys",
     "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
-    "actor", "reason",
+    "actor", "reason", "durable",
 )  # fmt: skip
 
 

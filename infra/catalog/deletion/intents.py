@@ -18,7 +18,7 @@ _P = t.pending_deletion.c
 _MOST_SEGMENTS: Final = 20_000  # in a range: some 10 MB of keys while a chunk works
 _NUMBERS = (
     "ledger_id", "generation", "topic_id", "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
-    "attempts", "openings",
+    "attempts", "openings", "durable",
 )  # fmt: skip
 _TEXTS = ("batch_id", "application", "component", "topic")
 
@@ -48,6 +48,7 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
         copy=CopyKind(found["copy"]) if found["copy"] in set(CopyKind) else CopyKind.LEDGER,
         generation=numbers["generation"],
         openings=numbers["openings"],
+        durable=bool(numbers["durable"]),
         application=texts["application"],
         component=texts["component"],
         topic_id=TopicId(numbers["topic_id"]),
@@ -159,7 +160,7 @@ def _cut(found: Iterable[Any], rows: int) -> Iterator[RowRange]:
 
 
 def intents_for(
-    doomed: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None
+    doomed: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
     """Columns and rows of the intents that stand for copies of ledgers; see `file_intents` for the arguments."""
     source = (
@@ -190,6 +191,7 @@ def intents_for(
         "created_us": literal(now_us, t.Big),
         "actor": literal(cause.actor if cause else ""),
         "reason": literal(cause.reason if cause else ""),
+        "durable": literal(int(durable)),
     }
     query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(doomed)
     return list(columns), query.order_by(t.ledger.c.ledger_id, t.ledger_copy.c.kind)

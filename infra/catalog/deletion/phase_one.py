@@ -33,6 +33,7 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents
 from logstore.positions import LedgerId, TopicId
+from logstore.records.tombstones import Ending, is_durable
 
 _P = t.pending_deletion.c
 _MANY_TOPICS: Final = "trim-topics"
@@ -48,6 +49,12 @@ class Order:
     claim: Claim
     cause: Cause
     request: str  # what was asked, so that a batch id used twice is told from a repeated call
+    durable: bool | None = None  # None: as the topic says, or the operation
+
+    def is_durable(self, view: ListView, *, newborn: bool = False) -> bool:
+        """Whether what goes leaves tombstones."""
+        given = Ending.RETENTION if self.ledger_ids is None else Ending.DELETE
+        return is_durable(Ending.EXPIRY if newborn else given, topic=view.durable_delete, asked=self.durable)
 
 
 class SqlPhaseOne(FencedWrites):
@@ -73,10 +80,20 @@ class SqlPhaseOne(FencedWrites):
         batch_id: str,
         claim: Claim,
         cause: Cause,
+        durable: bool | None = None,
     ) -> Detached:
         """See `PhaseOne.detach`."""
-        request = fingerprint(f"{topic_id}/{force}", ledger_ids, without="retention")
-        order = Order(ledger_ids=ledger_ids, force=force, batch_id=batch_id, claim=claim, cause=cause, request=request)
+        said = "" if durable is None else f"/durable {durable}"
+        request = fingerprint(f"{topic_id}/{force}{said}", ledger_ids, without="retention")
+        order = Order(
+            ledger_ids=ledger_ids,
+            force=force,
+            batch_id=batch_id,
+            claim=claim,
+            cause=cause,
+            request=request,
+            durable=durable,
+        )
 
         def locks(connection: Connection) -> ListView | Detached:
             return unless_done(connection, batch_id, request, lambda: self._view(connection, topic_id, lock=True))
@@ -132,16 +149,18 @@ class SqlPhaseOne(FencedWrites):
         with effect("catalog.begin_topic_deletion"):
             return self._db.write(lambda connection: whole_topics.begin(connection, self._db, topic_id, name, cause))
 
-    def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    def detach_all(
+        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause, durable: bool | None = None
+    ) -> Detached:
         """See `PhaseOne.detach_all`."""
-        work = partial(whole_topics.detach_all, database=self._db, topic_id=topic_id)
+        work = partial(whole_topics.detach_all, database=self._db, topic_id=topic_id, durable=durable)
         with effect("catalog.detach_topic"):
             return self._db.write(partial(work, batch_id=batch_id, claim=claim, cause=cause))
 
-    def remove_topic(self, topic_id: TopicId, cause: Cause) -> bool:
+    def remove_topic(self, topic_id: TopicId, cause: Cause, *, durable: bool | None = None) -> bool:
         """See `PhaseOne.remove_topic`."""
         with effect("catalog.remove_topic"):
-            return self._db.write(lambda connection: whole_topics.remove(connection, self._db, topic_id, cause))
+            return self._db.write(lambda c: whole_topics.remove(c, self._db, topic_id, cause, durable=durable))
 
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
         """See `PhaseOne.topic_tally`."""
@@ -157,6 +176,7 @@ class SqlPhaseOne(FencedWrites):
             topic=topic.name,
             list_id=list_id,
             policy=topic.policy,
+            durable_delete=topic.durable_delete,
             last=LedgerId(-1 if last is None else last),
             marks=marks,
             now_us=self._db.now_us(connection),
@@ -168,7 +188,7 @@ class SqlPhaseOne(FencedWrites):
         newborn = self._abandon_newborn(connection, view, order) if asked is None else 0
         filed = 0
         if gone.ids:
-            filed = _file(connection, gone.rows, view, order)
+            filed = _file(connection, gone.rows, view, order, durable=order.is_durable(view))
             recount(connection, view.topic_id)
         dead = 0
         if asked is None:
@@ -202,11 +222,13 @@ class SqlPhaseOne(FencedWrites):
         ids = lock_lists(connection, lists, t.ledger_list.c.list_id.in_(where))
         if not ids:
             return 0
-        return _file(connection, t.ledger.c.list_id.in_(ids) & abandoned, view, order)
+        rows, durable = t.ledger.c.list_id.in_(ids) & abandoned, order.is_durable(view, newborn=True)
+        return _file(connection, rows, view, order, durable=durable)
 
 
-def _file(connection: Connection, rows: ColumnElement[bool], view: ListView, order: Order) -> int:
-    return file_intents(connection, rows, batch_id=order.batch_id, now_us=view.now_us, cause=order.cause)
+def _file(connection: Connection, rows: ColumnElement[bool], view: ListView, order: Order, *, durable: bool) -> int:
+    batch_id, now_us, cause = order.batch_id, view.now_us, order.cause
+    return file_intents(connection, rows, batch_id=batch_id, now_us=now_us, cause=cause, durable=durable)
 
 
 def _of_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> Detached:

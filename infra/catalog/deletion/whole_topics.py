@@ -22,13 +22,15 @@ from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
 from infra.catalog.log.producer_rows import remove_producers
 from infra.catalog.log.schemas import remove_versions
-from infra.catalog.log.topic_rows import begin_deletion, remove_topic, topic_row
+from infra.catalog.log.topic_rows import begin_deletion, remove_topic, topic_of, topic_row
+from infra.catalog.records.tombstone_rows import bury_topic
 from infra.catalog.transactions.buffer_rows import remove_buffer
 from infra.catalog.transactions.snapshot_rows import remove_snapshot
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState
 from logstore.positions import TopicId
+from logstore.records.tombstones import Ending, is_durable
 
 _Removals = Mapping[str, Callable[[Connection, TopicId], int]]
 
@@ -69,7 +71,14 @@ def begin(connection: Connection, database: Database, topic_id: TopicId, name: s
 
 
 def detach_all(
-    connection: Connection, database: Database, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause
+    connection: Connection,
+    database: Database,
+    topic_id: TopicId,
+    *,
+    batch_id: str,
+    claim: Claim,
+    cause: Cause,
+    durable: bool | None,
 ) -> Detached:
     """See `PhaseOne.detach_all`."""
     request = f"all of topic {topic_id}"
@@ -78,13 +87,15 @@ def detach_all(
     if done or topic is None:
         return done or Detached(batch_id=batch_id, ledgers=0, intents=0)
     now = database.now_us(connection)
-    result = _detach(connection, topic, batch_id, cause, now)
+    result = _detach(connection, topic, batch_id, cause, now, durable=_is_durable(topic, durable))
     if result.intents:
         open_run(connection, result, topic_id, claim, now, request=request)
     return result
 
 
-def _detach(connection: Connection, topic: Row[Any], batch_id: str, cause: Cause, now: int) -> Detached:
+def _detach(
+    connection: Connection, topic: Row[Any], batch_id: str, cause: Cause, now: int, *, durable: bool
+) -> Detached:
     _require_deleting(topic)
     topic_id = TopicId(topic.topic_id)
     lists = t.ledger_list.c.topic_id == topic_id
@@ -96,7 +107,7 @@ def _detach(connection: Connection, topic: Row[Any], batch_id: str, cause: Cause
     filed = 0
     if gone:
         give_copies(connection, topic_id)
-        filed = file_intents(connection, doomed, batch_id=batch_id, now_us=now, cause=cause)
+        filed = file_intents(connection, doomed, batch_id=batch_id, now_us=now, cause=cause, durable=durable)
         detail = {"removed": _removed(connection, topic_id, _NAMING)}
         about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
         audit(connection, "detach", cause, at_us=now, detail=detail, span=Span.of(gone), **about)
@@ -108,7 +119,9 @@ def _detach(connection: Connection, topic: Row[Any], batch_id: str, cause: Cause
     )
 
 
-def remove(connection: Connection, database: Database, topic_id: TopicId, cause: Cause) -> bool:
+def remove(
+    connection: Connection, database: Database, topic_id: TopicId, cause: Cause, *, durable: bool | None
+) -> bool:
     """See `PhaseOne.remove_topic`."""
     topic = _locked(connection, topic_id)
     if topic is None:
@@ -119,8 +132,10 @@ def remove(connection: Connection, database: Database, topic_id: TopicId, cause:
     if connection.execute(select(t.ledger.c.ledger_id).where(inside).limit(1)).first():
         return False
     removed = _removed(connection, topic_id, _ATTACHED)
-    remove_topic(connection, topic_id)
     now = database.now_us(connection)
+    if _is_durable(topic, durable):
+        bury_topic(connection, topic_id, now_us=now)
+    remove_topic(connection, topic_id)
     done = topic_tally(connection, topic_id, audited_us(connection, _BEGIN, topic_id) or 0)
     detail = {"removed": removed, "outcomes": dict(done.outcomes), "objects": done.objects}
     audit(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=detail)
@@ -178,6 +193,10 @@ def _locked(connection: Connection, topic_id: TopicId, *, key_share: bool = Fals
 def _removed(connection: Connection, topic_id: TopicId, removals: _Removals) -> dict[str, int]:
     """Remove the topic's rows and count them, table by table."""
     return {table: remove(connection, topic_id) for table, remove in removals.items()}
+
+
+def _is_durable(topic: Row[Any], asked: bool | None) -> bool:
+    return is_durable(Ending.DELETE, topic=topic_of(topic).durable_delete, asked=asked)
 
 
 def _require_deleting(topic: Row[Any]) -> None:

@@ -17,6 +17,7 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Cause, Ledger, Topic
 from logstore.positions import LedgerId, TopicId
+from logstore.records.tombstones import Ending, is_durable
 
 BY_ROW: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.MANAGED_CURSOR.value: t.cursor.c.snapshot_ledger,
@@ -82,7 +83,8 @@ def retire(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason:
 
     A trim of the topic or a sweep takes the intent up, whatever became of that process (apache/pulsar#982).
     """
-    file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us)
+    durable = is_durable(Ending.UPKEEP, topic=topic.durable_delete)
+    file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us, durable=durable)
     cause = Cause(actor="sexton", reason=reason, workflow_id="")
     audit(
         connection,

@@ -13,6 +13,7 @@ from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import value_of
 from infra.catalog.log.ledger_rows import last_id
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none
+from infra.catalog.records.tombstone_rows import tombstone_of
 from logstore.deletion.intents import DeletionIntent
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
@@ -56,6 +57,7 @@ class SqlInspection(OnDatabase):
             copies=[*live, *_detached(filed, live)],
             intents=filed,
             decisions=list(islice(_concerning(connection, ledger_id, filed, named), decisions)),
+            tombstone=tombstone_of(connection, ledger_id),
         )
 
     def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[Decision]:

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, ins
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
+from infra.catalog.records.tombstone_rows import bury_ledgers
 from infra.catalog.transactions.buffer_rows import forget_ledgers
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
@@ -235,13 +236,16 @@ def give_copies(connection: Connection, topic_id: TopicId) -> None:
     connection.execute(insert(t.ledger_copy).from_select(["ledger_id", *columns, "context"], rows))
 
 
-def remove_ledgers(connection: Connection, gone: ColumnElement[bool]) -> None:
+def remove_ledgers(connection: Connection, gone: ColumnElement[bool], *, buried_us: int | None = None) -> None:
     """Remove ledgers with their copies and segments, set-wise; the lists of those that were listed are changed by it.
 
     Args:
         connection: In a writing transaction that holds the locks of their lists.
         gone: Which rows of `ledger`: those that have intents in their place.
+        buried_us: The time of the tombstones that they leave; None: they leave none.
     """
+    if buried_us is not None:
+        bury_ledgers(connection, gone, now_us=buried_us)
     listed = select(t.ledger.c.list_id).where(gone, t.ledger.c.place.is_not(None))
     changed = update(t.ledger_list).where(_LISTS.list_id.in_(listed))
     connection.execute(changed.values(version=_LISTS.version + 1))

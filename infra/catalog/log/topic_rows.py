@@ -18,7 +18,9 @@ TOPIC: Final = select(t.topic)
 """What `topic_of` reads."""
 
 
-def create_topic(connection: Connection, name: str, policy: RetentionPolicy, *, now_us: int) -> Topic:
+def create_topic(
+    connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None, now_us: int
+) -> Topic:
     """Insert an ACTIVE topic with its empty list; the name's unique key decides between racing creators.
 
     Raises:
@@ -34,6 +36,7 @@ def create_topic(connection: Connection, name: str, policy: RetentionPolicy, *, 
             state=TopicState.ACTIVE.value,
             retention_s=policy.retention_s,
             retention_bytes=policy.retention_bytes,
+            durable_delete=None if durable_delete is None else int(durable_delete),
             created_us=now_us,
         )
         .returning(t.topic.c.topic_id)
@@ -41,7 +44,14 @@ def create_topic(connection: Connection, name: str, policy: RetentionPolicy, *, 
     if topic_id is None:
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that was just created")
     make_list(connection, topic_id, Component.MANAGED_LEDGER, {})
-    return Topic(topic_id=topic_id, name=name, state=TopicState.ACTIVE, policy=policy, created_us=now_us)
+    return Topic(
+        topic_id=topic_id,
+        name=name,
+        state=TopicState.ACTIVE,
+        policy=policy,
+        created_us=now_us,
+        durable_delete=durable_delete,
+    )
 
 
 def make_again(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
@@ -113,4 +123,5 @@ def remove_topic(connection: Connection, topic_id: TopicId) -> None:
 def topic_of(row: Row[Any]) -> Topic:
     """A row of `topic` as a value."""
     policy = RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes)
-    return value_of(Topic, row, state=TopicState(row.state), policy=policy)
+    durable = None if row.durable_delete is None else bool(row.durable_delete)
+    return value_of(Topic, row, state=TopicState(row.state), policy=policy, durable_delete=durable)

@@ -22,10 +22,12 @@ from logstore.positions import TopicId
 class SqlTopics(OnDatabase):
     """The `Topics` port."""
 
-    def create(self, name: str, policy: RetentionPolicy) -> Topic:
+    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
         """See `Topics.create`; the name's unique key decides between racing creators."""
         with effect("catalog.create_topic"):
-            return self._db.write(lambda c: create_topic(c, name, policy, now_us=self._db.now_us(c)))
+            return self._db.write(
+                lambda c: create_topic(c, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(c))
+            )
 
     def get(self, name: str) -> Topic:
         """See `Topics.get`."""

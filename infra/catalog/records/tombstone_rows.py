@@ -25,9 +25,9 @@ from sqlalchemy import (
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.many import among, inserting
+from infra.catalog.engine.many import among, inserting, value_of
 from logstore.deletion.intents import DeletionState
-from logstore.ports.catalog import RecordId, TombstoneCounts
+from logstore.ports.catalog import RecordId, Tombstone, TombstoneCounts
 from logstore.records.kinds import RecordKind
 
 _T, _O, _P = t.tombstone.c, t.record_outbox.c, t.pending_deletion.c
@@ -69,6 +69,12 @@ def _put(connection: Connection, rows: Select[Any]) -> None:
     connection.execute(put.on_conflict_do_update(index_elements=["kind", "id"], set_=later))
 
 
+def tombstone_of(connection: Connection, ledger_id: int) -> Tombstone | None:
+    """What a durable delete left of the ledger, if there is one."""
+    row = connection.execute(select(t.tombstone).where(_T.kind == _LEDGER, _T.id == ledger_id)).first()
+    return None if row is None else value_of(Tombstone, row, kind=RecordKind(row.kind))
+
+
 class SqlTombstones(OnDatabase):
     """The `Tombstones` port."""
 
@@ -81,6 +87,13 @@ class SqlTombstones(OnDatabase):
             candidates=sum(candidates for _, _, candidates, _ in rows),
             oldest_us=min((oldest for *_, oldest in rows), default=None),
         )
+
+    def of_topic(self, topic_id: int, *, component: str | None = None) -> Sequence[Tombstone]:
+        """See `Tombstones.of_topic`."""
+        wanted = () if component is None else (_T.component == component,)
+        mine = select(t.tombstone).where(_T.topic_id == topic_id, _T.kind == _LEDGER, *wanted)
+        rows = self._db.read(lambda connection: connection.execute(mine.order_by(_T.id)).all())
+        return [value_of(Tombstone, row, kind=RecordKind(row.kind)) for row in rows]
 
     def mark(self, run_id: str, *, before_us: int) -> int:
         """See `Tombstones.mark`."""

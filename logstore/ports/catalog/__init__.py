@@ -52,7 +52,15 @@ from logstore.ports.catalog.reconciliation import (
     RunKind,
     Standing,
 )
-from logstore.ports.catalog.records import Changes, RecordId, RecordLogState, Records, TombstoneCounts, Tombstones
+from logstore.ports.catalog.records import (
+    Changes,
+    RecordId,
+    RecordLogState,
+    Records,
+    Tombstone,
+    TombstoneCounts,
+    Tombstones,
+)
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.topics import SubscriptionSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
 from logstore.ports.catalog.transaction_snapshots import (
@@ -157,6 +165,7 @@ __all__ = [
     "StoredTransaction",
     "SubscriptionSummary",
     "Tally",
+    "Tombstone",
     "TombstoneCounts",
     "Tombstones",
     "Topic",

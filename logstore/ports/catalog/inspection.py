@@ -8,6 +8,7 @@ from typing import Protocol
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog.batches import Cause
+from logstore.ports.catalog.records import Tombstone
 from logstore.positions import LedgerId
 
 
@@ -88,6 +89,7 @@ class LedgerHistory:
     copies: Sequence[KnownCopy]  # one of each kind and, offloaded, of each attempt: the newest generation
     intents: Sequence[FiledIntent]  # newest first
     decisions: Sequence[Decision]  # newest first
+    tombstone: Tombstone | None = None
 
 
 class Inspection(Protocol):

@@ -48,12 +48,16 @@ class PhaseOne(Protocol):
         batch_id: str,
         claim: Claim,
         cause: Cause,
+        durable: bool | None = None,
     ) -> Detached:
         """Phase one in one transaction: take ledgers out of the list and file an intent per copy.
 
         Locks the list row, evaluates the whole rule, raises the version. With `ledger_ids` None, retention
         decides, and intents of this topic without a live claim and newborn ledgers that were never attached
         join the batch. `force` moves cursors over the hole. All or nothing for given ids.
+
+        `durable` says whether the ledgers leave tombstones; None: as the topic says, else given ids do and what
+        retention takes does not. Their intents say so too.
 
         Idempotency: keyed by `batch_id`; a repeated call returns what the first one did, also where the topic was
         deleted since. One that retention gave nothing to do leaves no trace, and may find something when repeated.
@@ -104,8 +108,12 @@ class PhaseOne(Protocol):
             PreconditionFailed: The topic of that id bears another name.
         """
 
-    def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    def detach_all(
+        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause, durable: bool | None = None
+    ) -> Detached:
         """Phase one for everything of the topic, in one transaction: an intent for each copy of each ledger.
+
+        Each ledger leaves a tombstone, unless `durable`, or if that is None the topic, says otherwise.
 
         Whatever the component, and whatever the state: newborn and open ledgers, copies that are being written.
         Rows that name ledgers, cursors and schema versions, go with them. The topic's intents without a live claim
@@ -118,8 +126,10 @@ class PhaseOne(Protocol):
             PreconditionFailed: The topic is not DELETING, or the batch id is one of another request.
         """
 
-    def remove_topic(self, topic_id: TopicId, cause: Cause) -> bool:
+    def remove_topic(self, topic_id: TopicId, cause: Cause, *, durable: bool | None = None) -> bool:
         """Remove what the topic is besides ledgers, and its own row; its name is free from then on.
+
+        It leaves a tombstone, unless `durable`, or if that is None the topic, says otherwise.
 
         Returns:
             Whether the topic is gone now; False when a ledger is attached to it still, and nothing was changed.

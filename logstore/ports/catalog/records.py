@@ -108,8 +108,24 @@ class RecordId:
     id: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """What a durable delete left of a topic or of a ledger."""
+
+    kind: RecordKind
+    id: int
+    component: str | None  # of a ledger; None: not known since the catalog was rebuilt
+    generation: int
+    epoch: int  # of the catalog that wrote it
+    at_us: int  # its last update
+    raid: str | None  # whose candidate it is
+
+
 class Tombstones(Protocol):
     """What durable deletes left in the catalog."""
+
+    def of_topic(self, topic_id: int, *, component: str | None = None) -> Sequence[Tombstone]:
+        """Those of a topic's ledgers, ascending by id, of one component if it is given."""
 
     def counts(self) -> TombstoneCounts:
         """How many there are."""

@@ -26,6 +26,7 @@ class Topic:
     state: TopicState
     policy: RetentionPolicy
     created_us: int
+    durable_delete: bool | None = None  # the default of all of its operations; None: each has its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,13 @@ class TopicPage:
 class Topics(Protocol):
     """Topics and their data ledger lists."""
 
-    def create(self, name: str, policy: RetentionPolicy) -> Topic:
+    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
         """Create the topic with an empty list.
+
+        Args:
+            name: Encoded.
+            policy: What of it is kept after it was consumed.
+            durable_delete: Whether deletes of it leave tombstones unless they say otherwise; None: as each has it.
 
         Raises:
             AlreadyExists: The name is taken.

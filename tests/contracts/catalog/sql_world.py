@@ -155,7 +155,7 @@ class SqlWorld(World):
     def left_of(self, topic_id: TopicId) -> dict[str, int]:
         """See `World`; a ledger in no list hangs on no topic, and is counted."""
         names = {name for name, table in tables.metadata.tables.items() if "topic_id" in table.c}
-        names -= {"pending_deletion", "run", "audit"}
+        names -= {"pending_deletion", "run", "audit", "tombstone"}
         query = "SELECT count(*) FROM {} WHERE topic_id = :topic"
         found = {name: self.sql(query.format(name), topic=topic_id)[0][0] for name in sorted(names)}
         of_nobody = "SELECT count(*) FROM ledger WHERE list_id NOT IN (SELECT list_id FROM ledger_list)"

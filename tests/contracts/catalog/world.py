@@ -168,7 +168,7 @@ class World(ABC):
 
     @abstractmethod
     def left_of(self, topic_id: TopicId) -> dict[str, int]:
-        """Rows that name the topic, by table; intents, runs and the audit log are left out."""
+        """Rows that name the topic, by table; intents, runs, tombstones and the audit log are left out."""
 
     @abstractmethod
     def everything(self) -> object:

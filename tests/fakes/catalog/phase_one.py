@@ -12,6 +12,7 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Filed, Tally, Topic, TopicContents, TopicState
 from logstore.positions import LedgerId, Position, TopicId
+from logstore.records.tombstones import Ending, is_durable
 from tests.fakes.catalog.batches import Batches
 
 _MOST_IDS = 10_000
@@ -34,13 +35,16 @@ class FakePhaseOne(Batches):
         batch_id: str,
         claim: Claim,
         cause: Cause,
+        durable: bool | None = None,
     ) -> Detached:
-        request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force)
+        request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force, durable)
         with effect("catalog.detach"), self._fenced():
             earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached
             done, before = self._replace(topic_id, ledger_ids, batch_id, cause, force=force)
+            ending = Ending.RETENTION if ledger_ids is None else Ending.DELETE
+            self._mark_durable(before, ending, self._catalog.topic(topic_id), durable)
             if done.intents or ledger_ids is not None:
                 self.open_batch(done, claim, request, topic_id)
             return replace(done, filed=self.filed_since(before))
@@ -86,6 +90,7 @@ class FakePhaseOne(Batches):
             if run and (run.finished_us is not None or run.holder != claim.workflow_id):
                 raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {run.holder}")
             done, before = self._replace(topic_id, None, batch_id, cause, force=False)
+            self._mark_durable(before, Ending.RETENTION, self._catalog.topic(topic_id), None)
             if done.intents:
                 self._catalog.filed_for.setdefault(batch_id, set()).update(set(self._catalog.intent_rows) - before)
                 self.open_batch(done, claim, "trim-topics")
@@ -101,6 +106,12 @@ class FakePhaseOne(Batches):
         mine = [row for row in rows if topic_id in {None, row.topic_id}]
         own = {row.ledger_id for row in mine if row.row_id in self._catalog.filed_for.get(batch_id, ())}
         return Detached(batch_id=batch_id, ledgers=len(own), intents=len(mine))
+
+    def _mark_durable(self, before: set[int], ending: Ending, topic: Topic, asked: bool | None) -> None:
+        """Let intents that are new since then say whether a tombstone stands for their ledger."""
+        rows, durable = self._catalog.intent_rows, is_durable(ending, topic=topic.durable_delete, asked=asked)
+        for row_id in rows.keys() - before:
+            rows[row_id] = replace(rows[row_id], durable=durable)
 
     def decide(self, before: set[int], cause: Cause) -> None:
         """Keep who decided on intents that are new since then."""
@@ -228,7 +239,9 @@ class FakePhaseOne(Batches):
                 self._catalog.audit("delete-topic", cause, {})
             return begun_us
 
-    def detach_all(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    def detach_all(
+        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause, durable: bool | None = None
+    ) -> Detached:
         request = f"all of topic {topic_id}"
         with effect("catalog.detach_topic"), self._catalog.lock:
             earlier, topic = self.earlier(batch_id, request), self._catalog.topic_rows.get(topic_id)
@@ -243,6 +256,7 @@ class FakePhaseOne(Batches):
                 self._catalog.give_copy(ledger_id)
                 intents += self._catalog.file_intents(ledger_id, batch_id)
             self.decide(before, cause)
+            self._mark_durable(before, Ending.DELETE, topic, durable)
             self._forget_names(topic_id)
             done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents)
             if gone:
@@ -252,7 +266,7 @@ class FakePhaseOne(Batches):
                 self.open_batch(done, claim, request, topic_id)
             return done
 
-    def remove_topic(self, topic_id: TopicId, cause: Cause) -> bool:
+    def remove_topic(self, topic_id: TopicId, cause: Cause, *, durable: bool | None = None) -> bool:
         with effect("catalog.remove_topic"), self._catalog.lock:
             topic = self._catalog.topic_rows.get(topic_id)
             if topic is None:

@@ -27,7 +27,7 @@ class FakeTopics:
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
 
-    def create(self, name: str, policy: RetentionPolicy) -> Topic:
+    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
         with effect("catalog.create_topic"), self._catalog.lock:
             rows = self._catalog.topic_rows
             found = next((topic.state for topic in rows.values() if topic.name == name), None)
@@ -39,6 +39,7 @@ class FakeTopics:
                 state=TopicState.ACTIVE,
                 policy=policy,
                 created_us=self._catalog.now_us,
+                durable_delete=durable_delete,
             )
             self._catalog.next_topic += 1
             rows[topic.topic_id] = topic

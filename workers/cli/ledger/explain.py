@@ -10,7 +10,7 @@ from logstore.errors import InvalidInput, SextonError
 from logstore.log.ledgers import CopyKind, CopyState, segment_key
 from logstore.names import TopicName
 from logstore.ownership import bundle_name, bundle_of
-from logstore.ports.catalog import Decision, Fences, FiledIntent, KnownCopy, LedgerHistory
+from logstore.ports.catalog import Decision, Fences, FiledIntent, KnownCopy, LedgerHistory, Tombstone
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
@@ -119,9 +119,13 @@ def document(
         "references": [{"kind": one.kind.value, **one.facts} for one in history.references],
         "copies": [_copy(one) for one in seen],
         "intents": [_intent(one) for one in history.intents],
-        "tombstone": None,
+        "tombstone": _tombstone(history.tombstone) if history.tombstone else None,
         "decisions": [decision_document(one) for one in history.decisions],
     }
+
+
+def _tombstone(found: Tombstone) -> dict[str, object]:
+    return {"generation": found.generation, "epoch": found.epoch, "at": shown_us(found.at_us), "raid": found.raid}
 
 
 def _copy(one: ExaminedCopy) -> dict[str, object]:

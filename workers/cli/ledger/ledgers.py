@@ -17,21 +17,20 @@ from workers.cli.options import (
     TopicArgument,
     Wait,
     known_number,
-    refuse_later,
 )
 from workers.cli.output import Answer, note
 from workers.cli.texts import fields
 
 if TYPE_CHECKING:
     from logstore.deletion.intents import Certificate
-    from logstore.ports.catalog import Ledger, Topic
+    from logstore.ports.catalog import Ledger, Tombstone, Topic
 
 ledger = group("ledger", "Ledgers of a topic.")
 
 OfComponent = Annotated[
     Component | None, typer.Option("--component", case_sensitive=False, help="Only ledgers of this component.")
 ]
-Tombstones = Annotated[bool, typer.Option("--tombstones", help="Tombstones come with a later release: refused.")]
+Tombstones = Annotated[bool, typer.Option("--tombstones", help="Those too that left a tombstone.")]
 Ids = Annotated[list[int], typer.Argument(metavar="ID...", callback=known_number, help="Ledger ids.")]
 Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions still need; they move over the hole.")]
 
@@ -41,10 +40,12 @@ def list_(
     context: CommandContext, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
 ) -> Answer:
     """List a topic's ledgers: those of messages in order, then those of cursors and schemas."""
-    refuse_later("--tombstones", "tombstones", given=tombstones)
     topic = context.topic(name)
     found = context.catalog.components.listed(topic.topic_id)
     rows = [_row(one) for one in found if component is None or one.component is component]
+    if tombstones:
+        left = context.catalog.tombstones.of_topic(topic.topic_id, component=component)
+        rows += [_tombstone(one) for one in left]
     if not rows and component is not None:
         note(f"no ledger of topic {name} is of component {component.value}")
     return Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("keys",), empty="no ledgers")
@@ -64,6 +65,12 @@ def _row(found: "Ledger") -> dict[str, object]:
         "tombstone": False,
         "keys": dict(found.keys),
     }
+
+
+def _tombstone(found: "Tombstone") -> dict[str, object]:
+    of_a_ledger: dict[str, object] = {"entries": None, "size_bytes": None, "copies": [], "keys": {}}
+    told = {"ledger_id": found.id, "component": found.component, "state": "TOMBSTONE", **of_a_ledger}
+    return {**told, "generation": found.generation, "tombstone": True}
 
 
 @command(
@@ -89,7 +96,6 @@ def delete(
 
     A ledger that something still needs is refused without --force, one that is open always.
     """
-    refuse_later("--durable-delete", "durable deletes", given=bool(durable_delete))
     topic, wanted = context.topic(name), [LedgerId(one) for one in dict.fromkeys(ids)]
     if dry_run:
         return preview(context, topic, wanted, force=force)
@@ -99,7 +105,9 @@ def delete(
 
     return run_job(
         context,
-        lambda client: client.delete_ledgers(topic, wanted, force, reason, context.actor),
+        lambda client: client.delete_ledgers(
+            topic, wanted, force, reason, context.actor, durable_delete=durable_delete
+        ),
         "deleting ledgers",
         answer,
         wait=wait,

@@ -28,6 +28,8 @@ def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "references", _each(found["references"], _reference)
     yield "copies", _each(found["copies"], _copy)
     yield "intents", _each(found["intents"], _intent)
+    if found["tombstone"]:
+        yield "tombstone", [line for name, value in found["tombstone"].items() for line in _fact(name, value)]
     yield "decisions, newest first", _each(found["decisions"], _decision)
 
 

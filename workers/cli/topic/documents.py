@@ -24,6 +24,7 @@ def topic_document(context: "CommandContext", known: "TopicSummary") -> dict[str
         "state": topic.state.value,
         "retention_s": topic.policy.retention_s,
         "retention_bytes": topic.policy.retention_bytes,
+        "durable_delete": topic.durable_delete,
         "created": shown_us(topic.created_us),
         **fields(totals, "ledgers entries size_bytes"),
         "subscriptions": _subscriptions(context, known),

@@ -11,7 +11,7 @@ from workers.cli.errors import ExitCode, code_of_outcomes
 from workers.cli.jobs import counted, ended, in_part, left_of, run_job
 from workers.cli.jobs import why as why_failed
 from workers.cli.ledger.ledgers import preview
-from workers.cli.options import DryRun, Reason, TopicArgument, Wait, known_number
+from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, Wait, known_number
 from workers.cli.output import Answer
 from workers.cli.topic.topics import topic
 
@@ -55,7 +55,13 @@ def trim(
     ],
 )
 def delete(
-    context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True
+    context: CommandContext,
+    name: TopicArgument,
+    *,
+    durable_delete: DurableDelete = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    wait: Wait = True,
 ) -> Answer:
     """Delete a topic with its subscriptions, schemas, delayed messages and every ledger, needed or not.
 
@@ -70,7 +76,7 @@ def delete(
         return Answer(document={"dry_run": True, **going})
     return run_job(
         context,
-        lambda client: client.delete_topic(found, reason, context.actor),
+        lambda client: client.delete_topic(found, reason, context.actor, durable_delete=durable_delete),
         "deleting the topic",
         lambda workflow_id, result: ended(context, {"workflow_id": workflow_id}, result.outcomes, topic=found),
         wait=wait,

@@ -16,7 +16,6 @@ from workers.cli.options import (
     TopicArgument,
     encoded_topic,
     known_number,
-    refuse_later,
 )
 from workers.cli.output import Answer, note
 from workers.cli.texts import topic_shown
@@ -69,11 +68,11 @@ def create(
     from logstore.deletion.retention import RetentionPolicy  # noqa: PLC0415 - start-up time
     from workers.settings import parse_duration  # noqa: PLC0415
 
-    refuse_later("--durable-delete", "durable deletes", given=bool(durable_delete))
     encoded = TopicName.parse(name).encoded
     policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
     topics = context.catalog.topics
-    return Answer(document=topic_document(context, topics.summary(topics.create(encoded, policy))))
+    made = topics.create(encoded, policy, durable_delete=durable_delete)
+    return Answer(document=topic_document(context, topics.summary(made)))
 
 
 @command(

@@ -10,7 +10,7 @@ from logstore.log.ledgers import CopyState
 from logstore.records.kinds import RecordKind
 from tests.contracts.catalog.records.steps import drawn, flush, high, of, recorded
 from tests.contracts.catalog.steps import NAME, acknowledge, append, filled, new_topic, newborn, roll
-from tests.contracts.catalog.worlds import SqlWorld, claim
+from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
 
 pytestmark = pytest.mark.postgres
 
@@ -126,7 +126,9 @@ def test_removed_record_without_a_tombstone_has_no_version(sql_world: SqlWorld) 
     topic_id = new_topic(sql_world).topic_id
     first, _ = filled(sql_world, topic_id, 2)
     flush(sql_world)
-    sql_world.detach(topic_id, [first])
+    sql_world.catalog.phase_one.detach(
+        topic_id, [first], force=True, batch_id="b", claim=claim(), cause=CAUSE, durable=False
+    )
     kinds = {kind for kind, _, _ in flush(sql_world)}
     assert kinds == {"list", "deletion"}
 

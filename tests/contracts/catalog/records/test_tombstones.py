@@ -1,0 +1,195 @@
+"""Durable deletes leave tombstones, in the transaction that removes what they stand for; raids take them away."""
+
+from typing import Any
+
+import pytest
+
+from logstore.ports.catalog import RecordId, TopicState
+from logstore.positions import TopicId
+from logstore.records.kinds import FIELDS, RecordKind
+from tests.contracts.catalog.records.steps import flush, of
+from tests.contracts.catalog.steps import filled, new_topic, roll
+from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
+
+pytestmark = pytest.mark.postgres
+
+_LATER = 2**60
+"""A time behind every tombstone's."""
+
+
+def _detach(world: SqlWorld, topic_id: TopicId, ledger_ids: list[Any] | None, durable: bool | None = None) -> None:
+    world.batches += 1
+    world.catalog.phase_one.detach(
+        topic_id,
+        ledger_ids,
+        force=ledger_ids is not None,
+        batch_id=f"batch-{world.batches}",
+        claim=claim(),
+        cause=CAUSE,
+        durable=durable,
+    )
+
+
+def _delete_topic(world: SqlWorld, topic_id: TopicId, durable: bool | None = None) -> None:
+    phase_one = world.catalog.phase_one
+    phase_one.begin_topic(topic_id, world.catalog.topics.by_id(topic_id).name, CAUSE)
+    phase_one.detach_all(topic_id, batch_id=f"all-{topic_id}", claim=claim(), cause=CAUSE, durable=durable)
+    assert phase_one.remove_topic(topic_id, CAUSE, durable=durable)
+
+
+def _stones(world: SqlWorld) -> set[tuple[str, int]]:
+    return {(row.kind, row.id) for row in world.sql("SELECT kind, id FROM tombstone")}
+
+
+def _durable(world: SqlWorld) -> set[int]:
+    return {row.durable for row in world.sql("SELECT durable FROM pending_deletion")}
+
+
+@pytest.mark.parametrize(
+    ("topic", "asked", "left"),
+    [(None, None, True), (None, False, False), (False, None, False), (False, True, True), (True, False, False)],
+)
+def test_explicit_delete_is_durable_unless_the_command_or_else_the_topic_says_otherwise(
+    sql_world: SqlWorld, topic: bool | None, asked: bool | None, left: bool
+) -> None:
+    """The command wins, then the topic; the default is durable."""
+    topic_id = sql_world.catalog.topics.create(
+        "persistent://a/b/c", new_topic(sql_world).policy, durable_delete=topic
+    ).topic_id
+    first, _ = filled(sql_world, topic_id, 2)
+    _detach(sql_world, topic_id, [first], asked)
+    assert _stones(sql_world) == ({("ledger", first)} if left else set())
+    assert _durable(sql_world) == {int(left)}
+
+
+@pytest.mark.parametrize("topic", [None, True])
+def test_retention_deletes_plainly_unless_the_topic_says_otherwise(sql_world: SqlWorld, topic: bool | None) -> None:
+    """What a limit takes may return when the catalog is rebuilt, and is taken again."""
+    policy = new_topic(sql_world).policy
+    topic_id = sql_world.catalog.topics.create("persistent://a/b/c", policy, durable_delete=topic).topic_id
+    first, _ = filled(sql_world, topic_id, 2)
+    _detach(sql_world, topic_id, None)
+    assert _stones(sql_world) == ({("ledger", first)} if topic else set())
+    assert _durable(sql_world) == {int(bool(topic))}
+
+
+@pytest.mark.parametrize("durable", [None, False])
+def test_topic_deleted_durably_leaves_a_tombstone_of_each_of_its_ledgers(
+    sql_world: SqlWorld, durable: bool | None
+) -> None:
+    """Open and newborn ones too."""
+    topic_id = new_topic(sql_world).topic_id
+    ledgers = filled(sql_world, topic_id, 2)
+    _delete_topic(sql_world, topic_id, durable)
+    stones = {("topic", topic_id), *(("ledger", one) for one in ledgers)}
+    assert _stones(sql_world) == (set() if durable is False else stones)
+
+
+def test_tombstone_is_a_version_without_content_of_the_next_generation(sql_world: SqlWorld) -> None:
+    """It covers every older version of its record."""
+    topic_id = new_topic(sql_world).topic_id
+    first, _ = filled(sql_world, topic_id, 2)
+    before = flush(sql_world)[of(RecordKind.LEDGER, first)]
+    _detach(sql_world, topic_id, [first])
+    after = flush(sql_world)[of(RecordKind.LEDGER, first)]
+    assert after["tombstone"]
+    assert after["version"] > before["version"]
+    assert after["generation"] == before["generation"] + 1
+    assert {after[name] for name, _ in FIELDS[RecordKind.LEDGER]} == {None}
+    assert after["at_us"] == sql_world.sql("SELECT at_us FROM tombstone")[0].at_us
+
+
+def test_tombstone_is_unflushed_until_it_is_settled(sql_world: SqlWorld) -> None:
+    """Its ledger's objects stay until then; those of a plain delete need not."""
+    topic_id = new_topic(sql_world).topic_id
+    first, second, _ = filled(sql_world, topic_id, 3)
+    _detach(sql_world, topic_id, [first])
+    _detach(sql_world, topic_id, [second], False)
+    records = sql_world.catalog.records
+    assert records.unflushed([first, second]) == {first}
+    flush(sql_world)
+    assert records.unflushed([first, second]) == frozenset()
+
+
+def test_tombstones_are_told_by_topic_and_counted(sql_world: SqlWorld) -> None:
+    """For listings, which skip them unless asked, and for statistics."""
+    topic_id = new_topic(sql_world).topic_id
+    first, second, _ = filled(sql_world, topic_id, 3)
+    _detach(sql_world, topic_id, [second, first])
+    stones = sql_world.catalog.tombstones
+    assert [(one.id, one.component, one.generation) for one in stones.of_topic(topic_id)] == [
+        (first, "MANAGED_LEDGER", 1),
+        (second, "MANAGED_LEDGER", 1),
+    ]
+    assert stones.of_topic(topic_id, component="SCHEMA_STORAGE") == []
+    counts = stones.counts()
+    assert (counts.by_kind, counts.candidates) == ({"ledger": 2}, 0)
+    assert counts.oldest_us == stones.of_topic(topic_id)[0].at_us
+    assert sql_world.catalog.inspection.ledger(first, decisions=5).tombstone == stones.of_topic(topic_id)[0]
+
+
+def test_mark_takes_old_flushed_tombstones_whose_deletion_has_ended(sql_world: SqlWorld) -> None:
+    """Everything else may still be needed."""
+    topic_id = new_topic(sql_world).topic_id
+    first, second, _ = filled(sql_world, topic_id, 3)
+    _detach(sql_world, topic_id, [first, second])
+    stones = sql_world.catalog.tombstones
+    assert stones.mark("raid", before_us=_LATER) == 0, "neither flushed nor ended"
+    flush(sql_world)
+    assert stones.mark("raid", before_us=_LATER) == 0, "not ended"
+    sql_world.sql("UPDATE pending_deletion SET state = 'DEAD_LETTERED' WHERE ledger_id = :id", id=first)
+    sql_world.sql("UPDATE pending_deletion SET state = 'DELETED' WHERE ledger_id = :id", id=second)
+    flush(sql_world)
+    assert stones.mark("raid", before_us=0) == 0, "too young"
+    assert stones.mark("raid", before_us=_LATER) == 1
+    assert stones.candidates("raid", after=None, limit=10) == [RecordId(kind=RecordKind.LEDGER, id=second)]
+    assert stones.mark("next", before_us=_LATER) == 1
+    assert stones.candidates("raid", after=None, limit=10) == [], "a raid has the only candidates"
+
+
+def test_raid_removes_candidates_that_it_does_not_keep(sql_world: SqlWorld) -> None:
+    """Page by page; one that was changed since it was marked stays."""
+    topic_id = new_topic(sql_world).topic_id
+    ledgers = filled(sql_world, topic_id, 5)[:4]
+    _detach(sql_world, topic_id, [*ledgers])
+    sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
+    flush(sql_world)
+    stones = sql_world.catalog.tombstones
+    assert stones.mark("raid", before_us=_LATER) == 4
+    page = stones.candidates("raid", after=RecordId(kind=RecordKind.LEDGER, id=ledgers[0]), limit=2)
+    assert [one.id for one in page] == [ledgers[1], ledgers[2]]
+    stones.keep("raid", [page[0]])
+    sql_world.sql("UPDATE tombstone SET at_us = at_us + 1 WHERE id = :id", id=ledgers[2])  # as a later version of it
+    assert stones.remove("raid", before_us=_LATER, limit=2) == 1
+    assert stones.remove("raid", before_us=_LATER, limit=2) == 1
+    assert stones.candidates("raid", after=None, limit=10) == []
+    assert _stones(sql_world) == {("ledger", ledgers[1]), ("ledger", ledgers[2])}
+
+
+def test_topic_with_an_unfinished_deletion_keeps_its_tombstone(sql_world: SqlWorld) -> None:
+    """Whatever ledger of it that is of."""
+    topic_id = new_topic(sql_world).topic_id
+    roll(sql_world, topic_id)
+    _delete_topic(sql_world, topic_id)
+    flush(sql_world)
+    assert sql_world.catalog.tombstones.mark("raid", before_us=_LATER) == 0
+    sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
+    flush(sql_world)
+    assert sql_world.catalog.tombstones.mark("raid", before_us=_LATER) == 2
+
+
+def test_tombstones_are_written_with_the_removal_or_not_at_all(sql_world: SqlWorld) -> None:
+    """Dead before any statement of the detach, or its commit: the ledger is listed, or it has intent and tombstone."""
+    topic_id = new_topic(sql_world).topic_id
+    first, _ = filled(sql_world, topic_id, 2)
+
+    def step() -> None:
+        sql_world.catalog.phase_one.detach(
+            topic_id, [first], force=True, batch_id="b", claim=claim(), cause=CAUSE, durable=True
+        )
+
+    for _ in sql_world.deaths_in(step):
+        there = {row.ledger_id for row in sql_world.sql("SELECT ledger_id FROM ledger")}
+        assert (first in there) != (("ledger", first) in _stones(sql_world))
+    assert _stones(sql_world) == {("ledger", first)}
+    assert sql_world.catalog.topics.by_id(topic_id).state is TopicState.ACTIVE
