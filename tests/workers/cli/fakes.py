@@ -26,6 +26,7 @@ from logstore.ports.catalog import (
     Ledger,
     SchemaVersion,
     SubscriptionSummary,
+    Tombstone,
     Topic,
     TopicContents,
     TopicPage,
@@ -35,6 +36,7 @@ from logstore.ports.catalog import (
     Unsealed,
 )
 from logstore.positions import LedgerId, Position, TopicId
+from logstore.records.kinds import RecordKind
 from tests.fakes.reconciliation import FakeRuns
 from tests.logstore.delayed.rows import Snapshots
 from workers.cli.context import Say, Services
@@ -86,6 +88,7 @@ class FakeLog:
             ledgers=SimpleNamespace(listed=self._listed, totals=self._totals, backlogs=self._backlogs),
             components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
             phase_one=SimpleNamespace(contents=self._contents, preview=self._preview),
+            tombstones=SimpleNamespace(of_topic=self._tombstones),
             upkeep=SimpleNamespace(due=self._due, redrivable=self._preview_redrive),
             fences=SimpleNamespace(bundles=lambda: 64),
             reconciliation=FakeRuns(),
@@ -96,6 +99,11 @@ class FakeLog:
             ),
         )
 
+    def _tombstones(self, topic_id: int, *, component: str | None) -> list[Tombstone]:
+        found = {"kind": RecordKind.LEDGER, "generation": 1, "epoch": 1, "at_us": 1_500_000, "raid": None}
+        stones = [Tombstone(id=2, component="MANAGED_LEDGER", **found)]  # type: ignore[arg-type]
+        return [one for one in stones if topic_id == 7 and component in {None, one.component}]
+
     def _due(self, *, older_than_s: float) -> Due:
         assert older_than_s == 30 * 86_400
         return Due(stalled=4, newborn=1, uploads=0, rows=7, runs=2)
@@ -105,10 +113,11 @@ class FakeLog:
             raise PreconditionFailed("deletions: expected dead letters, found 99 unknown; nothing was changed")
         return len(row_ids or [1, 2, 3])
 
-    def _create(self, name: str, policy: RetentionPolicy) -> Topic:
+    def _create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
         if name in self.found:
             raise AlreadyExists(f"topic {name} exists")
-        made = Topic(topic_id=TopicId(7), name=name, state=TopicState.ACTIVE, policy=policy, created_us=1_500_000)
+        known = {"topic_id": TopicId(7), "created_us": 1_500_000, "durable_delete": durable_delete}
+        made = Topic(name=name, state=TopicState.ACTIVE, policy=policy, **known)  # type: ignore[arg-type]
         self.found[name] = made
         return made
 
@@ -347,6 +356,7 @@ class FakeBatches:
 class FakeClient:
     """`workers.client.sexton.Sexton` as the command line calls it."""
 
+    durable: list[bool | None] = field(default_factory=list)  # what deletes were told of tombstones
     result: FakeResult | BaseException = field(default_factory=lambda: FakeResult({"DELETED": 3}))
     asked: list[tuple[object, ...]] = field(default_factory=list)
     dead: int = 3  # dead letters
@@ -365,13 +375,22 @@ class FakeClient:
         self.asked.append((topic.name, reason))
         return FakeHandle(self.result)
 
-    async def delete_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
+    async def delete_topic(self, topic: Topic, reason: str, actor: str, *, durable_delete: bool | None) -> FakeHandle:
         self.asked.append(("delete", topic.name, reason))
+        self.durable.append(durable_delete)
         return FakeHandle(self.result, id="delete-topic/7")
 
     async def delete_ledgers(
-        self, topic: Topic, ledger_ids: Sequence[LedgerId], force: bool, reason: str, actor: str
+        self,
+        topic: Topic,
+        ledger_ids: Sequence[LedgerId],
+        force: bool,
+        reason: str,
+        actor: str,
+        *,
+        durable_delete: bool | None,
     ) -> FakeHandle:
+        self.durable.append(durable_delete)
         self.asked.append((topic.name, list(ledger_ids), force, reason))
         return FakeHandle(self.result, id="delete-ledgers/1")
 

@@ -127,9 +127,6 @@ def test_usage_error_with_json_is_a_document_and_code_2(
 @pytest.mark.parametrize(
     "args",
     [
-        ("topic", "create", ORDERS, "--durable-delete"),
-        ("ledger", "list", ORDERS, "--tombstones"),
-        ("ledger", "delete", ORDERS, "1", "--durable-delete"),
         ("worker", "deploy", "--build-id", "b"),
     ],
 )

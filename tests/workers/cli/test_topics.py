@@ -31,6 +31,7 @@ def test_topic_create_with_limits_answers_the_topic(run: Run) -> None:
         "state": "ACTIVE",
         "retention_s": 259_200,
         "retention_bytes": 9,
+        "durable_delete": False,
         "created": "1970-01-01T00:00:01.500000Z",
         "ledgers": 1,
         "entries": 0,
@@ -197,6 +198,38 @@ def test_ledger_delete_ids_once_and_force_travel(run: Run, services: FakeService
     assert services.client.asked == [(orders, [5, 4], True, "r")]
     assert document(run("ledger", "delete", orders, "5", "--force", "--dry-run", "--json"))["ledger_ids"] == [5]
     assert services.log.previews == [([5], True)]
+
+
+@pytest.mark.parametrize(
+    ("flag", "asked"), [((), None), (("--durable-delete",), True), (("--no-durable-delete",), False)]
+)
+def test_delete_passes_on_what_the_command_says_of_tombstones(
+    run: Run, services: FakeServices, orders: str, flag: tuple[str, ...], asked: bool | None
+) -> None:
+    """Nothing, where it says nothing: the topic's own setting counts then."""
+    assert run("ledger", "delete", orders, "5", *flag).exit_code == 0
+    assert run("topic", "delete", orders, *flag).exit_code == 0
+    assert services.client.durable == [asked, asked]
+
+
+def test_ledger_list_shows_tombstones_where_they_are_asked_for(run: Run, orders: str) -> None:
+    """They hold nothing but what names them."""
+    _, stone = document(run("ledger", "list", orders, "--tombstones", "--json"))
+    assert stone == {
+        "ledger_id": 2,
+        "component": "MANAGED_LEDGER",
+        "state": "TOMBSTONE",
+        "entries": None,
+        "size_bytes": None,
+        "copies": [],
+        "generation": 1,
+        "tombstone": True,
+        "keys": {},
+    }
+    shown = run("ledger", "list", orders, "--tombstones").output
+    assert "TOMBSTONE" in shown
+    of_schemas = run("ledger", "list", orders, "--tombstones", "--component", "schema_storage", "--json")
+    assert document(of_schemas) == []
 
 
 def test_ledger_list_has_the_documented_fields(run: Run, orders: str) -> None:
