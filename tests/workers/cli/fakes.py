@@ -356,10 +356,10 @@ class FakeBatches:
 class FakeClient:
     """`workers.client.sexton.Sexton` as the command line calls it."""
 
-    durable: list[bool | None] = field(default_factory=list)  # what deletes were told of tombstones
     result: FakeResult | BaseException = field(default_factory=lambda: FakeResult({"DELETED": 3}))
     asked: list[tuple[object, ...]] = field(default_factory=list)
     dead: int = 3  # dead letters
+    durable: list[bool | None] = field(default_factory=list)  # what deletes were told of tombstones
     batches: FakeBatches = field(default_factory=FakeBatches)
 
     async def result_of(self, handle: FakeHandle, say: Say) -> FakeResult:
