@@ -55,6 +55,7 @@ from logstore.ports.catalog import Claim, Deletions, Ended, Ledgers, PhaseOne, R
 from logstore.ports.owners import Owners
 from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
+from logstore.records.services.flush_requests import FlushRequests
 from logstore.records.tombstones import asked_for
 
 _STUCK_AFTER = 5
@@ -77,9 +78,11 @@ class LedgerDeletion:
         ledgers: Ledgers,
         topics: Topics,
         storages: Storages,
+        flushes: FlushRequests,
         owners: Owners,
     ) -> None:
         """Take the ports; `storages` by `CopyKind` value."""
+        self._flushes = flushes
         self._deletions = deletions
         self._storages = storages
         self._dispatch = Dispatch(deletions, owners)
@@ -149,7 +152,7 @@ class LedgerDeletion:
             found, pace = queue.intents(batch, _rows(request.chunk)), DeletionPace(request.objects_per_s)
             intents = pace.slice(found)
             open_ones = unfinished(intents)
-            examined = examine(open_ones, self._storages, heartbeats)
+            examined = examine(open_ones, self._storages, self._flushes, heartbeats)
             ended, errors = remove(examined, self._storages, heartbeats, pace)
             changed = finish(queue, open_ones, ended, holder=batch)
             metrics.received(one for one in open_ones if one.row_id in changed)
@@ -211,7 +214,7 @@ class LedgerDeletion:
             return result_of(intent)
         metrics.received([intent])
         with Heartbeats(lambda: queue.hold(intent.row_id, own_claim()), just_claimed=True) as heartbeats:
-            examined = examine([intent], self._storages, heartbeats)
+            examined = examine([intent], self._storages, self._flushes, heartbeats)
             ended, errors = remove(examined, self._storages, heartbeats, DeletionPace())
             changed = finish(queue, [intent], ended, holder=own_claim().workflow_id)
             if errors:

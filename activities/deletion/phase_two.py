@@ -29,8 +29,10 @@ from logstore.errors import (
     Unsupported,
     UploadOpen,
 )
+from logstore.log.ledgers import Component
 from logstore.ports.catalog import Deletions, Ended
 from logstore.ports.storage import CopyStorage, Removal, Storages
+from logstore.records.services.flush_requests import FlushRequests
 
 
 @dataclass(slots=True)
@@ -42,10 +44,15 @@ class Examination:
     errors: dict[int, SextonError] = field(default_factory=dict)  # no answer: treated as "keep"
 
 
-def examine(intents: Sequence[DeletionIntent], storages: Storages, heartbeats: Heartbeats) -> Examination:
-    """Judge each intent; every error but a definite absence means that nothing is deleted."""
-    found, absent = Examination(), []
-    for intent in intents:
+def examine(
+    intents: Sequence[DeletionIntent], storages: Storages, flushes: FlushRequests, heartbeats: Heartbeats
+) -> Examination:
+    """Judge each intent; every error but a definite absence means that nothing is deleted.
+
+    First the record log is told of those that it must know of; where it cannot be, their copies stay.
+    """
+    found, absent = Examination(errors=_untold(intents, flushes)), []
+    for intent in (one for one in intents if one.row_id not in found.errors):
         refused = refusal(intent)
         if refused:
             found.ended.append(Ended(row_id=intent.row_id, outcome=refused[0], error=refused[1]))
@@ -64,6 +71,21 @@ def examine(intents: Sequence[DeletionIntent], storages: Storages, heartbeats: H
         heartbeats.examined()
     _place_absent(found, absent, storages)
     return found
+
+
+def _untold(intents: Sequence[DeletionIntent], flushes: FlushRequests) -> dict[int, SextonError]:
+    """Have the record log told of tombstones, and of ledgers that a cursor or a bucket in it may name.
+
+    It need not know of a plain delete of messages: they may return, and are found to be gone then.
+    """
+    told = [one for one in intents if one.durable or one.component != Component.MANAGED_LEDGER.value]
+    try:
+        if told:
+            flushes.until_flushed(sorted({one.ledger_id for one in told}))
+    except SextonError as error:  # whatever it is, no ledger is to blame
+        unheard = StoreUnavailable(f"the record log must know of the deletion first: {error}")
+        return {one.row_id: unheard for one in told}
+    return {}
 
 
 def _place_absent(found: Examination, absent: Sequence[DeletionIntent], storages: Storages) -> None:

@@ -32,6 +32,7 @@ from logstore.errors import (
 )
 from logstore.ownership import Lease
 from logstore.ports.catalog import Deletions, PhaseOne
+from logstore.records.services.flush_requests import FlushRequests
 from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, done, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners, FakeOwnership
@@ -307,6 +308,7 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
         ledgers=site.world.catalog.ledgers,
         topics=site.world.catalog.topics,
         storages=site.world.log.storages,
+        flushes=FlushRequests(site.world.catalog.records, site.world.log.records.flusher),
         owners=site.owners,
     )
     pause = Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: time.sleep(0.1))

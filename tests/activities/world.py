@@ -34,6 +34,7 @@ from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
 from workers.assembly.activities import Activities, activities_over
 from workers.assembly.log import LogStore, Policies, Stores, assemble
+from workers.assembly.records import RecordPolicies
 
 T = TypeVar("T")
 
@@ -216,7 +217,11 @@ def open_world(folder: Path) -> World:
                 records=record_objects,
                 now_us=lambda: objects.now_us,
             ),
-            policies=Policies(scratch=folder / "tmp", driver_metadata={"driver": "aws-s3", "bucket": BUCKET}),
+            policies=Policies(
+                scratch=folder / "tmp",
+                driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
+                records=RecordPolicies(clock_bound_s=10**10),  # the fake's clock is its own
+            ),
             bulk=bulk,
         )
     )

@@ -22,6 +22,7 @@ from activities.transactions.building import BufferBuilding
 from activities.transactions.coordination import Coordination
 from logstore.ports.owners import Owners
 from logstore.reconciliation.services.orphans import StoredOrphans
+from logstore.records.services.flush_requests import FlushRequests
 from workers.assembly.log import LogStore
 
 
@@ -136,6 +137,7 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
             ledgers=ledgers,
             topics=topics,
             storages=log.storages,
+            flushes=FlushRequests(catalog.records, log.records.flusher),
             owners=owners,
         ),
         upkeep=DeletionUpkeep(
@@ -163,16 +165,16 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
             broadcasts=log.broadcasts,
             finished_retention_s=log.policies.finished_retention_s,
         ),
-        building=BufferBuilding(
-            runs=catalog.reconciliation,
-            identities=catalog.identities,
-            bulk=log.bulk,
-            snapshots=log.buffer_snapshots,
-        ),
+        building=_building(log),
         delayed=_delayed(log),
         indexes=_indexes(log),
         records=_records(log),
     )
+
+
+def _building(log: LogStore) -> BufferBuilding:
+    runs, identities = log.catalog.reconciliation, log.catalog.identities
+    return BufferBuilding(runs=runs, identities=identities, bulk=log.bulk, snapshots=log.buffer_snapshots)
 
 
 def _records(log: LogStore) -> RecordActivities:

@@ -75,10 +75,8 @@ def file_copy_intents(
 ) -> int:
     """Replace one copy of listed ledgers by its deletion intent, set-wise, and return how many; the ledgers stay.
 
-    Their generation rises, so that the intents of a later detach have another one.
-
-    The arguments are those of `file_intents`; `doomed` says which rows of `ledger` joined with `ledger_copy`, among
-    those of the list and of the kind.
+    Their generation rises, so that intents of a later detach have another. The arguments are those of `file_intents`;
+    `doomed` says which rows of `ledger` joined with `ledger_copy`, among those of the list and of the kind.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
     filed = _file(connection, *intents_for(of_kind & doomed, batch_id, now_us, cause))
@@ -115,8 +113,7 @@ def file_again(connection: Connection, ended: Row[Any], context: Mapping[str, st
 
 _SAME = (
     "ledger_id", "copy", "application", "component", "topic_id", "topic", "keys",
-    "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
-    "actor", "reason", "durable",
+    "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch", "actor", "reason", "durable",
 )  # fmt: skip
 
 
@@ -264,8 +261,7 @@ def move_rows(
     connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], *, until_us: int
 ) -> frozenset[int]:
     """Move claims of PENDING rows of the batch to the workflows named; which of them this call moved."""
-    free = and_(_P.batch_id == batch_id, _P.claim_workflow.is_(None))
-    rows = lock_unfinished(connection, list(row_ids), free)
+    rows = lock_unfinished(connection, list(row_ids), and_(_P.batch_id == batch_id, _P.claim_workflow.is_(None)))
     statement = (
         update(t.pending_deletion)
         .where(_P.row_id == bindparam("row"))
@@ -300,5 +296,5 @@ _AGAIN = {
 
 def forget_rows(connection: Connection, page: Select[Any]) -> int:
     """Remove a page of intents by their row ids, as far as none was opened again meanwhile."""
-    gone = _P.state == DeletionState.DELETED.value
-    return connection.execute(delete(t.pending_deletion).where(_P.row_id.in_(select(page.subquery())), gone)).rowcount
+    ids = _P.row_id.in_(select(page.subquery()))
+    return connection.execute(delete(t.pending_deletion).where(ids, _P.state == DeletionState.DELETED.value)).rowcount

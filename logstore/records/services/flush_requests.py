@@ -1,0 +1,65 @@
+"""Waiting until what a delete left in the catalog is in the record log, too: only then may objects go.
+
+A catalog that is rebuilt from its record log would else list a ledger whose objects are gone. Threads that ask at the
+same time share a flush: each needs one that begins after it asked, and of those it takes the first.
+"""
+
+from collections.abc import Sequence
+from threading import Condition
+from typing import Protocol
+
+from logstore.errors import CatalogBusy
+from logstore.ports.catalog import Records
+
+
+class FlushNow(Protocol):
+    """What writes all changes of the catalog to its record log; see `Flusher`."""
+
+    def flush(self) -> object:
+        """Write everything that was committed before the call."""
+
+
+class FlushRequests:
+    """The flushes that the threads of one process ask for."""
+
+    def __init__(self, records: Records, flusher: FlushNow) -> None:
+        """Ask the catalog what is not flushed, and the flusher to flush it."""
+        self._records, self._flusher = records, flusher
+        self._changed = Condition()
+        self._begun = self._ended = 0  # flushes, counted
+        self._running = False
+
+    def until_flushed(self, ledger_ids: Sequence[int]) -> None:
+        """Return once the tombstones of these ledgers, and such intents as must be, are in the record log.
+
+        Idempotency: what is in it already needs no flush.
+
+        Raises:
+            CatalogBusy: A flush went by, and left some of them: others were at it. Repeating is fine.
+            RetryableError, TerminalError: As the flush.
+        """
+        if not self._records.unflushed(ledger_ids):
+            return
+        self._flush()
+        left = self._records.unflushed(ledger_ids)
+        if left:
+            raise CatalogBusy(f"record log: a flush left {len(left)} of {len(ledger_ids)} ledgers, as {min(left)}")
+
+    def _flush(self) -> None:
+        with self._changed:
+            needed = self._begun + 1  # one that runs now may have read the catalog before
+            while self._running and self._ended < needed:
+                self._changed.wait()
+            if self._ended >= needed:
+                return
+            self._running, self._begun = True, self._begun + 1
+            mine = self._begun
+        try:
+            self._flusher.flush()
+        except BaseException:
+            mine = 0
+            raise
+        finally:
+            with self._changed:
+                self._running, self._ended = False, max(self._ended, mine)
+                self._changed.notify_all()

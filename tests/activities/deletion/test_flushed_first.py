@@ -1,0 +1,114 @@
+"""Phase two of what the record log must know of: no object goes before it does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from temporalio.exceptions import ApplicationError
+
+from activities.deletion.values import OneResult
+from logstore.deletion.intents import Outcome
+from logstore.errors import StoreUnavailable, Unsupported
+from logstore.positions import LedgerId
+from logstore.records.manifest import PREFIX
+from tests.activities.world import World, chunk_input, done, one_input, open_world, run
+from tests.fakes.objects import Fault, FaultKind, Operation
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A fresh catalog and empty buckets."""
+    found = open_world(tmp_path)
+    with found.opened:
+        yield found
+
+
+def _detach(world: World, ledger: LedgerId, policy: str | None) -> None:
+    done(world.deletion.detach, world.detach_input([ledger], force=True, durable_delete=policy))
+
+
+def _manifests(world: World) -> int:
+    return sum(key.startswith(PREFIX) for key in world.record_objects.keys)
+
+
+def _record_log_down(world: World, *, times: int = 1_000) -> None:
+    world.record_objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=times))
+
+
+def test_chunk_of_durable_deletes_flushes_their_tombstones_first(world: World) -> None:
+    """A catalog that is rebuilt right after it knows that they are gone."""
+    (ledger,) = world.fill(1)
+    _detach(world, ledger, "durable")
+    assert world.catalog.records.unflushed([ledger]) == {ledger}
+    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert (_manifests(world), world.left_of(ledger)) == (1, [])
+
+
+def test_chunk_of_plain_deletes_flushes_nothing(world: World) -> None:
+    """They cost what they cost before there was a record log."""
+    (ledger,) = world.fill(1)
+    _detach(world, ledger, "plain")
+    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert (_manifests(world), world.left_of(ledger)) == (0, [])
+
+
+def test_chunk_of_what_retention_lets_go_flushes_nothing(world: World) -> None:
+    """It is plain by default."""
+    (ledger,) = world.fill(1)
+    world.detach()
+    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert (_manifests(world), world.left_of(ledger)) == (0, [])
+
+
+def test_chunk_keeps_objects_whose_tombstones_cannot_be_flushed(world: World) -> None:
+    """The record log is down: the chunk fails as a whole, and is tried again."""
+    (ledger,) = world.fill(1)
+    before = world.left_of(ledger)
+    _detach(world, ledger, None)
+    _record_log_down(world)
+    with pytest.raises(StoreUnavailable, match="the record log must know of the deletion first"):
+        run(world.deletion.delete_chunk, chunk_input())
+    assert world.left_of(ledger) == before
+    assert world.outcomes() == {"RETRYING": 1}
+
+
+def test_chunk_deletes_plain_rows_beside_durable_ones_that_wait(world: World) -> None:
+    """Those are handed over, and the others are gone."""
+    first, second = world.fill(2)
+    _detach(world, first, "durable")
+    done(
+        world.deletion.detach,
+        world.detach_input([second], batch_id="plain", force=True, durable_delete="plain"),
+    )
+    world.sql("UPDATE pending_deletion SET batch_id = 'batch-1'")
+    _record_log_down(world)
+    result = done(world.deletion.delete_chunk, chunk_input())
+    assert result.outcomes == {"DELETED": 1, "RETRYING": 1}
+    assert [key.ledger_id for key in result.alone] == [first]
+    assert world.left_of(first)
+    assert not world.left_of(second)
+
+
+def test_one_durable_delete_is_retried_until_its_tombstone_is_flushed(world: World) -> None:
+    """The row keeps the error meanwhile."""
+    (ledger,) = world.fill(1)
+    _detach(world, ledger, "durable")
+    key, name = world.key(ledger), f"delete-ledger/{ledger}/LEDGER/1"
+    world.sql("UPDATE pending_deletion SET claim_workflow = :name, claim_until_us = 1", name=name)
+    _record_log_down(world, times=1)
+    with pytest.raises(ApplicationError, match="the record log must know of the deletion first"):
+        run(world.deletion.delete_one, one_input(key), workflow_id=name)
+    (intent,) = world.intents()
+    assert "the record log must know" in (intent.last_error or "")
+    answer = done(world.deletion.delete_one, one_input(key), workflow_id=name)
+    assert isinstance(answer, OneResult)
+    assert answer.outcome is Outcome.DELETED
+    assert not world.left_of(ledger)
+
+
+def test_detach_with_a_policy_that_this_build_does_not_know_is_refused(world: World) -> None:
+    """To delete plainly instead would lose what was asked for."""
+    (ledger,) = world.fill(1)
+    with pytest.raises((Unsupported, ApplicationError), match="expected one of durable, plain, found 'archived'"):
+        _detach(world, ledger, "archived")
+    assert world.intents() == []
