@@ -18,6 +18,7 @@ _LOADED = (
     "UPDATE catalog SET epoch = epoch + 1, next_ledger_id = (SELECT ledger_ceiling FROM record_log)",
     f"UPDATE record_log SET state = 'ADOPTING', ledger_ceiling = ledger_ceiling + {_FREE_IDS}",
     "UPDATE pending_deletion SET claim_workflow = NULL, claim_run = NULL, claim_until_us = NULL",
+    "UPDATE transaction_coordinator SET next_sequence = (SELECT transaction_ceiling FROM record_log)",
     "DELETE FROM run",
     "UPDATE delayed_index SET unsealed = 0",
 )
@@ -42,14 +43,14 @@ class Losing:
             now.backup(kept)
         self._copies.append(copy)
 
-    def lose(self) -> None:
-        """Remove the database, and load what was flushed last: the catalog is to be adopted."""
+    def lose(self, *changes: str) -> None:
+        """Remove the database, and load what was flushed last, with changes in SQL: the catalog is to be adopted."""
         for left in self.world.database.parent.glob(f"{self.world.database.name}*"):
             if left not in self._copies:
                 left.unlink()
         with closing(sqlite3.connect(self._copies[-1])) as kept, closing(sqlite3.connect(self.world.database)) as new:
             kept.backup(new)
-            for statement in _LOADED:
+            for statement in (*_LOADED, *changes):
                 new.execute(statement)
             new.commit()
 

@@ -1,21 +1,25 @@
 """A catalog that was lost is as it was answered: everything that was stored is readable where it was."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
-from logstore.positions import Position
+from logstore.log.ledgers import ledger_prefix, segment_key
+from logstore.log.uploads import APPEND, BEHIND, UploadMark
+from logstore.ports.catalog import BeginTransaction, Begun, Cause, Claim, EndTransaction, Topic
+from logstore.positions import LedgerId, Position
+from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.faults.world import World
 from tests.infra.catalog.records.adoption import Losing
 from tests.migrated import migrated
 from workers.assembly.log import LogStore
 
 _NAME = "persistent://shop/main/orders"
+_CAUSE = Cause(actor="test", reason="to see it go", workflow_id="w")
 
 
 @pytest.fixture
@@ -24,13 +28,6 @@ def losing(tmp_path: Path) -> Losing:
     template = tmp_path / "template.db"
     migrated(template)
     return Losing(World(tmp_path / "catalog.db", template))
-
-
-@pytest.fixture
-def open_processes() -> Iterator[ExitStack]:
-    """Closed at the end."""
-    with ExitStack() as stack:
-        yield stack
 
 
 def _plain(*payloads: str) -> ProducedEntries:
@@ -68,3 +65,288 @@ def test_what_was_appended_since_the_flush_comes_back_where_it_was(losing: Losin
         assert result.first is not None
         assert result.first > max(before[_NAME])
         assert log.managed.roll(topic).opened > given_out, "no id is given out twice"
+
+
+def _committed(log: LogStore, *writes: BeginTransaction | EndTransaction) -> list[object]:
+    return list(log.catalog.commits.commit(list(writes)))
+
+
+def _begin(log: LogStore) -> TransactionId:
+    (begun,) = _committed(log, BeginTransaction(tc_id=1, timeout_s=3_600))
+    assert isinstance(begun, Begun)
+    return begun.txn
+
+
+def _inside(txn: TransactionId, *payloads: str) -> ProducedEntries:
+    return ProducedEntries(entries=_plain(*payloads).entries, txn=txn)
+
+
+def _end(log: LogStore, txn: TransactionId, *, commit: bool) -> None:
+    """Decided, and told to every participant."""
+    _committed(log, EndTransaction(txn=txn, commit=commit))
+    _tell(log)
+
+
+def _tell(log: LogStore) -> None:
+    claim = Claim(workflow_id="transaction-coordinator/1", run_id="r", ttl_s=60)
+    while batch := log.catalog.transactions.claim(claim, limit=100):
+        assert not log.broadcasts.settle(batch).failures
+
+
+def test_transactions_of_the_tail_are_as_their_markers_say(losing: Losing) -> None:
+    """Begun before the flush or after it: committed, aborted, or open and past its time."""
+    with losing.process() as log:
+        left, right = _topic(log), _topic(log, "persistent://shop/main/right")
+        log.subscriptions.subscribe(left.topic_id, "s", latest=False)
+        early = _begin(log)
+        log.managed.append(left, _plain("an ordinary one"))
+        log.managed.append(left, _inside(early, "early 1"))
+        losing.flush()
+        unknown, aborted, left_open = (_begin(log) for _ in range(3))
+        log.managed.append(right, _inside(early, "early 2"))
+        for txn in (unknown, aborted, left_open):
+            log.managed.append(left, _inside(txn, f"left {txn}"))
+            log.managed.append(right, _inside(txn, f"right {txn}"))
+        log.subscriptions.acknowledge(left.topic_id, "s", positions=[Position(LedgerId(0), 0)], txn=unknown)
+        _end(log, early, commit=True)
+        _end(log, unknown, commit=True)
+        _end(log, aborted, commit=False)
+        states = log.catalog.transactions.states([early, unknown, aborted])
+        assert {one.commits for one in states.values()} == {True, False}
+    losing.lose()
+    losing.adopt()
+    with losing.process() as log:
+        found = log.catalog.transactions.states([early, unknown, aborted, left_open])
+        assert found == {
+            early: TransactionState.COMMITTING,
+            unknown: TransactionState.COMMITTING,
+            aborted: TransactionState.ABORTING,
+            left_open: TransactionState.OPEN,
+        }
+        assert log.catalog.transactions.expire(1, limit=10) == 1
+        _tell(log)
+        shown = [sorted(_read(log, log.catalog.topics.get(one.name)).values()) for one in (left, right)]
+        assert shown == [["an ordinary one", "early 1", f"left {unknown}"], ["early 2", f"right {unknown}"]]
+        state = log.subscriptions.get(left.topic_id, "s").state
+        assert state.mark_delete >= Position(LedgerId(0), 0), "what the commit acknowledged stays so"
+
+
+def test_duplicates_of_a_producer_are_told_after_the_loss_too(losing: Losing) -> None:
+    """Sequence ids follow the segments that were adopted."""
+
+    def numbered(*ids: int) -> ProducedEntries:
+        return ProducedEntries(entries=[NewEntry(payload=b"%d" % one, sequence_id=one) for one in ids], producer="p")
+
+    with losing.process() as log:
+        topic = _topic(log)
+        log.managed.append(topic, numbered(1, 2))
+        losing.flush()
+        log.managed.append(topic, numbered(3, 4))
+        before = _read(log, topic)
+    losing.lose()
+    losing.adopt()
+    with losing.process() as log:
+        again = log.managed.append(topic, numbered(2, 3, 4, 5))
+        assert (again.count, again.duplicates) == (1, 3)
+        assert {at: one for at, one in _read(log, topic).items() if at in before} == before
+
+
+def test_delayed_messages_of_the_tail_are_counted(losing: Losing) -> None:
+    """Those behind the sealed buckets, also of a topic whose index no record knows."""
+    late = ProducedEntries(entries=[NewEntry(payload=b"later", deliver_at_ms=4_000_000_000_000)] * 3)
+    with losing.process() as log:
+        topic = _topic(log)
+        log.managed.append(topic, late)
+        losing.flush()
+        log.managed.append(topic, late)
+    losing.lose()
+    losing.adopt()
+    with losing.process() as log:
+        assert log.catalog.delayed.counts().unsealed == 6
+        assert log.catalog.delayed.unsealed(topic.topic_id).entries == 6
+
+
+def test_upload_that_was_never_registered_stays_away(losing: Losing) -> None:
+    """A loser whose append went on under a later number."""
+    with losing.process() as log:
+        topic = _topic(log)
+        log.managed.append(topic, _plain("first"))
+        losing.flush()
+        log.managed.append(topic, _plain("second"))
+        log.managed.append(topic, _plain("third"))
+        before = _read(log, topic)
+        second = losing.world.store.get(segment_key(LedgerId(0), 1))
+        assert second is not None
+        said = dict(second.metadata) | {BEHIND: "2:3"}
+        for number, nth in ((9, 1), (12, 2)):
+            mark = {APPEND: str(UploadMark("0" * 32, nth))}
+            losing.world.store.put_if_absent(segment_key(LedgerId(0), number), second.body, metadata=said | mark)
+    losing.lose()
+    report = losing.adopt()
+    assert report.adopted_segments == 3
+    with losing.process() as log:
+        assert _read(log, topic) == before | {Position(LedgerId(0), 3): "second"}
+
+
+def test_ledger_that_was_detached_since_the_flush_goes_again(losing: Losing) -> None:
+    """All of its objects are gone, at the head of the list: its cursors move on, and it is reported."""
+    with losing.process() as log:
+        topic = _topic(log)
+        log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
+        log.managed.append(topic, _plain("gone"))
+        log.managed.roll(topic)
+        log.managed.append(topic, _plain("stays"))
+        losing.flush()
+    losing.world.store.delete([one.key for one in losing.world.store.list(ledger_prefix(LedgerId(0)))])
+    losing.lose()
+    report = losing.adopt()
+    assert (report.revived, report.revived_ledgers, report.missing_data) == (1, (LedgerId(0),), 0)
+    with losing.process() as log:
+        assert list(_read(log, topic).values()) == ["stays"]
+        assert log.catalog.deletions.inflight().estimated_inflight == 1
+
+
+def test_ledger_in_the_middle_without_objects_is_reported_and_kept(losing: Losing) -> None:
+    """That is loss of data, as is a ledger that lacks a part."""
+    with losing.process() as log:
+        topic = _topic(log)
+        for payload in ("first", "lost", "last"):
+            log.managed.append(topic, _plain(payload))
+            log.managed.roll(topic)
+        losing.flush()
+    losing.world.store.delete([segment_key(LedgerId(1), 0)])
+    losing.lose()
+    report = losing.adopt()
+    assert (report.revived, report.missing_data, report.missing_ledgers) == (0, 1, (LedgerId(1),))
+    with losing.process() as log:
+        assert [one.ledger_id for one in log.catalog.ledgers.listed(topic.topic_id)] == [0, 1, 2, 3]
+
+
+def test_ledger_that_its_list_does_not_name_is_detached_again(losing: Losing) -> None:
+    """The loader gives it no place; its objects are there still."""
+    with losing.process() as log:
+        topic = _topic(log)
+        log.managed.append(topic, _plain("came back"))
+        log.managed.roll(topic)
+        log.managed.append(topic, _plain("stays"))
+        losing.flush()
+    losing.lose("UPDATE ledger SET place = NULL WHERE ledger_id = 0")
+    report = losing.adopt()
+    assert report.revived_ledgers == (LedgerId(0),)
+    with losing.process() as log:
+        assert list(_read(log, topic).values()) == ["stays"]
+        assert log.catalog.deletions.inflight().estimated_inflight == 1
+
+
+def test_ledger_that_was_deleted_durably_never_returns(losing: Losing) -> None:
+    """Objects without a row, and a tombstone: an intent, and no ledger (scylladb#3560, scylla-manager#4258)."""
+    with losing.process() as log:
+        topic = _topic(log)
+        log.managed.append(topic, _plain("deleted"))
+        log.managed.roll(topic)
+        losing.flush()
+    buried = "INSERT INTO tombstone (kind, id, generation, epoch, at_us) VALUES ('ledger', 0, 1, 1, 1)"
+    losing.lose(*(f"DELETE FROM {table} WHERE ledger_id = 0" for table in ("ledger", "ledger_copy", "segment")), buried)
+    report = losing.adopt()
+    assert (report.adopted_ledgers, report.detached) == (0, 1)
+    with losing.process() as log:
+        assert _read(log, topic) == {}
+        assert log.catalog.deletions.inflight().estimated_inflight == 1
+
+
+def test_topic_that_was_deleted_durably_never_returns(losing: Losing) -> None:
+    """Nor do ledgers that it got after the flush."""
+    with losing.process() as log:
+        losing.flush()
+        topic = _topic(log)
+        log.managed.append(topic, _plain("deleted"))
+    buried = f"INSERT INTO tombstone (kind, id, generation, epoch, at_us) VALUES ('topic', {topic.topic_id}, 1, 1, 1)"
+    losing.lose(buried)
+    report = losing.adopt()
+    assert (report.adopted_ledgers, report.detached) == (0, 1)
+    with losing.process() as log, pytest.raises(UnknownObject):
+        log.catalog.topics.by_id(topic.topic_id)
+
+
+def test_name_that_was_used_again_is_of_the_later_topic(losing: Losing) -> None:
+    """The earlier one had gone when the later one was made; its record came back."""
+    with losing.process() as log:
+        first = _topic(log)
+        log.managed.append(first, _plain("of the first"))
+        losing.flush()
+        log.catalog.phase_one.begin_topic(first.topic_id, _NAME, cause=_CAUSE)
+        claim = Claim(workflow_id="w", run_id="r", ttl_s=60)
+        log.catalog.phase_one.detach_all(first.topic_id, batch_id="b", claim=claim, cause=_CAUSE)
+        assert log.catalog.phase_one.remove_topic(first.topic_id, cause=_CAUSE)
+        second = _topic(log)
+        log.managed.append(second, _plain("of the second"))
+    losing.lose()
+    losing.adopt()
+    with losing.process() as log:
+        found = log.catalog.topics.get(_NAME)
+        assert found.topic_id == second.topic_id
+        assert list(_read(log, found).values()) == ["of the second"]
+        assert log.catalog.deletions.inflight().estimated_inflight == 1
+
+
+def test_component_ledger_that_nothing_names_gets_an_intent(losing: Losing) -> None:
+    """A schema that was set since the flush is not known; its objects go."""
+    with losing.process() as log:
+        topic = _topic(log)
+        log.schemas.set(topic, b"old")
+        losing.flush()
+        log.schemas.set(topic, b"new")
+    losing.lose()
+    report = losing.adopt()
+    assert (report.adopted_ledgers, report.detached) == (0, 1)
+
+
+def test_objects_of_another_application_are_left_alone(losing: Losing) -> None:
+    """They say so themselves."""
+    with losing.process() as log:
+        losing.flush()
+        topic = _topic(log)
+        log.managed.append(topic, _plain("of another"))
+    losing.lose()
+    with losing.adopter("another") as adopter:
+        assert adopter.adopt(0).staged == 0
+        assert adopter.finish().adopted_ledgers == 0
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("effect", ["adoption.stage", "adoption.settle", "adoption.conclude", "adoption.finish"])
+def test_adoption_that_dies_anywhere_is_done_by_the_next(losing: Losing, effect: str, moment: str) -> None:
+    """Each shard and each topic may be done twice; what is reported is the same."""
+    with losing.process() as log:
+        topic, other = _topic(log), _topic(log, "persistent://shop/main/other")
+        log.managed.append(topic, _plain("flushed"))
+        losing.flush()
+        for one in (topic, other):
+            log.managed.append(one, _plain("tail"))
+        before = [_read(log, one) for one in (topic, other)]
+    losing.lose()
+    arm(f"{effect}.{moment}", "crash")
+    with pytest.raises(SimulatedCrash):
+        losing.adopt()
+    disarm()
+    with losing.adopter() as adopter:
+        if (effect, moment) != ("adoption.finish", "after"):
+            for shard in range(2):
+                adopter.adopt(shard)
+        report = adopter.finish()
+    assert (report.adopted_ledgers, report.adopted_segments) == (1, 2)
+    with losing.process() as log:
+        assert [_read(log, one) for one in (topic, other)] == before
+
+
+def test_catalog_that_is_complete_is_not_adopted(losing: Losing) -> None:
+    """Its writers are at work."""
+    with losing.adopter() as adopter, pytest.raises(PreconditionFailed, match="complete"):
+        adopter.adopt(0)
+
+
+@pytest.mark.parametrize("shard", [-1, 256])
+def test_shard_that_there_is_not_is_refused(losing: Losing, shard: int) -> None:
+    """256 of them."""
+    with losing.adopter() as adopter, pytest.raises(InvalidInput, match="0 to 255"):
+        adopter.adopt(shard)
