@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version
+from infra.catalog.records.readiness import require_ready
 
 if TYPE_CHECKING:
     from infra.catalog.audits import SqlAuditLog
@@ -37,12 +38,21 @@ if TYPE_CHECKING:
     from infra.catalog.transactions.transactions import SqlTransactions
 
 
-def _port(module: str, name: str, *settings: str) -> Any:  # noqa: ANN401 - the attribute's annotation says it
-    """A port that is made when it is first asked for, with these settings of the catalog."""
+def _port(
+    module: str,
+    name: str,
+    *settings: str,
+    while_adopting: bool = False,
+) -> Any:  # noqa: ANN401 - the attribute's annotation says it
+    """A port that is made when it is first asked for, with these settings of the catalog.
+
+    Nothing but what completes a rebuilt catalog writes to one that is not complete (`while_adopting`).
+    """
 
     def opened(catalog: "SqlCatalog") -> object:
         adapter = getattr(import_module(f"infra.catalog.{module}"), name)
-        return adapter(catalog.database, **{setting: getattr(catalog, setting) for setting in settings})
+        database = catalog.database if while_adopting else catalog.complete
+        return adapter(database, **{setting: getattr(catalog, setting) for setting in settings})
 
     return cached_property(opened)
 
@@ -56,8 +66,8 @@ class SqlCatalog:
     cursors: "SqlCursors" = _port("cursors.cursors", "SqlCursors")
     schemas: "SqlSchemas" = _port("log.schemas", "SqlSchemas")
     commits: "SqlCommits" = _port("log.commits", "SqlCommits")
-    adoption: "SqlAdoption" = _port("records.adopting", "SqlAdoption")
-    identities: "SqlIdentities" = _port("identity.identities", "SqlIdentities")
+    adoption: "SqlAdoption" = _port("records.adopting", "SqlAdoption", while_adopting=True)
+    identities: "SqlIdentities" = _port("identity.identities", "SqlIdentities", while_adopting=True)
     inspection: "SqlInspection" = _port("log.inspection", "SqlInspection")
     fences: "SqlFences" = _port("ownership.fences", "SqlFences")
     audit_log: "SqlAuditLog" = _port("audits", "SqlAuditLog")
@@ -66,7 +76,7 @@ class SqlCatalog:
     upkeep: "SqlUpkeep" = _port("deletion.upkeep", "SqlUpkeep", "registration_timeout_s")
     offloads: "SqlOffloads" = _port("offload.offloads", "SqlOffloads")
     reconciliation: "SqlReconciliation" = _port("reconciliation.reconciliation", "SqlReconciliation")
-    records: "SqlRecords" = _port("records.outbox", "SqlRecords")
+    records: "SqlRecords" = _port("records.outbox", "SqlRecords", while_adopting=True)
     tombstones: "SqlTombstones" = _port("records.tombstone_rows", "SqlTombstones")
     transactions: "SqlTransactions" = _port("transactions.transactions", "SqlTransactions")
     delayed: "SqlDelayedIndex" = _port("delayed.index", "SqlDelayedIndex")
@@ -80,6 +90,7 @@ class SqlCatalog:
             registration_timeout_s: A newborn ledger older than this was abandoned by its creator.
         """
         self.database = database
+        self.complete = database.guarded(require_ready)  # which is refused while the catalog is not complete
         self.registration_timeout_s = registration_timeout_s
 
 

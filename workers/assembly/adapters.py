@@ -10,6 +10,7 @@ from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.log.services import RollPolicy
 from logstore.offload.locations import DRIVER, CopyLocation
+from logstore.records.services.currency import require_current
 from workers.assembly.buckets import on_own_stack, own_buckets, primary_bucket
 from workers.assembly.bulk import bulk_jobs
 from workers.assembly.log import LogStore, Policies, Stores, assemble
@@ -37,7 +38,11 @@ def open_log(settings: Settings) -> Iterator[LogStore]:
 @contextmanager
 def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
     """Open the log store over a catalog that is open; it stays open."""
-    own = own_buckets(settings, OwnStores(catalog.identities))
+    own = own_buckets(
+        settings,
+        OwnStores(catalog.identities),
+        with_primary=lambda: require_current(catalog.records, own(Role.RECORDS, CopyLocation(settings.records_bucket))),
+    )
     with (
         bulk_jobs(settings) as bulk,
         assemble(

@@ -24,9 +24,12 @@ def on_own_stack(settings: Settings) -> bool:
 
 
 def own_buckets(
-    settings: Settings, stores: OwnStores, *, hasty: bool = False
+    settings: Settings, stores: OwnStores, *, hasty: bool = False, with_primary: Callable[[], None] | None = None
 ) -> Callable[[Role, CopyLocation], OwnStore]:
-    """Buckets by role and location: each is compared with the catalog before its first use."""
+    """Buckets by role and location: each is compared with the catalog before its first use.
+
+    What `with_primary` raises refuses the primary one too.
+    """
 
     @cache
     def resolved() -> "S3Buckets":  # most commands ask the store nothing, and boto3 alone takes 0.3 s
@@ -38,7 +41,8 @@ def own_buckets(
     @cache
     def at_home(role: Role, location: CopyLocation) -> OwnStore:
         named = NamedBucket(role=role, bucket=location.bucket, address=settings.s3_endpoint)
-        return stores.own(named, lambda: resolved()(location))
+        also = with_primary if role is Role.PRIMARY else None
+        return stores.own(named, lambda: resolved()(location), also)
 
     @cache
     def stated(role: Role, store: "S3ObjectStore") -> OwnStore:

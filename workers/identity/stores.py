@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from infra.catalog import Database, SqlCatalog
-from logstore.errors import CatalogMismatch, ServiceRefused, SextonError
+from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, SextonError
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.offload.locations import CopyLocation
@@ -44,10 +44,11 @@ def _unanswered(compare: Callable[[], object]) -> SextonError | None:
 
     Raises:
         CatalogMismatch: It is not the catalog's.
+        CatalogOutdated: The database is older than its record log.
     """
     try:
         compare()
-    except CatalogMismatch:
+    except (CatalogMismatch, CatalogOutdated):
         raise
     except SextonError as error:
         return error
@@ -61,6 +62,7 @@ def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -
 
     Raises:
         CatalogMismatch: A bucket is not the catalog's.
+        CatalogOutdated: The database is older than its record log.
         ServiceRefused: The store refuses us the primary bucket: no such bucket, no permission, wrong keys.
     """
     for store in (objects, buckets(CopyLocation(settings.tiered_bucket))):

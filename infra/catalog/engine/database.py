@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -79,6 +80,13 @@ class Database:
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": patience_s}
         self.engine = _sqlite(parsed, pool) if self.is_sqlite else _postgresql(parsed, pool, patience_s)
         self._reader = self.engine.execution_options(**_reading(self.is_sqlite))
+        self._guard: Callable[[Connection], None] | None = None
+
+    def guarded(self, guard: Callable[[Connection], None]) -> "Database":
+        """The same database; what `guard` raises in a writing transaction refuses it, until it has let one pass."""
+        twin = copy(self)
+        twin._guard = guard  # noqa: SLF001 - another of this class
+        return twin
 
     @contextmanager
     def only_looking(self) -> Iterator["Database"]:
@@ -137,15 +145,20 @@ class Database:
             OutcomeUnknown: The connection broke while committing.
             StoreUnavailable: No connection, or the database's disk is full.
         """
-        if patience_s is None:
+        if patience_s is None and self._guard is None:
             return self._run(self.engine, work, self._patience_s)
+        guard = self._guard
 
-        def impatiently(connection: Connection) -> T:
-            if not self.is_sqlite:
+        def prepared(connection: Connection) -> T:
+            if patience_s is not None and not self.is_sqlite:
                 connection.execute(text(f"SET LOCAL lock_timeout = {int(patience_s * 1000)}"))
+            if guard is not None:
+                guard(connection)
             return work(connection)
 
-        return self._run(self.engine, impatiently, patience_s)
+        done = self._run(self.engine, prepared, self._patience_s if patience_s is None else patience_s)
+        self._guard = None  # what it has let pass once it lets pass for good
+        return done
 
     def _run(self, engine: Engine, work: Callable[[Connection], T], patience_s: float) -> T:
         give_up, stale = time.monotonic() + patience_s, True

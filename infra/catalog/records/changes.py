@@ -99,7 +99,8 @@ def _chosen(*, cursors: bool) -> ColumnElement[bool]:
     """Which outbox rows are read.
 
     Those of cursors may wait, but not in a topic that has let the snapshot of a cursor go: no intent of a snapshot is
-    in a block while the cursor that named it is there only as it was before.
+    in a block while the cursor that named it is there only as it was before. Nor where a transaction has acknowledged:
+    of a commit that is in a block all is there, or half of it would be undone.
     """
     if cursors:
         return literal(1) == literal(1)
@@ -107,7 +108,16 @@ def _chosen(*, cursors: bool) -> ColumnElement[bool]:
     intents = t.pending_deletion.join(filed, and_(filed.c.kind == RecordKind.DELETION.value, filed.c.id == p.row_id))
     topics = selecting(p.topic_id).select_from(intents).where(p.component == Component.MANAGED_CURSOR.value)
     hurried = selecting(t.cursor.c.cursor_id).where(t.cursor.c.topic_id.in_(topics))
-    return or_(_O.kind != RecordKind.CURSOR.value, _O.id.in_(hurried))
+    return or_(_O.kind != RecordKind.CURSOR.value, _O.id.in_(hurried), _O.id.in_(_acknowledged_in_transactions()))
+
+
+def _acknowledged_in_transactions() -> Select[tuple[int]]:
+    """Cursors of the subscriptions that transactions with changes have acknowledged in."""
+    p, changed = t.transaction_participant.c, t.record_outbox.alias("changed")
+    named = and_(changed.c.kind == RecordKind.TRANSACTION.value, changed.c.id == p.sequence)
+    of_cursor = and_(t.cursor.c.topic_id == p.topic_id, t.cursor.c.name == p.subscription)
+    joined = t.transaction_participant.join(changed, and_(named, changed.c.sub == cast(p.tc_id, Text)))
+    return selecting(t.cursor.c.cursor_id).select_from(joined.join(t.cursor, of_cursor)).where(p.subscription != "")
 
 
 def _latest(kind: RecordKind, chosen: ColumnElement[bool]) -> FromClause:

@@ -11,13 +11,13 @@ from sqlalchemy import Connection, Row, Select, case, func, or_, select, text, u
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
+from infra.catalog.records.readiness import READY
 from logstore.ports.catalog import Claim, RecordLogState
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings
 
 _L, _O = t.record_log.c, t.record_outbox.c
 
-READY: Final = "READY"
 ADOPTING: Final = "ADOPTING"
 
 

@@ -26,9 +26,11 @@ class OwnStores:
         """Ask this catalog."""
         self._identities = identities
 
-    def own(self, named: NamedBucket, connect: Callable[[], ObjectStore]) -> "OwnStore":
-        """The bucket, to be connected and compared before its first use."""
-        return OwnStore(self, named, connect)
+    def own(
+        self, named: NamedBucket, connect: Callable[[], ObjectStore], also: Callable[[], None] | None = None
+    ) -> "OwnStore":
+        """The bucket, to be connected and compared before its first use; what `also` raises refuses it too."""
+        return OwnStore(self, named, connect, also)
 
     def look(self, named: NamedBucket, store: ObjectStore) -> MarkerState:
         """How the bucket stands to the catalog; looking changes nothing.
@@ -110,9 +112,15 @@ class OwnStores:
 class OwnStore:
     """An `OwnedStore`: no request is sent before its bucket was seen to be the catalog's, once in a process."""
 
-    def __init__(self, stores: OwnStores, named: NamedBucket, connect: Callable[[], ObjectStore]) -> None:
+    def __init__(
+        self,
+        stores: OwnStores,
+        named: NamedBucket,
+        connect: Callable[[], ObjectStore],
+        also: Callable[[], None] | None = None,
+    ) -> None:
         """Ask nothing yet; see `OwnStores.own`."""
-        self._stores, self._named = stores, named
+        self._stores, self._named, self._also = stores, named, also
         self._connected = cache(connect)
         self._lock = threading.Lock()
         self._seen = False
@@ -130,11 +138,14 @@ class OwnStore:
 
         Raises:
             CatalogMismatch, StoreUnavailable, ServiceRefused: See `OwnStores.require`.
+            CatalogOutdated: The database is older than its record log, where that is asked with this bucket.
         """
         if not self._seen:
             with self._lock:
                 if not self._seen:
                     self._stores.require(self._named, self._connected())
+                    if self._also is not None:
+                        self._also()
                     self._seen = True
 
     def _own(self) -> ObjectStore:

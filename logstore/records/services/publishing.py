@@ -75,7 +75,7 @@ def standing(records: Records, log: RecordLog) -> Standing:
             with effect("records.settle"):
                 records.settle(number=newest.number, stamp=newest.stamp, ceilings=newest.ceilings)
             continue
-        _require_known(records.state(), newest)
+        require_known(records.state(), newest)
     raise CatalogBusy(f"record log: others published {TRIES} manifests while this one looked for the newest")
 
 
@@ -99,8 +99,16 @@ def _require_same(state: RecordLogState, newest: Manifest) -> None:
         )
 
 
-def _require_known(state: RecordLogState, newest: Manifest) -> None:
-    """The state was read after the manifest, and a stamp is committed before: one of a live writer is known by now."""
+def require_known(state: RecordLogState, newest: Manifest) -> None:
+    """Refuse a catalog to which the newest manifest is strange.
+
+    The state was read after the manifest, and a stamp is committed before: one of a live writer is known by now.
+
+    Raises:
+        CatalogMismatch: It is another catalog's.
+        CatalogOutdated: The catalog knows it neither as its last one nor as one that was begun.
+    """
+    _require_same(state, newest)
     if state.manifest > newest.number or newest.stamp in {state.stamp, *state.pending}:
         return
     raise CatalogOutdated(

@@ -7,9 +7,11 @@ import pytest
 from pyroaring import BitMap64
 
 from logstore.log.ledgers import CopyState
+from logstore.positions import Position
 from logstore.records.kinds import RecordKind
 from tests.contracts.catalog.records.steps import drawn, flush, high, of, recorded
 from tests.contracts.catalog.steps import NAME, acknowledge, append, filled, new_topic, newborn, roll
+from tests.contracts.catalog.transactions.steps import begin, end, hold
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
 
 pytestmark = pytest.mark.postgres
@@ -68,6 +70,22 @@ def test_cursors_stay_in_the_outbox_until_they_are_asked_for(sql_world: SqlWorld
     (cursor,) = flush(sql_world).values()
     assert (cursor["name"], cursor["mark_ledger"], cursor["mark_entry"]) == ("mine", ledger_id, 3)
     assert isinstance(cursor["acknowledged"], bytes)
+
+
+def test_cursor_that_a_transaction_acknowledged_in_goes_with_the_transaction(sql_world: SqlWorld) -> None:
+    """A block that holds a commit holds what it acknowledged; other cursors wait."""
+    topic = new_topic(sql_world)
+    (ledger_id,) = filled(sql_world, topic.topic_id, 1)
+    for name in ("inside", "outside"):
+        sql_world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+    flush(sql_world)
+    txn = begin(sql_world)
+    hold(sql_world, topic, "inside", txn, Position(ledger_id, 0))
+    acknowledge(sql_world, topic.topic_id, "outside", up_to=(ledger_id, 1))
+    end(sql_world, txn, commit=True)
+    found = flush(sql_world, cursors=False)
+    assert {row["name"] for key, row in found.items() if key[0] == "cursor"} == {"inside"}
+    assert [row["state"] for key, row in found.items() if key[0] == "transaction"] == ["COMMITTING"]
 
 
 def test_flush_shows_one_moment_while_writers_go_on(sql_world: SqlWorld) -> None:

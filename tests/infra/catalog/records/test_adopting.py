@@ -1,16 +1,18 @@
 """A catalog that was lost is as it was answered: everything that was stored is readable where it was."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.errors import CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import ledger_prefix, segment_key
 from logstore.log.uploads import APPEND, BEHIND, UploadMark
-from logstore.ports.catalog import BeginTransaction, Begun, Cause, Claim, EndTransaction, Topic
+from logstore.ports.catalog import BeginTransaction, Begun, Cause, Claim, EndTransaction, RunKind, Topic
 from logstore.positions import LedgerId, Position
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.faults.world import World
@@ -350,3 +352,35 @@ def test_shard_that_there_is_not_is_refused(losing: Losing, shard: int) -> None:
     """256 of them."""
     with losing.adopter() as adopter, pytest.raises(InvalidInput, match="0 to 255"):
         adopter.adopt(shard)
+
+
+def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -> None:
+    """Not by any port but those that complete it; afterwards everything is, in the same process too."""
+    with losing.process() as log:
+        topic = _topic(log)
+        log.managed.append(topic, _plain("flushed"))
+        losing.flush()
+    losing.lose()
+    claim = Claim(workflow_id="w", run_id="r", ttl_s=60)
+    with losing.process() as log:
+        detach = partial(
+            log.catalog.phase_one.detach, topic.topic_id, None, force=False, batch_id="b", claim=claim, cause=_CAUSE
+        )
+        refused: dict[str, Callable[[], object]] = {
+            "append": lambda: log.managed.append(topic, _plain("too early")),
+            "roll": lambda: log.managed.roll(topic),
+            "begin": lambda: _begin(log),
+            "subscribe": lambda: log.subscriptions.subscribe(topic.topic_id, "s", latest=False),
+            "delete topic": lambda: log.catalog.phase_one.begin_topic(topic.topic_id, _NAME, cause=_CAUSE),
+            "trim": detach,
+            "raid": lambda: log.catalog.tombstones.mark("r", before_us=1),
+            "plan": lambda: log.catalog.reconciliation.open_run("r", RunKind.PLAN, claim=claim, summary={}),
+            "coordinator": lambda: log.catalog.transactions.claim(claim, limit=1),
+        }
+        for name, write in refused.items():
+            with pytest.raises(CatalogAdopting, match="ADOPTING"):
+                write()
+            assert name
+        assert list(_read(log, topic).values()) == ["flushed"], "what is known can be read"
+        losing.adopt()
+        log.managed.append(topic, _plain("now"))
