@@ -154,6 +154,8 @@ class Raider:
             scan = _Scan(graves=self._graves(run_id), done=Raided(candidates=marked))
             self._scan(scan, manifest.blocks, progress)
             self._look_in_storage(scan, progress)
+            while self._scan(scan, standing(self._records, self._log).blocks, progress):
+                pass  # what came meanwhile is scanned as well
             self._spare_what_replicas_lack(scan)
             return self._remove(run_id, scan, before_us, progress)
         finally:
@@ -176,21 +178,21 @@ class Raider:
             for kind, ids in found.items()
         }
 
-    def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[Raided], None]) -> None:
-        """Scan blocks of the pinned manifest, and then what newer ones name, until there is nothing new."""
-        while todo := [one for one in blocks if one.kind in scan.graves and one.block_id not in scan.seen]:
-            for block in todo:
-                between_units()
-                scan.seen.add(block.block_id)
-                graves = scan.graves[block.kind]
-                if graves.concerned(block):
-                    graves.scan(self._log.read_block(block, ("id", "version", "tombstone")))
-                    scan.done = replace(
-                        scan.done, blocks=scan.done.blocks + 1, versions=scan.done.versions + block.records
-                    )
-                    progress(scan.done)
-                    self._clock.sleep(self._sleep_s)
-            blocks = standing(self._records, self._log).blocks
+    def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[Raided], None]) -> bool:
+        """Scan those of the blocks that were not scanned yet; whether there were any."""
+        todo = [one for one in blocks if one.kind in scan.graves and one.block_id not in scan.seen]
+        for block in todo:
+            between_units()
+            scan.seen.add(block.block_id)
+            graves = scan.graves[block.kind]
+            if not graves.concerned(block):
+                continue
+            graves.scan(self._log.read_block(block, ("id", "version", "tombstone")))
+            done = scan.done
+            scan.done = replace(done, blocks=done.blocks + 1, versions=done.versions + block.records)
+            progress(scan.done)
+            self._clock.sleep(self._sleep_s)
+        return bool(todo)
 
     def _look_in_storage(self, scan: _Scan, progress: Callable[[Raided], None]) -> None:
         """Keep tombstones of ledgers of which an object is there: without one it would be taken for a lost ledger."""
@@ -225,8 +227,7 @@ class Raider:
             graves.needed |= (graves.buried == _NONE) | (graves.buried > applied)
 
     def _remove(self, run_id: str, scan: _Scan, before_us: int, progress: Callable[[Raided], None]) -> Raided:
-        """Unmark what is needed, look once more at what has come meanwhile, and remove the others page by page."""
-        self._scan(scan, standing(self._records, self._log).blocks, progress)
+        """Unmark what is needed, and remove the others page by page."""
         for page in _pages(scan.graves):
             between_units()
             with effect("records.raid_keep"):
