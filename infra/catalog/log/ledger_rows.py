@@ -15,7 +15,7 @@ from infra.catalog import tables as t
 from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
 from infra.catalog.records.tombstone_rows import bury_ledgers
 from infra.catalog.transactions.buffer_rows import forget_ledgers
-from logstore.errors import UnknownObject
+from logstore.errors import IdsExhausted, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, TopicId
@@ -88,12 +88,18 @@ def remove_lists(connection: Connection, topic_id: TopicId) -> int:
 
 
 def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
-    """Take the next ledger id and insert its row, CREATING, and that of its primary copy; the list is not locked."""
+    """Take the next ledger id and insert its row, CREATING, and that of its primary copy; the list is not locked.
+
+    `IdsExhausted` where the next id is not below the ceiling.
+    """
     taken = connection.execute(
         update(t.catalog)
+        .where(t.catalog.c.next_ledger_id < select(t.record_log.c.ledger_ceiling).scalar_subquery())
         .values(next_ledger_id=t.catalog.c.next_ledger_id + 1)
         .returning(t.catalog.c.next_ledger_id - 1, t.catalog.c.epoch)
-    ).one()
+    ).one_or_none()
+    if taken is None:
+        raise IdsExhausted("ledger ids: expected one below the ceiling, found none; flush the record log")
     row = _row(owner.application, list_id, taken[0], taken[1], now_us)
     connection.execute(insert(t.ledger).values(row))
     _insert_copy(connection, taken[0], CopyKind.LEDGER, {})

@@ -9,7 +9,7 @@ from infra.catalog import tables as t
 from infra.catalog.engine.many import among, ignoring_conflict, value_of
 from infra.catalog.log.ledger_rows import make_list
 from logstore.deletion.retention import MOST_S, RetentionPolicy
-from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
+from logstore.errors import AlreadyExists, IdsExhausted, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
@@ -25,11 +25,12 @@ def create_topic(
 
     Raises:
         AlreadyExists: The name is taken.
+        IdsExhausted: The next id is not below the ceiling.
     """
     found = connection.execute(select(t.topic.c.state).where(t.topic.c.name == name)).scalar_one_or_none()
     if found:
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {found}")
-    topic_id = connection.execute(
+    made = connection.execute(
         ignoring_conflict(connection, t.topic)
         .values(
             name=name,
@@ -39,10 +40,13 @@ def create_topic(
             durable_delete=None if durable_delete is None else int(durable_delete),
             created_us=now_us,
         )
-        .returning(t.topic.c.topic_id)
-    ).scalar_one_or_none()
-    if topic_id is None:
+        .returning(t.topic.c.topic_id, select(t.record_log.c.topic_ceiling).scalar_subquery())
+    ).one_or_none()
+    if made is None:
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that was just created")
+    topic_id, ceiling = made
+    if topic_id >= ceiling:
+        raise IdsExhausted(f"topic ids: expected one below {ceiling}, found {topic_id}; flush the record log")
     make_list(connection, topic_id, Component.MANAGED_LEDGER, {})
     return Topic(
         topic_id=topic_id,

@@ -29,6 +29,7 @@ from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, r
 from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
 from infra.catalog.transactions.participant_rows import owing, participants_of, remove_participants
 from infra.telemetry import current_trace_id
+from logstore.errors import IdsExhausted
 from logstore.ports.catalog import Finished, StoredParticipant, StoredTransaction
 from logstore.transactions.transactions import DECIDED, TransactionId, TransactionState
 
@@ -38,14 +39,21 @@ _Kinds = dict[str, TypeEngine[Any]]
 
 
 def next_sequences(connection: Connection, tc_id: int, count: int) -> range:
-    """Take the coordinator's next ids; its row is made if there is none."""
+    """Take the coordinator's next ids; its row is made if there is none.
+
+    Raises:
+        IdsExhausted: They are not all below the ceiling.
+    """
+    below = _C.next_sequence + count <= select(t.record_log.c.transaction_ceiling).scalar_subquery()
     connection.execute(ignoring_conflict(connection, t.transaction_coordinator).values(tc_id=tc_id, next_sequence=0))
     taken = connection.execute(
         update(t.transaction_coordinator)
-        .where(_C.tc_id == tc_id)
+        .where(_C.tc_id == tc_id, below)
         .values(next_sequence=_C.next_sequence + count)
         .returning(_C.next_sequence)
-    ).scalar_one()
+    ).scalar_one_or_none()
+    if taken is None:
+        raise IdsExhausted(f"coordinator {tc_id}: expected {count} ids below the ceiling; flush the record log")
     return range(taken - count, taken)
 
 

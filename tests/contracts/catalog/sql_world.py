@@ -92,6 +92,7 @@ class SqlWorld(World):
 
     def start_ids_at(self, ledger_id: LedgerId) -> None:
         self.sql("UPDATE catalog SET next_ledger_id = :id", id=ledger_id)
+        self.sql("UPDATE record_log SET ledger_ceiling = :ceiling", ceiling=min(ledger_id + 1_000, 2**63 - 1))
 
     def age(self, ledger_id: LedgerId, *, seconds: int) -> None:
         earlier = "UPDATE ledger SET created_us = created_us - :us, closed_us = closed_us - :us WHERE ledger_id = :id"
