@@ -109,6 +109,18 @@ class Auditor:
         query = "SELECT ledger_id FROM pending_deletion WHERE topic_id = ? AND component = 'DELAYED_INDEX'"
         return {row[0] for row in self._rows(query, topic_id)}
 
+    def ledgers(self) -> set[int]:
+        """Ledgers of the catalog."""
+        return {row[0] for row in self._rows("SELECT ledger_id FROM ledger")}
+
+    def tombstones(self) -> set[int]:
+        """Ledgers that a tombstone stands for."""
+        return {row[0] for row in self._rows("SELECT id FROM tombstone WHERE kind = 'ledger'")}
+
+    def entries(self, topic_id: int) -> dict[tuple[int, int], bytes]:
+        """The payload of each registered entry of a topic's log, by ledger and entry, read from S3."""
+        return {position: row["payload"] for position, row in self._entries(topic_id, "payload").items()}
+
     def _entries(self, topic_id: int, *columns: str) -> dict[tuple[int, int], dict[str, Any]]:
         """Columns of each registered entry of a topic's log, by ledger and entry, read from S3."""
         query = (

@@ -20,6 +20,7 @@ from workers.demo.delayed import DEATH as MERGING
 from workers.demo.delayed import MOST_BUCKETS, Delaying, check_delayed
 from workers.demo.interrupts import Interrupts
 from workers.demo.orphans import check_orphans, plant_orphans, reconcile
+from workers.demo.records import check_records, lose_and_rebuild
 from workers.demo.report import (
     DemoReport,
     Fences,
@@ -39,7 +40,7 @@ from workers.operations.stack import ANY_METRICS_PORT, at, prepare, stack_option
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicResult
 
-_FIRST, _SECOND, _THIRD, _FOURTH = "worker-1", "worker-2", "worker-3", "worker-4"
+_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH = "worker-1", "worker-2", "worker-3", "worker-4", "worker-5"
 _WORKERS = {
     **ANY_METRICS_PORT,
     "SEXTON_OWNERSHIP": "zookeeper",
@@ -147,6 +148,7 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     say("planting orphans, and looking for them with Spark")
     orphans = _reconciled(settings, auditor, written)
     shown[3:3] = _transacted_and_delayed(settings, auditor, say)
+    shown.insert(4, _lost_and_rebuilt(settings, auditor, say))
     return DemoReport(
         shown=shown,
         orphans=orphans,
@@ -188,6 +190,16 @@ def _transacted_and_delayed(settings: Settings, auditor: Auditor, say: Say) -> l
         say("waiting for the merge, and for messages that are still to come")
         asyncio.run(delaying.end())
     return [check_transactions(settings, auditor, done), check_delayed(auditor, delaying.delivered)]
+
+
+def _lost_and_rebuilt(settings: Settings, auditor: Auditor, say: Say) -> PromiseRow:
+    """The database goes while somebody writes, and comes back; a worker serves it again."""
+    say("deleting ledgers durably and plainly")
+    fourth = ServiceProcess(_FOURTH, StackHome.at(settings.home))
+    lost = asyncio.run(lose_and_rebuild(settings, fourth.kill, say))
+    row = check_records(auditor, lost)
+    start_worker(settings, name=_FIFTH, extra=_WORKERS, alone=True, on_progress=say)
+    return row
 
 
 def _contest(written: Sequence[WrittenTopic]) -> list[str]:

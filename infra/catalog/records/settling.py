@@ -249,7 +249,7 @@ class _Told:
 
 
 def _absent(connection: Connection, topic: _Topic, now_us: int) -> None:
-    """Ledgers at the head of the list of which nothing is stored had been detached; others have lost data."""
+    """Ledgers at the head of the list, or in none, of which nothing is stored had been detached; others lost data."""
     standing = {one.ledger_id: one.standing for one in topic.found}
     lost = {one for one, what in standing.items() if what in {Standing.ABSENT, Standing.SHORT}}
     if not lost:
@@ -265,8 +265,10 @@ def _absent(connection: Connection, topic: _Topic, now_us: int) -> None:
         doomed = among(connection, _L.ledger_id, head)
         file_intents(connection, doomed, batch_id="", now_us=now_us, cause=CAUSE)
         close_holes(connection, topic.topic_id, head)
+    unlisted = select(_L.ledger_id).where(among(connection, _L.ledger_id, lost), _L.place.is_(None))
+    strays = {LedgerId(one) for one in connection.execute(unlisted).scalars()}  # they are detached again at the end
     for ledger_id in lost:
-        topic.became[ledger_id] = Adoptee.REVIVED if ledger_id in head else Adoptee.MISSING
+        topic.became[ledger_id] = Adoptee.REVIVED if ledger_id in strays or ledger_id in head else Adoptee.MISSING
 
 
 def _file(connection: Connection, strangers: Sequence[StagedLedger], now_us: int) -> None:
