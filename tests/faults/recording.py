@@ -102,19 +102,19 @@ class Recording(Operators):
     def _replicate(self, number: int) -> None:
         """As a schedule does."""
         workflow_id = f"{REPLICATE_RECORDS.id()}-{self._turn}-{number}"
-        self._start("replicate", ReplicateRecords, ReplicateRecordsInput(**CAUSE), workflow_id)
+        self._start("replicate", ReplicateRecords, ReplicateRecordsInput(scheduled=True, **CAUSE), workflow_id)
         self._work()
 
     def _defragment(self) -> None:
         """As a schedule does."""
         workflow_id = f"{DEFRAGMENT_RECORDS.id()}-{self._turn}"
-        self._start("defragment", DefragmentRecords, DefragmentRecordsInput(**CAUSE), workflow_id)
+        self._start("defragment", DefragmentRecords, DefragmentRecordsInput(scheduled=True, **CAUSE), workflow_id)
         self._work()
 
     def _raid(self, number: int, *, left: int) -> None:
         """As a schedule does: the tombstone is left while a block holds an older version of its ledger."""
         workflow_id = f"{RAID_TOMBSTONES.id()}-{self._turn}-{number}"
-        self._start("raid", RaidTombstones, RaidTombstonesInput(**CAUSE), workflow_id)
+        self._start("raid", RaidTombstones, RaidTombstonesInput(scheduled=True, **CAUSE), workflow_id)
         self._work()
         self._once(f"{self._turn} raided {number}", partial(self._require_left, left))
 

@@ -34,7 +34,7 @@ from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.replay import delayed, rebuilding, reconciled, routed, transacted
+from tests.replay import delayed, rebuilding, reconciled, recorded, routed, transacted
 from tests.replay.courses import Handle, completed, ended, first_run, left_at_work
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
@@ -554,6 +554,33 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         rebuilding.rebuild_refused,
         rebuilding.rebuild_failed,
         rebuilding.rebuild_running,
+    ),
+    "flush-records": (
+        recorded.flush_complete,
+        recorded.flush_refused,
+        recorded.flush_failed,
+        recorded.flush_running,
+    ),
+    "sweep-records": (recorded.sweep_complete, recorded.sweep_failed, recorded.sweep_running),
+    "defragment-records": (
+        recorded.defragment_complete,
+        recorded.defragment_of_a_schedule,
+        recorded.defragment_refused,
+        recorded.defragment_failed,
+        recorded.defragment_running,
+    ),
+    "raid-tombstones": (
+        recorded.raid_complete,
+        recorded.raid_of_a_schedule,
+        recorded.raid_refused,
+        recorded.raid_failed,
+        recorded.raid_running,
+    ),
+    "replicate-records": (
+        recorded.replicate_complete,
+        recorded.replicate_of_a_schedule,
+        recorded.replicate_failed,
+        recorded.replicate_running,
     ),
 }
 

@@ -144,7 +144,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "delayed.build_indexes": (BuildInput(run_id="i"), "run i"),
     "delayed.switch_indexes": (SwitchInput(run_id="i", page=3), "page 3, run i"),
     "delayed.conclude_build": (ConcludeBuildInput(run_id="i", counts={}), "run i"),
-    "records.flush": (FlushInput(watch_s=300), "changes, looked for during 300 s"),
+    "records.flush": (FlushInput(watch_s=60), "changes, looked for during 60 s"),
     "records.defragment": (DefragmentInput(reason="a test"), ""),
     "records.raid": (RaidInput(run_id="raid-1", eligible_age_s=60), "older than 60 s, run raid-1"),
     "records.ship": (ReplicateInput(reason="a test"), ""),
@@ -284,7 +284,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         "build-delayed-index": "indexes-1",
         "seal-buckets": type_,
         **dict.fromkeys(OF_RECORDS, type_),
-        **dict.fromkeys(("flush-records", "sweep-records"), "during 300 s"),
+        **dict.fromkeys(("flush-records", "sweep-records"), "during 60 s"),
     }
     assert about.get(type_, _TOPIC) in told
 

@@ -7,7 +7,7 @@ import typer
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.jobs import in_part, run_job
-from workers.cli.options import Reason, Wait
+from workers.cli.options import Reason, Wait, known_number
 from workers.cli.output import Answer
 from workers.cli.texts import shown_us
 from workers.settings.durations import parse_duration
@@ -27,6 +27,13 @@ EligibleAge = Annotated[
         help="Tombstones younger than that stay; by default the workers' setting eligible_age.",
         show_default=False,
     ),
+]
+
+Records = Annotated[
+    int, typer.Option("--records", metavar="N", callback=known_number, help="So many records that ended durably.")
+]
+KeyBytes = Annotated[
+    int, typer.Option("--key-bytes", metavar="N", callback=known_number, help="Of Aerospike's key; ours is the id.")
 ]
 
 
@@ -76,3 +83,22 @@ def _raided(workflow_id: str, result: "RaidTombstonesResult") -> Answer:
         "seconds": round(done.seconds, 3),
     }
     return in_part(document, [{"id": workflow_id, "error": _RAIDING}]) if result.joined else Answer(document=document)
+
+
+@command(
+    tombstones,
+    "sizing",
+    examples=["sexton tombstones sizing --records 1000000", "sexton tombstones sizing --records 1000000 --json"],
+)
+def sizing(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8) -> Answer:
+    """Estimate what so many tombstones take: in the catalog, its indexes included, and in blocks once defragmented.
+
+    Beside it, what they take in Aerospike: 64 bytes and the key of each in memory, 128 bytes and the key on disk.
+    """
+    from dataclasses import asdict  # noqa: PLC0415 - start-up time
+
+    from logstore.records.sizing import sizing as estimated  # noqa: PLC0415
+
+    database = "sqlite" if context.settings.database_url.startswith("sqlite") else "postgresql"
+    found = asdict(estimated(records, key_bytes=key_bytes, database=database))
+    return Answer(document={**found, "database": database})

@@ -10,6 +10,8 @@ schedule `sexton-defragment`: a pass that ends early has published nothing, or a
 Source: Aerospike's defragmentation of blocks below `defrag-lwm-pct`.
 """
 
+from dataclasses import replace
+
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
@@ -32,11 +34,13 @@ class DefragmentRecords:
     @workflow.run
     async def run(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
         """Do the numbered steps."""
-        if sole.is_sole(DEFRAGMENT_RECORDS):
-            result = await self._defragment(request)
-        else:
-            told = await sole.run_alone(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
+        if request.scheduled:
+            told = await sole.run_alone(
+                DEFRAGMENT_RECORDS, replace(request, scheduled=False), summary="defragment the record log"
+            )
             result = told or DefragmentRecordsResult(joined=True)
+        else:
+            result = await self._defragment(request)
         workflow.set_current_details(shown(result))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([_outcome(result)])])
         return result

@@ -11,6 +11,8 @@ one would not, and its marks are taken over.
 Source: Aerospike's tomb raider: cenotaphs, the scan of all blocks, and the removal of those that are left.
 """
 
+from dataclasses import replace
+
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
@@ -29,11 +31,13 @@ class RaidTombstones:
     @workflow.run
     async def run(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
         """Do the numbered steps."""
-        if sole.is_sole(RAID_TOMBSTONES):
-            result = await self._raid(request)
-        else:
-            told = await sole.run_alone(RAID_TOMBSTONES, request, summary="raid tombstones that cover nothing")
+        if request.scheduled:
+            told = await sole.run_alone(
+                RAID_TOMBSTONES, replace(request, scheduled=False), summary="raid tombstones that cover nothing"
+            )
             result = told or RaidTombstonesResult(joined=True)
+        else:
+            result = await self._raid(request)
         workflow.set_current_details(shown(result))
         about = [search_attributes.OUTCOME.value_set([_outcome(result)])]
         workflow.upsert_search_attributes([*about, search_attributes.RUN_ID.value_set(result.run_id)])

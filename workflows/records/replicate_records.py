@@ -10,6 +10,8 @@ behind holds raids up until it is STALE.
 Source: Aerospike's cross-datacenter replication (XDR).
 """
 
+from dataclasses import replace
+
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
@@ -28,11 +30,13 @@ class ReplicateRecords:
     @workflow.run
     async def run(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
         """Do the numbered steps."""
-        if sole.is_sole(REPLICATE_RECORDS):
-            result = await self._replicate(request)
-        else:
-            told = await sole.run_alone(REPLICATE_RECORDS, request, summary="replicate the record log")
+        if request.scheduled:
+            told = await sole.run_alone(
+                REPLICATE_RECORDS, replace(request, scheduled=False), summary="replicate the record log"
+            )
             result = told or ReplicateRecordsResult(joined=True)
+        else:
+            result = await self._replicate(request)
         workflow.set_current_details(shown(result))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(_outcomes(result))])
         return result

@@ -15,11 +15,6 @@ Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
 
 
-def is_sole(job: Job[Q, R]) -> bool:
-    """Whether this run has the id of which there is one."""
-    return workflow.info().workflow_id == job.id()
-
-
 async def run_alone(job: Job[Q, R], request: Q, *, summary: str) -> R | None:
     """The result of the job under its one id; None where it runs already."""
     try:

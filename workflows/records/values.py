@@ -32,7 +32,7 @@ class FlushRecordsInput:
     """Once, or for ever."""
 
     once: bool = False  # flush what there is, and end
-    watch_s: float = 300.0  # for so long one activity looks for changes; 0: it flushes once, and a signal is waited for
+    watch_s: float = 60.0  # for so long one activity looks for changes; 0: it flushes once, and a signal is waited for
     queue: str = ""  # of the activities, where a flush may wait; empty: where the workflow runs
     actor: str = ""
     reason: str = ""
@@ -48,7 +48,7 @@ class FlushRecordsInput:
 class SweepRecordsInput:
     """A look whether the jobs of the record log run that are to run always."""
 
-    watch_s: float = 300.0  # of the flush that it starts
+    watch_s: float = 60.0  # of the flush that it starts
     queue: str = ""  # of the activities of the jobs that it starts
     actor: str = ""
     reason: str = ""
@@ -69,6 +69,7 @@ class SweepRecordsResult:
 class DefragmentRecordsInput:
     """One pass over all blocks."""
 
+    scheduled: bool = False  # the job is run as a child, under the one id that it has
     queue: str = ""  # of the activity; empty: where the workflow runs
     actor: str = ""
     reason: str = ""
@@ -95,6 +96,7 @@ class RaidTombstonesInput:
     """A raid for tombstones that cover nothing."""
 
     eligible_age_s: float | None = None  # None: as the workers' settings say
+    scheduled: bool = False  # the job is run as a child, under the one id that it has
     queue: str = ""  # of the activity; empty: where the workflow runs
     actor: str = ""
     reason: str = ""
@@ -121,6 +123,7 @@ class RaidTombstonesResult:
 class ReplicateRecordsInput:
     """Every replica that the workers' settings name is to have the newest manifest."""
 
+    scheduled: bool = False  # the job is run as a child, under the one id that it has
     queue: str = ""  # of the activity; empty: where the workflow runs
     actor: str = ""
     reason: str = ""

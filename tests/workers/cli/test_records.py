@@ -263,3 +263,12 @@ def test_refusals_have_their_own_field_in_the_result() -> None:
     refusal = Refusal(type="CatalogAdopting", message="not yet")
     for kind in (FlushRecordsResult, DefragmentRecordsResult, RaidTombstonesResult, ReplicateRecordsResult):
         assert kind(refused=refusal).refused == refusal
+
+
+def test_sizing_estimates_bytes_beside_those_of_aerospike(run: Run) -> None:
+    """By the database of the settings; a number that no catalog holds is refused."""
+    told = document(run("tombstones", "sizing", "--records", "1000000", "--json"))
+    assert (told["tombstones"], told["database"], told["aerospike_index_bytes"]) == (1_000_000, "sqlite", 72_000_000)
+    assert told["index_bytes"] > told["disk_bytes"] > 1_000_000
+    for number in ("-1", str(2**60), "many"):
+        assert document(run("tombstones", "sizing", "--records", number, "--json"), 2)["error"]["field"] == "records"

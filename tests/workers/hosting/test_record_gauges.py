@@ -1,0 +1,73 @@
+"""Gauges of the record log, of tombstones and of replicas."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from logstore.ports.catalog import RecordLogState, TombstoneCounts
+from logstore.records.manifest import Ceilings
+from logstore.records.services.replicating import Replica, Replication
+from logstore.records.tombstones import ReplicaState
+from tests.fakes.meter import FakeMeter, series
+from workers.hosting.record_gauges import RecordGauges, ReplicaGauges
+
+_NOW_US = 1_000_000_000
+
+
+def _state(**changes: Any) -> RecordLogState:
+    known: dict[str, Any] = {
+        "catalog_id": "c",
+        "epoch": 1,
+        "bundles": 64,
+        "manifest": 12,
+        "stamp": "s",
+        "pending": frozenset(),
+        "adopting": False,
+        "ceilings": Ceilings(),
+        "next_ids": Ceilings(),
+        "outbox": 5,
+        "oldest_us": _NOW_US - 7_500_000,
+        "oldest_cursor_us": None,
+        "now_us": _NOW_US,
+    }
+    return RecordLogState(**{**known, **changes})
+
+
+def test_what_is_in_no_block_is_shown_with_the_age_of_the_oldest() -> None:
+    """An outbox that was emptied is zero, and not the last value that it had."""
+    meter = FakeMeter()
+    states = [_state(adopting=True), _state(outbox=0, oldest_us=None)]
+    counts = [
+        TombstoneCounts(by_kind={"ledger": 3}, candidates=2, oldest_us=1),
+        TombstoneCounts(by_kind={}, candidates=0, oldest_us=None),
+    ]
+    gauges = RecordGauges(meter, lambda: states.pop(0), lambda: counts.pop(0))
+    shown = []
+    for _ in range(2):
+        gauges.read()
+        names = ("outbox", "outbox_oldest_seconds", "manifest", "adopting")
+        tombs = [meter.values[series("sexton_tombstones", kind=kind)] for kind in ("ledger", "topic")]
+        cenotaphs = meter.values[series("sexton_tombstones_cenotaphs")]
+        shown.append(([meter.values[series(f"sexton_records_{name}")] for name in names], tombs, cenotaphs))
+    assert shown == [([5, 7, 12, 1], [3, 0], 2), ([0, 0, 12, 0], [0, 0], 0)]
+
+
+def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
+    """A lag that is not known is not shown as none."""
+    meter = FakeMeter()
+    found = [
+        Replica(replica="far", state=ReplicaState.BEHIND, manifest=9, newest=12, lag_s=31.6, at_us=1),
+        Replica(replica="new", state=None, manifest=0, newest=12, lag_s=None, at_us=None),
+    ]
+    service = SimpleNamespace(names=("far", "new"), standings=lambda: found)
+    ReplicaGauges(meter, cast("Replication", service)).read()
+    states = [meter.values[series("sexton_records_replicas", state=state)] for state in ("NEW", "BEHIND", "STALE")]
+    assert states == [1, 1, 0]
+    behind = [meter.values[series("sexton_records_replica_behind_manifests", replica=one)] for one in ("far", "new")]
+    assert behind == [3, 12]
+    assert meter.values[series("sexton_records_replica_lag_seconds", replica="far")] == 32
+    assert series("sexton_records_replica_lag_seconds", replica="new") not in meter.values
+
+
+def test_without_replicas_the_store_is_not_asked() -> None:
+    """A worker reads its gauges every 15 seconds."""
+    ReplicaGauges(FakeMeter(), cast("Replication", SimpleNamespace(names=()))).read()
