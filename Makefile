@@ -71,6 +71,7 @@ bench: setup ## Measure ours beside the bare thing on real servers; prints ratio
 	$(BIN)/python -m tests.benchmarks.transaction_speed
 	$(BIN)/python -m tests.benchmarks.delayed_speed
 	$(BIN)/python -m tests.benchmarks.cold_start_speed
+	$(BIN)/python -m tests.benchmarks.records_speed
 
 screenshots: setup ## Take the pictures in docs/images from a real run (needs chromium)
 	$(BIN)/python -m tests.screenshots

@@ -29,7 +29,7 @@ from logstore.records.manifest import Block
 from logstore.records.rebuilding import SKIPPED, LoadFiles, RebuildRecords
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import RecordLog
-from logstore.records.winners import covered, overlapping, ranges, winners
+from logstore.records.winners import overlapping, ranges, winners
 from logstore.whole_files import replacing
 from spark.records.rows import (
     Ids,
@@ -185,11 +185,13 @@ class _Part:
         return pa.concat_tables(parts) if parts else schema(kind).empty_table()
 
     def _write_tombstones(self, kind: RecordKind, of: _Range, ended: pa.Table, versions: pa.Table) -> None:
-        """Those that cover a version; where blocks are left out, which may hold one, all of them."""
+        """All of them, with what the versions that they cover tell of their record.
+
+        One that covers nothing stays as well: storage may hold objects of its ledger, which adoption would take in, and
+        a replica may not have seen it yet. The next raid judges that.
+        """
         older = versions.filter(pc.invert(versions.column("tombstone")))
         older = older.filter(pa.array(among(ids_of(older), ids_of(ended))))
-        if not self._skip:
-            ended = ended.filter(pa.array(covered(ids_of(ended), versions)))
         part = 2 * of.part + (kind is _K.LEDGER)  # both kinds are in one table
         self.write(part, [tombstone_rows(ended, winners(older), kind)])
 
