@@ -104,15 +104,15 @@ class Services:
 
         return collector_of(os.environ)
 
-    async def connect(self, settings: "Settings") -> "Sexton":
-        """The Temporal client.
+    async def connect(self, settings: "Settings", catalog: "Callable[[], SqlCatalog]") -> "Sexton":
+        """The client of Temporal, which asks the command's own catalog.
 
         Raises:
             ServiceFailed: Temporal did not answer.
         """
         from workers.client import Sexton  # noqa: PLC0415
 
-        return await Sexton.connect(settings)
+        return await Sexton.connect(settings, catalog)
 
     open_log = _late("workers.assembly.adapters", "log_over")
     open_directory = _late("workers.operations.owners", "open_directory")
@@ -161,6 +161,11 @@ class CommandContext:
         """
         self.require_store()
         self._traced()
+        return self._one_catalog
+
+    @cached_property
+    def _one_catalog(self) -> "SqlCatalog":
+        """Of the body and of the client, which needs no store to be known."""
         return self._open.enter_context(self.services.open_catalog(self.settings))
 
     @cached_property
@@ -243,7 +248,7 @@ class CommandContext:
         import asyncio  # noqa: PLC0415 - start-up time
 
         async def connected() -> _T:
-            return await work(await self.services.connect(self.settings))
+            return await work(await self.services.connect(self.settings, lambda: self._one_catalog))
 
         return asyncio.run(connected())
 

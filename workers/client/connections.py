@@ -1,8 +1,11 @@
 """Connections that jobs are started with and workers are run on, and what is compared before the first job."""
 
 import asyncio
+import threading
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from contextlib import ExitStack
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 from temporalio.client import Client, Plugin, WorkflowHandle
@@ -10,7 +13,7 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes, Workfl
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.runtime import Runtime
 
-from infra.catalog import open_catalog
+from infra.catalog import SqlCatalog, open_catalog
 from logstore.errors import ServiceFailed
 from workers.client.tracing import TracedCalls
 from workers.identity import namespace
@@ -75,11 +78,28 @@ def with_client(settings: Settings, work: Callable[[Client], Awaitable[V]]) -> V
 class OwnJobs:
     """Jobs on one namespace, upon one catalog and its store."""
 
-    def __init__(self, client: Client, settings: Settings) -> None:
-        """Compare nothing yet."""
+    def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
+        """Compare nothing and open nothing yet.
+
+        Args:
+            client: Of Temporal.
+            settings: Of the catalog and its store.
+            catalog: Gives a catalog that its caller has open, and closes; None: the client opens one, and keeps it.
+        """
         self.client = client
         self._settings = settings
         self._compared, self._comparing = False, asyncio.Lock()
+        self._opened, self._opening = ExitStack(), threading.Lock()
+        self._given, self._held = catalog, cast("SqlCatalog | None", None)
+        weakref.finalize(self, self._opened.close)  # of a program that does not close it
+
+    def _catalog(self) -> SqlCatalog:
+        """The one catalog of this client's life, opened at the first question. It blocks: to be called in a thread."""
+        with self._opening:
+            if self._held is None:
+                url = self._settings.database_url
+                self._held = self._given() if self._given else self._opened.enter_context(open_catalog(url))
+            return self._held
 
     async def ours(self) -> Client:
         """The client, once primary bucket and namespace were compared with the catalog.
@@ -174,6 +194,6 @@ class OwnJobs:
         )
 
     def _catalog_id(self) -> str:
-        with open_catalog(self._settings.database_url) as catalog:
-            refuse_foreign_bucket(self._settings, catalog.identities)
-            return catalog.identities.catalog_id()
+        identities = self._catalog().identities
+        refuse_foreign_bucket(self._settings, identities)
+        return identities.catalog_id()

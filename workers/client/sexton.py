@@ -10,14 +10,14 @@ Example:
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import SearchAttributePair
 
-from infra.catalog import open_catalog
+from infra.catalog import SqlCatalog
 from logstore.deletion.intents import Certificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
@@ -75,15 +75,15 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
     Input that a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.
     """
 
-    def __init__(self, client: Client, settings: Settings) -> None:
-        """Use a client that was made with `connect_client`, or one with the pydantic data converter."""
-        super().__init__(client, settings)
+    def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
+        """Use a client that was made with `connect_client`, or one with the pydantic data converter; see `OwnJobs`."""
+        super().__init__(client, settings, catalog)
         self.batches = Batches(client, self._release)
 
     @staticmethod
-    async def connect(settings: Settings) -> "Sexton":
+    async def connect(settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> "Sexton":
         """Connect to Temporal; see `connect_client`."""
-        return Sexton(await connect_client(settings), settings)
+        return Sexton(await connect_client(settings), settings, catalog)
 
     async def __aenter__(self) -> Self:
         """Use it for one block; see `close`."""
@@ -94,11 +94,12 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
         await self.close()
 
     async def close(self) -> None:
-        """Give the SDK's threads time to let go of the last answer; await it before the program may end.
+        """Close its catalog, and give the SDK's threads time to let go of the last answer; await it before the end.
 
         Temporal's SDK has no call that ends them. One that still holds Python's lock when the interpreter is finalized
         aborts the process ("PyGILState_Release", exit code 134), after all work is done.
         """
+        await asyncio.to_thread(self._opened.close)
         await asyncio.sleep(_LET_GO_S)
 
     async def result_of(self, handle: WorkflowHandle[Any, R], say: Say) -> R:
@@ -211,17 +212,16 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
     def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
         """How many rows, and the catalog's epoch; one that may have landed is asked for once more, by its name."""
         claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_STARTED_WITHIN_S)
-        with open_catalog(self._settings.database_url) as catalog:
-            epoch = catalog.ledgers.epoch()
-            try:
-                done = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
-            except OutcomeUnknown:
-                done = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
-            return done.intents, epoch
+        catalog = self._catalog()
+        epoch = catalog.ledgers.epoch()
+        try:
+            done = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+        except OutcomeUnknown:
+            done = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+        return done.intents, epoch
 
     def _release(self, batch_id: str) -> DeleteLedgersProgress | None:
-        with open_catalog(self._settings.database_url) as catalog:
-            return released(catalog.deletions, batch_id)
+        return released(self._catalog().deletions, batch_id)
 
     async def list_workflows(
         self,
@@ -249,8 +249,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
         return await schedules.list_schedules(self.client)
 
     def _epoch(self) -> int:
-        with open_catalog(self._settings.database_url) as catalog:
-            return catalog.ledgers.epoch()
+        return self._catalog().ledgers.epoch()
 
 
 def _ascending(ledger_ids: Sequence[LedgerId]) -> list[int]:

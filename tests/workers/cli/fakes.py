@@ -505,7 +505,7 @@ class FakeServices(Services):
         self.calls.append(("traced", command))
         yield SimpleNamespace(trace_id=TRACE, tell=lambda *told: self.told.append(told))
 
-    async def connect(self, settings: Any) -> Any:
+    async def connect(self, settings: Any, catalog: Any) -> Any:
         """The fake client."""
         return self.client
 

@@ -1,6 +1,8 @@
 """The client: what it refuses before it asks."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,3 +112,27 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
         patch.setattr("workers.identity.namespace.require", known)
         asyncio.run(Sexton(client, settings).sweep_deletions())
     assert started == ["sweep-deletions"]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_client_asks_one_catalog_for_its_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, given: bool) -> None:
+    """One that it opens at the first question and closes with itself; or its caller's, which stays open."""
+    told: list[str] = []
+    asked: Any = SimpleNamespace(ledgers=SimpleNamespace(epoch=lambda: 7))
+
+    @contextmanager
+    def opened(url: str) -> Iterator[Any]:
+        told.append("opened")
+        yield asked
+        told.append("closed")
+
+    async def ask_twice() -> list[int]:
+        async with Sexton(_NOBODY, Settings(home=tmp_path), (lambda: asked) if given else None) as sexton:
+            assert told == []
+            epochs = [sexton._epoch(), sexton._epoch()]
+            assert told == ([] if given else ["opened"])
+        return epochs
+
+    monkeypatch.setattr("workers.client.connections.open_catalog", opened)
+    assert asyncio.run(ask_twice()) == [7, 7]
+    assert told == ([] if given else ["opened", "closed"])
