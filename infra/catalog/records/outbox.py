@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from infra.catalog.records.changes import SqlChanges
 
-_O, _P, _S = t.record_outbox.c, t.pending_deletion.c, t.tombstone.c
+_L, _O, _P, _S = t.ledger.c, t.record_outbox.c, t.pending_deletion.c, t.tombstone.c
 _CHUNK = 50_000
 
 
@@ -73,7 +73,11 @@ class SqlRecords(OnDatabase):
             matters = or_(_P.durable == 1, _P.component != Component.MANAGED_LEDGER.value)
             filed = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids), matters)
             waiting = filed.where(_changed(RecordKind.DELETION.value, _P.row_id))
-            return frozenset(connection.execute(buried.union(waiting)).scalars())
+            # of a ledger that stays one copy goes: the other one has to be in a block, or nothing of it would be found
+            left = select(_L.ledger_id).where(
+                among(connection, _L.ledger_id, ledger_ids), _changed(_LEDGER, _L.ledger_id)
+            )
+            return frozenset(connection.execute(buried.union(waiting, left)).scalars())
 
         return self._db.read(work)
 

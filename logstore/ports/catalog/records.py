@@ -85,7 +85,10 @@ class Records(Protocol):
         """
 
     def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:
-        """Those of the ledgers with a tombstone that is in no block: their objects must stay until it is."""
+        """Those of the ledgers whose objects must stay until what the catalog says of them is in a block.
+
+        A tombstone, or the intent of a component's ledger; and of a ledger that stays, that it has another copy.
+        """
 
     def standing(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
         """Which of the records have a row, or a tombstone; in the order of `keys`, with its columns `id` and `sub`."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import RecordId, TopicState
 from logstore.positions import TopicId
 from logstore.records.kinds import FIELDS, RecordKind
@@ -109,6 +110,18 @@ def test_tombstone_is_unflushed_until_it_is_settled(sql_world: SqlWorld) -> None
     assert records.unflushed([first, second]) == {first}
     flush(sql_world)
     assert records.unflushed([first, second]) == frozenset()
+
+
+def test_ledger_that_has_got_another_copy_is_unflushed_until_that_is_settled(sql_world: SqlWorld) -> None:
+    """Its primary copy may go then: a catalog that is rebuilt would not know of the tiered one."""
+    (ledger_id, _) = filled(sql_world, new_topic(sql_world).topic_id, 2)
+    records = sql_world.catalog.records
+    flush(sql_world)
+    assert records.unflushed([ledger_id]) == frozenset()
+    sql_world.add_copy(ledger_id, CopyState.LIVE, bucket="cold")
+    assert records.unflushed([ledger_id]) == {ledger_id}
+    flush(sql_world)
+    assert records.unflushed([ledger_id]) == frozenset()
 
 
 def test_tombstones_are_told_by_topic_and_counted(sql_world: SqlWorld) -> None:

@@ -1,17 +1,18 @@
 """A catalog that is lost: what it was at a flush comes back, and storage is as it is."""
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.catalog import Database, SqlCatalog
 from logstore.log.ledgers import SHARDS
 from logstore.ports.catalog.adoption import AdoptionReport
+from logstore.ports.objects import Buckets, OwnedStore
 from logstore.records.services.adopting import Adopter
 from tests.faults.world import World
-from workers.assembly.log import LogStore
+from workers.assembly.log import LogStore, Stores
 
 _FREE_IDS = 1_000_000
 _LOADED = (
@@ -26,16 +27,17 @@ _LOADED = (
 
 
 @dataclass
-class Losing:
-    """A world whose database can be flushed and lost. A flush here is a copy of the file, and so is a backup."""
+class LostDatabase:
+    """A database that can be flushed and lost. A flush here is a copy of the file, and so is a backup."""
 
-    world: World
+    database: Path
+    buckets: Callable[[SqlCatalog], tuple[OwnedStore, Buckets]]  # the primary one, and tiered ones
     _copies: list[Path] = field(default_factory=list)
 
     def flush(self) -> None:
         """Keep what the catalog holds at this moment."""
-        copy = self.world.database.with_suffix(f".flushed-{len(self._copies)}")
-        with closing(sqlite3.connect(self.world.database)) as now, closing(sqlite3.connect(copy)) as kept:
+        copy = self.database.with_suffix(f".flushed-{len(self._copies)}")
+        with closing(sqlite3.connect(self.database, timeout=60)) as now, closing(sqlite3.connect(copy)) as kept:
             now.execute(
                 "UPDATE record_log SET flushed_us = CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
             )
@@ -45,10 +47,10 @@ class Losing:
 
     def lose(self, *changes: str) -> None:
         """Remove the database, and load what was flushed last, with changes in SQL: the catalog is to be adopted."""
-        for left in self.world.database.parent.glob(f"{self.world.database.name}*"):
+        for left in self.database.parent.glob(f"{self.database.name}*"):
             if left not in self._copies:
                 left.unlink()
-        with closing(sqlite3.connect(self._copies[-1])) as kept, closing(sqlite3.connect(self.world.database)) as new:
+        with closing(sqlite3.connect(self._copies[-1])) as kept, closing(sqlite3.connect(self.database)) as new:
             kept.backup(new)
             for statement in (*_LOADED, *changes):
                 new.execute(statement)
@@ -57,14 +59,14 @@ class Losing:
     @contextmanager
     def adopter(self, application: str = "sexton") -> Iterator[Adopter]:
         """As the process that rebuilds has it."""
-        database = Database(f"sqlite:///{self.world.database}")
+        database = Database(f"sqlite:///{self.database}")
         try:
             catalog = SqlCatalog(database)
-            stores = self.world._buckets(catalog)
+            primary, tiered = self.buckets(catalog)
             yield Adopter(
                 adoption=catalog.adoption,
-                objects=stores.primary,
-                buckets=stores.tiered,
+                objects=primary,
+                buckets=tiered,
                 application=application,
                 threads=2,
             )
@@ -78,8 +80,19 @@ class Losing:
                 adopter.adopt(shard)
             return adopter.finish()
 
-    @contextmanager
-    def process(self) -> Iterator[LogStore]:
+
+class Losing(LostDatabase):
+    """That of a world in memory."""
+
+    def __init__(self, world: World) -> None:
+        """Begin as the world is."""
+        super().__init__(world.database, lambda catalog: _of(world._buckets(catalog)))
+        self.world = world
+
+    def process(self) -> AbstractContextManager[LogStore]:
         """A writer or a reader."""
-        with self.world.process() as log:
-            yield log
+        return self.world.process()
+
+
+def _of(stores: Stores) -> tuple[OwnedStore, Buckets]:
+    return stores.primary, stores.tiered
