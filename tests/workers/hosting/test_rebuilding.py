@@ -1,38 +1,83 @@
 """The command's job on real servers: a database that is gone comes back, whatever dies on the way."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import PreconditionFailed
+from logstore.failpoints import VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.ports.catalog import Topic
+from logstore.records.manifest import Manifest
 from logstore.records.services.record_log import RecordLog
-from tests.spark.records.lost import dump, flush_all
+from tests.postgres import Postgres, postgres
+from tests.spark.records.lost import dump
 from workers.assembly.adapters import open_log
 from workers.hosting.rebuilding import rebuild_catalog
 from workers.settings import Settings
 from workflows.records.rebuild_values import RebuildCatalogResult
 
-pytestmark = [pytest.mark.external_service, pytest.mark.timeout(300)]
+__all__ = ["postgres"]
 
-NAME = "persistent://a/b/c"
+pytestmark = [pytest.mark.external_service, pytest.mark.timeout(900)]
+
+NAME: Final = "persistent://a/b/c"
+_SOME: Final = ("records.name_database.after", "records.put_manifest.after", "adoption.settle.after")
+_ALL: Final = (
+    "records.pin.after",
+    "bulk.publish.before",
+    "bulk.publish.after",
+    "records.load_rows.before",
+    "records.load_rows.after",
+    "records.name_database.before",
+    "records.name_database.after",
+    "records.put_manifest.before",
+    "records.put_manifest.after",
+    "records.settle.before",
+    "records.settle.after",
+    "adoption.stage.before",
+    "adoption.stage.after",
+    "adoption.settle.before",
+    "adoption.settle.after",
+    "adoption.conclude.before",
+    "adoption.conclude.after",
+    "adoption.finish.before",
+    "adoption.finish.after",
+    "records.unpin.before",
+    "records.unpin.after",
+)
 
 
-def write(settings: Settings) -> list[bytes]:
-    """Two topics; the last entries are appended after the last flush."""
-    payloads = []
+def write(settings: Settings) -> Topic:
+    """A topic whose last entries were appended after the last flush."""
     with open_log(settings) as log:
-        for name in (NAME, f"{NAME}2"):
-            topic = log.catalog.topics.create(name, RetentionPolicy())
-            log.subscriptions.subscribe(topic.topic_id, "sub", latest=False)
-            for part in range(3):
-                entries = [NewEntry(payload=b"%d" % part), NewEntry(payload=b"x")]
-                log.managed.append(topic, ProducedEntries(entries=entries))
-                payloads += [one.payload for one in entries]
+        topic = log.catalog.topics.create(NAME, RetentionPolicy())
+        log.subscriptions.subscribe(topic.topic_id, "sub", latest=False)
+        for part in range(4):
+            log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"%d" % part), NewEntry(payload=b"x")]))
+            if part < 2:
                 log.managed.roll(topic)
-        flush_all(log.catalog.records, RecordLog(log.record_objects), ceiling=1_000_000)
-    return payloads
+                log.records.flusher.flush(cursors=True)
+    return topic
+
+
+def read(settings: Settings, topic: Topic) -> list[bytes]:
+    with open_log(settings) as log:
+        return [entry.payload or b"" for entry in log.managed.scan(topic)]
+
+
+def lose(settings: Settings) -> None:
+    path = Path(settings.database_url.removeprefix("sqlite:///"))
+    for one in path.parent.glob(f"{path.name}*"):
+        one.unlink()
 
 
 def rebuilt(settings: Settings, **changes: Any) -> RebuildCatalogResult:
@@ -40,10 +85,73 @@ def rebuilt(settings: Settings, **changes: Any) -> RebuildCatalogResult:
     return rebuild_catalog(target, say=lambda _: None, on_progress=lambda _: None)
 
 
-def test_lost_database_comes_back(settings: Settings, tmp_path: Path) -> None:
-    write(settings)
-    expected = dump(settings.database_url)
-    Path(settings.database_url.removeprefix("sqlite:///")).unlink()
+def manifests(settings: Settings) -> list[Manifest]:
+    with open_log(settings) as log:
+        records = RecordLog(log.record_objects)
+        return [found for number in records.numbers() if (found := records.manifest(number))]
+
+
+def command(settings: Settings, *, dies_at: str = "") -> "subprocess.CompletedProcess[str]":
+    foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+    armed = {VARIABLE: f"{dies_at}=kill"} if dies_at else {}
+    argv = [sys.executable, "-m", "workers", "--json", "records", "rebuild", "--into", settings.database_url]
+    return subprocess.run(
+        argv, env=foreign | settings.environment() | armed, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_lost_database_comes_back_and_a_second_rebuild_is_refused(settings: Settings) -> None:
+    """Rows are those that were lost, entries behind the last flush included; the epoch is the next one."""
+    topic = write(settings)
+    expected, entries = dump(settings.database_url), read(settings, topic)
+    before = manifests(settings)[-1]
+    lose(settings)
     result = rebuilt(settings, spark_master="local[2]")
     assert result.refused is None
     assert dump(settings.database_url) == expected
+    assert read(settings, topic) == entries
+    newest = manifests(settings)[-1]
+    assert (newest.number, newest.epoch) == (before.number + 1, before.epoch + 1) == (result.manifest, newest.epoch)
+    with pytest.raises(PreconditionFailed, match="expected an empty one to rebuild into, found the catalog"):
+        rebuilt(settings, spark_master="local[2]")
+
+
+@pytest.mark.parametrize(
+    "deaths", [pytest.param(_SOME, id="some"), pytest.param(_ALL, id="all", marks=pytest.mark.all_faults)]
+)
+@pytest.mark.sigkill
+def test_command_that_is_killed_at_each_effect_goes_on_when_it_is_run_again(
+    settings: Settings, deaths: Sequence[str]
+) -> None:
+    """One rebuild, which dies so often; it loads once and publishes once."""
+    topic = write(settings)
+    expected, entries, count = dump(settings.database_url), read(settings, topic), len(manifests(settings))
+    lose(settings)
+    for death in deaths:
+        died = command(settings, dies_at=death)
+        assert died.returncode == -signal.SIGKILL, (death, died.stdout, died.stderr)
+    done = command(settings)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["missing_data"] == 0
+    assert dump(settings.database_url) == expected
+    assert read(settings, topic) == entries
+    assert len(manifests(settings)) == count + 1
+
+
+def test_of_two_rebuilds_into_two_databases_one_wins(settings: Settings, postgres: Postgres, tmp_path: Path) -> None:
+    """The other one was as far as its load; it is refused, by name, and never is the catalog."""
+    topic = write(settings)
+    expected, entries = dump(settings.database_url), read(settings, topic)
+    lose(settings)
+    died = command(settings, dies_at="records.put_manifest.before")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    with postgres.database() as name:
+        winner = settings.model_copy(update={"database_url": postgres.url(name)})
+        assert rebuilt(winner, spark_master="local[2]").refused is None
+        assert dump(winner.database_url) == expected
+        assert read(winner, topic) == entries
+        lost = command(settings)
+        assert lost.returncode == 3, lost.stderr
+        assert (
+            "expected the manifest of this rebuild, found one of epoch" in json.loads(lost.stdout)["error"]["message"]
+        )
