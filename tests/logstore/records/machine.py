@@ -24,6 +24,7 @@ from logstore.records.kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 from logstore.records.winners import winners
 from logstore.units import ended_by
+from tests.contracts.catalog.world import CAUSE, claim
 from tests.logstore.records.world import AGE_S, RecordsWorld
 
 EFFECTS: Final = (
@@ -72,6 +73,7 @@ class Durability(RuleBasedStateMachine):
         self.durable: set[LedgerId] = set()  # deleted durably, whether or not that is flushed
         self.dead: set[int] = set()  # of these, those whose tombstone is in a block: they never return
         self.plain: set[LedgerId] = set()
+        self.batches = 0
         self.replica = Replica()
         self.applied_us: int | None = None  # when the replica last said something; none: there is no replica
 
@@ -99,10 +101,28 @@ class Durability(RuleBasedStateMachine):
         """A new version of one."""
         self.world.touch(data.draw(st.sampled_from(self.standing)))
 
+    @precondition(lambda self: len(self.standing) > 1)
+    @rule(data=st.data(), durable=st.sampled_from([True, None, False]))
+    def detach(self, data: st.DataObject, durable: bool | None) -> None:
+        """Phase one of a forced delete, which files intents; explicit deletes are durable by default."""
+        chosen = data.draw(st.sets(st.sampled_from(self.standing[:-1]), min_size=1, max_size=2))
+        self.batches += 1
+        batch = f"batch-{self.batches}"
+        self.world.catalog.phase_one.detach(
+            self.world.topic_id,
+            sorted(chosen),
+            force=True,
+            batch_id=batch,
+            claim=claim(batch),
+            cause=CAUSE,
+            durable=durable,
+        )
+        (self.plain if durable is False else self.durable).update(chosen)
+
     @precondition(lambda self: self.standing)
     @rule(data=st.data(), durable=st.sampled_from([True, True, False]))
     def delete(self, data: st.DataObject, durable: bool) -> None:
-        """Phase one of one or two."""
+        """Rows go without intents, as those of a topic may that has none left."""
         chosen = data.draw(st.sets(st.sampled_from(self.standing), min_size=1, max_size=2))
         self.world.end(*chosen, durable=durable)
         (self.durable if durable else self.plain).update(chosen)
@@ -114,7 +134,11 @@ class Durability(RuleBasedStateMachine):
         waiting = self.world.catalog.records.unflushed(gone)
         ready = [one for one in gone if one not in waiting]
         if ready:
-            self.world.clear(*data.draw(st.sets(st.sampled_from(ready), min_size=1)))
+            cleared = data.draw(st.sets(st.sampled_from(ready), min_size=1))
+            self.world.clear(*cleared)
+            done = "UPDATE pending_deletion SET state = 'DELETED', outcome = 'DELETED' WHERE ledger_id = :id"
+            for one in cleared:
+                self.world.sql(done, id=one)
 
     @rule(seconds=st.sampled_from([60, 1_800, AGE_S / 2, AGE_S, 2 * AGE_S]))
     def wait(self, seconds: float) -> None:
