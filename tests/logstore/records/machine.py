@@ -65,9 +65,9 @@ class Replica:
 class Durability(RuleBasedStateMachine):
     """One topic whose ledgers come and go."""
 
-    @initialize()
-    def begin(self) -> None:
-        """An empty catalog."""
+    @initialize(replicated=st.booleans())
+    def begin(self, replicated: bool) -> None:
+        """An empty catalog, with a replica or without one."""
         self._folder = tempfile.TemporaryDirectory()
         self.world = RecordsWorld(Path(self._folder.name))
         self.durable: set[LedgerId] = set()  # deleted durably, whether or not that is flushed
@@ -76,6 +76,8 @@ class Durability(RuleBasedStateMachine):
         self.batches = 0
         self.replica = Replica()
         self.applied_us: int | None = None  # when the replica last said something; none: there is no replica
+        if replicated:
+            self.seed_replica()
 
     def teardown(self) -> None:
         """Disarm what never came up."""
@@ -126,6 +128,25 @@ class Durability(RuleBasedStateMachine):
         chosen = data.draw(st.sets(st.sampled_from(self.standing), min_size=1, max_size=2))
         self.world.end(*chosen, durable=durable)
         (self.durable if durable else self.plain).update(chosen)
+
+    @rule(
+        before=st.sampled_from([(), ("flush",), ("flush", "apply")]),
+        after=st.sampled_from([("flush",), ("flush", "clear"), ("flush", "apply", "clear")]),
+        then=st.sampled_from([(), ("raid",), ("raid", "defragment"), ("apply", "raid", "defragment", "apply")]),
+        seconds=st.sampled_from([AGE_S / 2, AGE_S + 60]),
+    )
+    def bury(self, before: tuple[str, ...], after: tuple[str, ...], then: tuple[str, ...], seconds: float) -> None:
+        """The life of a ledger in few steps, which single rules would seldom take in this order."""
+        ledger_id = self.world.create()
+        for job in before:
+            self.do(job)
+        self.world.end(ledger_id, durable=True)
+        self.durable.add(ledger_id)
+        for job in after:
+            self.world.clear(ledger_id) if job == "clear" else self.do(job)
+        self.world.advance(seconds=seconds)
+        for job in then:
+            self.do(job)
 
     @rule(data=st.data())
     def clear(self, data: st.DataObject) -> None:
