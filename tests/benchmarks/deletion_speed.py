@@ -1,4 +1,4 @@
-"""Deletion beside the bare thing: `python -m tests.benchmarks.deletion_speed [objects|idle|memory]`.
+"""Deletion beside the bare thing: `python -m tests.benchmarks.deletion_speed [objects|idle|durable|memory]`.
 
 It takes about two minutes on two cores, most of them to put what is deleted; stderr tells how far it is.
 """
@@ -113,12 +113,13 @@ def _name() -> str:
     return f"persistent://bench/deletion/{uuid.uuid4().hex}"
 
 
-def _detach(on: Stage, topic: Topic) -> DeleteLedgersInput:
-    batch = f"{topic.topic_id}-bench"
+def _detach(on: Stage, topic: Topic, ledger_ids: list[LedgerId] | None = None) -> DeleteLedgersInput:
+    """Phase one by retention, or of these ledgers durably, which is what deletes by name are."""
+    batch = f"{topic.topic_id}-bench" if ledger_ids is None else f"{topic.topic_id}-{ledger_ids[0]}"
     name = DELETE_LEDGERS.id(batch)
     detached = on.log.catalog.phase_one.detach(
         topic.topic_id,
-        None,
+        ledger_ids,
         force=False,
         batch_id=batch,
         claim=Claim(workflow_id=name, run_id="", ttl_s=60),
@@ -144,13 +145,19 @@ async def _delete(on: Stage, request: DeleteLedgersInput) -> Any:
 
 def idle_latency(on: Stage) -> dict[str, Any]:
     """One `delete-ledger` beside a bare one-activity workflow, one at a time, p50."""
-    return asyncio.run(_idle(on))
+    return asyncio.run(_idle(on, durable=False))
 
 
-async def _idle(on: Stage) -> dict[str, Any]:
+def durable_latency(on: Stage) -> dict[str, Any]:
+    """The same of durable deletes, of which each flushes its own tombstone first."""
+    return asyncio.run(_idle(on, durable=True))
+
+
+async def _idle(on: Stage, *, durable: bool) -> dict[str, Any]:
     topic, ids = await asyncio.to_thread(make_ledgers, on, _name(), ledgers=_IDLE_RUNS, segments=1)
-    await asyncio.to_thread(_detach, on, topic)
-    await asyncio.to_thread(write_rows, on, _let_go)
+    if not durable:
+        await asyncio.to_thread(_detach, on, topic)
+        await asyncio.to_thread(write_rows, on, _let_go)
     client = await connect_client(on.settings)
     plain = await Client.connect(on.settings.temporal_address)
     ours: list[float] = []
@@ -161,9 +168,12 @@ async def _idle(on: Stage) -> dict[str, Any]:
         ):
             for number, ledger_id in enumerate(ids):
                 bare.append(await _timed(_one_bare(plain, number)))
+                if durable:
+                    await asyncio.to_thread(_detach, on, topic, [ledger_id])
+                    await asyncio.to_thread(write_rows, on, _let_go)
                 ours.append(await _timed(_one_ledger(on, client, topic, ledger_id)))
     one, two = statistics.median(ours) * 1000, statistics.median(bare) * 1000
-    _tell(f"idle: p50 {one:.0f} ms, bare {two:.0f} ms")
+    _tell(f"{'durable' if durable else 'idle'}: p50 {one:.0f} ms, bare {two:.0f} ms")
     return {"ours_p50_ms": round(one, 1), "bare_p50_ms": round(two, 1), "ratio": round(one / two, 2)}
 
 
@@ -214,7 +224,7 @@ def _peak_bytes(process: psutil.Process) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-_ALL = {"objects": objects_per_second, "idle": idle_latency, "memory": memory}
+_ALL = {"objects": objects_per_second, "idle": idle_latency, "durable": durable_latency, "memory": memory}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from tests.contracts.catalog.delayed.steps import delay, merge, seal
 from tests.contracts.catalog.delayed.steps import newborn as bucket_newborn
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.offload.test_offloads import begin as begin_offload
-from tests.contracts.catalog.offload.test_offloads import offloaded, remove
+from tests.contracts.catalog.offload.test_offloads import remove
 from tests.contracts.catalog.records.steps import Key, Version, drawn, flush
 from tests.contracts.catalog.steps import NAME, acknowledge, append, at, filled, new_topic, newborn, roll, segment
 from tests.contracts.catalog.transactions.steps import begin, end, hold, produce, settle
@@ -122,7 +122,8 @@ def test_offloads_and_removals_of_primary_copies(log: _Log) -> None:
     first = filled(world, topic.topic_id, 2)[0]
     log.follows(lambda: begin_offload(world, first, "u-0"))
     log.follows(lambda: world.catalog.offloads.abandon(first, "u-0"))
-    log.follows(lambda: offloaded(world, first))
+    log.follows(lambda: begin_offload(world, first, "u-1"))
+    log.follows(lambda: world.catalog.offloads.publish(first, "u-1"))
     log.follows(lambda: remove(world, topic))
 
 
