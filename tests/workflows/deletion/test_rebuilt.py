@@ -1,0 +1,73 @@
+"""Deletions that were under way when the catalog was lost and rebuilt: their payloads speak of another epoch."""
+
+import pytest
+from temporalio.client import WorkflowFailureError
+
+from logstore.deletion.intents import DeletionState
+from logstore.log.ledgers import SHARDS
+from logstore.positions import LedgerId
+from logstore.records.services.adopting import Adopter
+from tests.workflows.deletion.test_batch_control import gate_at, paused
+from tests.workflows.house import House, assert_eventually, failure
+from workflows.deletion.values import DeletionPolicy
+
+_REBUILT = (
+    "UPDATE catalog SET epoch = epoch + 1",
+    "UPDATE record_log SET state = 'ADOPTING', flushed_us = 1",
+    "UPDATE pending_deletion SET claim_workflow = NULL, claim_run = NULL, claim_until_us = NULL",
+    "DELETE FROM run",  # no record holds it
+)
+
+
+def _rebuild(house: House) -> None:
+    """As if the database had been lost, loaded from the record log and adopted, all while workflows wait."""
+    for statement in _REBUILT:
+        house.world.sql(statement)
+    world = house.world
+    adopter = Adopter(
+        adoption=world.catalog.adoption,
+        objects=world.objects,
+        buckets=lambda _: world.tiered,
+        application="sexton",
+        threads=2,
+    )
+    for shard in range(SHARDS):
+        adopter.adopt(shard)
+    assert adopter.finish().missing_data == 0
+
+
+async def _swept(house: House, ledgers: list[LedgerId], left: int) -> None:
+    """What waits is nobody's, under a new workflow id, and the next sweep ends it."""
+    waiting = [one for one in house.world.catalog.deletions.list(None, limit=10) if not one.outcome]
+    assert {(one.state, one.batch_id, one.openings) for one in waiting} == {(DeletionState.PENDING, "", 1)}
+    assert len(waiting) == left
+    swept = await (await house.sweep()).result()
+    assert (sum(swept.outcomes.values()), swept.deleted) == (left, left)
+    assert not any(house.world.left_of(one) for one in ledgers)
+
+
+async def test_batch_that_is_open_while_the_catalog_is_rebuilt_ends_as_stale(house: House) -> None:
+    """A chunk that was in hand may end its ledger, which nothing names; the rest is left to the next sweep."""
+    ledgers = house.world.fill(4)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[1])
+    async with house.worker():
+        handle = await house.delete(ledgers)
+        await assert_eventually(gate.reached.is_set)
+        _rebuild(house)
+        gate.open()
+        certificate = await handle.result()
+        assert certificate.outcomes.get("STALE_CATALOG", 0) >= 2
+        assert [len(house.world.left_of(one)) for one in ledgers[2:]] == [3, 3]
+        await _swept(house, ledgers, 3)
+
+
+async def test_batch_that_is_paused_while_the_catalog_is_rebuilt_fails_and_is_swept(house: House) -> None:
+    """Nobody holds it back any more, for the row that said so is lost."""
+    async with paused(house, 4, while_at=1) as (handle, ledgers):
+        _rebuild(house)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+        assert failure(caught.value)[0] == "UnknownObject"
+        assert [len(house.world.left_of(one)) for one in ledgers[2:]] == [3, 3]
+        await _swept(house, ledgers, 2)
