@@ -23,7 +23,7 @@ from tests.faults.tiered import Tiered, look_tiered, wrong_tiered_at_any_moment,
 
 _KEY = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>.+)")
 _SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
-_OUTLIVE = {"pending_deletion", "run", "audit", "transaction_participant"}
+_OUTLIVE = {"pending_deletion", "tombstone", "run", "audit", "transaction_participant"}
 """Tables that may name a topic that is gone."""
 _COMPARED = (
     "SELECT topic_id, name, state FROM topic ORDER BY topic_id",

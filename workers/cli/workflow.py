@@ -49,6 +49,12 @@ class Kind(StrEnum):
     BUILD_DELAYED_INDEX = "build-delayed-index"
     RECONCILE_ORPHANS = "reconcile-orphans"
     APPLY_ORPHANS = "apply-orphans"
+    FLUSH_RECORDS = "flush-records"
+    DEFRAGMENT_RECORDS = "defragment-records"
+    RAID_TOMBSTONES = "raid-tombstones"
+    REPLICATE_RECORDS = "replicate-records"
+    REBUILD_CATALOG = "rebuild-catalog"
+    SWEEP_RECORDS = "sweep-records"
 
 
 Type = Annotated[Kind | None, typer.Option("--type", help="Workflow type.")]
