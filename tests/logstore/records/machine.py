@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logstore.errors import RetryableError
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
+from logstore.records import defragmentation
 from logstore.records.kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 from logstore.records.winners import winners
@@ -46,6 +47,7 @@ _DEATHS: Final = tuple(
     for name in EFFECTS
     for when, action in (("before", "crash"), ("after", "crash"), ("before", "fail"), ("reported_failed", "fail"))
 )
+_SMALL_BYTES: Final = defragmentation.SMALL_BYTES
 _JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "apply")
 
 
@@ -65,9 +67,10 @@ class Replica:
 class Durability(RuleBasedStateMachine):
     """One topic whose ledgers come and go."""
 
-    @initialize(replicated=st.booleans())
-    def begin(self, replicated: bool) -> None:
-        """An empty catalog, with a replica or without one."""
+    @initialize(replicated=st.booleans(), joined=st.booleans())
+    def begin(self, replicated: bool, joined: bool) -> None:
+        """An empty catalog, with a replica or without one; small blocks are joined, or only sparse ones rewritten."""
+        defragmentation.SMALL_BYTES = _SMALL_BYTES if joined else 0  # type: ignore[misc]
         self._folder = tempfile.TemporaryDirectory()
         self.world = RecordsWorld(Path(self._folder.name))
         self.durable: set[LedgerId] = set()  # deleted durably, whether or not that is flushed
@@ -82,6 +85,7 @@ class Durability(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Disarm what never came up."""
         disarm()
+        defragmentation.SMALL_BYTES = _SMALL_BYTES  # type: ignore[misc]
         if hasattr(self, "world"):
             self.world.database.close()
             self._folder.cleanup()
