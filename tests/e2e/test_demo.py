@@ -91,7 +91,8 @@ def test_demo_of_a_build_that_breaks_a_promise_fails_and_names_it(folder: Path) 
     report = json.loads(ended.stdout)
     assert not report["ok"]
     broken = {one["promise"][0]: one["seen"] for one in report["promises"] if not one["ok"]}
-    assert set(broken) == {"2", "6", "7"}
+    assert set(broken) == {"2", "5", "6", "7"}
+    assert "is still there" in broken["5"]
     assert "waits in 0 buckets" in broken["6"]
     assert "is still there" in broken["2"]
     assert "is still there" in report["orphans"]["seen"]
