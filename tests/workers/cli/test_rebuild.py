@@ -1,0 +1,53 @@
+"""`records rebuild` as scripts see it: its document, its exit code, and what it refuses."""
+
+import json
+from typing import Any
+
+import pytest
+
+from activities.records.rebuild_values import RebuildAdopted
+from tests.workers.cli.conftest import Run
+from tests.workers.cli.fakes import FakeServices
+from workflows.records.rebuild_values import RebuildCatalogResult
+
+_URL = "sqlite:////nowhere/catalog.db"
+_DONE = RebuildCatalogResult(
+    rebuild="r",
+    manifest=8,
+    records=5,
+    adopted=RebuildAdopted(adopted_ledgers=1, adopted_segments=2, revived=3, revived_ledgers=[4], missing_data=0),
+    flushed_us=1_750_000_000_000_000,
+    begun_us=1_750_000_060_000_000,
+)
+
+
+def test_rebuild_document_has_the_fields_of_the_contract(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is told which database, whether to skip, and which cluster."""
+    told: list[Any] = []
+
+    def rebuild(settings: Any, **named: Any) -> RebuildCatalogResult:
+        told.append((settings, named))
+        return _DONE
+
+    monkeypatch.setattr(services, "rebuild", rebuild)
+    done = run("records", "rebuild", "--into", _URL, "--master", "spark://127.0.0.1:7077", "--json")
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    wanted = {"records": 5, "adopted_ledgers": 1, "adopted_segments": 2, "revived": 3, "missing_data": 0, "manifest": 8}
+    assert wanted.items() <= document.items()
+    assert document["unflushed_window"] == ["2025-06-15T15:06:40Z", "2025-06-15T15:07:40Z"]
+    ((settings, named),) = told
+    assert settings.database_url == _URL
+    assert (named["skip_unreadable"], named["master"]) == (False, "spark://127.0.0.1:7077")
+
+
+def test_rebuild_that_left_blocks_out_ends_in_part_and_names_them(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out = RebuildCatalogResult(rebuild="r", skipped=["records/blocks/x.parquet: gone"], skipped_blocks=1)
+    monkeypatch.setattr(services, "rebuild", lambda settings, **named: left_out)
+    done = run("records", "rebuild", "--into", _URL, "--skip-unreadable", "--json")
+    assert done.exit_code == 5, done.stderr
+    assert json.loads(done.stdout)["failed"] == [{"id": "records/blocks/x.parquet", "error": "gone"}]
