@@ -1,4 +1,4 @@
-"""How long to wait, how often to ask again, and how fast to ask: retries and pace in one place."""
+"""How long to wait, how often to ask again, and how fast to ask: retries and pace of requests to the object store."""
 
 import math
 import threading

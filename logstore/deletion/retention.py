@@ -19,7 +19,10 @@ MOST_S = 100 * 366 * 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """How long consumed ledgers stay. Both at zero or absent: not at all."""
+    """How long consumed ledgers stay, and how many bytes of them: past either limit one may go.
+
+    No time (0) and no bytes (none): it may go at once. No bytes at all (0) lets it go too, whatever the time says.
+    """
 
     retention_s: int = 0  # seconds since the ledger was closed; 0: no limit of time
     retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size
@@ -93,5 +96,5 @@ def _outlived(ledger: LedgerFacts, policy: RetentionPolicy, newer_bytes: int, no
     age_us = now_us - (ledger.closed_us if ledger.closed_us is not None else now_us)
     too_old = policy.retention_s > 0 and age_us >= policy.retention_s * 1_000_000
     too_much = policy.retention_bytes is not None and newer_bytes >= policy.retention_bytes
-    unlimited = policy.retention_s == 0 and policy.retention_bytes is None
-    return unlimited or too_old or too_much
+    nothing_kept = policy.retention_s == 0 and policy.retention_bytes is None
+    return nothing_kept or too_old or too_much

@@ -4,7 +4,7 @@ A record is one row of the catalog, or one aggregate of rows, by `(kind, id, sub
 at one flush. Every block holds versions of one kind, and its columns are `RECORD` and those of the kind; in the
 version of a tombstone the columns of the kind are null.
 
-Source: Aerospike's records, here rows; DESIGN of the record log in ADR 15.
+Source: Aerospike's records, here rows; ADR 15.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ RECORD: Final = (
     ("id", "int64"),
     ("sub", "string"),  # empty where the kind has none
     ("epoch", "int64"),  # of the catalog that wrote the version
-    ("version", "int64"),  # taken from the catalog-wide sequence while the row was locked
+    ("version", "int64"),  # the number of the manifest that first named it: a flush sets it
     ("generation", "int64"),  # of a ledger; else 0
     ("at_us", "int64"),  # last update by the catalog's clock, microseconds since 1970; ages tombstones, orders nothing
     ("tombstone", "bool"),

@@ -1,7 +1,8 @@
 """Which version of a record counts: of all that stand in the blocks of one manifest, the newest.
 
 One rule, by `(epoch, version)` and no clock, for whoever asks: the cold start takes the winners, the defragmentation
-drops what is superseded, and the raid keeps a tombstone while it covers a version of its record.
+drops what is superseded, and the raid keeps a tombstone while it covers a version of its record. Of two topics
+with one name `newest_of_each` in `spark/records/rows.py` takes the newer one.
 
 Everything works on columns. Memory is bounded by working range by range of ids: no record is in two ranges.
 

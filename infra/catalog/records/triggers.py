@@ -1,8 +1,8 @@
 """The outbox of the record log: triggers insert its rows, a settled flush removes them, and nothing else writes it.
 
 A trigger records a change whatever statement made it, set-wise ones too, in the transaction of the change. It runs
-behind the change, while that holds the lock of the row, so of two changes of a record the later one has the higher
-version.
+behind the change, while that holds the lock of the row. The outbox's `version` only tells changes apart: a flush gives
+what it writes the number of its manifest (ADR 15).
 
 There are no triggers of removals: a removed row with a tombstone is flushed as that, one without it writes nothing. A
 copy that is taken away raises the generation of its ledger (see `ledger_rows`), which records the ledger.
