@@ -178,7 +178,7 @@ class World:
             driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
             cursor_inline_bytes=INLINE_BYTES,
             bucket_limits=BUCKET_LIMITS,
-            records=RecordPolicies(raider_sleep_s=0),
+            records=RecordPolicies(clock_bound_s=10**10, raider_sleep_s=0),  # the fake's clock is its own
         )
         clock = Clock(sleep=lambda _: None)
         later = TieredCopies(stores.tiered, now_us=lambda: catalog.offloads.now_us() + LATER_US)

@@ -51,6 +51,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "merge-buckets": _TOPIC | _WHY,
     "build-delayed-index": _WHY | {"run_id": "indexes-1"},
     **dict.fromkeys(OF_RECORDS, _WHY),
+    "rebuild-catalog": {"rebuild": "00000000-0000-4000-8000-00000000c0de-7-0123abcd"},
 }
 _ENDLESS = "x" * 2_100
 

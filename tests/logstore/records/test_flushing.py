@@ -193,7 +193,7 @@ def test_ceilings_are_raised_in_the_manifest_first(world: RecordsWorld) -> None:
     manifest = world.log.newest()
     assert manifest
     assert manifest.ceilings.ledger == 2 * FREE_IDS - 10
-    assert world.catalog.records.state().ceilings.ledger == FREE_IDS
+    assert world.catalog.records.state().ceilings.ledger < 2 * FREE_IDS - 10
     world.flush()
     assert world.catalog.records.state().ceilings.ledger == 2 * FREE_IDS - 10
 

@@ -32,6 +32,7 @@ _VALID: Final = {
     "--subscription": "billing",
     "--to": "4:0",
     "--build-id": "b",
+    "--records": "9",
 }
 _ANY_PRINTABLE: Final = {"--reason", "--home"}  # where `..` is as good as anything
 
