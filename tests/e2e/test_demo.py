@@ -80,6 +80,7 @@ def test_demo_that_is_asked_to_end_twice_leaves_nothing_behind(shell: Shell) -> 
     assert shell.left_on_disk() == []
 
 
+@pytest.mark.all_faults  # a second demo is as long as the first
 def test_demo_of_a_build_that_breaks_a_promise_fails_and_names_it(folder: Path) -> None:
     """A check that cannot fail is worth nothing: what lies is seen in S3, an old lease is tried out."""
     patch = folder / "lying"

@@ -256,6 +256,7 @@ def test_processes_killed_at_a_sample_of_effects_lose_nothing(
     _side_by_side(sample, worlds)
 
 
+@pytest.mark.all_faults
 @pytest.mark.timeout(600)  # Java starts in a worker
 def test_build_goes_on_after_a_worker_was_killed_at_an_effect_of_its_switch(
     every_case: list[tuple[Case, Interruption]], worlds: Callable[[], RealWorld]

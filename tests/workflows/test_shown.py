@@ -286,6 +286,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         **dict.fromkeys(OF_RECORDS, type_),
         **dict.fromkeys(("flush-records", "sweep-records"), "during 60 s"),
         "raid-tombstones": "Raid **raid-",
+        "rebuild-catalog": type_,
     }
     assert about.get(type_, _TOPIC) in told
 

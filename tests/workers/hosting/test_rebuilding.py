@@ -30,7 +30,7 @@ __all__ = ["postgres"]
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(900)]
 
 NAME: Final = "persistent://a/b/c"
-_SOME: Final = ("records.name_database.after", "records.put_manifest.after", "adoption.settle.after")
+_SOME: Final = ("records.put_manifest.after", "adoption.settle.after")
 _ALL: Final = (
     "records.pin.after",
     "bulk.publish.before",
@@ -138,6 +138,7 @@ def test_command_that_is_killed_at_each_effect_goes_on_when_it_is_run_again(
     assert len(manifests(settings)) == count + 1
 
 
+@pytest.mark.all_faults
 def test_of_two_rebuilds_into_two_databases_one_wins(settings: Settings, postgres: Postgres, tmp_path: Path) -> None:
     """The other one was as far as its load; it is refused, by name, and never is the catalog."""
     topic = write(settings)
