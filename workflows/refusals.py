@@ -15,6 +15,18 @@ def refusal_of(error: ActivityError, types: Collection[str]) -> Refusal | None:
     return Refusal(type=cause.type, message=cause.message, details=list(cause.details))
 
 
+def refused(error: ActivityError, types: Collection[str]) -> Refusal:
+    """What the activity refused.
+
+    Raises:
+        ActivityError: The error itself, which is none of these types.
+    """
+    refusal = refusal_of(error, types)
+    if refusal is None:
+        raise error
+    return refusal
+
+
 def shown(refusal: Refusal) -> str:
     """Markdown for an operator."""
     return f"**Refused**, nothing changed: {refusal.message} ({refusal.type})"

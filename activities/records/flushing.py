@@ -5,14 +5,17 @@ was flushed twice is equal. Claims spare work alone.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from temporalio import activity
 
-from activities.heartbeats import beating, defined
+from activities.deletion.claims import own_claim
+from activities.heartbeats import beating, defined, renewing
 from activities.records import metrics
-from activities.records.turns import own_turn
 from activities.records.values import FlushInput
+from logstore.errors import SextonError
 from logstore.ports.catalog import Records
 from logstore.records.jobs import FlushedRecords
 from logstore.records.services.flushing import Flusher
@@ -56,7 +59,7 @@ class RecordFlushing:
         state = self._records.state()
         if not now and not state.outbox and state.manifest:
             return FlushedRecords(manifest=state.manifest)
-        with own_turn(self._records) as mine:
+        with _own_turn(self._records) as mine:
             if not mine:
                 return FlushedRecords(manifest=state.manifest, left=state.outbox, held=True)
             done = flushed(self._flusher, now=now)
@@ -77,3 +80,21 @@ def flushed(flusher: Flusher, *, now: bool) -> FlushedRecords:
         left=found.left,
         named=found.named,
     )
+
+
+@contextmanager
+def _own_turn(records: Records) -> Iterator[bool]:
+    """Whether the record log is this workflow's to work on; while the block runs, if so.
+
+    It spares work alone: two that put the same manifest's number are told apart by the store.
+    """
+    claim = own_claim()
+    if not records.claim(claim):
+        yield False
+        return
+    try:
+        with renewing(lambda: records.claim(claim)):
+            yield True
+    finally:
+        with suppress(SextonError):  # it lapses
+            records.release(claim.workflow_id)

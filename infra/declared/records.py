@@ -53,7 +53,7 @@ class RecordLogRow(SQLModel, table=True):
     manifest: int = Field(sa_type=Big)  # number of the newest one that is known to be put; 0: none
     stamp: str  # of that one
     pending: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)  # stamps begun since, each with its time in us
-    state: str  # READY, LOADING or ADOPTING
+    state: str  # READY or ADOPTING
     rebuild: str | None = None  # the rebuild that loads it
     ledger_ceiling: int = Field(sa_type=Big)  # ids below it may be given out
     topic_ceiling: int = Field(sa_type=Big)

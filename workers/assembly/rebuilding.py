@@ -59,7 +59,8 @@ def open_rebuild(settings: Settings, buckets: Sequence[tuple[Role, str]]) -> Ite
         marked = []
         for one, store in known:
             try:
-                marked += [(found.role, found.bucket) for found in lost.with_marker([(one, store)])]
+                if lost.carries_marker(one, store):
+                    marked.append((one.role, one.bucket))
             except ServiceRefused:
                 if one.role in {Role.PRIMARY, Role.RECORDS}:  # the others are compared at their first use
                     raise

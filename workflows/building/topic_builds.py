@@ -57,9 +57,7 @@ class TopicBuild:
         try:
             built = await self._all()
         except ActivityError as error:
-            refusal = refusals.refusal_of(error, _REFUSALS)
-            if refusal is None:
-                raise
+            refusal = refusals.refused(error, _REFUSALS)
             self._at("ended", self._progress.counts, refusals.shown(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return BuildResult(run_id=self._run_id, refused=refusal)

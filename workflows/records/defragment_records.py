@@ -51,10 +51,7 @@ class DefragmentRecords:
         try:
             done = await workflow.execute_activity_method(RecordDefragmentation.defragment, asked, **options)
         except ActivityError as error:
-            refusal = refusals.refusal_of(error, activity_options.GUARDS)
-            if refusal is None:
-                raise
-            return DefragmentRecordsResult(refused=refusal)
+            return DefragmentRecordsResult(refused=refusals.refused(error, activity_options.GUARDS))
         return DefragmentRecordsResult(done=done)
 
 

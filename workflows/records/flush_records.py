@@ -105,9 +105,7 @@ class FlushRecords:
         try:
             done = await workflow.execute_activity_method(RecordFlushing.flush, look, **options)
         except ActivityError as error:
-            refusal = refusals.refusal_of(error, activity_options.GUARDS)
-            if refusal is None:
-                raise
+            refusal = refusals.refused(error, activity_options.GUARDS)
             self._result = replace(self._result, refused=refusal)
             workflow.set_current_details(refusals.shown(refusal))
             return None

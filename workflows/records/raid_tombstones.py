@@ -53,10 +53,7 @@ class RaidTombstones:
         try:
             done = await workflow.execute_activity_method(TombRaider.raid, raid, **options)
         except ActivityError as error:
-            refusal = refusals.refusal_of(error, activity_options.GUARDS)
-            if refusal is None:
-                raise
-            return RaidTombstonesResult(run_id=run_id, refused=refusal)
+            return RaidTombstonesResult(run_id=run_id, refused=refusals.refused(error, activity_options.GUARDS))
         return RaidTombstonesResult(run_id=run_id, done=done)
 
 

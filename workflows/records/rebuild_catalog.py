@@ -67,9 +67,7 @@ class RebuildCatalog:
         try:
             result = await self._rebuilt(begun_us)
         except ActivityError as error:
-            refusal = refusals.refusal_of(error, _REFUSALS)
-            if refusal is None:
-                raise
+            refusal = refusals.refused(error, _REFUSALS)
             result = RebuildCatalogResult(rebuild=request.rebuild, begun_us=begun_us, refused=refusal)
         self._at("letting go")
         await workflow.execute_activity_method(Rebuilding.let_go, self._step, **options.CATALOG)

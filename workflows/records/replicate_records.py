@@ -47,10 +47,7 @@ class ReplicateRecords:
         try:
             shipped = await workflow.execute_activity_method(RecordReplication.ship, asked, **options)
         except ActivityError as error:
-            refusal = refusals.refusal_of(error, activity_options.GUARDS)
-            if refusal is None:
-                raise
-            return ReplicateRecordsResult(refused=refusal)
+            return ReplicateRecordsResult(refused=refusals.refused(error, activity_options.GUARDS))
         return ReplicateRecordsResult(shipped=shipped)
 
 

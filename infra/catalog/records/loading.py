@@ -19,7 +19,7 @@ from infra.catalog import tables as t
 from infra.catalog.engine.adbc import ArrowWriter, adbc_writing, arrow_type
 from infra.catalog.engine.database import Database, parsed_url, shown_url
 from infra.catalog.engine.versions import check_version, upgrade, version
-from infra.catalog.records.log_rows import end_rebuild
+from infra.catalog.records.log_rows import ADOPTING, end_rebuild
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.rebuilding import Load, Target
@@ -226,7 +226,7 @@ def _own_rows(load: Load) -> Iterator[tuple[str, pa.Table]]:
         "manifest": manifest.number,
         "stamp": manifest.stamp,
         "pending": f'{{"{load.stamp}": {load.now_us}}}',
-        "state": "ADOPTING",
+        "state": ADOPTING,
         "rebuild": load.rebuild,
         "ledger_ceiling": ceilings.ledger,
         "topic_ceiling": ceilings.topic,

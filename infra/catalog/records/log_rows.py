@@ -7,7 +7,7 @@ manifest before that: so all that are pending then are for this number or an ear
 
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, case, func, or_, select, text, update
+from sqlalchemy import Connection, Row, case, func, or_, select, text, update
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
@@ -31,7 +31,7 @@ def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
         transaction=connection.execute(select(func.max(t.transaction_coordinator.c.next_sequence))).scalar() or 0,
     )
     oldest = select(_O.at_us).order_by(_O.version).limit(1)
-    of_cursors = _O.kind == RecordKind.CURSOR.value
+    oldest_of_cursors = select(func.min(_O.at_us)).where(_O.kind == RecordKind.CURSOR.value)
     return RecordLogState(
         catalog_id=catalog.catalog_id,
         epoch=catalog.epoch,
@@ -44,13 +44,9 @@ def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
         next_ids=next_ids,
         outbox=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
         oldest_us=connection.execute(oldest).scalar(),
-        oldest_cursor_us=connection.execute(_oldest_of_cursors(of_cursors)).scalar(),
+        oldest_cursor_us=connection.execute(oldest_of_cursors).scalar(),
         now_us=now_us,
     )
-
-
-def _oldest_of_cursors(of_cursors: Any) -> Select[Any]:  # noqa: ANN401 - a condition
-    return select(func.min(_O.at_us)).where(of_cursors)
 
 
 def _ceilings(row: Row[Any]) -> Ceilings:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, delete
 
 from infra.catalog import tables as t
+from infra.catalog.engine.clock import Clock
 from infra.catalog.engine.many import among
 from logstore.records.kinds import RecordKind
 
@@ -107,15 +108,11 @@ _TRIGGERS: Final = (
 )
 
 _INSERT: Final = f"INSERT INTO {t.record_outbox.name} (kind, id, sub, at_us)"
-_CLOCKS: Final = {
-    "sqlite": "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000",
-    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)",
-}
 
 
 def create_triggers(connection: Connection) -> None:
     """Create all of them; the tables are there."""
-    for statement in _creations(connection.dialect.name):
+    for statement in _creations(connection.dialect.name, _clock(connection)):
         connection.exec_driver_sql(statement)
 
 
@@ -130,7 +127,7 @@ def drop_triggers(connection: Connection) -> None:
 
 def record_everything(connection: Connection) -> None:
     """Let every record be flushed once more, as after a migration of a catalog that had no record log."""
-    clock = _CLOCKS[connection.dialect.name]
+    clock = _clock(connection)
     for kind, source in SOURCES.items():
         row = _Trigger(kind, "INSERT").row("one", clock)
         connection.exec_driver_sql(f'{_INSERT} SELECT {row} FROM "{source.table}" AS one')  # noqa: S608 - names of ours
@@ -144,9 +141,13 @@ def forget_changes(connection: Connection, taken: Collection[int]) -> None:
         connection.execute(delete(t.record_outbox).where(chosen))
 
 
-def _creations(dialect: str) -> Iterator[str]:
+def _clock(connection: Connection) -> str:
+    return str(Clock().compile(dialect=connection.dialect))
+
+
+def _creations(dialect: str, clock: str) -> Iterator[str]:
     for trigger in _TRIGGERS:
-        yield from (_of_sqlite(trigger),) if dialect == "sqlite" else _of_postgresql(trigger)
+        yield from (_of_sqlite(trigger, clock),) if dialect == "sqlite" else _of_postgresql(trigger, clock)
 
 
 def _head(trigger: _Trigger) -> str:
@@ -154,14 +155,14 @@ def _head(trigger: _Trigger) -> str:
     return f'CREATE TRIGGER {trigger.name} AFTER {trigger.event}{columns} ON "{trigger.source.table}"'
 
 
-def _of_sqlite(trigger: _Trigger) -> str:
-    row = trigger.row("OLD" if trigger.event == "DELETE" else "NEW", _CLOCKS["sqlite"])
+def _of_sqlite(trigger: _Trigger, clock: str) -> str:
+    row = trigger.row("OLD" if trigger.event == "DELETE" else "NEW", clock)
     return f"{_head(trigger)} FOR EACH ROW BEGIN {_INSERT} VALUES ({row}); END"
 
 
-def _of_postgresql(trigger: _Trigger) -> Iterator[str]:
+def _of_postgresql(trigger: _Trigger, clock: str) -> Iterator[str]:
     """One call a statement; one a row where columns are named, which PostgreSQL does not allow for a statement."""
-    clock, old = _CLOCKS["postgresql"], trigger.event == "DELETE"
+    old = trigger.event == "DELETE"
     if trigger.of:
         each, inserted = "FOR EACH ROW", f"VALUES ({trigger.row('NEW', clock)})"
     else:

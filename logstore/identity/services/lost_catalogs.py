@@ -1,6 +1,6 @@
 """Buckets of a catalog whose database is lost: the marker of its records bucket says which catalog it was."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from logstore.errors import CatalogMismatch
 from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marked_by
@@ -49,12 +49,11 @@ class LostCatalog:
         known = LostCatalog(self._catalog_id, [*self._marked, (named.role, named.bucket)])
         return OwnStores(known).own(named, lambda: store)
 
-    def with_marker(self, buckets: Iterable[tuple[NamedBucket, ObjectStore]]) -> Collection[NamedBucket]:
-        """Those of the buckets that carry the catalog's marker; one without any is left to its first use.
+    def carries_marker(self, named: NamedBucket, store: ObjectStore) -> bool:
+        """Whether a bucket carries the catalog's marker; one without any is left to its first use.
 
         Raises:
-            CatalogMismatch: One is another catalog's.
+            CatalogMismatch: It is another catalog's.
             StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
         """
-        stores = OwnStores(LostCatalog(self._catalog_id))
-        return [named for named, store in buckets if stores.look(named, store) is MarkerState.OURS]
+        return OwnStores(LostCatalog(self._catalog_id)).look(named, store) is MarkerState.OURS

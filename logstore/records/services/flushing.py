@@ -4,7 +4,7 @@ All changes are read at one moment of the catalog, so that no cursor or bucket i
 lacks. Dying anywhere is harmless: `publishing` says why for manifests, and the outbox is emptied by the very rows that
 were read, once the manifest is there. What is flushed twice is a newer version that says the same.
 
-Source: Aerospike's write blocks; DESIGN of the record log in ADR 15.
+Source: Aerospike's write blocks; ADR 15.
 """
 
 from collections.abc import Callable
