@@ -9,7 +9,7 @@ from infra.declared.transactions import Big
 
 
 class RecordOutboxRow(SQLModel, table=True):
-    """A change of a record that is in no block yet, inserted by a trigger; see `infra.catalog.records.triggers`."""
+    """A change of a record that is in no block yet, inserted by a trigger; see `infra.catalog.records.outbox_rows`."""
 
     __tablename__ = "record_outbox"
     __table_args__ = (

@@ -28,7 +28,7 @@ _DOORS: Final = {
     "pending_deletion": "deletion.intent_rows",
     "producer_sequence": "log.producer_rows",
     "record_log": "records.log_rows",
-    "record_outbox": "records.triggers",
+    "record_outbox": "records.outbox_rows",
     "run": "deletion.runs",
     "schema_version": "log.schemas",
     "segment": "log.ledger_rows",

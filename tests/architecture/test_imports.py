@@ -31,6 +31,15 @@ def test_left_wing_imports_only_what_it_may(folder: str) -> None:
     assert not [(where, name) for where, name in imported if name.partition(".")[0] not in allowed]
 
 
+def test_migrations_import_nothing_that_changes() -> None:
+    """What a migration did once it does for ever, whatever becomes of the code around it."""
+    migrations = [one for one in modules("infra") if "migrations/versions" in one.where]
+    allowed = {"alembic", "sqlalchemy"} | sys.stdlib_module_names
+    assert migrations
+    imported = [(one.where, name) for one in migrations for name in one.imported]
+    assert not [(where, name) for where, name in imported if name.partition(".")[0] not in allowed]
+
+
 def test_client_loads_no_activity_no_workflow_and_no_worker() -> None:
     """A command that starts a job costs what it imports: names, ids and values are all that it needs of the job."""
     told = "import sys, workers.client; print(*sys.modules)"

@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy import select as selecting
 
 from infra.catalog import tables as t
-from infra.catalog.records.triggers import SOURCES
+from infra.catalog.records.outbox_rows import SOURCES
 from logstore.log.ledgers import Component, CopyKind
 from logstore.records.kinds import FIELDS, TOMBSTONED, RecordKind, schema
 

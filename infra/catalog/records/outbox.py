@@ -10,7 +10,7 @@ from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import BIG, TEXT, Statement, among, rows_of
 from infra.catalog.records.log_rows import begin_stamp, let_claim_go, settle_manifest, state_of, take_claim
-from infra.catalog.records.triggers import SOURCES, forget_changes
+from infra.catalog.records.outbox_rows import SOURCES, forget_changes
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Claim, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind

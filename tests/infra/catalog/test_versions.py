@@ -76,6 +76,17 @@ def _tables(database: Database) -> set[str]:
     return database.read(lambda connection: set(inspect(connection).get_table_names()))
 
 
+def _triggers(database: Database) -> set[tuple[str, ...]]:
+    """Name and text of each trigger and, on PostgreSQL, of its function."""
+    statement = (
+        "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+        if database.is_sqlite
+        else "SELECT t.tgname, pg_get_triggerdef(t.oid), pg_get_functiondef(t.tgfoid) FROM pg_trigger t"
+        " WHERE NOT t.tgisinternal"
+    )
+    return {tuple(row) for row in database.read(lambda connection: connection.execute(text(statement)).all())}
+
+
 def _set_version(database: Database, version: str) -> None:
     database.write(lambda connection: connection.execute(text(f"UPDATE alembic_version SET version_num = '{version}'")))
 
@@ -87,6 +98,22 @@ def test_upgrade_from_empty_equals_the_models(url: str, connect: Connect) -> Non
     assert _differences(database) == []
     assert _tables(database) == {*metadata.tables, "alembic_version"}
     check_version(database)
+
+
+def test_upgraded_catalog_has_the_triggers_of_a_new_one(url: str, connect: Connect, tmp_path: Path) -> None:
+    """Those of the outbox: a migration that makes a table anew on SQLite loses its triggers without a word."""
+    database = connect(url)
+    make_first_release(database)
+    upgrade(database)
+    upgraded = _triggers(database)
+    if database.is_sqlite:
+        database = connect(f"sqlite:///{tmp_path / 'new.db'}")
+    else:
+        database.write(partial(_run, "DROP SCHEMA public CASCADE"))
+        database.write(partial(_run, "CREATE SCHEMA public"))
+    upgrade(database)
+    assert upgraded == _triggers(database)
+    assert len(upgraded) == 26, "a trigger was lost on both ways, or a new one is not counted here"
 
 
 def test_upgrade_repeated_keeps_everything(url: str, connect: Connect) -> None:

@@ -17,7 +17,6 @@ from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.outbox import SqlRecords
-from infra.catalog.records.triggers import record_everything
 from logstore.identity.markers import MARKER_KEY, Role, marker_of
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import OwnStore
@@ -29,6 +28,7 @@ from logstore.records.manifest import Ceilings, Manifest
 from logstore.records.rebuilding import LOAD_ORDER, LoadFiles, RebuildId, RebuildRecords
 from logstore.records.services.record_log import RecordLog
 from spark.records.rebuilding import rebuild_records
+from tests.every_record import record_everything
 from tests.fakes.objects import FakeObjectStore
 from tests.migrated import migrate
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from infra.catalog.records.triggers import record_everything
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import BucketSwitch, Ended, SnapshotSwitch, Topic
@@ -21,6 +20,7 @@ from tests.contracts.catalog.records.steps import Key, Version, drawn, flush
 from tests.contracts.catalog.steps import NAME, acknowledge, append, at, filled, new_topic, newborn, roll, segment
 from tests.contracts.catalog.transactions.steps import begin, end, hold, produce, settle
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
+from tests.every_record import record_everything
 
 pytestmark = pytest.mark.postgres
 

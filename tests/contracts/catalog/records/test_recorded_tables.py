@@ -3,7 +3,7 @@
 import pytest
 
 from infra.catalog import tables as t
-from infra.catalog.records.triggers import SOURCES
+from infra.catalog.records.outbox_rows import SOURCES
 from logstore.records.kinds import FIELDS, RecordKind
 
 _NOT_RECORDED = {

@@ -1,0 +1,53 @@
+"""The outbox of the record log: triggers insert its rows, a settled flush removes them, and nothing else writes it.
+
+A trigger records a change whatever statement made it, set-wise ones too, in the transaction of the change. It runs
+behind the change, while that holds the lock of the row. The outbox's `version` only tells changes apart: a flush gives
+what it writes the number of its manifest (ADR 15). Migrations alone create triggers, beginning with 0009.
+
+There are no triggers of removals: a removed row with a tombstone is flushed as that, one without it writes nothing. A
+copy that is taken away raises the generation of its ledger (see `ledger_rows`), which records the ledger.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection, delete
+
+from infra.catalog import tables as t
+from infra.catalog.engine.many import among
+from logstore.records.kinds import RecordKind
+
+_CHUNK: Final = 50_000
+
+
+class Source(NamedTuple):
+    """The rows that records of a kind are of."""
+
+    table: str
+    id: str  # column of the record's id
+    sub: str = ""  # column of its sub; empty: none
+    number: bool = False  # whether that column is a number
+
+
+SOURCES: Final[Mapping[RecordKind, Source]] = {
+    RecordKind.TOPIC: Source("topic", "topic_id"),
+    RecordKind.LIST: Source("ledger_list", "list_id"),
+    RecordKind.LEDGER: Source("ledger", "ledger_id"),
+    RecordKind.SEGMENT: Source("segment", "ledger_id", "number", number=True),
+    RecordKind.CURSOR: Source("cursor", "cursor_id"),
+    RecordKind.SCHEMA: Source("schema_version", "topic_id", "version", number=True),
+    RecordKind.PRODUCER: Source("producer_sequence", "topic_id", "producer"),
+    RecordKind.DELETION: Source("pending_deletion", "row_id"),
+    RecordKind.TRANSACTION: Source("transaction", "sequence", "tc_id", number=True),
+    RecordKind.HIDDEN: Source("buffer_hidden", "ledger_id"),
+    RecordKind.INDEX: Source("delayed_index", "topic_id"),
+    RecordKind.SNAPSHOT: Source("transaction_snapshot", "topic_id"),
+}
+
+
+def forget_changes(connection: Connection, taken: Collection[int]) -> None:
+    """Remove the rows that a flush has taken, and no others."""
+    ids = sorted(taken)
+    for start in range(0, len(ids), _CHUNK):
+        chosen = among(connection, t.record_outbox.c.version, ids[start : start + _CHUNK])
+        connection.execute(delete(t.record_outbox).where(chosen))

@@ -1,0 +1,18 @@
+"""Every record of a catalog in its outbox once more: what a flush then takes is the whole catalog."""
+
+from sqlalchemy import Connection
+
+from infra.catalog.engine.clock import Clock
+from infra.catalog.records.outbox_rows import SOURCES
+
+
+def record_everything(connection: Connection) -> None:
+    """Insert an outbox row for each record."""
+    clock = Clock().compile(dialect=connection.dialect)
+    for kind, source in SOURCES.items():
+        sub = source.sub or "''"
+        told = f"CAST({sub} AS TEXT)" if source.number else sub
+        connection.exec_driver_sql(
+            "INSERT INTO record_outbox (kind, id, sub, at_us)"
+            f" SELECT '{kind.value}', {source.id}, {told}, {clock} FROM \"{source.table}\""
+        )
