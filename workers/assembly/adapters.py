@@ -41,7 +41,9 @@ def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
     own = own_buckets(
         settings,
         OwnStores(catalog.identities),
-        with_primary=lambda: require_current(catalog.records, own(Role.RECORDS, CopyLocation(settings.records_bucket))),
+        still_current=lambda: require_current(
+            catalog.records, own(Role.RECORDS, CopyLocation(settings.records_bucket))
+        ),
     )
     with (
         bulk_jobs(settings) as bulk,

@@ -24,11 +24,11 @@ def on_own_stack(settings: Settings) -> bool:
 
 
 def own_buckets(
-    settings: Settings, stores: OwnStores, *, hasty: bool = False, with_primary: Callable[[], None] | None = None
+    settings: Settings, stores: OwnStores, *, hasty: bool = False, still_current: Callable[[], None] | None = None
 ) -> Callable[[Role, CopyLocation], OwnStore]:
     """Buckets by role and location: each is compared with the catalog before its first use.
 
-    What `with_primary` raises refuses the primary one too.
+    What `still_current` raises refuses those of the log itself, the primary and the tiered ones; see `OwnStores.own`.
     """
 
     @cache
@@ -41,12 +41,15 @@ def own_buckets(
     @cache
     def at_home(role: Role, location: CopyLocation) -> OwnStore:
         named = NamedBucket(role=role, bucket=location.bucket, address=settings.s3_endpoint)
-        also = with_primary if role is Role.PRIMARY else None
-        return stores.own(named, lambda: resolved()(location), also)
+        return stores.own(named, lambda: resolved()(location), asked(role))
 
     @cache
     def stated(role: Role, store: "S3ObjectStore") -> OwnStore:
-        return stores.own(NamedBucket(role=role, bucket=store.bucket, address=store.endpoint), lambda: store)
+        named = NamedBucket(role=role, bucket=store.bucket, address=store.endpoint)
+        return stores.own(named, lambda: store, asked(role))
+
+    def asked(role: Role) -> Callable[[], None] | None:
+        return still_current if role in {Role.PRIMARY, Role.TIERED} else None
 
     def own(role: Role, location: CopyLocation) -> OwnStore:
         configured = location == CopyLocation(location.bucket)

@@ -34,6 +34,7 @@ from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
+from workers.hosting.currency_watch import watched
 from workers.hosting.gauges import CatalogGauges, DelayedGauges, DeletionGauges, PlanGauges, TransactionGauges
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities
@@ -177,6 +178,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         PreconditionFailed: The namespace lacks our search attributes.
         WorkerIdTaken: Another process lives under this worker id.
         CatalogMismatch: Buckets, namespace or ZooKeeper's path are not this catalog's.
+        CatalogOutdated: The database is older than its record log, or another one was rebuilt from it meanwhile.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     start_logs(level=settings.log_level)
@@ -236,12 +238,15 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
             alongside(prune_traces(settings)),
             alongside(write_snapshots(log.buffer_snapshots.write_due)),
             _gauges(log, metrics),
+            watched(log, every_s=settings.records_interval) as replaced,
             _taking_part(owners, stop) as gave_up,
         ):
             _log.info(
                 "serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address"
             )
-            await _until(stop, gave_up, workers, settings)
+            await _until([asyncio.create_task(stop.wait()), gave_up, replaced], workers, settings)
+            if replaced.done():
+                raise replaced.result()
         if owners.failure:
             raise owners.failure
     _log.info("drained")
@@ -271,13 +276,10 @@ async def _joined(owners: Ownership, stop: asyncio.Event) -> None:
         await joining
 
 
-async def _until(
-    stop: asyncio.Event, gave_up: asyncio.Task[bool], workers: Sequence[Worker], settings: Settings
-) -> None:
-    """Run the workers until a signal, the end of ownership, or the failure of one of them; then drain."""
+async def _until(ends: Sequence[asyncio.Task[Any]], workers: Sequence[Worker], settings: Settings) -> None:
+    """Run the workers until one of `ends`, or the failure of one of the workers; then drain."""
     running = [asyncio.create_task(worker.run()) for worker in workers]
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([stopped, gave_up, *running], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([*ends, *running], return_when=asyncio.FIRST_COMPLETED)
     _log.info("draining for at most %s s", settings.drain_timeout)
     await asyncio.gather(*(worker.shutdown() for worker in workers))
     await asyncio.gather(*running)

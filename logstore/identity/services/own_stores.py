@@ -1,13 +1,19 @@
-"""Buckets that are used only once their marker was seen to name this catalog."""
+"""Buckets that are used only once their marker was seen to name this catalog.
+
+Of a log's own buckets the catalog itself is asked, too, whether it is still the one: another database may have been
+rebuilt from its record log while this process lives on with the old one. It is asked before the first use, before
+whatever removes, and at any other use once the last answer is old.
+"""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import BinaryIO, Final
 
 from logstore.deletion.intents import DeletionState, disowned
-from logstore.errors import AlreadyExists, CatalogMismatch
+from logstore.errors import AlreadyExists, CatalogMismatch, RetryableError
 from logstore.failpoints import effect
 from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, judge, marked_by, marker_of, refusal
 from logstore.log.ledgers import CopyState, meta_key
@@ -17,6 +23,7 @@ from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUp
 
 _SAMPLE: Final = 16  # copies that are looked for; one that is there, and none that contradicts, is evidence
 _LOOKED_AT: Final = 1_000  # keys of a bucket in which no copy of ours is expected: one page of a listing
+_ASKED_EVERY_S: Final = 30.0  # whether the catalog is still the one, of a process that only writes and reads
 
 
 class OwnStores:
@@ -27,10 +34,22 @@ class OwnStores:
         self._identities = identities
 
     def own(
-        self, named: NamedBucket, connect: Callable[[], ObjectStore], also: Callable[[], None] | None = None
+        self,
+        named: NamedBucket,
+        connect: Callable[[], ObjectStore],
+        still_current: Callable[[], None] | None = None,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> "OwnStore":
-        """The bucket, to be connected and compared before its first use; what `also` raises refuses it too."""
-        return OwnStore(self, named, connect, also)
+        """The bucket, to be connected and compared before its first use.
+
+        Args:
+            named: The bucket.
+            connect: Makes the client, once.
+            still_current: Raises where the catalog is not the one any more, which refuses the bucket; None: not asked.
+            now_s: A clock that never goes back, in seconds.
+        """
+        return OwnStore(self, named, connect, still_current, now_s)
 
     def look(self, named: NamedBucket, store: ObjectStore) -> MarkerState:
         """How the bucket stands to the catalog; looking changes nothing.
@@ -117,13 +136,16 @@ class OwnStore:
         stores: OwnStores,
         named: NamedBucket,
         connect: Callable[[], ObjectStore],
-        also: Callable[[], None] | None = None,
+        still_current: Callable[[], None] | None,
+        now_s: Callable[[], float],
     ) -> None:
         """Ask nothing yet; see `OwnStores.own`."""
-        self._stores, self._named, self._also = stores, named, also
+        self._stores, self._named = stores, named
+        self._still_current, self._now_s = still_current, now_s
         self._connected = cache(connect)
         self._lock = threading.Lock()
         self._seen = False
+        self._ask_at_s = 0.0
 
     def confirm(self) -> None:
         """See `OwnedStore.confirm`."""
@@ -144,12 +166,37 @@ class OwnStore:
             with self._lock:
                 if not self._seen:
                     self._stores.require(self._named, self._connected())
-                    if self._also is not None:
-                        self._also()
+                    self._require_current()
                     self._seen = True
+
+    def _require_current(self) -> None:
+        if self._still_current is not None:
+            self._still_current()
+            self._ask_at_s = self._now_s() + _ASKED_EVERY_S
+
+    def _ask_again(self) -> None:
+        """Refuse where the catalog is known not to be the one; a record log that does not answer says nothing.
+
+        One thread asks, and the others go on meanwhile: what must not go on asks for itself, in `_to_remove`.
+        """
+        if self._still_current is None or self._now_s() < self._ask_at_s or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._require_current()
+        except RetryableError:
+            self._ask_at_s = self._now_s() + _ASKED_EVERY_S
+        finally:
+            self._lock.release()
 
     def _own(self) -> ObjectStore:
         self.require()
+        self._ask_again()
+        return self._connected()
+
+    def _to_remove(self) -> ObjectStore:
+        """For what cannot be undone, the answer must be of this moment, and there must be one."""
+        self.require()
+        self._require_current()
         return self._connected()
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
@@ -168,7 +215,7 @@ class OwnStore:
 
     def abort_uploads(self, key: str) -> None:
         """See `ObjectStore`."""
-        self._own().abort_uploads(key)
+        self._to_remove().abort_uploads(key)
 
     def get(self, key: str) -> StoredObject | None:
         """See `ObjectStore`."""
@@ -192,7 +239,7 @@ class OwnStore:
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """See `ObjectStore`."""
-        return self._own().delete(keys)
+        return self._to_remove().delete(keys)
 
 
 def _marker(store: ObjectStore) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 from logstore import failpoints
 from logstore.deletion.intents import DeletionState
 from logstore.deletion.retention import RetentionPolicy
-from logstore.errors import CatalogMismatch, StoreUnavailable
+from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_of
 from logstore.identity.services.own_stores import OwnStore, OwnStores
@@ -111,6 +111,73 @@ def test_bucket_of_another_catalog_is_refused_at_every_use(
             use(store)
     assert set(bucket.calls[calls:]) == {(Operation.GET, MARKER_KEY)}
     assert catalog.identities.marked() == frozenset()
+
+
+class _Catalog:
+    """Whether a catalog is still the one, and a clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.asked = 0
+        self.refuses: Exception | None = None
+
+    def still_current(self) -> None:
+        self.asked += 1
+        if self.refuses:
+            raise self.refuses
+
+    def own(self, catalog: FakeCatalog, bucket: FakeObjectStore) -> OwnStore:
+        stores = OwnStores(catalog.identities)
+        return stores.own(LOGS, lambda: bucket, self.still_current, now_s=lambda: self.now_s)
+
+
+@pytest.mark.parametrize("remove", [lambda store: store.delete(["k"]), lambda store: store.abort_uploads("k")])
+@pytest.mark.parametrize("refuses", [CatalogOutdated("another"), StoreUnavailable("no answer")])
+def test_nothing_is_removed_unless_the_catalog_is_the_one_at_that_moment(
+    remove: Callable[[OwnStore], object], refuses: Exception, catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """A database was rebuilt while this process lived on; what gives no answer is no leave to remove anything."""
+    asked = _Catalog()
+    store = asked.own(catalog, bucket)
+    store.put_if_absent("k", b"", metadata={})
+    remove(store)
+    asked.refuses, calls = refuses, len(bucket.calls)
+    with pytest.raises(type(refuses)):
+        remove(store)
+    assert bucket.calls[calls:] == []
+
+
+def test_catalog_is_asked_again_from_time_to_time_whether_it_is_the_one(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """Uses in between send nothing more; once it is not the one, no use is let through any more."""
+    asked = _Catalog()
+    store = asked.own(catalog, bucket)
+    for _ in range(3):
+        store.head("k")
+    assert asked.asked == 1
+    asked.refuses = CatalogOutdated("another")
+    asked.now_s += 29
+    store.head("k")
+    asked.now_s += 1
+    for _ in range(2):
+        with pytest.raises(CatalogOutdated):
+            store.put_if_absent("k", b"", metadata={})
+
+
+def test_record_log_that_does_not_answer_stops_no_append(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """It is asked again half a minute later."""
+    asked = _Catalog()
+    store = asked.own(catalog, bucket)
+    store.require()
+    asked.refuses = StoreUnavailable("no answer")
+    asked.now_s += 30
+    for _ in range(3):
+        store.head("k")
+    assert asked.asked == 2
+    asked.now_s += 30
+    store.head("k")
+    assert asked.asked == 3
 
 
 def test_another_empty_bucket_is_refused_by_name(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:

@@ -1,8 +1,17 @@
-"""A database that was restored from a backup is not used: its record log knows of more than it does."""
+"""A database that is not the catalog any more is not used: its record log knows of more than it does.
 
+It was restored from a backup, or another one was rebuilt from the log while its own processes lived on.
+"""
+
+import asyncio
+import json
+import os
 import shutil
 import sqlite3
-from contextlib import closing
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,11 +20,16 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogOutdated
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.offload.locations import CopyLocation
+from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId
 from logstore.records.services.flushing import Flusher
 from logstore.records.services.record_log import RecordLog
+from tests.logstore.eventually import assert_eventually
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
+from workers.client import search_attributes
+from workers.client.connections import connect_client
 from workers.identity.stores import compare_buckets
 from workers.settings import Settings
 
@@ -27,6 +41,23 @@ _ENTRY = ProducedEntries(entries=[NewEntry(payload=b"one")])
 
 def _flush(log: LogStore) -> int:
     return Flusher(log.catalog.records, RecordLog(log.record_objects), clock_bound_s=300).flush(cursors=True).manifest
+
+
+def _copied(settings: Settings, copy: Path) -> Settings:
+    """Another database with the same content, as if it had been rebuilt from the log: it flushes on its own."""
+    path = settings.database_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as now, closing(sqlite3.connect(copy)) as kept:
+        now.backup(kept)
+        kept.execute("UPDATE catalog SET epoch = epoch + 1")
+        kept.commit()
+    return settings.model_copy(update={"database_url": f"sqlite:///{copy}"})
+
+
+def _go_on(settings: Settings) -> None:
+    """Publish the next manifest of the log, with something that changed."""
+    with open_log(settings) as log:
+        log.catalog.topics.create("persistent://a/b/other", RetentionPolicy())
+        assert _flush(log) == 2
 
 
 def _restore(copy: Path, settings: Settings) -> None:
@@ -69,3 +100,71 @@ def test_database_that_knows_the_newest_manifest_as_begun_is_used(settings: Sett
         disarm()
     with open_log(settings) as log:
         assert log.managed.append(topic, _ENTRY).count == 1
+
+
+def test_process_that_lives_on_with_the_old_database_destroys_nothing(settings: Settings, tmp_path: Path) -> None:
+    """It has used its buckets already, and has intents of its own: refused at the flush and at each removal."""
+    with open_log(settings) as log:
+        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        log.managed.append(topic, _ENTRY)
+        log.managed.roll(topic)
+        _flush(log)
+        other = _copied(settings, tmp_path / "rebuilt.db")
+        claim, cause = Claim(workflow_id="w", run_id="r", ttl_s=60), Cause(actor="a", reason="r", workflow_id="w")
+        log.catalog.phase_one.detach(topic.topic_id, None, force=False, batch_id="b", claim=claim, cause=cause)
+        (intent,) = log.catalog.deletions.list(None, limit=10)
+        storage = log.storages[intent.copy.value]
+        stored = storage.inspect(intent)
+        _go_on(other)
+        for _ in range(2):
+            with pytest.raises(CatalogOutdated, match="000000000002"):
+                storage.remove({intent.row_id: stored}, on_progress=lambda _: None)
+        refused: dict[str, Callable[[], object]] = {
+            "flush": lambda: _flush(log),
+            "raid": lambda: log.records.raider(0).raid("r"),
+            "defragmentation": log.records.defragmenter.defragment,
+            "upload": lambda: log.buckets(CopyLocation(settings.tiered_bucket)).abort_uploads("x"),
+        }
+        for name, call in refused.items():
+            with pytest.raises(CatalogOutdated, match="000000000002"):
+                call()
+            assert name
+    with open_log(other) as rebuilt:
+        assert [one.payload for one in rebuilt.managed.scan(topic)] == [b"one"]
+
+
+@contextmanager
+def _worker(settings: Settings) -> "Iterator[subprocess.Popen[str]]":
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+    argv = [sys.executable, "-m", "workers", "worker", "run", "--json"]
+    log = settings.home / "worker.log"
+    with log.open("w") as errors:
+        worker = subprocess.Popen(
+            argv, env=inherited | settings.environment(), text=True, stdout=subprocess.PIPE, stderr=errors
+        )
+        try:
+            yield worker
+        finally:
+            worker.kill()
+            worker.communicate()
+
+
+async def _register(settings: Settings) -> None:
+    await search_attributes.register(await connect_client(settings))
+
+
+def test_worker_of_the_old_database_ends_by_itself_and_says_why(settings: Settings, tmp_path: Path) -> None:
+    """It would take work of the new catalog's jobs."""
+    asyncio.run(_register(settings))
+    told = settings.model_copy(update={"metrics_address": "off", "records_interval": 1})
+    with open_log(settings) as log:
+        log.catalog.topics.create(_NAME, RetentionPolicy())
+        _flush(log)
+    with _worker(told) as worker:
+        log_file = settings.home / "worker.log"
+        assert_eventually(lambda: "serving " in log_file.read_text(), within_s=120)
+        _go_on(_copied(settings, tmp_path / "rebuilt.db"))
+        said, _ = worker.communicate(timeout=120)
+    assert worker.returncode == 3, said
+    assert json.loads(said)["error"]["type"] == "CatalogOutdated"
+    assert "of epoch 2: the database is older than its record log" in json.loads(said)["error"]["message"]
