@@ -8,6 +8,7 @@ from logstore.delayed.buckets import Bucket
 from logstore.delayed.compact import CompactSegment
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_footer import SnapshotFooter
+from logstore.errors import CorruptData
 
 RUN_ROWS: Final = 100_000
 """Rows of a run of added messages, at most: memory grows by runs, and none is ever doubled."""
@@ -136,10 +137,20 @@ class BucketRows:
         if not len(self._run):
             self._run = Run(DelayedRows.empty())
 
-    def load(self) -> None:
-        """Load the next segment in place of the one whose rows are drawn; errors as `Segments` says."""
-        rows = self._segments.segment(self.bucket, self._number)
-        self._run = Run(rows.without(self.left_out))
+    def read(self) -> DelayedRows | None:
+        """Read the segment that is loaded next, and change nothing; None: it is gone or damaged.
+
+        Raises:
+            StoreUnavailable: Storage did not answer.
+        """
+        try:
+            return self._segments.segment(self.bucket, self._number)
+        except (SnapshotGone, CorruptData):
+            return None
+
+    def put(self, segment: DelayedRows) -> None:
+        """Load what was read, in place of the segment whose rows are drawn."""
+        self._run = Run(segment.without(self.left_out))
         self._number += 1
 
     @property
@@ -166,10 +177,6 @@ class AddedRows:
         self._loose_ms = row[0] if self._loose_ms is None else min(self._loose_ms, row[0])
         if len(self._loose) >= _LOOSE_ROWS:
             self._settle()
-
-    def extend(self, rows: DelayedRows) -> None:
-        """Add sorted rows."""
-        self._runs += [Run(rows.slice(at, at + RUN_ROWS)) for at in range(0, len(rows), RUN_ROWS)]
 
     def drop(self, bitmaps: Bitmaps) -> None:
         """Let these messages go."""

@@ -2,7 +2,8 @@
 
 A tracker is a cache of one process that all subscriptions of a topic share: any process can build another one from the
 list of buckets and from the log behind it. Of each bucket it holds bitmaps and at most one segment; what readers find
-in the log and no bucket has is added to it.
+in the log and no bucket has is added to it. Storage may answer late, so it is asked beside a tracker: `unopened` and
+`to_read` say what is to be read, and `load` and `put` take it over.
 
 What is tracked is what `tracked` says: each such message comes out of `take_due` once its time has come, and is not
 tracked any more. A reader leaves out what is tracked; what is not tracked it lets pass when it is due, and adds when it
@@ -23,13 +24,30 @@ from logstore.delayed.bitmaps import Bitmaps
 from logstore.delayed.buckets import Bucket, BucketList
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.sources import AddedRows, BucketRows, Segments, SnapshotGone, Source, draw
-from logstore.errors import CorruptData, StoreUnavailable
+from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position
 
-__all__ = ["Segments", "SnapshotGone", "Tracker"]
+__all__ = ["Segments", "SnapshotGone", "Tracker", "open_buckets"]
 
 _AT_ONCE: Final = 8
 """Footers that are read at the same time."""
+
+
+def open_buckets(buckets: Sequence[Bucket], segments: Segments) -> dict[LedgerId, BucketRows | None]:
+    """Read footers, several at once, for a store takes its time for each; None of a bucket that cannot be read.
+
+    Raises:
+        StoreUnavailable: Storage did not answer.
+    """
+
+    def opened(bucket: Bucket) -> BucketRows | None:
+        try:
+            return BucketRows(bucket, segments)
+        except (SnapshotGone, CorruptData):
+            return None
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return dict(zip((bucket.bucket_id for bucket in buckets), threads.map(opened, buckets), strict=True))
 
 
 class Tracker:
@@ -55,7 +73,7 @@ class Tracker:
 
     @property
     def lost(self) -> tuple[Bucket, ...]:
-        """Buckets that could not be read since the last loading; to be looked at after `load` and `take_due`.
+        """Buckets that could not be read since the last loading; to be looked at after `load`, `put` and `take_due`.
 
         The list is then to be read again. Where it changed, `load` it; where it did not, this is an alarm: the bucket's
         messages are not tracked, and readers find them in the log.
@@ -103,11 +121,19 @@ class Tracker:
         times = [self._added.next_ms, *(rows.next_ms for rows in self._buckets.values())]
         return min((time for time in times if time is not None), default=None)
 
-    def load(self, listed: BucketList) -> list[Position]:
+    def unopened(self, listed: BucketList) -> list[Bucket]:
+        """Buckets of a list whose footers `load` needs: new ones, and such as were lost."""
+        return [bucket for bucket in listed.buckets if bucket.bucket_id not in self._buckets]
+
+    def load(self, listed: BucketList, opened: Mapping[LedgerId, BucketRows | None] | None = None) -> list[Position]:
         """Track what these buckets hold, and no bucket that was left out of the list: at first, and at each change.
 
-        Footers of new buckets are read, and no segment. What was taken once is not tracked again. A bucket that cannot
-        be read is `lost`; one that was is tried again.
+        Footers are read, and no segment. What was taken once is not tracked again. A bucket that cannot be read is
+        `lost`; one that was is tried again.
+
+        Args:
+            listed: The list.
+            opened: What `open_buckets` has found of those that were `unopened`. None: it is read here.
 
         Returns positions from which readers must read again: something was tracked and is not any more.
 
@@ -115,9 +141,9 @@ class Tracker:
             StoreUnavailable: Storage did not answer; nothing changed.
         """
         found, lost = dict[LedgerId, BucketRows](), dict[LedgerId, Bucket]()
-        new = self._opened([bucket for bucket in listed.buckets if bucket.bucket_id not in self._buckets])
+        new = open_buckets(self.unopened(listed), self._segments) if opened is None else opened
         for bucket in listed.buckets:
-            rows = self._buckets.get(bucket.bucket_id) or new[bucket.bucket_id]
+            rows = self._buckets.get(bucket.bucket_id) or new.get(bucket.bucket_id)  # it may be lost since it was read
             if rows:
                 found[bucket.bucket_id] = rows
             else:
@@ -138,48 +164,42 @@ class Tracker:
         return found
 
     def take_due(self, now_ms: int, limit: int) -> DelayedRows:
-        """Take messages whose time has come, in order: they are not tracked any more.
+        """Take messages whose time has come and that are in memory, in order: they are not tracked any more.
 
-        A bucket whose segment cannot be read is left out and `lost`, and `rewinds` then says from where its messages
-        are to be read.
+        Fewer than asked for: nothing more is due, or a segment is `to_read` first.
 
         Args:
             now_ms: The clock; no message that is due later is taken.
             limit: How many, at most.
-
-        Raises:
-            StoreUnavailable: Storage did not answer for a segment that may come first; nothing was taken.
         """
         self._now_ms = now_ms
         parts: list[DelayedRows] = []
-        try:
-            while limit > 0 and (sources := self._due_sources(now_ms)):
-                part = draw(sources, now_ms, limit)
-                if not len(part):
-                    self._load_first(sources)
-                    continue
-                self._hand(part)
-                parts.append(part)
-                limit -= len(part)
-        except StoreUnavailable:
-            if not parts:
-                raise
-        except BaseException:
-            self._put_back(DelayedRows.joined(parts))
-            raise
+        while limit > 0 and (sources := self._due_sources(now_ms)) and len(part := draw(sources, now_ms, limit)):
+            self._hand(part)
+            parts.append(part)
+            limit -= len(part)
         return DelayedRows.joined(parts)
 
-    def _opened(self, buckets: Sequence[Bucket]) -> dict[LedgerId, BucketRows | None]:
-        """New buckets, several at once, for a store takes its time for each; None of one that cannot be read."""
+    def to_read(self, now_ms: int) -> BucketRows | None:
+        """The bucket of which a segment is to be read before anything else that is due is taken; None: there is none.
 
-        def opened(bucket: Bucket) -> BucketRows | None:
-            try:
-                return BucketRows(bucket, self._segments)
-            except (SnapshotGone, CorruptData):
-                return None
+        Read it, and `put` what was read.
+        """
+        waiting = [one for one in self._due_sources(now_ms) if isinstance(one, BucketRows) and not one.is_loaded]
+        return min(waiting, key=lambda one: one.next_ms or 0, default=None)
 
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            return dict(zip((bucket.bucket_id for bucket in buckets), threads.map(opened, buckets), strict=True))
+    def put(self, rows: BucketRows, segment: DelayedRows | None) -> None:
+        """Go on with a segment that was read of this bucket; nothing where the list has lost the bucket meanwhile.
+
+        None: it cannot be read. The bucket is left out and `lost`, and `rewinds` then says from where its messages are
+        to be read.
+        """
+        if self._buckets.get(rows.bucket.bucket_id) is not rows:
+            return
+        if segment is None:
+            self._lose(rows)
+        else:
+            rows.put(segment)
 
     def _held_by(self, found: Mapping[LedgerId, BucketRows]) -> dict[LedgerId, BitMap]:
         """What buckets hold together. Of a new one, what was taken before, or another one holds, is left out."""
@@ -213,15 +233,6 @@ class Tracker:
         sources = [*self._buckets.values(), *self._added.sources(now_ms)]
         return [source for source in sources if source.next_ms is not None and source.next_ms <= now_ms]
 
-    def _load_first(self, sources: list[Source]) -> None:
-        """Load the segment that begins first. A bucket that cannot be read is left out."""
-        waiting = [source for source in sources if isinstance(source, BucketRows) and not source.is_loaded]
-        rows = min(waiting, key=lambda source: source.next_ms or 0)
-        try:
-            rows.load()
-        except (SnapshotGone, CorruptData):
-            self._lose(rows)
-
     def _hand(self, part: DelayedRows) -> None:
         bits = part.bitmaps()
         bitmaps.take_from(self._tracked, bits)
@@ -239,11 +250,3 @@ class Tracker:
         self._lost[rows.bucket.bucket_id] = rows.bucket
         bitmaps.take_from(self._tracked, left)
         self._read_again(left)
-
-    def _put_back(self, rows: DelayedRows) -> None:
-        """Undo the taking of messages that were not delivered."""
-        bits = rows.bitmaps()
-        bitmaps.take_from(self._taken, bits)
-        for held in (self._tracked, self._added_bits):
-            bitmaps.add_to(held, bits)
-        self._added.extend(rows)

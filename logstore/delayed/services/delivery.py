@@ -52,6 +52,7 @@ class Consumer:
         self._delivery, self._topic, self._dispatcher, self._holding = delivery, topic, dispatcher, holding
         self._watching = watching
         self._watch: Watch | None = None
+        self._using = threading.Lock()  # held while it receives or closes, and before the dispatcher's `receiving`
         self._closed = False
 
     def receive(self, max_entries: int) -> list[Entry]:
@@ -72,10 +73,11 @@ class Consumer:
         """
         if max_entries < 1:
             raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
-        with self._dispatcher.receiving:
+        with self._using:
             if self._closed:
                 raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
-            return self._dispatcher.receive(self._holding, max_entries)
+            with self._dispatcher.receiving:
+                return self._dispatcher.receive(self._holding, max_entries)
 
     def nack(self, positions: Sequence[Position]) -> None:
         """Give messages back: they are delivered again, first of all. One that was not received here is left alone."""
@@ -99,8 +101,11 @@ class Consumer:
             self._watch.wait(min(timeout_s, self._dispatcher.idle_s()))
 
     def close(self) -> None:
-        """Give back all that was received and is not acknowledged. Closing again changes nothing."""
-        with self._dispatcher.receiving:
+        """Give back all that was received and is not acknowledged. Closing again changes nothing.
+
+        It waits until this consumer has received, and for no other one.
+        """
+        with self._using:
             if not self._closed:
                 self._closed = True
                 self._delivery.leave(self._topic, self._dispatcher, self._holding)
@@ -200,7 +205,7 @@ class Delivery:
             return len(self._trackers)
 
     def leave(self, topic: Topic, dispatcher: Dispatcher, holding: Holding) -> None:
-        """For `Consumer.close`, which holds the dispatcher's `receiving`: forget what nobody uses any more."""
+        """For `Consumer.close`, which keeps the consumer from receiving: forget what nobody uses any more."""
         with self._lock:
             shared = self._trackers[topic.topic_id]
             with shared.lock:

@@ -103,8 +103,8 @@ class Dispatcher:
     def receive(self, holding: Holding, max_entries: int) -> list[Entry]:
         """Hand out messages, at most so many; see `Consumer.receive`. Wants `receiving` to be held."""
         state = self._ask()
+        self._shared.refresh()
         with self._shared.lock:
-            self._shared.refresh()
             self._update(state)
         with self._all_or_none(holding) as handed:
             got = self._due(handed, max_entries)
@@ -143,7 +143,7 @@ class Dispatcher:
                 return  # those behind it are met in the log, too
 
     def end(self) -> None:
-        """Drop what was read ahead. Wants `receiving` to be held."""
+        """Drop what was read ahead. Wants `receiving` to be held, or no consumer to be left."""
         self._reading.end()
 
     @contextmanager
@@ -221,14 +221,17 @@ class Dispatcher:
 
     def _pop(self, limit: int) -> list[Due]:
         """The first messages of the replay set that are not acknowledged."""
-        with self._shared.lock:
-            while True:
+        while True:
+            with self._shared.lock:
                 while self._replay.has_room(limit) and self._shared.hand_over(_DRAWN):
                     pass
-                popped = self._replay.pop(self._shared.due_ms(), limit)
+                is_behind = self._replay.has_room(limit) and self._shared.is_behind()
+                popped = [] if is_behind else self._replay.pop(self._shared.due_ms(), limit)
                 wanted = [due for due in popped if not self._state.covers(due[1])]
-                if wanted or not popped:
-                    return wanted
+            if is_behind:
+                self._shared.catch_up()
+            elif wanted or not popped:
+                return wanted
 
     def get(self, ledger_id: LedgerId, _default: BitMap, /) -> BitMap:
         """Entries of a ledger that a reader of the log leaves out now: see `LeftOut`."""

@@ -4,6 +4,9 @@ What it takes, because it is due, it hands to every subscription that reads here
 in its own reading of the log. The list is looked at now and then, and whenever a bucket cannot be read. A bucket that
 cannot be read though it still is listed is an alarm; its messages then come from the log.
 
+Catalog and storage are asked without the lock, for they may answer late: meanwhile subscriptions read on, and wait only
+where they need the same answer.
+
 Source: PIP-195; field cases 58, 61 and 62.
 """
 
@@ -18,7 +21,7 @@ from logstore.clock import Clock
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_footer import SnapshotFooter
-from logstore.delayed.tracker import Segments, Tracker
+from logstore.delayed.tracker import Segments, Tracker, open_buckets
 from logstore.ports.catalog import DelayedIndex, Topic
 from logstore.positions import LedgerId, Position
 
@@ -75,7 +78,11 @@ class Reading(Protocol):
 
 
 class SharedTracker:
-    """The delayed messages of one topic. All methods want `lock` to be held."""
+    """The delayed messages of one topic.
+
+    `refresh` and `catch_up` want `lock` not to be held; all else wants it to be held. One thread at a time reads the
+    list, and one a segment; what it finds is taken over under the lock.
+    """
 
     def __init__(
         self, topic: Topic, *, index: DelayedIndex, segments: Segments, clock: Clock, tolerance_ms: int, alarm: Alarm
@@ -84,7 +91,8 @@ class SharedTracker:
         self.lock = threading.RLock()
         self.readings: list[Reading] = []
         self.tracker = Tracker(segments)
-        self._topic, self._index = topic, index
+        self._topic, self._index, self._segments = topic, index, segments
+        self._listing, self._loading = threading.Lock(), threading.Lock()
         self._clock, self._tolerance_ms = clock, tolerance_ms
         self._alarm = alarm
         self._alarmed: set[LedgerId] = set()
@@ -95,32 +103,51 @@ class SharedTracker:
         return self._clock.now_us() // 1000 + self._tolerance_ms
 
     def refresh(self) -> None:
-        """Load the list of buckets if it may have changed.
+        """Load the list of buckets if it may have changed. While another thread does that, the old one will do.
 
         Raises:
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer; the next call tries again.
         """
-        now_s = self._clock.monotonic_s()
-        if self._looked_s is not None and now_s < self._looked_s + _LOOK_EVERY_S:
+        if self._is_fresh() or not self._listing.acquire(blocking=self._looked_s is None):
             return
-        listed = self._index.listed(self._topic.topic_id)
-        if self._looked_s is None or listed.version != self.tracker.listed.version:
-            self._rewind(self.tracker.load(listed))
-        self._looked_s = now_s
+        try:
+            if not self._is_fresh():
+                now_s = self._clock.monotonic_s()
+                self._load_list()
+                self._looked_s = now_s
+        finally:
+            self._listing.release()
 
     def hand_over(self, limit: int) -> bool:
-        """Take messages that are due, at most so many, and offer them to every subscription that reads here.
+        """Take messages that are due and in memory, at most so many, and offer them to every subscription that reads.
 
-        Returns whether there may be more.
-
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer; what was taken was offered.
+        Returns whether there may be more in memory.
         """
         rows = self.tracker.take_due(self.due_ms(), limit)
         for reading in self.readings:
             reading.offer(rows)
         self._rewind(self.tracker.rewinds())
-        return self._look_after_lost() or len(rows) == limit
+        return len(rows) == limit
+
+    def is_behind(self) -> bool:
+        """Whether `catch_up` has something to read: a segment that is due, or the list, for a bucket is missed."""
+        return bool(self._missed()) or self.tracker.to_read(self.due_ms()) is not None
+
+    def catch_up(self) -> None:
+        """Read one segment that is due, unless another thread has, and the list where a bucket is missed.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer; the next call tries again.
+        """
+        with self._loading:
+            with self.lock:
+                rows = self.tracker.to_read(self.due_ms())
+            if rows:
+                segment = rows.read()
+                with self.lock:
+                    self.tracker.put(rows, segment)
+                    self._rewind(self.tracker.rewinds())
+        self._look_after_missed()
 
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
         """Track messages that a reader found not to be due; returns those that are due by now, with their times."""
@@ -132,18 +159,36 @@ class SharedTracker:
             for reading in self.readings:
                 reading.rewind(position)
 
-    def _look_after_lost(self) -> bool:
-        """Read the list again where a bucket is missed: it may be merged or dropped. Whether any was missed."""
-        missed = False
-        while news := [bucket for bucket in self.tracker.lost if bucket.bucket_id not in self._alarmed]:
-            missed = True
-            listed = self._index.listed(self._topic.topic_id)
-            if listed.version != self.tracker.listed.version:
-                self._rewind(self.tracker.load(listed))
-                continue
-            for bucket in news:
-                self._tell(bucket)
-        return missed
+    def _is_fresh(self) -> bool:
+        return self._looked_s is not None and self._clock.monotonic_s() < self._looked_s + _LOOK_EVERY_S
+
+    def _load_list(self) -> bool:
+        """Read the list, and load it unless it is the one that we have; whether it was loaded. `_listing` is held."""
+        listed = self._index.listed(self._topic.topic_id)
+        with self.lock:
+            if self._looked_s is not None and listed.version == self.tracker.listed.version:
+                return False
+            new = self.tracker.unopened(listed)
+        opened = open_buckets(new, self._segments)
+        with self.lock:
+            self._rewind(self.tracker.load(listed, opened))
+        return True
+
+    def _missed(self) -> list[Bucket]:
+        """Buckets that cannot be read, of which nobody was told."""
+        return [bucket for bucket in self.tracker.lost if bucket.bucket_id not in self._alarmed]
+
+    def _look_after_missed(self) -> None:
+        """Read the list again where a bucket is missed: it may be merged or dropped."""
+        with self._listing:
+            while True:
+                with self.lock:
+                    missed = self._missed()
+                if not missed:
+                    return
+                if not self._load_list():
+                    for bucket in missed:
+                        self._tell(bucket)
 
     def _tell(self, bucket: Bucket) -> None:
         """Say that a bucket cannot be read though the list, which was read again, still has it."""

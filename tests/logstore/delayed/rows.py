@@ -11,7 +11,8 @@ from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
 from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
-from logstore.delayed.tracker import SnapshotGone
+from logstore.delayed.tracker import SnapshotGone, Tracker
+from logstore.errors import StoreUnavailable
 from logstore.positions import LedgerId, Position, TopicId
 
 TOPIC = TopicId(7)
@@ -48,6 +49,23 @@ def written(rows: DelayedRows, *, segment_rows: tuple[int, int] = (10_000, 100_0
     writer.add(rows)
     writer.close()
     return file.getvalue()
+
+
+def take_due(tracker: Tracker, now_ms: int, limit: int) -> DelayedRows:
+    """What is due, at most so many; segments that hold it are read.
+
+    Raises:
+        StoreUnavailable: Storage did not answer, and nothing was taken.
+    """
+    parts = [tracker.take_due(now_ms, limit)]
+    try:
+        while (left := limit - sum(map(len, parts))) and (rows := tracker.to_read(now_ms)):
+            tracker.put(rows, rows.read())
+            parts.append(tracker.take_due(now_ms, left))
+    except StoreUnavailable:
+        if not any(map(len, parts)):
+            raise
+    return DelayedRows.joined(parts)
 
 
 class Snapshots:

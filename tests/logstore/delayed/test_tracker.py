@@ -7,10 +7,10 @@ import pytest
 from logstore.cursors.state import pack_acknowledged
 from logstore.delayed.buckets import NOWHERE, Bucket, BucketList
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.tracker import Tracker
+from logstore.delayed.tracker import Tracker, open_buckets
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import LedgerId, Position
-from tests.logstore.delayed.rows import START_MS, Snapshots, made
+from tests.logstore.delayed.rows import START_MS, Snapshots, made, take_due
 
 _ONE: Final = LedgerId(101)
 _TWO: Final = LedgerId(102)
@@ -41,7 +41,7 @@ class _Topic:
 
     def drained(self, now_ms: int = _END_MS, limit: int = 1_000) -> DelayedRows:
         parts = []
-        while len(part := self.tracker.take_due(now_ms, limit)):
+        while len(part := take_due(self.tracker, now_ms, limit)):
             parts.append(part)
         return DelayedRows.joined(parts)
 
@@ -57,7 +57,7 @@ def test_messages_of_buckets_and_of_the_log_come_out_in_order_when_they_are_due(
     found: list[DelayedRows] = []
     for minute in range(60):
         now_ms = START_MS + minute * 60_000
-        while len(part := topic.tracker.take_due(now_ms, 7)):
+        while len(part := take_due(topic.tracker, now_ms, 7)):
             assert len(part) <= 7
             found.append(part)
         assert sum(len(part) for part in found) == expected.due(now_ms)
@@ -73,10 +73,10 @@ def test_the_first_message_after_a_restart_needs_footers_and_one_segment() -> No
     assert sorted(topic.snapshots.reads) == [(bucket.bucket_id, None) for bucket in topic.buckets]
     topic.snapshots.reads.clear()
     first = DelayedRows.united(rows).slice(0, 1)
-    assert topic.tracker.take_due(int(first.deliver_at_ms[0]), 1) == first
+    assert take_due(topic.tracker, int(first.deliver_at_ms[0]), 1) == first
     assert len(topic.snapshots.reads) <= len(topic.buckets)
     assert {number for _, number in topic.snapshots.reads} == {0}
-    assert topic.tracker.take_due(START_MS - 1, 1) == DelayedRows.empty()
+    assert take_due(topic.tracker, START_MS - 1, 1) == DelayedRows.empty()
 
 
 def test_adding_a_message_again_changes_nothing() -> None:
@@ -94,7 +94,7 @@ def test_adding_a_message_again_changes_nothing() -> None:
 def test_a_message_that_is_due_is_let_through_and_not_added() -> None:
     """Field case 58: what is tracked is schedulable; what is due by the tracker's clock its reader delivers."""
     topic = _Topic()
-    topic.tracker.take_due(START_MS, 1)
+    take_due(topic.tracker, START_MS, 1)
     assert not topic.tracker.add(_at(1, 0), START_MS)
     assert topic.tracker.add(_at(1, 1), START_MS + 1)
     assert [position.entry_id for position in topic.drained().positions()] == [1]
@@ -105,12 +105,12 @@ def test_a_clock_that_went_back_makes_nothing_early_and_loses_nothing() -> None:
     topic = _Topic(made(50, [1]))
     handed = topic.drained()
     assert len(handed) == 50
-    assert not len(topic.tracker.take_due(START_MS - 1, 10))
+    assert not len(take_due(topic.tracker, START_MS - 1, 10))
     for time, position in zip(handed.deliver_at_ms.tolist(), handed.positions(), strict=True):
         assert topic.tracker.add(position, time)
     topic.tracker.load(topic.listed())
     assert topic.tracker.messages == 50
-    assert not len(topic.tracker.take_due(START_MS - 1, 10))
+    assert not len(take_due(topic.tracker, START_MS - 1, 10))
     assert topic.drained() == handed
 
 
@@ -142,7 +142,7 @@ def test_a_message_that_was_sealed_is_tracked_once_by_the_bucket() -> None:
     topic = _Topic()
     for time, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
         topic.tracker.add(position, time)
-    taken = topic.tracker.take_due(_END_MS, 10)
+    taken = take_due(topic.tracker, _END_MS, 10)
     topic.tracker.load(BucketList(version=1))
     assert topic.tracker.load(topic.listed(topic.stored(101, rows))) == []
     assert topic.tracker.messages == 90
@@ -159,11 +159,11 @@ def test_a_snapshot_that_is_gone_or_damaged_is_told_of_and_its_messages_come_fro
     assert fresh.load(topic.listed()) == []
     assert [bucket.bucket_id for bucket in fresh.lost] == [_ONE, _TWO]
     assert list(fresh.tracked()) == [3]
-    assert fresh.take_due(_END_MS, 1_000) == rows[2]
+    assert take_due(fresh, _END_MS, 1_000) == rows[2]
     topic.snapshots.errors.clear()
     fresh.load(topic.listed())
     assert [bucket.bucket_id for bucket in fresh.lost] == [_ONE]
-    assert fresh.take_due(_END_MS, 1_000) == rows[1]
+    assert take_due(fresh, _END_MS, 1_000) == rows[1]
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -207,7 +207,7 @@ def test_a_store_that_does_not_answer_takes_nothing_and_changes_nothing() -> Non
     topic.snapshots.damaged = {(_ONE, 0): StoreUnavailable("silent"), (_TWO, 0): StoreUnavailable("silent")}
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
-            topic.tracker.take_due(_END_MS, 5)
+            take_due(topic.tracker, _END_MS, 5)
     topic.snapshots.errors[LedgerId(103)] = StoreUnavailable("silent")
     third = topic.stored(103, made(100, [3], seed=3))
     with pytest.raises(StoreUnavailable):
@@ -218,29 +218,36 @@ def test_a_store_that_does_not_answer_takes_nothing_and_changes_nothing() -> Non
     assert topic.drained() == DelayedRows.united(rows)
 
 
-def test_what_was_taken_before_the_store_fell_silent_is_given_out() -> None:
+def test_what_is_in_memory_is_taken_though_the_store_is_silent() -> None:
     """Rows of a loaded segment wait for no other segment that begins later."""
     one = made(100, [1])
     later = DelayedRows.sort(one.deliver_at_ms + 2 * _HOUR_MS, one.ledger_id + 1, one.entry_id)
     topic = _Topic(one, later)
     topic.snapshots.damaged = {(_TWO, 0): StoreUnavailable("silent")}
-    assert topic.tracker.take_due(_END_MS + 2 * _HOUR_MS, 1_000) == one
+    assert take_due(topic.tracker, _END_MS + 2 * _HOUR_MS, 1_000) == one
+    with pytest.raises(StoreUnavailable):
+        topic.drained(_END_MS + 2 * _HOUR_MS)
     topic.snapshots.damaged.clear()
     assert topic.drained(_END_MS + 2 * _HOUR_MS) == later
 
 
-def test_work_that_is_ended_within_a_taking_loses_nothing() -> None:
-    """A cancelled activity, or a full disk: what was drawn already is tracked, and comes out again."""
-    one = made(100, [1])
-    later = DelayedRows.sort(one.deliver_at_ms + 2 * _HOUR_MS, one.ledger_id + 1, one.entry_id)
-    topic = _Topic(one, later)
-    topic.snapshots.damaged = {(_TWO, 0): KeyboardInterrupt()}  # type: ignore[dict-item]
-    with pytest.raises(KeyboardInterrupt):
-        topic.tracker.take_due(_END_MS + 2 * _HOUR_MS, 1_000)
-    assert topic.tracker.messages == 200
-    topic.snapshots.damaged.clear()
-    topic.tracker.load(topic.listed())
-    assert topic.drained(_END_MS + 2 * _HOUR_MS) == DelayedRows.united([one, later])
+def test_what_was_read_beside_the_tracker_is_taken_over_as_the_tracker_is_then() -> None:
+    """The list has lost one of the buckets meanwhile, and a message of the new one was found in the log."""
+    rows = [made(100, [ledger], seed=ledger) for ledger in (1, 2, 3)]
+    topic = _Topic(*rows[:2])
+    gone = topic.tracker.to_read(_END_MS)
+    assert gone is not None
+    segment = gone.read()
+    kept = [bucket for bucket in topic.buckets if bucket != gone.bucket]
+    third = topic.stored(103, rows[2])
+    listed = topic.listed(*kept, third)
+    opened = open_buckets(topic.tracker.unopened(listed), topic.snapshots)
+    assert topic.tracker.add(rows[2].position(0), int(rows[2].deliver_at_ms[0]))
+    topic.snapshots.files.pop(third.bucket_id)
+    assert topic.tracker.load(listed, opened) == [_at(1 if gone.bucket.bucket_id == _ONE else 2, 0)]
+    topic.tracker.put(gone, segment)
+    topic.tracker.put(gone, None)
+    assert (topic.tracker.messages, topic.tracker.lost) == (200, ())
 
 
 def test_a_cleared_list_leaves_everything_to_the_log() -> None:
@@ -262,7 +269,7 @@ def test_memory_follows_what_lives_and_grows_in_runs() -> None:
         topic.tracker.add(position, time)
     full = topic.tracker.memory_bytes
     assert full - before <= 12 * len(rows)
-    while len(topic.tracker.take_due(_END_MS, 999)):
+    while len(take_due(topic.tracker, _END_MS, 999)):
         pass
     assert topic.tracker.messages == 0
     topic.tracker.load(BucketList(version=2, sealed_to=_at(3, 99_999)))
@@ -287,4 +294,4 @@ def test_readers_coming_and_going_do_not_change_what_is_durable() -> None:
     assert topic.drained() == rows
     again = Tracker(topic.snapshots)
     again.load(topic.listed())
-    assert again.take_due(_END_MS, 1_000) == rows
+    assert take_due(again, _END_MS, 1_000) == rows

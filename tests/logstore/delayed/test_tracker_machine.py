@@ -1,12 +1,14 @@
 """Any order of appends, reads, seals, merges, drops, losses and crashes, against a sorted list.
 
 Two subscriptions share a tracker; one of them comes late. Buckets are written as files in memory. The clock of seals
-and merges is off by a little; that of the tracker says what is early.
+and merges is off by a little; that of the tracker says what is early. Storage may answer late: what was read is taken
+over some steps later.
 
 Promise 6; field cases 57 (a merge loses nothing), 58 (tracked implies schedulable), 59 (any limit of buckets), 62 (what
 cannot be read is replayed from the log), 65 (adding twice) and 71 (memory follows what lives).
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -25,10 +27,11 @@ from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList, 
 from logstore.delayed.merging import merge
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.sealing import Gathering
-from logstore.delayed.tracker import Tracker
+from logstore.delayed.sources import BucketRows
+from logstore.delayed.tracker import Tracker, open_buckets
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import LedgerId, Position
-from tests.logstore.delayed.rows import Snapshots
+from tests.logstore.delayed.rows import Snapshots, take_due
 
 _SLACK_MS = 5
 """A merge leaves out what was due so long ago; clocks are off by less."""
@@ -66,11 +69,32 @@ class Delivery(RuleBasedStateMachine):
     def restart(self) -> None:
         self.tracker = Tracker(self.snapshots)
         self.taken: set[Position] = set()
-        self.load()
-
-    def load(self) -> None:
-        """Load the list, and again while something is lost that a newer list might have."""
+        self.segment: tuple[BucketRows, DelayedRows | None] | None = None  # was read, and not taken over yet
+        self.looked: tuple[BucketList, dict[LedgerId, BucketRows | None]] | None = None
         self.rewind(self.tracker.load(self.listed))
+
+    @rule()
+    def read_segment(self) -> None:
+        """Storage is asked for what is due, and answers late."""
+        if self.segment is None and (rows := self.tracker.to_read(self.now_ms)):
+            with suppress(StoreUnavailable):
+                self.segment = rows, rows.read()
+
+    @rule()
+    def read_list(self) -> None:
+        """Another list may be there when this one is loaded."""
+        if self.looked is None:
+            with suppress(StoreUnavailable):
+                self.looked = self.listed, open_buckets(self.tracker.unopened(self.listed), self.snapshots)
+
+    def take_over(self) -> None:
+        """What was read, in the order in which it may come."""
+        if self.looked:
+            self.rewind(self.tracker.load(*self.looked))
+        if self.segment:
+            self.tracker.put(*self.segment)
+            self.rewind(self.tracker.rewinds())
+        self.looked = self.segment = None
 
     def rewind(self, positions: list[Position]) -> None:
         for position in positions:
@@ -105,10 +129,11 @@ class Delivery(RuleBasedStateMachine):
     def receive(self, after_ms: int, limit: int, read: int) -> None:
         """Take what is due and hand it to all; then each one reads on."""
         self.now_ms += after_ms
+        self.take_over()
         before = {bucket.bucket_id for bucket in self.tracker.lost}
         expected = sorted((self.times[at], at) for at in self.tracked() if self.times[at] <= self.now_ms)[:limit]
         try:
-            rows = self.tracker.take_due(self.now_ms, limit)
+            rows = take_due(self.tracker, self.now_ms, limit)
         except StoreUnavailable:
             assert self.snapshots.errors or self.snapshots.damaged
             return
@@ -171,9 +196,10 @@ class Delivery(RuleBasedStateMachine):
     @rule()
     def reload(self) -> None:
         """A running tracker hears that the list changed, at any time after the change."""
+        self.take_over()
         before, listed = self.tracked(), self.tracker.listed
         try:
-            self.load()
+            self.rewind(self.tracker.load(self.listed))
         except StoreUnavailable:
             assert self.snapshots.errors
             assert (self.tracked(), self.tracker.listed) == (before, listed)
