@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
@@ -277,9 +276,7 @@ def _inflight(shell: Shell) -> tuple[int, int]:
 
 
 def _wait_until_nothing_is_inflight(shell: Shell) -> None:
-    give_up = time.monotonic() + 60
-    while (left := _inflight(shell)) != (0, 0):
-        assert time.monotonic() < give_up, left
+    assert_eventually(lambda: _inflight(shell) == (0, 0))
 
 
 def test_command_without_a_stack_says_what_to_do_and_exits_4(shell: Shell) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,15 +14,9 @@ import pytest
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
+from tests.logstore.eventually import assert_eventually
 
 _SLEEP = ("sleep", "60")
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in 60 s"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -71,28 +64,28 @@ def test_process_deaf_to_sigterm_is_killed_with_its_children(process: ServicePro
     """After the time-out the whole group goes, not only its leader."""
     deaf = "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     running = _start(process, sys.executable, "-c", deaf + "subprocess.run(['sleep', '60'])")
-    _until(lambda: len(running.children()) == 1)
+    assert_eventually(lambda: len(running.children()) == 1)
     (child,) = running.children()
     assert process.stop(0.3) is True
     assert not running.is_running()
-    _until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert_eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_process_is_killed_with_children_in_groups_of_their_own(process: ServiceProcess) -> None:
     """As the Python workers of Spark are."""
     apart = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
     running = _start(process, sys.executable, "-c", apart)
-    _until(lambda: len(running.children()) == 1)
+    assert_eventually(lambda: len(running.children()) == 1)
     (child,) = running.children()
     process.kill()
-    _until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert_eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_process_killed_from_outside_counts_as_not_running(process: ServiceProcess) -> None:
     """A dead server is seen as dead at once, a zombie too."""
     running = _start(process)
     running.send_signal(signal.SIGKILL)
-    _until(lambda: process.running() is None)
+    assert_eventually(lambda: process.running() is None)
     assert process.stop(5) is False
     assert process.pid_file.exists() is False
 
@@ -101,7 +94,7 @@ def test_process_dead_but_not_reaped_counts_as_not_running(process: ServiceProce
     """A zombie serves nobody; in a container whose first process reaps none, it stays for ever."""
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         shown = psutil.Process(dead.pid)
-        _until(lambda: shown.status() == psutil.STATUS_ZOMBIE)
+        assert_eventually(lambda: shown.status() == psutil.STATUS_ZOMBIE)
         process.pid_file.write_text(json.dumps({"pid": dead.pid, "started": shown.create_time(), "mark": "m"}))
         assert process.running() is None
 
@@ -166,7 +159,7 @@ def test_process_whose_pid_file_cannot_be_written_does_not_survive(
     monkeypatch.setattr(StackHome, "write", full)
     with pytest.raises(ServiceFailed, match="the disk is full"):
         process.start(_SLEEP, cwd=process.home.scratch, env=os.environ)
-    _until(lambda: not psutil.pid_exists(started[0]))
+    assert_eventually(lambda: not psutil.pid_exists(started[0]))
 
 
 def test_last_words_of_a_dead_process_are_those_of_this_run(process: ServiceProcess) -> None:
@@ -174,7 +167,7 @@ def test_last_words_of_a_dead_process_are_those_of_this_run(process: ServiceProc
     process.log_file.write_text("FATAL: an old story\n")
     script = "echo starting; echo 'listen tcp: address already in use'; echo bye"
     since = process.start(["sh", "-c", script], cwd=process.home.scratch, env=os.environ)
-    _until(lambda: process.running() is None)
+    assert_eventually(lambda: process.running() is None)
     assert process.last_words(since) == "listen tcp: address already in use"
 
 
