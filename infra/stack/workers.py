@@ -1,4 +1,4 @@
-"""Which workers of a home run, and where each of them shows its metrics."""
+"""Which workers of a home run, and where each of them can be looked at."""
 
 import json
 import logging
@@ -26,18 +26,21 @@ class WorkerRecord:
     worker_id: str
     pid: int
     started: float  # seconds since 1970, by the system: tells it from a later process with the same pid
-    metrics_url: str
+    metrics_url: str = ""  # "": nothing listens
+    http_url: str = ""  # the same
     found_dead: float = 0.0  # seconds since 1970; 0: not yet
 
 
 @contextmanager
-def recorded(home: StackHome, worker_id: str, metrics_url: str) -> Iterator[None]:
+def recorded(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url: str = "") -> Iterator[None]:
     """Write this process down while the block runs; a home that cannot be written does not disturb its work.
 
     A record outlives a crash: workers that begin in the home later remove it, once Temporal has forgotten its worker.
     """
     own = psutil.Process()
-    record = WorkerRecord(worker_id=worker_id, pid=os.getpid(), started=own.create_time(), metrics_url=metrics_url)
+    record = WorkerRecord(
+        worker_id=worker_id, pid=os.getpid(), started=own.create_time(), metrics_url=metrics_url, http_url=http_url
+    )
     path = home.workers / f"{record.pid}.json"
     try:
         with home.disk_faults():
@@ -45,7 +48,8 @@ def recorded(home: StackHome, worker_id: str, metrics_url: str) -> Iterator[None
         _forget_dead(home)
         home.write(path, json.dumps(asdict(record)))
     except ServiceFailed as error:
-        _log.warning("metrics: %s, but `sexton status` will not say so: %s", metrics_url, error)
+        shown = ", ".join(filter(None, (http_url, metrics_url))) or "no address"
+        _log.warning("worker %s is at %s, but `sexton status` will not say so: %s", worker_id, shown, error)
     try:
         yield
     finally:
@@ -82,10 +86,14 @@ def _records(home: StackHome) -> list[WorkerRecord]:
 
 
 def _read(path: Path) -> WorkerRecord | None:
-    """The record, or None where what stands there is not whole: it proves no process."""
+    """The record, or None where what stands there is not whole: it proves no process.
+
+    A newer build that serves beside this one may have written fields that are not known here.
+    """
     try:
-        return WorkerRecord(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return WorkerRecord(**{name: value for name, value in found.items() if name in WorkerRecord.__slots__})
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 

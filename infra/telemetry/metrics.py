@@ -12,18 +12,18 @@ Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
 
 import errno
 import logging
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from infra.telemetry.addresses import TRIES, free_port, joined, resolved
 from logstore.errors import InvalidInput
 
 if TYPE_CHECKING:
     from temporalio.runtime import Runtime
 
 _TAKEN = f"os error {errno.EADDRINUSE}"  # how the SDK's core words it
-_TRIES = 10  # a free port may be taken between being found and being used
+_SETTING = "metrics_address"
 
 _log = logging.getLogger(__name__)
 
@@ -48,50 +48,26 @@ def start_metrics(address: str, *, buckets: Mapping[str, Sequence[float]] | None
     Raises:
         InvalidInput: The host is none of this machine, or the port may not be used by this user.
     """
-    host, port = _resolved(address)
-    wanted = port or _free_port(host)
-    for _ in range(_TRIES):
+    host, port = resolved(_SETTING, address)
+    wanted = port or free_port(_SETTING, host)
+    for _ in range(TRIES):
         runtime = _runtime(address, host, wanted, buckets)
         if runtime is not None:
             if port not in {0, wanted}:
                 _log.warning("metrics: port %s is taken, so they are at port %s", port, wanted)
-            return Metrics(runtime=runtime, url=f"http://{_joined(host, wanted)}/metrics")
-        wanted = _free_port(host)
-    raise InvalidInput("metrics_address", expected="an address with a free port", found=address)
-
-
-def _resolved(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise InvalidInput("metrics_address", expected=f"a host that is known ({error})", found=address) from error
-    first = min(found, key=lambda one: one[0] != socket.AF_INET)  # `localhost` is 127.0.0.1, as for the stack
-    return str(first[4][0]), int(port)
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError as error:
-            raise InvalidInput("metrics_address", expected=f"a host of this machine ({error})", found=host) from error
-        return int(probe.getsockname()[1])
+            return Metrics(runtime=runtime, url=f"http://{joined(host, wanted)}/metrics")
+        wanted = free_port(_SETTING, host)
+    raise InvalidInput(_SETTING, expected="an address with a free port", found=address)
 
 
 def _runtime(address: str, host: str, port: int, buckets: Mapping[str, Sequence[float]] | None) -> "Runtime | None":
     """A runtime that listens there, or None when the port is taken."""
     from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig  # noqa: PLC0415 - start-up time
 
-    served = PrometheusConfig(bind_address=_joined(host, port), histogram_bucket_overrides=buckets)
+    served = PrometheusConfig(bind_address=joined(host, port), histogram_bucket_overrides=buckets)
     try:
         return Runtime(telemetry=TelemetryConfig(metrics=served))
     except ValueError as error:
         if _TAKEN in str(error):
             return None
-        raise InvalidInput("metrics_address", expected=f"an address to listen at ({error})", found=address) from error
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise InvalidInput(_SETTING, expected=f"an address to listen at ({error})", found=address) from error

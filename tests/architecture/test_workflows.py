@@ -6,7 +6,7 @@ import pytest
 from temporalio.workflow import _Definition
 
 from tests.architecture.source import Module, decorator, modules, named
-from workers.hosting.fleet import WORKFLOWS
+from workers.hosting.crew import WORKFLOWS
 from workflows import search_attributes
 from workflows.delayed import values as delayed
 from workflows.deletion import values as deletion

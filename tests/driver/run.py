@@ -21,7 +21,7 @@ from temporalio.worker import (
 )
 from temporalio.workflow import Info, ParentInfo, _Definition
 
-from workers.hosting.fleet import FAILURES, WORKFLOWS
+from workers.hosting.crew import FAILURES, WORKFLOWS
 from workers.hosting.traced_runs import WorkflowEdge
 
 NAMESPACE: Final = "default"

@@ -213,6 +213,7 @@ def _be_measured(shell: Shell) -> None:
     (url,) = re.findall(r"http://127\.0\.0\.1:[0-9]+/metrics", services["worker"])
     assert_eventually(lambda: _scraped(url)["sexton_deletion_estimated_inflight"] == 0, within_s=60)  # read every 15 s
     metrics = _scraped(url)
+    _be_probed(services["worker"])
     assert metrics["temporal_workflow_completed"] >= 2
     assert metrics["temporal_activity_execution_latency_count"] > 0
     assert metrics["sexton_deletion_dead_lettered"] == 0
@@ -225,6 +226,16 @@ def _be_measured(shell: Shell) -> None:
     told = shell.json("ledger", "explain", str(deleted["ledger_id"]))
     assert (told["state"], told["verdict"].endswith("confirmed by storage")) == ("DELETED", True)
     assert [one["reason"] for one in told["decisions"]] == ["end of day", "end of day"]
+
+
+def _be_probed(worker: str) -> None:
+    """It is ready, by its own word on each thing that it needs; its metrics are at the address of its probes too."""
+    (probes,) = re.findall(r"(http://127\.0\.0\.1:[0-9]+)[,)]", worker)
+    with urllib.request.urlopen(f"{probes}/readyz", timeout=10) as answer:  # noqa: S310 - of the stack that was just started
+        said = json.load(answer)
+    assert (said["ready"], said["phase"]) == (True, "serving")
+    assert [one["name"] for one in said["checks"] if one["ok"]] == ["worker", "temporal", "database", "primary bucket"]
+    assert _scraped(f"{probes}/metrics")["temporal_workflow_completed"] >= 2
 
 
 def _scraped(url: str) -> dict[str, float]:

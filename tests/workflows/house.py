@@ -33,7 +33,7 @@ from tests.driver.client import ServedClient
 from tests.driver.run import QUEUE
 from tests.driver.served import Served, ServedWorker
 from tests.fakes.objects import Fault, FaultKind, Operation
-from workers.hosting.fleet import FAILURES, WORKFLOWS
+from workers.hosting.crew import FAILURES, WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge
 from workers.hosting.traced_runs import WorkflowEdge

@@ -20,7 +20,7 @@ from activities.deletion.values import RangesInput, RangesPage
 from activities.offload import Candidates, CandidatesInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
-from workers.hosting.fleet import WORKFLOWS
+from workers.hosting.crew import WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
 from workflows.offload.values import OffloadAsk
 

@@ -22,8 +22,8 @@ from tests.activities.world import NAME
 from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import House, details_of
 from workers.client.waiting import result_of
+from workers.hosting.crew import WORKFLOWS
 from workers.hosting.facts import TRACE_ID, detail_of
-from workers.hosting.fleet import WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
 
 pytestmark = pytest.mark.external_service

@@ -36,13 +36,13 @@ from workers.demo.scenario import WrittenTopic, planned, write_topics
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
 from workers.demo.transactions import DEATH as BROADCASTING
 from workers.demo.transactions import check_transactions, transact
-from workers.operations.stack import ANY_METRICS_PORT, at, prepare, stack_options, start_worker
+from workers.operations.stack import ANY_PORTS, at, prepare, stack_options, start_worker
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicResult
 
 _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH = "worker-1", "worker-2", "worker-3", "worker-4", "worker-5"
 _WORKERS = {
-    **ANY_METRICS_PORT,
+    **ANY_PORTS,
     "SEXTON_OWNERSHIP": "zookeeper",
     "SEXTON_SESSION_TIMEOUT": "4s",  # the killed worker's bundles are free after it
 }

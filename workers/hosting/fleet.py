@@ -7,18 +7,15 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-from pydantic import ValidationError
 from temporalio.client import Client
 from temporalio.common import MetricMeter
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.worker import Worker
 
-from activities.dispatch import owner_queue
 from activities.records.metrics import BUCKETS as OF_RECORDS
 from activities.transactions.metrics import BUCKETS
 from infra.stack.home import StackHome
@@ -29,143 +26,36 @@ from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import checked_worker_id
-from workers.assembly.activities import Activities, activities_over
+from workers.assembly.activities import activities_over
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
+from workers.hosting.crew import RECORDS_AT_ONCE, WorkerSet
 from workers.hosting.currency_watch import watched
 from workers.hosting.gauges import CatalogGauges, DelayedGauges, DeletionGauges, PlanGauges, TransactionGauges
-from workers.hosting.inputs import CheckedRunner
-from workers.hosting.interceptors import ActivityEdge, RunningActivities
+from workers.hosting.http import Pages, new_pages, serving
+from workers.hosting.interceptors import RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
+from workers.hosting.readiness import Phase, Readiness, checks_of
 from workers.hosting.record_gauges import RecordGauges, ReplicaGauges
 from workers.hosting.snapshot_upkeep import write_snapshots
 from workers.hosting.trace_upkeep import alongside, prune_traces
-from workers.hosting.traced_runs import WorkflowEdge
 from workers.identity import namespace
 from workers.identity.stores import compare_buckets
 from workers.settings import OFF, Settings
-from workflows.delayed.build_delayed_index import BuildDelayedIndex
-from workflows.delayed.merge_buckets import MergeBuckets
-from workflows.delayed.seal_buckets import SealBuckets
-from workflows.deletion.delete_ledger import DeleteLedger
-from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.delete_topic import DeleteTopic
-from workflows.deletion.sweep_deletions import SweepDeletions
-from workflows.deletion.trim_topic import TrimTopic
-from workflows.deletion.trim_topics import TrimTopics
-from workflows.limits import bulk_queue, records_queue, transactions_queue, uploads_queue
-from workflows.offload.offload_ledger import OffloadLedger
-from workflows.offload.offload_topic import OffloadTopic
-from workflows.reconciliation.apply_orphans import ApplyOrphans
-from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
-from workflows.records.defragment_records import DefragmentRecords
-from workflows.records.flush_records import FlushRecords
-from workflows.records.raid_tombstones import RaidTombstones
-from workflows.records.rebuild_catalog import RebuildCatalog
-from workflows.records.replicate_records import ReplicateRecords
-from workflows.records.sweep_records import SweepRecords
-from workflows.transactions.broadcast_transaction import BroadcastTransaction
-from workflows.transactions.build_transaction_snapshots import BuildTransactionSnapshots
-from workflows.transactions.sweep_transactions import SweepTransactions
-from workflows.transactions.transaction_coordinator import TransactionCoordinator
 
-WORKFLOWS = [
-    TrimTopic,
-    TrimTopics,
-    DeleteTopic,
-    DeleteLedgers,
-    DeleteLedger,
-    SweepDeletions,
-    OffloadTopic,
-    OffloadLedger,
-    ReconcileOrphans,
-    ApplyOrphans,
-    TransactionCoordinator,
-    BroadcastTransaction,
-    SweepTransactions,
-    BuildTransactionSnapshots,
-    SealBuckets,
-    MergeBuckets,
-    BuildDelayedIndex,
-    FlushRecords,
-    SweepRecords,
-    DefragmentRecords,
-    RaidTombstones,
-    ReplicateRecords,
-    RebuildCatalog,
-]
-
-FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
-"""Input that is no JSON of its type: the workflow fails, where it would else try to read it for ever."""
-
-_REMEMBERED = timedelta(seconds=5)  # so long a killed worker's workflows wait for the one that had them in memory
-_RECORDS = 6  # activities on the record log at once: a flush that waits, one of each other kind, and room
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSet:
-    """What the Temporal workers of one process have in common."""
+class Shown:
+    """What others may see of one process."""
 
-    client: Client
-    activities: Activities
-    settings: Settings
-    in_hand: RunningActivities
-
-    def shared(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker of one queue, with every workflow and activity of this build."""
-        return self._worker(
-            queue,
-            threads,
-            self.settings.activity_threads,
-            activities=self.activities.all(),
-            workflows=WORKFLOWS,
-            workflow_runner=CheckedRunner(),
-            workflow_failure_exception_types=FAILURES,
-            sticky_queue_schedule_to_start_timeout=_REMEMBERED,
-        )
-
-    def uploader(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for the uploads of `queue`: they take minutes, and a deletion must not wait for one to end."""
-        activities = self.activities.of_uploads()
-        return self._worker(uploads_queue(queue), threads, self.settings.upload_threads, activities=activities)
-
-    def bulk(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for the bulk jobs of `queue`, one at a time: each may use the whole machine."""
-        return self._worker(bulk_queue(queue), threads, 1, activities=self.activities.of_bulk())
-
-    def transactions(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for coordinators and broadcasts of `queue`: a coordinator holds its thread while it lingers."""
-        activities = self.activities.of_transactions()
-        return self._worker(
-            transactions_queue(queue), threads, self.settings.transaction_coordinators, activities=activities
-        )
-
-    def records(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for the record log of `queue`: a flush holds its thread while it waits for changes."""
-        return self._worker(records_queue(queue), threads, _RECORDS, activities=self.activities.of_records())
-
-    def owner(self, worker_id: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for what this process owns: activities alone, and never versioned.
-
-        Versioned ones stop getting tasks past 100 queues, and a roll-out would leave owners without their work.
-        """
-        activities = self.activities.of_owners()
-        return self._worker(owner_queue(worker_id), threads, self.settings.activity_threads, activities=activities)
-
-    def _worker(self, queue: str, threads: ThreadPoolExecutor, at_once: int, **rest: Any) -> Worker:  # noqa: ANN401
-        return Worker(
-            self.client,
-            task_queue=queue,
-            activity_executor=threads,
-            max_concurrent_activities=at_once,
-            graceful_shutdown_timeout=timedelta(seconds=self.settings.drain_timeout),
-            interceptors=[WorkflowEdge(), ActivityEdge(), self.in_hand],
-            **rest,
-        )
+    metrics: Metrics | None
+    readiness: Readiness
+    pages: Pages
 
 
 async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str | None) -> None:
@@ -173,7 +63,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
 
     Raises:
         InvalidInput: A worker id that cannot be one, no queue, a queue without a name, or nothing can listen at the
-            address for metrics.
+            address for metrics or for pages.
         ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
         PreconditionFailed: The namespace lacks our search attributes.
         WorkerIdTaken: Another process lives under this worker id.
@@ -196,15 +86,18 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
             plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
         )
         await search_attributes.require(client)
-        with ExitStack() as while_serving:
-            if metrics:
-                while_serving.enter_context(recorded(StackHome.at(settings.home), name, metrics.url))
-            await _serve(client, settings, queues, name, metrics)
+        readiness = Readiness()
+        metrics_url = metrics.url if metrics else ""
+        shown = Shown(metrics=metrics, readiness=readiness, pages=new_pages(readiness, metrics_url))
+        async with serving(settings.http_address, shown.pages) as url:
+            with recorded(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
+                _log.info("probes and pages at %s, metrics at %s", url or "no address", metrics_url or "no address")
+                await _serve(client, settings, queues, name, shown)
     finally:
         tracing.shutdown()
 
 
-async def _serve(client: Client, settings: Settings, queues: Sequence[str], name: str, metrics: Metrics | None) -> None:
+async def _serve(client: Client, settings: Settings, queues: Sequence[str], name: str, shown: Shown) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -216,7 +109,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
         ThreadPoolExecutor(len(queues), "bulk") as bulk_threads,
         ThreadPoolExecutor(settings.transaction_coordinators, "transactions") as transaction_threads,
-        ThreadPoolExecutor(_RECORDS * len(queues), "records") as record_threads,
+        ThreadPoolExecutor(RECORDS_AT_ONCE * len(queues), "records") as record_threads,
     ):
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await namespace.require(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
@@ -225,7 +118,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
             log,
             name,
             lambda: in_hand.activities / settings.activity_threads,
-            events=OwnershipTelemetry(metrics.runtime.metric_meter if metrics else MetricMeter.noop),
+            events=OwnershipTelemetry(shown.metrics.runtime.metric_meter if shown.metrics else MetricMeter.noop),
         )
         crew = WorkerSet(client=client, activities=activities_over(log, owners), settings=settings, in_hand=in_hand)
         workers = [crew.shared(queue, threads) for queue in queues]
@@ -237,14 +130,14 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         async with (
             alongside(prune_traces(settings)),
             alongside(write_snapshots(log.buffer_snapshots.write_due)),
-            _gauges(log, metrics),
+            _gauges(log, shown.metrics),
             watched(log, every_s=settings.records_interval) as replaced,
             _taking_part(owners, stop) as gave_up,
+            alongside(shown.readiness.watch(checks_of(client, settings, log.catalog, workers))),
         ):
-            _log.info(
-                "serving %s as %s, metrics at %s", ", ".join(queues), name, metrics.url if metrics else "no address"
-            )
-            await _until([asyncio.create_task(stop.wait()), gave_up, replaced], workers, settings)
+            _log.info("serving %s as %s", ", ".join(queues), name)
+            ends = [asyncio.create_task(stop.wait()), gave_up, replaced]
+            await _until(ends, workers, settings, shown.readiness)
             if replaced.done():
                 raise replaced.result()
         if owners.failure:
@@ -276,10 +169,14 @@ async def _joined(owners: Ownership, stop: asyncio.Event) -> None:
         await joining
 
 
-async def _until(ends: Sequence[asyncio.Task[Any]], workers: Sequence[Worker], settings: Settings) -> None:
+async def _until(
+    ends: Sequence[asyncio.Task[Any]], workers: Sequence[Worker], settings: Settings, readiness: Readiness
+) -> None:
     """Run the workers until one of `ends`, or the failure of one of the workers; then drain."""
     running = [asyncio.create_task(worker.run()) for worker in workers]
+    readiness.phase = Phase.SERVING
     await asyncio.wait([*ends, *running], return_when=asyncio.FIRST_COMPLETED)
+    readiness.phase = Phase.DRAINING
     _log.info("draining for at most %s s", settings.drain_timeout)
     await asyncio.gather(*(worker.shutdown() for worker in workers))
     await asyncio.gather(*running)

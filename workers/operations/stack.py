@@ -23,7 +23,7 @@ from workers.identity.stores import adopt_buckets, buckets_of
 from workers.operations.status import WORKER, pollers
 from workers.settings import OFF, Settings
 
-ANY_METRICS_PORT = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0"}
+ANY_PORTS = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0", "SEXTON_HTTP_ADDRESS": "127.0.0.1:0"}
 """For the environment of a worker whose stack has any free ports."""
 _POLL_WITHIN_S = 60.0  # importing the SDKs takes seconds on a busy machine
 _LEAVE_S = 15.0  # beyond draining
@@ -47,7 +47,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     try:
         on_progress("bringing the catalog to this build's version")
         prepare(settings)
-        extra = ANY_METRICS_PORT if free_ports and settings.metrics_address != OFF else None
+        extra = _any_ports(settings) if free_ports else None
         pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
         if pids:  # without a worker runs would only pile up
             with_client(settings, lambda client: Sexton(client, settings).apply_schedules())
@@ -66,6 +66,12 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         "worker_pids": pids,
         "home": str(settings.home.absolute()),
     }
+
+
+def _any_ports(settings: Settings) -> dict[str, str]:
+    """Any free port wherever the worker listens; where it is to listen at none, it does not."""
+    listens = settings.environment()
+    return {name: address for name, address in ANY_PORTS.items() if listens[name] != OFF}
 
 
 def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bool = False) -> stack.StackOptions:

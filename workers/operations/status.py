@@ -134,7 +134,7 @@ def _database(settings: Settings) -> str:
 
 
 def _workers(settings: Settings) -> Row:
-    """The workers that poll the task queue, wherever they run, and where those of this home show their metrics.
+    """The workers that poll the task queue, wherever they run, and where those of this home can be looked at.
 
     Temporal forgets one that went away only after minutes: one whose process ended in this home is not counted.
     """
@@ -146,8 +146,8 @@ def _workers(settings: Settings) -> Row:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
     except RPCError as error:  # it answered, and refused: no such namespace, no permission
         return {"name": WORKER, "ok": False, "detail": f"cannot be told: {_refused(error)}"}
-    urls = {one.worker_id: one.metrics_url for one in live_workers(home)}
-    shown = [f"{name} ({urls[name]})" if name in urls else name for name in names]
+    urls = {one.worker_id: ", ".join(filter(None, (one.http_url, one.metrics_url))) for one in live_workers(home)}
+    shown = [f"{name} ({urls[name]})" if urls.get(name) else name for name in names]
     advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
     return {"name": WORKER, "ok": bool(names), "detail": ", ".join(shown) or advice}
 

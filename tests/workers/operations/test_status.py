@@ -85,7 +85,7 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
     _record_killed(StackHome.at(tmp_path), "killed")
     assert _worker(settings)["ok"] is False
     assert "none polls" in str(_worker(settings)["detail"])
-    with recorded(StackHome.at(tmp_path), "here", "http://127.0.0.1:9464/metrics"):
+    with recorded(StackHome.at(tmp_path), "here", metrics_url="http://127.0.0.1:9464/metrics"):
         _record_killed(StackHome.at(tmp_path), "killed")
         pollers += ["here", "elsewhere"]
         assert _worker(settings)["detail"] == "elsewhere, here (http://127.0.0.1:9464/metrics)"
@@ -165,7 +165,7 @@ def test_status_sees_that_the_write_ahead_file_is_gone(tmp_path: Path, held: boo
     with closing(sqlite3.connect(tmp_path / "catalog.db")) as worker:
         worker.execute("UPDATE catalog SET bundles = bundles")
         worker.commit()
-        with recorded(StackHome.at(tmp_path), "w", "http://127.0.0.1:1/metrics") if held else nullcontext():
+        with recorded(StackHome.at(tmp_path), "w", metrics_url="http://127.0.0.1:1/metrics") if held else nullcontext():
             assert _named(settings, "database")["ok"] is True
             log.unlink()
             for _ in range(2):

@@ -1,0 +1,154 @@
+"""What a worker shows over HTTP, asked as a probe and as a browser would."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import ClientSession, web
+
+from infra.telemetry.metrics import start_metrics
+from logstore.errors import InvalidInput
+from tests.faults.real import eventually
+from workers.hosting.http import Pages, new_pages, serving
+from workers.hosting.readiness import Phase, Readiness
+from workers.hosting.trace_upkeep import alongside
+from workers.settings import OFF
+
+
+def _shown(
+    ask: Callable[[ClientSession, str], Awaitable[None]],
+    *,
+    address: str = "127.0.0.1:0",
+    pages: Pages | None = None,
+) -> None:
+    """Ask of the pages while they are served."""
+
+    async def run() -> None:
+        async with serving(address, pages or new_pages(Readiness(), "")) as url, ClientSession() as session:
+            await ask(session, url)
+
+    asyncio.run(run())
+
+
+def test_probes_tell_life_and_readiness_apart() -> None:
+    """A worker that is not ready is alive: a supervisor must not restart it for that."""
+    readiness = Readiness()
+
+    async def well() -> None:
+        pass
+
+    async def ask(session: ClientSession, url: str) -> None:
+        async with alongside(readiness.watch({"one": well})):
+            await eventually(lambda: any(seen.ok for seen in readiness.seen()), "the first answer")
+            await ask_in_each_phase(session, url)
+
+    async def ask_in_each_phase(session: ClientSession, url: str) -> None:
+        for phase, expected in ((Phase.STARTING, 503), (Phase.SERVING, 200), (Phase.DRAINING, 503)):
+            readiness.phase = phase
+            async with session.get(f"{url}/readyz") as answer:
+                said = json.loads(await answer.text())
+                assert (answer.status, said["phase"], said["ready"]) == (expected, phase, expected == 200)
+            async with session.get(f"{url}/healthz") as answer:
+                assert (answer.status, await answer.text()) == (200, "ok\n")
+                assert answer.headers["Cache-Control"] == "no-store"
+
+    _shown(ask, pages=new_pages(readiness, ""))
+
+
+def test_metrics_are_those_of_the_runtime() -> None:
+    """One address is enough for probes and for Prometheus; where no metrics are, none are shown."""
+    metrics = start_metrics("127.0.0.1:0")
+    metrics.runtime.metric_meter.create_counter("sexton_test_total", "A test.").add(3)
+
+    async def ask(session: ClientSession, url: str) -> None:
+        async with session.get(f"{url}/metrics") as answer:
+            assert answer.status == 200
+            assert answer.headers["Content-Type"].startswith("text/plain")
+            assert 'sexton_test_total{service_name="temporal-core-sdk"} 3' in await answer.text()
+
+    async def ask_without(session: ClientSession, url: str) -> None:
+        async with session.get(f"{url}/metrics") as answer:
+            assert (answer.status, await answer.text()) == (404, "no page /metrics; there are: /healthz, /readyz\n")
+
+    _shown(ask, pages=new_pages(Readiness(), metrics.url))
+    _shown(ask_without)
+
+
+def test_metrics_that_do_not_answer_are_said_to_be_away() -> None:
+    """The probes go on."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+
+    async def ask(session: ClientSession, url: str) -> None:
+        async with session.get(f"{url}/metrics") as answer:
+            assert answer.status == 502
+            assert "do not answer" in await answer.text()
+        async with session.get(f"{url}/healthz") as answer:
+            assert answer.status == 200
+
+    _shown(ask, pages=new_pages(Readiness(), f"http://127.0.0.1:{port}/metrics"))
+
+
+def test_page_that_is_added_while_the_server_runs_is_shown_and_only_read() -> None:
+    """A page may need what is opened later; none takes anything, and none hides another."""
+    pages = new_pages(Readiness(), "")
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=request.query["name"])
+
+    async def ask(session: ClientSession, url: str) -> None:
+        pages.add("/late", page)
+        async with session.get(f"{url}/late", params={"name": "x"}) as answer:
+            assert (answer.status, await answer.text()) == (200, "x")
+        for method in ("POST", "PUT", "DELETE"):
+            async with session.request(method, f"{url}/late") as answer:
+                assert answer.status == 405
+
+    _shown(ask, pages=pages)
+    with pytest.raises(ValueError, match="/late was added before"):
+        pages.add("/late", page)
+
+
+def test_request_by_a_foreign_name_is_refused_at_a_loopback_address() -> None:
+    """A web site whose name was made to mean 127.0.0.1 reads nothing; names of this machine and addresses do."""
+
+    async def ask(session: ClientSession, url: str) -> None:
+        for name, expected in (("evil.example", 403), ("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:1", 200)):
+            async with session.get(f"{url}/healthz", headers={"Host": name}) as answer:
+                assert answer.status == expected, name
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+    _shown(ask)
+
+
+def test_port_that_is_taken_gives_way_to_a_free_one_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Several workers of one machine are told the same address; `off` listens nowhere."""
+    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING):
+        port = taken.getsockname()[1]
+
+        async def ask(session: ClientSession, url: str) -> None:
+            assert not url.endswith(f":{port}")
+            async with session.get(f"{url}/healthz") as answer:
+                assert answer.status == 200
+
+        _shown(ask, address=f"localhost:{port}")
+    assert f"port {port} is taken" in caplog.text
+
+    async def nowhere(_: ClientSession, url: str) -> None:
+        assert url == ""
+
+    _shown(nowhere, address=OFF)
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid:9465", "192.0.2.1:9465", "192.0.2.1:0"])
+def test_host_that_is_not_ours_is_refused(address: str) -> None:
+    """Only a taken port gives way: a wrong host is bad input, named as the setting that it is."""
+
+    async def never(_: ClientSession, url: str) -> None:
+        raise AssertionError(url)
+
+    with pytest.raises(InvalidInput, match="http_address"):
+        _shown(never, address=address)

@@ -1,0 +1,111 @@
+"""What the probes are told of a worker's services."""
+
+import asyncio
+from collections.abc import Callable
+
+from logstore.errors import ServiceFailed
+from tests.faults.real import eventually
+from workers.hosting.readiness import FRESH_S, Phase, Readiness
+from workers.hosting.trace_upkeep import alongside
+
+
+class Service:
+    """One that answers, refuses, or says nothing."""
+
+    def __init__(self) -> None:
+        """It answers."""
+        self.fault: Exception | None = None
+        self.silent = False
+        self.asked = 0
+
+    async def ask(self) -> None:
+        self.asked += 1
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.fault:
+            raise self.fault
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    await eventually(condition, "the condition")
+
+
+def _details(readiness: Readiness) -> dict[str, str]:
+    return {seen.name: seen.detail for seen in readiness.seen()}
+
+
+def test_worker_is_ready_while_it_serves_and_all_services_answer() -> None:
+    """Neither before it serves nor while it drains, and not while one of its services refuses: that one is named."""
+
+    async def check() -> None:
+        readiness, one, other = Readiness(every_s=0.001), Service(), Service()
+        async with alongside(readiness.watch({"one": one.ask, "other": other.ask})):
+            await _until(lambda: all(seen.ok for seen in readiness.seen()) and one.asked > 0)
+            before = readiness.ready
+            readiness.phase = Phase.SERVING
+            assert (before, readiness.ready) == (False, True), readiness.seen()
+            other.fault = ServiceFailed("other", "it is away", advice="wait")
+            await _until(lambda: not readiness.ready)
+            assert "it is away" in _details(readiness)["other"]
+            assert _details(readiness)["one"] == ""
+            other.fault = RuntimeError("a bug")
+            await _until(lambda: _details(readiness)["other"] == "RuntimeError")
+            other.fault = None
+            await _until(lambda: readiness.ready)
+            readiness.phase = Phase.DRAINING
+            assert not readiness.ready
+
+    asyncio.run(check())
+
+
+def test_worker_whose_service_has_not_been_asked_is_not_ready() -> None:
+    """No answer yet is no good answer."""
+
+    async def check() -> None:
+        readiness, service = Readiness(), Service()
+        readiness.phase, service.silent = Phase.SERVING, True
+        async with alongside(readiness.watch({"one": service.ask})):
+            await _until(lambda: service.asked == 1)
+            assert not readiness.ready
+            assert _details(readiness) == {"one": "not asked yet"}
+
+    asyncio.run(check())
+
+
+def test_service_that_hangs_makes_its_worker_unready_after_a_while_and_hides_no_other() -> None:
+    """Its last good answer counts for so long and no longer, whatever the question waits for."""
+
+    async def check() -> None:
+        now = [0.0]
+        readiness, hangs, lives = Readiness(every_s=0.001, clock=lambda: now[0]), Service(), Service()
+        readiness.phase = Phase.SERVING
+        async with alongside(readiness.watch({"hangs": hangs.ask, "lives": lives.ask})):
+            await _until(lambda: readiness.ready)
+            hangs.silent = True
+            before = hangs.asked
+            await _until(lambda: hangs.asked > before)
+            now[0] += FRESH_S
+            asked = lives.asked
+            await _until(lambda: lives.asked > asked + 1)
+            assert readiness.ready, readiness.seen()
+            now[0] += 1
+            assert _details(readiness)["hangs"] == f"no answer for {FRESH_S + 1:.0f} s"
+            await _until(lambda: _details(readiness)["lives"] == "")
+            await _until(lambda: not readiness.ready)
+
+    asyncio.run(check())
+
+
+def test_probes_ask_no_service() -> None:
+    """However many come, the services are asked at their own pace."""
+
+    async def check() -> None:
+        readiness, service = Readiness(), Service()
+        async with alongside(readiness.watch({"one": service.ask})):
+            await _until(lambda: service.asked == 1)
+            for _ in range(100):
+                readiness.seen()
+                await asyncio.sleep(0)
+            assert service.asked == 1
+
+    asyncio.run(check())

@@ -1,0 +1,168 @@
+"""What a worker shows over HTTP: probes, metrics, and pages that only read.
+
+`/healthz` answers 200 while the process and its event loop live: a supervisor restarts what does not answer it.
+`/readyz` answers 200 while the worker takes work and its services answer, else 503: `workers/hosting/readiness.py`.
+`/metrics` is what the Prometheus endpoint of the runtime says. Other modules add pages of their own: `Pages`.
+
+Pages may show names of topics, so whoever may not see these must not reach the address. Where it is a loopback
+address, a request by any other name than `localhost` or an IP address is refused: a web site whose name was made to
+mean this machine could else have its visitors' browsers read it.
+
+Source: Kubernetes, "Liveness, Readiness, and Startup Probes"; OWASP, "DNS rebinding".
+"""
+
+import errno
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
+
+from infra.telemetry.addresses import joined, resolved
+from logstore.errors import InvalidInput
+from workers.hosting.readiness import Readiness
+from workers.settings import OFF
+
+_SETTING: Final = "http_address"
+_RELAY_WITHIN: Final = ClientTimeout(total=10)
+_LEAVE_S: Final = 1.0  # for requests in hand, when the process ends
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+_log = logging.getLogger(__name__)
+
+Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""Answers one GET. It runs on the worker's event loop: what blocks goes to a thread."""
+
+
+class Pages:
+    """The read-only pages of one process, by path."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._pages: dict[str, Page] = {}
+
+    def add(self, path: str, page: Page) -> None:
+        """Show a page at a path such as `/status`, from now on, also where the server runs already."""
+        if path in self._pages:
+            raise ValueError(f"a page at {path} was added before")
+        self._pages[path] = page
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """The page at the request's path.
+
+        Raises:
+            HTTPNotFound: There is none; names those that exist.
+        """
+        page = self._pages.get(request.path)
+        if page is None:
+            raise web.HTTPNotFound(text=f"no page {request.path}; there are: {', '.join(sorted(self._pages))}\n")
+        return await page(request)
+
+
+def new_pages(readiness: Readiness, metrics_url: str) -> Pages:
+    """The pages that every worker has: probes, and metrics where there are any."""
+    pages = Pages()
+    pages.add("/healthz", _healthz)
+    pages.add("/readyz", _readyz(readiness))
+    if metrics_url:
+        pages.add("/metrics", _relayed(metrics_url))
+    return pages
+
+
+@asynccontextmanager
+async def serving(address: str, pages: Pages) -> AsyncIterator[str]:
+    """Serve the pages while the block runs; what it is given is the base of their URLs, "" where nothing listens.
+
+    Args:
+        address: `host:port`, or `off`. Port 0 is any free one, and a port that is taken gives way to a free one, with a
+            warning: several workers on one machine are told the same address.
+        pages: What is shown; more may be added later.
+
+    Raises:
+        InvalidInput: The host is none of this machine, or the port may not be used by this user.
+    """
+    if address == OFF:
+        yield ""
+        return
+    listener = _listener(address)
+    host, port = listener.getsockname()[:2]
+    app = web.Application(middlewares=[_plain])
+    if ipaddress.ip_address(host).is_loopback:
+        app.middlewares.append(_by_address)
+    app.router.add_get("/{path:.*}", pages.answer)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_LEAVE_S)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener).start()
+        yield f"http://{joined(host, port)}"
+    finally:
+        await runner.cleanup()
+
+
+def _listener(address: str) -> socket.socket:
+    host, port = resolved(_SETTING, address)
+    try:
+        return _bound(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or not port:
+            raise InvalidInput(_SETTING, expected=f"an address to listen at ({error})", found=address) from error
+    listener = _bound(host, 0)
+    _log.warning("http: port %s is taken, so probes and pages are at port %s", port, listener.getsockname()[1])
+    return listener
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+@web.middleware
+async def _plain(request: web.Request, handler: Page) -> web.StreamResponse:
+    """No answer is kept by anybody, nor taken for something else than it says."""
+    try:
+        answer = await handler(request)
+    except web.HTTPException as refused:
+        refused.headers.update(_HEADERS)
+        raise
+    for name, value in _HEADERS.items():
+        answer.headers.setdefault(name, value)
+    return answer
+
+
+@web.middleware
+async def _by_address(request: web.Request, handler: Page) -> web.StreamResponse:
+    """Refuse a request by a name that is not this machine's own."""
+    name = request.url.host or ""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        if name != "localhost":
+            raise web.HTTPForbidden(text="ask by localhost or by an IP address\n") from None
+    return await handler(request)
+
+
+async def _healthz(_: web.Request) -> web.StreamResponse:
+    return web.Response(text="ok\n")
+
+
+def _readyz(readiness: Readiness) -> Page:
+    async def page(_: web.Request) -> web.StreamResponse:
+        checks = [{"name": seen.name, "ok": seen.ok, "detail": seen.detail} for seen in readiness.seen()]
+        document = {"ready": readiness.ready, "phase": readiness.phase, "checks": checks}
+        return web.json_response(document, status=200 if readiness.ready else 503)
+
+    return page
+
+
+def _relayed(url: str) -> Page:
+    async def page(_: web.Request) -> web.StreamResponse:
+        try:
+            async with ClientSession(timeout=_RELAY_WITHIN) as session, session.get(url) as found:
+                shown = await found.read()
+        except (ClientError, TimeoutError) as error:
+            raise web.HTTPBadGateway(text=f"the metrics of this process do not answer: {error}\n") from error
+        return web.Response(body=shown, headers={"Content-Type": found.headers["Content-Type"]})
+
+    return page

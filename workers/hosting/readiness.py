@@ -1,0 +1,138 @@
+"""Whether a worker can do its work now: it polls, and what every job needs has answered a short time ago.
+
+A probe is answered from memory. The services are asked every few seconds, each by itself, so that probes cost them
+nothing and one that hangs hides no other. An answer that is older than `FRESH_S` counts for nothing.
+
+ZooKeeper is not asked: what a worker owns follows from its session, and a worker without one goes on with all work
+that has no owner.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final
+
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from logstore.errors import ServiceFailed, SextonError
+from logstore.identity.markers import MARKER_KEY
+from logstore.ports.catalog import Catalog
+from workers.assembly.buckets import primary_bucket
+from workers.client.temporal_faults import temporal_fault
+from workers.settings import Settings
+
+FRESH_S: Final = 30.0
+_EVERY_S: Final = 10.0
+_ANSWER_WITHIN: Final = timedelta(seconds=5)
+
+_log = logging.getLogger(__name__)
+
+Check = Callable[[], Awaitable[object]]
+"""Returns when all is well, and raises where it is not."""
+
+
+class Phase(StrEnum):
+    """Where a worker process stands between its start and its end."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one check found."""
+
+    name: str
+    ok: bool
+    detail: str  # "" where all is well
+
+
+class Readiness:
+    """What the probes of one process are told. It belongs to the process's event loop."""
+
+    def __init__(self, *, every_s: float = _EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing serves yet.
+
+        Args:
+            every_s: Between two questions to the same service.
+            clock: Seconds that never go back.
+        """
+        self.phase = Phase.STARTING
+        self._every_s, self._clock = every_s, clock
+        self._seen: dict[str, tuple[float, Seen]] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker serves, and every check was well a short time ago; without any check it is not."""
+        return self.phase is Phase.SERVING and bool(self._seen) and all(seen.ok for seen in self.seen())
+
+    def seen(self) -> Sequence[Seen]:
+        """What the checks found last, in their order."""
+        return [self._judged(at, seen) for at, seen in self._seen.values()]
+
+    def _judged(self, at: float, seen: Seen) -> Seen:
+        age_s = self._clock() - at
+        if age_s <= FRESH_S:
+            return seen
+        return Seen(name=seen.name, ok=False, detail=f"no answer for {age_s:.0f} s")
+
+    async def watch(self, checks: Mapping[str, Check]) -> None:
+        """Ask all again and again, without end; a service that has not answered yet is not well."""
+        now = self._clock()
+        for name in checks:
+            self._seen[name] = now, Seen(name=name, ok=False, detail="not asked yet")
+        async with asyncio.TaskGroup() as all_of_them:
+            for name, check in checks.items():
+                all_of_them.create_task(self._ask(name, check))
+
+    async def _ask(self, name: str, check: Check) -> None:
+        while True:
+            problem = await _problem(check)
+            _, before = self._seen[name]
+            self._seen[name] = self._clock(), Seen(name=name, ok=not problem, detail=problem)
+            if problem and problem != before.detail:
+                _log.warning("not ready, %s: %s", name, problem)
+            elif not problem and not before.ok:
+                _log.info("ready again, %s", name)
+            await asyncio.sleep(self._every_s)
+
+
+async def _problem(check: Check) -> str:
+    try:
+        await check()
+    except RPCError as error:
+        return str(temporal_fault(error) or error.message)
+    except (SextonError, OSError) as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - what nothing here expects is a no as well, and ends no worker
+        _log.exception("a check met a fault that nothing here expects")
+        return type(error).__name__
+    return ""
+
+
+def checks_of(client: Client, settings: Settings, catalog: Catalog, workers: Sequence[Worker]) -> dict[str, Check]:
+    """What a worker needs: to poll, Temporal, the database, the primary bucket."""
+    bucket = primary_bucket(settings, hasty=True)
+
+    async def polls() -> None:
+        if not all(worker.is_running for worker in workers):
+            raise ServiceFailed("worker", "it does not poll every one of its queues", advice="read its log")
+
+    async def temporal() -> None:
+        wanted = DescribeNamespaceRequest(namespace=client.namespace)
+        await client.workflow_service.describe_namespace(wanted, timeout=_ANSWER_WITHIN)
+
+    return {
+        "worker": polls,
+        "temporal": temporal,
+        "database": lambda: asyncio.to_thread(catalog.identities.catalog_id),
+        "primary bucket": lambda: asyncio.to_thread(bucket.head, MARKER_KEY),
+    }

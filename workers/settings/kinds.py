@@ -1,0 +1,144 @@
+"""What the text of each kind of setting may be: addresses, durations, names, paths."""
+
+import re
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
+
+from logstore.errors import InvalidInput
+from workers.settings.durations import LONGEST_S, format_duration, parse_duration
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
+_PATH = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._-]+)+")
+_IDENTITY = re.compile(r"(?!sasl:)[a-z0-9]+:.+")
+_MASTER = re.compile(r"local(\[(\*|[1-9][0-9]{0,3})(,[1-9][0-9]?)?\])?|yarn|(spark|k8s)://[^\s\x00-\x1f]{1,500}")
+_WORD = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def _duration(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_duration(value, "duration")
+    except InvalidInput:
+        raise ValueError("a duration such as 90s, 15m, 24h or 3d") from None
+
+
+def no_truth_value(value: object) -> object:
+    """The value, unless it is true or false: Python would count them as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("a whole number")  # noqa: TRY004 - pydantic turns only ValueError into its own report
+    return value
+
+
+def _addresses(value: str) -> str:
+    for part in filter(None, value.split(",")):
+        found = _ADDRESS.fullmatch(part)
+        if not found or int(found["port"]) > 65_535 or not part.isprintable():
+            raise ValueError("host:port")
+    return value
+
+
+def _ensemble(value: str) -> str:
+    hosts, slash, path = value.partition("/")
+    try:
+        _addresses(hosts)
+    except ValueError:
+        hosts = ""
+    if value and (not all(hosts.split(",")) or (slash and not _PATH.fullmatch(slash + path))):
+        raise ValueError("host:port, several separated by commas, and then perhaps a path, as in host:2181/sexton")
+    return value
+
+
+def _identity(value: SecretStr) -> SecretStr:
+    if value.get_secret_value() and not _IDENTITY.fullmatch(value.get_secret_value()):
+        raise ValueError("scheme:credential, as in digest:user:password; sasl is not supported")
+    return value
+
+
+def checked_master(master: str) -> str:
+    """The URL of a Spark master, if it can be one.
+
+    Raises:
+        InvalidInput: It cannot.
+    """
+    try:
+        return _master(master)
+    except ValueError as error:
+        raise InvalidInput("master", expected=str(error), found=master) from None
+
+
+OFF: Final = "off"
+"""An address at which nothing listens: the empty one, by a name, for an empty variable counts as absent."""
+
+
+def _listening(value: str) -> str:
+    if value in {"", OFF}:
+        return OFF
+    if "," in value:
+        raise ValueError("host:port, or off")
+    return _addresses(value)
+
+
+def _web_address(value: str) -> str:
+    parts = urlsplit(value)
+    if value and not (parts.scheme in {"http", "https"} and parts.netloc and value.isprintable()):
+        raise ValueError("an address that begins with http:// or https://")
+    return value
+
+
+def _bucket(value: str) -> str:
+    if not _BUCKET.fullmatch(value):
+        raise ValueError("a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen")
+    return value
+
+
+def _buckets(value: str) -> str:
+    return ",".join(map(_bucket, dict.fromkeys(value.replace(" ", "").split(",")))) if value else ""
+
+
+def _word(value: str) -> str:
+    if not _WORD.fullmatch(value):
+        raise ValueError("1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen, not . or ..")
+    return value
+
+
+def _folder(value: str) -> str:
+    if not value.startswith("/") or not value.isprintable():
+        raise ValueError("an absolute path")
+    return value
+
+
+def _master(value: str) -> str:
+    if not _MASTER.fullmatch(value):
+        raise ValueError("local[N], local[*], spark://host:port, yarn or k8s://https://host:port")
+    return value
+
+
+def upper(value: object) -> object:
+    """A text in capital letters; anything else as it is."""
+    return value.upper() if isinstance(value, str) else value
+
+
+Seconds = Annotated[
+    int,
+    BeforeValidator(_duration),
+    BeforeValidator(no_truth_value),
+    PlainSerializer(format_duration, return_type=str, when_used="json"),
+    Field(le=LONGEST_S),
+]
+Interval = Annotated[Seconds, Field(ge=0, le=30 * 86_400)]  # of a recurring job; 0: it does not recur
+Count = Annotated[int, BeforeValidator(no_truth_value), Field(ge=1, le=2**63 - 1)]
+Port = Annotated[int, BeforeValidator(no_truth_value), Field(ge=0, le=65_535)]  # 0: any free one
+Addresses = Annotated[str, AfterValidator(_addresses)]
+Ensemble = Annotated[str, AfterValidator(_ensemble)]
+Identity = Annotated[SecretStr, AfterValidator(_identity)]
+Listening = Annotated[str, AfterValidator(_listening)]  # port 0: any free one
+WebAddress = Annotated[str, AfterValidator(_web_address)]
+Bucket = Annotated[str, AfterValidator(_bucket)]
+BucketList = Annotated[str, AfterValidator(_buckets)]  # separated by commas
+Word = Annotated[str, AfterValidator(_word)]
+Folder = Annotated[str, AfterValidator(_folder)]
+Master = Annotated[str, AfterValidator(_master)]  # of a Spark cluster
