@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.errors import CorruptData, PreconditionFailed, UnknownObject
+from logstore.errors import CorruptData, PreconditionFailed, UnknownObject, Unsupported
 from logstore.failpoints import effect
-from logstore.log.ledgers import CopyKind, CopyState, LedgerState, require_topic_of
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
 from logstore.offload.tiered import upload_ended, upload_ends_us
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
@@ -34,6 +34,9 @@ class FakeOffloads:
         topic: str | None = None,
     ) -> Offload:
         with effect("catalog.begin_offload"), self._catalog.lock:
+            found = self._catalog.ledger_rows.get(ledger_id)
+            if found and found.component is not Component.MANAGED_LEDGER and found.state is LedgerState.CLOSED:
+                raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {found.component}")
             if not self._is_listed(ledger_id):
                 return Offload(answer=OffloadAnswer.GONE)
             row, statement = self._catalog.ledger_rows[ledger_id], self._catalog.statements[ledger_id]
