@@ -104,6 +104,9 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptData(f"{name}: not a delayed snapshot: {error!r}") from error
+    times = [ms for segment in footer.segments for ms in (segment.first_ms, segment.last_ms)]
+    if times != sorted(times):
+        raise CorruptData(f"{name}: expected segments in the order of their times, found {times[:20]}")
     groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     if not groups or groups != [segment.messages for segment in footer.segments]:
         raise CorruptData(f"{name}: expected segments of {[one.messages for one in footer.segments]}, found {groups}")

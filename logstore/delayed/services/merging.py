@@ -18,7 +18,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from logstore.delayed.bitmaps import add_to, take_from
+from logstore.delayed.bitmaps import add_to, earliest, less, take_from
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.merging import merge
 from logstore.delayed.rows import DelayedRows
@@ -123,7 +123,7 @@ class Merger:
 
         written, known = 0, self._united(sources, reading)
         with new_snapshot(self._scratch, topic_id, sources[0].first, sources[-1].last, known=known) as (file, writer):
-            left_out = partial(_take_rows, known)
+            left_out = partial(_leave_out, known, sources, reading)
             for window in merge([reading.rows(one) for one in sources], from_ms=from_ms, passed=left_out):
                 writer.add(window)
                 written += len(window)
@@ -140,5 +140,16 @@ class Merger:
         return found
 
 
-def _take_rows(known: dict[LedgerId, BitMap], rows: DelayedRows) -> None:
-    take_from(known, rows.bitmaps())
+def _leave_out(
+    known: dict[LedgerId, BitMap], sources: tuple[Bucket, ...], reading: _Reading, rows: DelayedRows
+) -> None:
+    """Take rows that are left out from the entries of all sources, too.
+
+    Raises:
+        CorruptData: A row is none of these entries; `reading` then has its bucket.
+    """
+    bits = rows.bitmaps()
+    if first := earliest(less(bits, known)):
+        reading.bucket = next((one for one in sources if first <= one.last), sources[-1])
+        raise CorruptData(f"expected entry {first} of a segment in the bitmaps of the footer, too")
+    take_from(known, bits)

@@ -1,11 +1,13 @@
 """Merges of stored buckets: what is pending is the same before and after, wherever a merge dies."""
 
+import io
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyroaring import BitMap
 
 from logstore.delayed.buckets import Bucket, BucketLimits, pair_to_merge
 from logstore.delayed.rows import DelayedRows
@@ -15,7 +17,7 @@ from logstore.errors import StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import BucketSwitch
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.delayed.stored import HOUR_MS, Stored, processed, stored
 from tests.logstore.delayed.test_sealer import EFFECTS
@@ -187,6 +189,20 @@ def test_bucket_that_is_dropped_while_it_is_read_is_no_damage(topic: Stored) -> 
     assert len(topic.buckets) == 2
 
 
+@pytest.mark.parametrize("second", [False, True])
+def test_bucket_whose_bitmaps_lack_a_row_is_damaged_and_no_merge_fails_of_it(topic: Stored, second: bool) -> None:
+    """Field case 58: it is named, so that the others are merged. What is left out is looked for in the bitmaps."""
+    at = topic.append(1, 2, 3)
+    rows = DelayedRows.of([(topic.now_ms + HOUR_MS, at[0]), (topic.now_ms + 2 * HOUR_MS, at[1])])
+    odd = _put(topic, rows, at, known={at[0].ledger_id: BitMap([at[1].entry_id, at[2].entry_id])})
+    topic.sealed([7])
+    pair = topic.buckets[2:4] if second else topic.buckets[3:5]
+    assert odd in pair
+    found = _at(topic, minutes=62).merge(topic.topic_id, _ids(*pair))
+    assert found == Merged(damaged=odd.bucket_id)
+    assert (topic.buckets[3], len(topic.buckets), topic.retired()) == (odd, 5, [])
+
+
 @pytest.mark.parametrize("operation", [Operation.HEAD, Operation.GET_RANGE, Operation.PUT])
 def test_store_that_always_fails_ends_a_merge_and_changes_nothing(topic: Stored, operation: Operation) -> None:
     """The next attempt, on a store that is back, does all of it."""
@@ -223,13 +239,19 @@ def _of_many_segments(topic: Stored, number: int) -> Bucket:
     """A bucket of ten segments of ten messages, at the end of the log."""
     first = topic.append(*[None] * 100)
     rows = DelayedRows.of((topic.now_ms + HOUR_MS + 2 * at + number, one) for at, one in enumerate(first))
-    listed = topic.index.listed(topic.topic_id)
-    path = topic.merger._scratch.with_name(f"many-{number}")
-    writer = SnapshotWriter(path, topic.topic_id, first[0], first[-1], segment_rows=(10, 10))
+    return _put(topic, rows, first)
+
+
+def _put(
+    topic: Stored, rows: DelayedRows, covered: list[Position], *, known: dict[LedgerId, BitMap] | None = None
+) -> Bucket:
+    """A bucket of these rows at the end of the log, whose segments have ten rows; its bitmaps may be others."""
+    listed, file = topic.index.listed(topic.topic_id), io.BytesIO()
+    writer = SnapshotWriter(file, topic.topic_id, covered[0], covered[-1], segment_rows=(10, 10), known=known)
     writer.add(rows)
     footer = writer.close()
-    with path.open("rb") as file:
-        born = topic.snapshots.store(file, footer)
-    switch = BucketSwitch(topic_id=topic.topic_id, expected=listed.version, born=(born,), sealed_to=first[-1])
+    file.seek(0)
+    born = topic.snapshots.store(file, footer)
+    switch = BucketSwitch(topic_id=topic.topic_id, expected=listed.version, born=(born,), sealed_to=covered[-1])
     assert topic.index.switch(switch)
     return born.bucket

@@ -100,7 +100,7 @@ def test_a_writer_takes_a_path_and_refuses_what_is_no_snapshot(tmp_path: Path) -
 
 
 def test_a_footer_of_another_format_is_refused() -> None:
-    """Another version, a missing part, and segments that contradict the file."""
+    """Another version, a missing part, and segments that contradict the file or each other."""
     content = written(made(30_000))
     metadata = pq.read_metadata(io.BytesIO(content))
     told = dict(metadata.metadata or {})
@@ -109,6 +109,7 @@ def test_a_footer_of_another_format_is_refused() -> None:
         {},
         told | {b"sexton.delayed": facts.replace(b'"version": 1', b'"version": 2')},
         told | {b"sexton.delayed": facts.replace(b"[[10000, ", b"[[9999, ")},
+        told | {b"sexton.delayed": facts.replace(b"[[10000, ", b"[[10000, 9")},
         told | {b"sexton.delayed": b"["},
         {b"sexton.delayed": facts},
     ]
