@@ -29,7 +29,6 @@ from logstore.errors import (
     Unsupported,
     UploadOpen,
 )
-from logstore.log.ledgers import Component
 from logstore.ports.catalog import Deletions, Ended
 from logstore.ports.storage import CopyStorage, Removal, Storages
 from logstore.records.services.flush_requests import FlushRequests
@@ -74,17 +73,19 @@ def examine(
 
 
 def _untold(intents: Sequence[DeletionIntent], flushes: FlushRequests) -> dict[int, SextonError]:
-    """Have the record log told of tombstones, and of ledgers that a cursor or a bucket in it may name.
+    """Have the record log told of tombstones, of ledgers that a cursor or a bucket in it may name, and of other copies.
 
     It need not know of a plain delete of messages: they may return, and are found to be gone then.
     """
-    told = [one for one in intents if one.durable or one.component != Component.MANAGED_LEDGER.value]
+    ids = {int(one.ledger_id) for one in intents}
+    waiting = frozenset(ids)  # all, should the catalog not answer
     try:
-        if told:
-            flushes.until_flushed(sorted({one.ledger_id for one in told}))
+        waiting = flushes.waiting(sorted(ids))
+        if waiting:
+            flushes.until_flushed(sorted(waiting))
     except SextonError as error:  # whatever it is, no ledger is to blame
         unheard = StoreUnavailable(f"the record log must know of the deletion first: {error}")
-        return {one.row_id: unheard for one in told}
+        return {one.row_id: unheard for one in intents if one.ledger_id in waiting}
     return {}
 
 

@@ -29,6 +29,10 @@ class FlushRequests:
         self._begun = self._ended = 0  # flushes, counted
         self._running = False
 
+    def waiting(self, ledger_ids: Sequence[int]) -> frozenset[int]:
+        """Those of the ledgers for which there is something to be flushed; see `Records.unflushed`."""
+        return self._records.unflushed(ledger_ids)
+
     def until_flushed(self, ledger_ids: Sequence[int]) -> None:
         """Return once the tombstones of these ledgers, and such intents as must be, are in the record log.
 

@@ -11,6 +11,7 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.positions import LedgerId
 from logstore.records.manifest import PREFIX
+from tests.activities.test_offload import offloaded, remove_primaries
 from tests.activities.world import World, chunk_input, done, one_input, open_world, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 
@@ -87,6 +88,19 @@ def test_chunk_deletes_plain_rows_beside_durable_ones_that_wait(world: World) ->
     assert [key.ledger_id for key in result.alone] == [first]
     assert world.left_of(first)
     assert not world.left_of(second)
+
+
+def test_primary_copy_stays_until_its_ledgers_tiered_copy_is_in_the_record_log(world: World) -> None:
+    """A catalog that is rebuilt would look for the primary copy alone, and find nothing."""
+    (ledger,) = offloaded(world, 1)
+    before = world.left_of(ledger)
+    assert remove_primaries(world) == 1
+    _record_log_down(world, times=1)
+    with pytest.raises(StoreUnavailable, match="the record log must know of the deletion first"):
+        run(world.deletion.delete_chunk, chunk_input())
+    assert world.left_of(ledger) == before
+    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert (_manifests(world), world.left_of(ledger)) == (1, [])
 
 
 def test_one_durable_delete_is_retried_until_its_tombstone_is_flushed(world: World) -> None:
