@@ -1,14 +1,16 @@
 """Waiting until what a delete left in the catalog is in the record log, too: only then may objects go.
 
 A catalog that is rebuilt from its record log would else list a ledger whose objects are gone. Threads that ask at the
-same time share a flush: each needs one that begins after it asked, and of those it takes the first.
+same time share a flush: each needs one that begins after it asked, and of those it takes the first. They share its
+failure, too: while the record log is away, each would else hold its thread for as long as all flushes before its own
+take to fail, and deletes that wait for no flush would get none.
 """
 
 from collections.abc import Sequence
 from threading import Condition
 from typing import Protocol
 
-from logstore.errors import CatalogBusy
+from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
 from logstore.ports.catalog import Records
 
 
@@ -26,8 +28,9 @@ class FlushRequests:
         """Ask the catalog what is not flushed, and the flusher to flush it."""
         self._records, self._flusher = records, flusher
         self._changed = Condition()
-        self._begun = self._ended = 0  # flushes, counted
+        self._begun = self._ended = self._done = 0  # flushes, counted; the last one that was done is one that ended
         self._running = False
+        self._failure: SextonError | None = None  # of the last flush that ended, unless it was done
 
     def waiting(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Those of the ledgers for which there is something to be flushed; see `Records.unflushed`."""
@@ -54,16 +57,22 @@ class FlushRequests:
             needed = self._begun + 1  # one that runs now may have read the catalog before
             while self._running and self._ended < needed:
                 self._changed.wait()
-            if self._ended >= needed:
+            if self._done >= needed:
                 return
+            if self._ended >= needed and self._failure is not None:
+                raise StoreUnavailable(f"a flush of the record log failed: {self._failure}") from self._failure
             self._running, self._begun = True, self._begun + 1
             mine = self._begun
+        failure: SextonError | None = None
+        done = 0
         try:
             self._flusher.flush()
-        except BaseException:
-            mine = 0
+            done = mine
+        except SextonError as error:
+            failure = error
             raise
         finally:
             with self._changed:
-                self._running, self._ended = False, max(self._ended, mine)
+                self._running, self._ended, self._failure = False, mine, failure
+                self._done = max(self._done, done)
                 self._changed.notify_all()

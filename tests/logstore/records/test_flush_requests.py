@@ -94,6 +94,58 @@ def test_flush_that_fails_fails_who_asked_for_it_and_the_next_one_flushes_anew()
     assert (catalog.flushes, catalog.waiting) == (2, set())
 
 
+def test_threads_that_wait_for_a_flush_that_fails_share_its_failure() -> None:
+    """While the record log is away none of them waits for the flushes of all others to fail."""
+    catalog = _Catalog(*range(1, 10))
+    requests = _requests(catalog)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        begun.set()
+        assert go_on.wait(60)
+        raise StoreUnavailable("planned")
+
+    catalog.midway = fail
+    with ThreadPoolExecutor(9) as pool:
+        running = [pool.submit(requests.until_flushed, [1])]
+        assert begun.wait(60)
+        running += [pool.submit(requests.until_flushed, [number]) for number in range(2, 10)]
+        _until(lambda: _waiters(requests) == 8)
+        go_on.set()
+        for one in running:
+            with pytest.raises(StoreUnavailable, match="planned"):
+                one.result(60)
+    assert catalog.flushes == 2, "the first one, which may have read the catalog too early, and one for all others"
+
+
+def test_thread_whose_flush_was_given_up_leaves_others_to_flush_themselves() -> None:
+    """A cancellation is of one activity alone."""
+    catalog = _Catalog(1)
+    requests = _requests(catalog)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def give_up() -> None:
+        if catalog.flushes == 2:
+            catalog.midway = lambda: None
+            raise KeyboardInterrupt
+        begun.set()
+        assert go_on.wait(60)
+
+    catalog.midway = give_up
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(requests.until_flushed, [1])
+        assert begun.wait(60)
+        with catalog.lock:
+            catalog.waiting |= {2, 3}
+        others = [pool.submit(requests.until_flushed, [number]) for number in (2, 3)]
+        _until(lambda: _waiters(requests) == 2)
+        go_on.set()
+        first.result(60)
+        ended = [one.exception(60) for one in others]
+    assert [type(one) for one in ended if one] == [KeyboardInterrupt]
+    assert (catalog.flushes, catalog.waiting) == (3, set())
+
+
 def test_ledger_that_a_flush_leaves_is_refused_by_name() -> None:
     """Its objects stay."""
     catalog = _Catalog(7)
