@@ -17,7 +17,7 @@ SextonError
 │   │   └── UnknownObject          a topic, ledger, subscription or batch that does not exist
 │   ├── PreconditionFailed         a guard refused; nothing changed
 │   │   ├── AlreadyExists          the name or key is taken
-│   │   ├── CatalogAdopting        the catalog was rebuilt and is not complete: what destroys is refused
+│   │   ├── CatalogAdopting        the catalog was rebuilt and is not complete, or is a replica: writes are refused
 │   │   ├── CatalogMismatch        a bucket, a path or a namespace of another catalog, or of none
 │   │   ├── CatalogOutdated        the database is older than its record log: restored from a backup
 │   │   ├── ClaimHeld              another workflow is at work on it
@@ -135,7 +135,7 @@ class AlreadyExists(PreconditionFailed):
 
 
 class CatalogAdopting(PreconditionFailed):
-    """The catalog was rebuilt and does not know all of its ledgers yet: what destroys is refused until it does."""
+    """The catalog was rebuilt and does not know all of its ledgers yet, or it is a replica: writes are refused."""
 
 
 class CatalogOutdated(PreconditionFailed):

@@ -66,6 +66,27 @@ class ShippedBlocks:
     error: str = ""  # why it could not be reached; empty: it has all
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedRecords:
+    """What a replica's database was given."""
+
+    replica: str  # the bucket that it follows, a slash, and a word of its own
+    manifest: int = 0  # number of the one that it has now; 0: there is none yet
+    steps: int = 0  # transactions
+    seeded: int = 0  # of these, those that began with an empty database
+    records: int = 0  # rows of records that were written
+    tombstones: int = 0
+    removed: int = 0  # topics and ledgers that went
+
+    def plus(self, later: "FollowedRecords") -> "FollowedRecords":
+        """Both together."""
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _STEPS}
+        return replace(later, **sums, manifest=max(self.manifest, later.manifest))
+
+
+_STEPS = ("steps", "seeded", "records", "tombstones", "removed")
+
+
 def counts(value: object) -> dict[str, int]:
     """The numbers of one of these values, by name."""
     return {one.name: found for one in fields(value) if type(found := getattr(value, one.name)) is int}  # type: ignore[arg-type]

@@ -109,7 +109,7 @@ class ReplicaState(StrEnum):
 
     CURRENT = "CURRENT"  # it has applied the newest manifest
     BEHIND = "BEHIND"
-    STALE = "STALE"  # silent for longer than the eligible age: tombstones do not wait for it, and it must be seeded
+    STALE = "STALE"  # silent for longer than the eligible age, or revoked: no tombstone waits for it; it must be seeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,23 +120,20 @@ class Acknowledgement:
     manifest: int  # it has applied this one and all before; 0: none yet
     epoch: int
     at_us: int  # when it said so, by the clock of the store that holds this
+    revoked: bool = False  # a raid did not wait for it: what it says counts no more until it is seeded again
 
 
 def replica_state(found: Acknowledgement, *, newest: int, now_us: int, eligible_age_s: float) -> ReplicaState:
     """How a replica stands to a record log whose newest manifest has that number, at a time by the store's clock."""
-    if found.at_us < eligible_before(now_us, eligible_age_s):
+    if found.revoked or found.at_us < eligible_before(now_us, eligible_age_s):
         return ReplicaState.STALE
     return ReplicaState.CURRENT if found.manifest >= newest else ReplicaState.BEHIND
 
 
-def applied_everywhere(replicas: Iterable[Acknowledgement], *, newest: int, now_us: int, eligible_age_s: float) -> int:
-    """Up to which manifest every replica that is not STALE has applied the record log; the newest if there is none.
+def applied_everywhere(replicas: Iterable[Acknowledgement], *, newest: int) -> int:
+    """Up to which manifest every replica that is not revoked has applied the record log; the newest if there is none.
 
-    A tombstone in a later one stays: a replica that has not seen it would keep what it covers (scylladb#3560).
+    A tombstone in a later one stays: a replica that has not seen it would keep what it covers (scylladb#3560). One that
+    is silent for the eligible age must be revoked before it is left out: what it says later would count else.
     """
-    waiting = [
-        one.manifest
-        for one in replicas
-        if replica_state(one, newest=newest, now_us=now_us, eligible_age_s=eligible_age_s) is not ReplicaState.STALE
-    ]
-    return min([newest, *waiting])
+    return min([newest, *(one.manifest for one in replicas if not one.revoked)])

@@ -2,7 +2,7 @@
 
 One rule, by `(epoch, version)` and no clock, for whoever asks: the cold start takes the winners, the defragmentation
 drops what is superseded, and the raid keeps a tombstone while it covers a version of its record. Of two topics
-with one name `newest_of_each` in `spark/records/rows.py` takes the newer one.
+with one name `newest_of_each` in `infra/catalog/records/version_rows.py` takes the newer one.
 
 Everything works on columns. Memory is bounded by working range by range of ids: no record is in two ranges.
 
@@ -10,6 +10,7 @@ Source: Aerospike's conflict resolution by last-update-time, here by order of fl
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -44,6 +45,35 @@ def winners(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
 
     table = versions if isinstance(versions, pa.Table) else pa.concat_tables(list(versions))
     return table.combine_chunks().take(pa.array(Ranked(table).newest))
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """What counts of some versions of one kind; each table ascends by id and sub."""
+
+    live: "pa.Table"  # winners that are no tombstones
+    ended: "pa.Table"  # winners that are
+    covered: "pa.Table"  # of the records of these, the newest version that is no tombstone, where there is one
+
+
+def parted(versions: "pa.Table") -> Parted:
+    """The winners, and what the tombstones among them cover.
+
+    A tombstone that covers nothing counts as well: storage may hold objects of its ledger, which adoption would take
+    in, and a replica may not have seen it yet. The next raid judges that.
+
+    Args:
+        versions: As for `winners`.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    found = winners(versions)
+    over = pa.array(_flags(found))
+    ended = found.filter(over)
+    behind = pc.is_in(versions.column("id"), value_set=ended.column("id").combine_chunks())
+    older = versions.filter(pc.and_(behind, pa.array(~_flags(versions))))
+    return Parted(live=found.filter(pc.invert(over)), ended=ended, covered=winners(older))
 
 
 def covered(ids: "Numbers", versions: "pa.Table") -> "Mask":
@@ -195,17 +225,19 @@ def by_range(
     *,
     versions: int = RANGE_VERSIONS,
 ) -> "Iterator[pa.Table]":
-    """The winners of all blocks, range by range, ascending by id and sub: in memory is one range at a time.
+    """All versions of the blocks, range by range, ascending by range: in memory is one range at a time.
 
     Args:
         blocks: Of one kind.
         read: The versions of a block with ids in a range, both ends inclusive.
         versions: As in `ranges`.
     """
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
     for ids in ranges(blocks, versions=versions):
         parts = [read(block, ids) for block in overlapping(blocks, ids)]
         if parts:
-            yield winners(parts)
+            yield pa.concat_tables(parts)
 
 
 def overlapping(blocks: Sequence[Block], ids: tuple[int, int]) -> list[Block]:

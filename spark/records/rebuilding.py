@@ -18,8 +18,21 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap64
 
+from infra.catalog.records.version_rows import (
+    UNIQUE,
+    Ids,
+    Rows,
+    ids_of,
+    index_rows,
+    ledger_rows,
+    listed_by,
+    newest_of_each,
+    rows_of,
+    tombstone_rows,
+    transaction_rows,
+    with_parent,
+)
 from logstore.errors import CorruptData, MissingData
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.lost_catalogs import LostCatalog
@@ -29,30 +42,12 @@ from logstore.records.manifest import Block
 from logstore.records.rebuilding import SKIPPED, LoadFiles, RebuildRecords
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import RecordLog
-from logstore.records.winners import overlapping, ranges, winners
+from logstore.records.winners import overlapping, parted, ranges
 from logstore.whole_files import replacing
-from spark.records.rows import (
-    Ids,
-    Rows,
-    among,
-    ids_of,
-    index_rows,
-    ledger_rows,
-    newest_of_each,
-    rows_of,
-    tombstone_rows,
-    transaction_rows,
-    with_parent,
-)
 from spark.runner import JobRun, Main
 from spark.sources.objects import StoreAddress
 
 _K = RecordKind
-_UNIQUE: Final[Mapping[RecordKind, tuple[str, ...]]] = {
-    _K.TOPIC: ("name",),
-    _K.LIST: ("topic_id", "component", "owner"),
-    _K.CURSOR: ("topic_id", "name"),
-}
 _OF_TOPICS: Final = (_K.SCHEMA, _K.PRODUCER, _K.INDEX, _K.SNAPSHOT)
 _VERSIONS: Final = 500_000  # in one range: some 300 MB while they are sorted
 _MOST_TOLD: Final = 1_000  # blocks that were skipped
@@ -167,11 +162,11 @@ class _Part:
         if not versions.num_rows:
             return versions
         self.done.version = max(self.done.version, pc.max(versions.column("version")).as_py())
-        found = winners(versions)
-        ended = pc.fill_null(found.column("tombstone"), False)
+        found = parted(versions)
         if kind in TOMBSTONED:
-            self._write_tombstones(kind, of, found.filter(ended), versions)
-        return found.filter(pc.invert(ended))
+            part = 2 * of.part + (kind is _K.LEDGER)  # both kinds are in one table
+            self.write(part, [tombstone_rows(found.ended, found.covered, kind)])
+        return found.live
 
     def _versions(self, kind: RecordKind, of: _Range) -> pa.Table:
         parts = []
@@ -183,17 +178,6 @@ class _Part:
                     raise
                 self.done.skipped[block.key] = str(error)
         return pa.concat_tables(parts) if parts else schema(kind).empty_table()
-
-    def _write_tombstones(self, kind: RecordKind, of: _Range, ended: pa.Table, versions: pa.Table) -> None:
-        """All of them, with what the versions that they cover tell of their record.
-
-        One that covers nothing stays as well: storage may hold objects of its ledger, which adoption would take in, and
-        a replica may not have seen it yet. The next raid judges that.
-        """
-        older = versions.filter(pc.invert(versions.column("tombstone")))
-        older = older.filter(pa.array(among(ids_of(older), ids_of(ended))))
-        part = 2 * of.part + (kind is _K.LEDGER)  # both kinds are in one table
-        self.write(part, [tombstone_rows(ended, winners(older), kind)])
 
     def write(self, part: int, rows: Iterable[Rows]) -> None:
         """Write rows of tables under the number of a part."""
@@ -218,7 +202,7 @@ def _topics_and_lists(part: _Part, task: _Task) -> None:
     part.write(0, [rows_of(_K.TOPIC, topics)])
     lists = _named(part, task, _K.LIST, known)
     part.write(0, [rows_of(_K.LIST, lists)])
-    _keep(part.files, known, _listed(lists))
+    _keep(part.files, known, listed_by(lists))
 
 
 def _cursors(part: _Part, task: _Task) -> None:
@@ -233,16 +217,9 @@ def _named(part: _Part, task: _Task, kind: RecordKind, topics: Ids | None = None
         if one.of(kind):
             live = part.live(kind, one)
             parts.append(live if topics is None else with_parent(live, topics, "topic_id"))
-    found = newest_of_each(pa.concat_tables(parts), _UNIQUE[kind])
+    found = newest_of_each(pa.concat_tables(parts), UNIQUE[kind])
     part.count(found)
     return found
-
-
-def _listed(lists: pa.Table) -> Ids:
-    """Ids of the ledgers that lists name, ascending."""
-    named = [BitMap64.deserialize(one) for one in lists.column("ledgers").to_pylist() if one]
-    found = np.fromiter((one for bitmap in named for one in bitmap), np.int64, sum(map(len, named)))
-    return np.sort(found)
 
 
 def _keep(files: LoadFiles, topics: Ids, listed: Ids) -> None:

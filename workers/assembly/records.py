@@ -67,6 +67,7 @@ def records_over(
             log,
             primary,
             eligible_age_s=policies.eligible_age_s if eligible_age_s is None else eligible_age_s,
+            replica_age_s=policies.eligible_age_s,  # a raid for younger tombstones waits for replicas all the same
             sleep_s=policies.raider_sleep_s,
             clock=clock,
         )

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.rebuilding import Load, Target
 from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import LOAD_ORDER, LoadFiles
 from logstore.transactions.transactions import MOST_COORDINATORS
 
@@ -212,11 +213,29 @@ _K: Final = tuple(RecordKind)
 
 
 def _own_rows(load: Load) -> Iterator[tuple[str, pa.Table]]:
-    """The rows that no record holds: of the catalog, its record log, its buckets and its coordinators."""
-    manifest, ceilings = load.manifest, load.manifest.ceilings
+    standing = {"state": ADOPTING, "rebuild": load.rebuild, "pending": f'{{"{load.stamp}": {load.now_us}}}'}
+    yield from own_rows(load.manifest, epoch=load.epoch, **standing)
+    markers = [{"role": role.value, "bucket": bucket, "marked_us": load.now_us} for role, bucket in load.markers]
+    if markers:
+        yield _told("bucket_marker", markers)
+
+
+def own_rows(
+    manifest: Manifest, *, epoch: int, state: str, pending: str = "{}", rebuild: str | None = None
+) -> Iterator[tuple[str, pa.Table]]:
+    """The rows that no record holds, by table: of the catalog, its record log, and its coordinators.
+
+    Args:
+        manifest: That the rows of the catalog come from.
+        epoch: Of the catalog.
+        state: Of its record log.
+        pending: Stamps of manifests that are about to be put, as JSON.
+        rebuild: That has loaded it, and has not ended.
+    """
+    ceilings = manifest.ceilings
     catalog = {
         "id": 1,
-        "epoch": load.epoch,
+        "epoch": epoch,
         "next_ledger_id": ceilings.ledger,
         "bundles": manifest.bundles,
         "catalog_id": manifest.catalog_id,
@@ -225,23 +244,20 @@ def _own_rows(load: Load) -> Iterator[tuple[str, pa.Table]]:
         "id": 1,
         "manifest": manifest.number,
         "stamp": manifest.stamp,
-        "pending": f'{{"{load.stamp}": {load.now_us}}}',
-        "state": ADOPTING,
-        "rebuild": load.rebuild,
+        "pending": pending,
+        "state": state,
+        "rebuild": rebuild,
         "ledger_ceiling": ceilings.ledger,
         "topic_ceiling": ceilings.topic,
         "transaction_ceiling": ceilings.transaction,
         "flushed_us": manifest.flushed_us,
     }
-    markers = [{"role": role.value, "bucket": bucket, "marked_us": load.now_us} for role, bucket in load.markers]
     coordinators = [{"tc_id": at, "next_sequence": ceilings.transaction} for at in range(MOST_COORDINATORS)]
-    for name, rows in (
-        ("catalog", [catalog]),
-        ("record_log", [log]),
-        ("bucket_marker", markers),
-        ("transaction_coordinator", coordinators),
-    ):
-        table = t.metadata.tables[name]
-        if rows:
-            columns = {key: pa.array([row[key] for row in rows], arrow_type(table.c[key])) for key in rows[0]}
-            yield name, pa.table(columns)
+    yield _told("catalog", [catalog])
+    yield _told("record_log", [log])
+    yield _told("transaction_coordinator", coordinators)
+
+
+def _told(name: str, rows: list[dict[str, Any]]) -> tuple[str, pa.Table]:
+    table = t.metadata.tables[name]
+    return name, pa.table({key: pa.array([row[key] for row in rows], arrow_type(table.c[key])) for key in rows[0]})

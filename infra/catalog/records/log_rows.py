@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, case, func, or_, select, text, update
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
-from infra.catalog.records.readiness import READY
+from infra.catalog.records.readiness import READY, REPLICA, require_no_replica
 from logstore.ports.catalog import Claim, RecordLogState
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings
@@ -40,6 +40,7 @@ def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
         stamp=row.stamp,
         pending=frozenset(row.pending),
         adopting=row.state != READY,
+        replica=row.state == REPLICA,
         ceilings=_ceilings(row),
         next_ids=next_ids,
         outbox=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
@@ -74,7 +75,16 @@ def let_claim_go(connection: Connection, workflow_id: str) -> None:
 
 
 def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
-    """Add a stamp to those that were begun, however long ago: a writer that was paused may still put its manifest."""
+    """Add a stamp to those that were begun, however long ago: a writer that was paused may still put its manifest.
+
+    So a stamp never leaves because it is old: a catalog that has forgotten the stamp of its newest manifest takes
+    itself for an older copy, and refuses. All leave with the next manifest that is settled, and one is begun only once
+    its blocks are stored: they pile up only while the store takes blocks and no manifest.
+
+    Raises:
+        CatalogAdopting: The catalog is a replica: it puts no manifest.
+    """
+    require_no_replica(connection)
     row = connection.execute(select(_L.pending).with_for_update()).one()
     connection.execute(update(t.record_log).values(pending={**row.pending, stamp: now_us}))
 

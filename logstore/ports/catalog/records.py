@@ -23,13 +23,14 @@ class RecordLogState:
     manifest: int  # number of the newest one that the catalog knows to be put; 0: none
     stamp: str  # of that one
     pending: frozenset[str]  # stamps of manifests that were begun since, put or not
-    adopting: bool  # rebuilt, and not yet complete: what destroys is refused
+    adopting: bool  # rebuilt, and not yet complete, or a replica: what destroys is refused
     ceilings: Ceilings
     next_ids: Ceilings  # the next ones to be given out
     outbox: int  # changes that are in no block
     oldest_us: int | None  # of them
     oldest_cursor_us: int | None  # of those of cursors
     now_us: int
+    replica: bool = False  # it follows the record log, and puts no manifest
 
 
 class Changes(Protocol):
@@ -67,7 +68,11 @@ class Records(Protocol):
         """Let the claim go, if it is that workflow's."""
 
     def begin(self, stamp: str) -> None:
-        """Commit the stamp of a manifest that is about to be put, beside those begun before and not settled."""
+        """Commit the stamp of a manifest that is about to be put, beside those begun before and not settled.
+
+        Raises:
+            CatalogAdopting: The catalog is a replica.
+        """
 
     def changes(self, *, cursors: bool) -> AbstractContextManager[Changes]:
         """Read all changes in one transaction that stays open for as long as the block.

@@ -14,6 +14,8 @@ from logstore.records.services.record_log import RecordLog
 def require_current(records: Records, objects: OwnedStore) -> None:
     """Refuse a database that does not know the newest manifest: by one LIST, where it is the one that is known.
 
+    A replica's database may be behind: every write to it is refused anyway.
+
     Args:
         records: The catalog.
         objects: The bucket of its record log.
@@ -25,6 +27,8 @@ def require_current(records: Records, objects: OwnedStore) -> None:
         StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
     """
     state = records.state()
+    if state.replica:  # behind its source, and read alone
+        return
     known = manifest_key(state.manifest) if state.manifest else ""
     if next(iter(objects.list(PREFIX, start_after=known)), None) is None:
         return

@@ -29,7 +29,7 @@ from logstore.records.kinds import TOMBSTONED, RecordKind
 from logstore.records.manifest import Block
 from logstore.records.services.publishing import require_adopted, standing
 from logstore.records.services.record_log import RecordLog
-from logstore.records.tombstones import applied_everywhere, eligible_before
+from logstore.records.tombstones import ReplicaState, applied_everywhere, eligible_before, replica_state
 from logstore.records.winners import covered
 from logstore.units import between_units
 
@@ -110,6 +110,7 @@ class Raider:
         primary: OwnedStore,
         *,
         eligible_age_s: float,
+        replica_age_s: float | None = None,
         sleep_s: float = 0.001,
         clock: Clock | None = None,
     ) -> None:
@@ -120,12 +121,14 @@ class Raider:
             tombstones: Its tombstones.
             log: Its record log.
             primary: Where objects of its ledgers are.
-            eligible_age_s: Younger tombstones stay, and a replica that is silent for longer is not waited for.
+            eligible_age_s: Younger tombstones stay.
+            replica_age_s: A replica that is silent for longer is not waited for; None: as the eligible age.
             sleep_s: Between blocks, so that others get to the store.
             clock: For that.
         """
         self._records, self._tombstones, self._log, self._primary = records, tombstones, log, primary
         self._age_s, self._sleep_s, self._clock = eligible_age_s, sleep_s, clock or Clock()
+        self._replica_age_s = eligible_age_s if replica_age_s is None else replica_age_s
 
     def raid(self, run_id: str, *, progress: Callable[[Raided], None] = lambda _: None) -> Raided:
         """Mark, scan, remove.
@@ -219,10 +222,17 @@ class Raider:
         return next(iter(self._primary.list(ledger_prefix(LedgerId(ledger_id)))), None) is not None
 
     def _spare_what_replicas_lack(self, scan: _Scan) -> None:
-        """Keep tombstones in manifests that a replica has not applied, and those that are in no manifest."""
+        """Keep tombstones in manifests that a replica has not applied, and those that are in no manifest.
+
+        A replica that is STALE is revoked, and then all are looked at again: one that came back meanwhile counts.
+        """
         newest = standing(self._records, self._log)
-        replicas, now_us = self._log.replicas(), newest.state.now_us
-        applied = applied_everywhere(replicas, newest=newest.number, now_us=now_us, eligible_age_s=self._age_s)
+        age_s, now_us = self._replica_age_s, newest.state.now_us
+        for one in self._log.replicas():
+            state = replica_state(one, newest=newest.number, now_us=now_us, eligible_age_s=age_s)
+            if state is ReplicaState.STALE and not one.revoked:
+                self._log.revoke(one.replica_id)
+        applied = applied_everywhere(self._log.replicas(), newest=newest.number)
         for graves in scan.graves.values():
             graves.needed |= (graves.buried == _NONE) | (graves.buried > applied)
 

@@ -3,16 +3,20 @@
 Nothing is ever overwritten. A manifest is put under its number only if that is free; a pin that is renewed and an
 acknowledgement that follows another are new objects, and those before are deleted after: a process that dies between
 the two leaves both, and the longer pin and the lower acknowledgement count.
+
+A raid that does not wait for a replica revokes it first, by an object that no acknowledgement removes. So a replica
+that lacks a tombstone which is gone finds that out by itself, whatever clocks say, and whenever it comes back.
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-from logstore.errors import InvalidInput, MissingData, StoreUnavailable
+from logstore.errors import AlreadyExists, InvalidInput, MissingData, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import decode, describe, encoded
@@ -28,6 +32,7 @@ PINS: Final = "records/pins/"
 REPLICAS: Final = "records/replicas/"
 _PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
 _REPLICA: Final = re.compile(rf"{REPLICAS}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
+_REVOKED: Final = "revoked"
 
 _NEAR: Final = 50
 """A manifest is pinned only while fewer are newer: the newest 100 are never removed, so the pin came in time."""
@@ -182,9 +187,9 @@ class RecordLog:
                 yield one.key, pin
 
     def acknowledge(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
-        """Say in the name of a replica that it has applied this manifest and all before; 0 registers it.
+        """Say in the name of a replica that it has applied this manifest and all before.
 
-        Tombstones wait for it from then on, until it has been silent for the eligible age.
+        Tombstones wait for it from then on, until it has been silent for the eligible age. What is revoked stays so.
 
         Args:
             replica_id: Its catalog's id, or another name that stays.
@@ -198,6 +203,27 @@ class RecordLog:
             self._objects.put_if_absent(key, b"{}", metadata={})
         self._only(folder, key)
 
+    def register(self, replica_id: str, at_us: int) -> None:
+        """Let tombstones wait for a replica that is about to be seeded: it has applied nothing, and is not revoked.
+
+        What is read of the record log afterwards tells all that it must know: of a tombstone that is gone then, there
+        is nothing left that it covers. Repeating it is harmless.
+        """
+        self.acknowledge(replica_id, 0, 0, at_us)
+        with effect("records.register"):
+            self._deleted([self._revocation(replica_id)])
+
+    def revoke(self, replica_id: str) -> None:
+        """Let nothing wait for a replica any more, and itself know it: it must be seeded again.
+
+        It is to be listed again afterwards: one that was registered meanwhile may not be revoked by this.
+        """
+        with effect("records.revoke"), suppress(AlreadyExists):
+            self._objects.put_if_absent(self._revocation(replica_id), b"{}", metadata={})
+
+    def _revocation(self, replica_id: str) -> str:
+        return f"{REPLICAS}{_quoted(replica_id)}/{_REVOKED}"
+
     def forget_replica(self, replica_id: str) -> None:
         """Take back what it acknowledged: it is a replica no longer."""
         self._deleted([one.key for one in self._objects.list(f"{REPLICAS}{_quoted(replica_id)}/")])
@@ -205,9 +231,12 @@ class RecordLog:
     def replicas(self) -> list[Acknowledgement]:
         """What each replica acknowledged, ascending by id: of several words the lowest manifest, and the last time."""
         told: dict[str, Acknowledgement] = {}
+        revoked = set[str]()
         for one in self._objects.list(REPLICAS):
             found = _REPLICA.fullmatch(one.key)
             if not found:
+                folder, _, last = one.key.removeprefix(REPLICAS).partition("/")
+                revoked |= {unquote(folder)} if last == _REVOKED else set()
                 continue
             name, manifest, epoch = unquote(found[1]), int(found[2]), int(found[3])
             at_us = int(found[4]) if one.modified_us is None else one.modified_us
@@ -216,11 +245,12 @@ class RecordLog:
                 manifest, epoch = min((manifest, epoch), (before.manifest, before.epoch))
                 at_us = max(at_us, before.at_us)
             told[name] = Acknowledgement(replica_id=name, manifest=manifest, epoch=epoch, at_us=at_us)
-        return [told[name] for name in sorted(told)]
+        return [replace(told[name], revoked=name in revoked) for name in sorted(told)]
 
     def _only(self, folder: str, key: str) -> None:
-        """Delete what else stands in the folder."""
-        self._deleted([one.key for one in self._objects.list(folder) if one.key != key])
+        """Delete what else stands in the folder, and is no revocation."""
+        left = (one.key for one in self._objects.list(folder) if one.key not in {key, f"{folder}{_REVOKED}"})
+        self._deleted(list(left))
 
     def _deleted(self, keys: Sequence[str]) -> None:
         report = self._objects.delete(keys) if keys else None

@@ -4,7 +4,10 @@ A replica is sent whole manifests. It gets the blocks that it lacks, they are re
 gets the manifest that names them. So whatever a plain delete took out of the newest manifest is not there either, and a
 durable delete comes as the tombstone that the blocks hold. What it has is acknowledged in the bucket of the record log:
 the tomb raider waits for that, until the replica has been silent for the eligible age. A replica that is STALE is
-seeded by the next shipment, which is as whole as every other.
+seeded by the next shipment, which is as whole as every other: it is registered anew before the manifest is chosen.
+
+A database that follows the record log acknowledges there as well (`following`); a bucket's name has no slash, and its
+name has one.
 
 A replica that was promoted goes on under a catalog epoch of its own, and is never written to again from here.
 
@@ -22,7 +25,7 @@ from logstore.records.jobs import ShippedBlocks
 from logstore.records.manifest import Block, Manifest
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.sweeping import Sweeper
-from logstore.records.tombstones import ReplicaState, replica_state
+from logstore.records.tombstones import Acknowledgement, ReplicaState, replica_state
 from logstore.units import between_units
 
 _PIN_S: Final = 24 * 3_600  # of the manifest that is shipped, in the record log
@@ -32,7 +35,7 @@ _PIN_S: Final = 24 * 3_600  # of the manifest that is shipped, in the record log
 class Replica:
     """How a replica stands to the record log."""
 
-    replica: str  # its bucket
+    replica: str  # its bucket; or, of a database, the bucket that it follows, a slash and eight digits
     state: ReplicaState | None  # None: nothing was ever shipped to it
     manifest: int  # that it has; 0: none
     newest: int  # of the record log
@@ -100,6 +103,11 @@ class Replication:
         if replica not in self._replicas:
             known = ", ".join(self._replicas) or "no replica"
             raise InvalidInput("replica", expected=f"one of those in replica_buckets: {known}", found=replica)
+        if (newest := self._source.newest()) is None:
+            return ShippedBlocks(replica=replica)
+        _refuse_promoted(replica, RecordLog(self._replicas[replica]).newest(), newest)
+        if all(self._is_stale(one) for one in self._source.replicas() if one.replica_id == replica):  # or it is new
+            self._source.register(replica, self._now_us())
         pin_id = f"replicate-{replica}"
         manifest = self._source.pin_newest(pin_id, self._now_us() + _PIN_S * 1_000_000, "replicate")
         if manifest is None:
@@ -110,6 +118,10 @@ class Replication:
             self._source.unpin(pin_id)
         self._source.acknowledge(replica, manifest.number, manifest.epoch, self._now_us())
         return done
+
+    def _is_stale(self, word: Acknowledgement) -> bool:
+        state = replica_state(word, newest=0, now_us=self._now_us(), eligible_age_s=self._eligible_age_s)
+        return state is ReplicaState.STALE
 
     def _shipped(self, replica: str, manifest: Manifest) -> ShippedBlocks:
         store = self._replicas[replica]

@@ -11,7 +11,7 @@ from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings, Manifest
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replicating import Replication
-from logstore.records.tombstones import ReplicaState, applied_everywhere
+from logstore.records.tombstones import ReplicaState, applied_everywhere, replica_state
 from logstore.records.winners import winners
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.versions import table, version
@@ -165,7 +165,7 @@ def test_a_block_that_was_half_copied_by_another_is_compared(pair: Pair) -> None
     with pytest.raises(CorruptData, match=r"delete it in the replica's bucket"):
         pair.ship()
     assert pair.replica.newest() is None
-    assert pair.state() is None
+    assert pair.state() is ReplicaState.BEHIND, "it is registered: tombstones wait for it"
 
 
 def test_a_block_that_the_record_log_lost_is_named(pair: Pair) -> None:
@@ -267,8 +267,10 @@ def test_replica_that_was_away_for_more_than_the_eligible_age_is_seeded_and_noth
 
 
 def _may_remove(pair: Pair, deleted: Manifest) -> bool:
-    """Whether the raid's rule lets a tombstone go that came with this manifest."""
-    everywhere = applied_everywhere(
-        pair.log.replicas(), newest=pair.published().number, now_us=pair.near.now_us, eligible_age_s=_AGE_S
-    )
-    return everywhere >= deleted.number
+    """Whether the raid's rule lets a tombstone go that came with this manifest; it revokes who is STALE, as a raid."""
+    newest = pair.published().number
+    for one in pair.log.replicas():
+        state = replica_state(one, newest=newest, now_us=pair.near.now_us, eligible_age_s=_AGE_S)
+        if state is ReplicaState.STALE:
+            pair.log.revoke(one.replica_id)
+    return applied_everywhere(pair.log.replicas(), newest=newest) >= deleted.number

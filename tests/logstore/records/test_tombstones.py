@@ -1,5 +1,7 @@
 """Which ends are durable, which tombstones are old enough, and for which replicas they wait."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,15 +67,17 @@ def test_a_replica_is_current_behind_or_stale() -> None:
         for manifest, at_us in ((7, 8_000_000), (6, 8_000_000), (7, 7_999_999))
     ]
     assert states == [ReplicaState.CURRENT, ReplicaState.BEHIND, ReplicaState.STALE]
+    revoked = replace(_replica("a", 7, 10_000_000), revoked=True)
+    assert replica_state(revoked, newest=7, now_us=10_000_000, eligible_age_s=2) is ReplicaState.STALE
 
 
 def test_tombstones_wait_for_the_slowest_replica_that_is_not_stale() -> None:
-    """One that was away for too long holds nothing up, and without replicas nothing waits."""
+    """One that is revoked holds nothing up, however new its word is, and without replicas nothing waits."""
 
     def applied(*replicas: Acknowledgement) -> int:
-        return applied_everywhere(replicas, newest=9, now_us=10_000_000, eligible_age_s=2)
+        return applied_everywhere(replicas, newest=9)
 
     assert applied() == 9
-    assert applied(_replica("a", 5, 9_000_000), _replica("b", 3, 9_000_000)) == 3
-    assert applied(_replica("a", 5, 9_000_000), _replica("b", 3, 1_000_000)) == 5
+    assert applied(_replica("a", 5, 9_000_000), _replica("b", 3, 1_000_000)) == 3
+    assert applied(_replica("a", 5, 9_000_000), replace(_replica("b", 3, 9_000_000), revoked=True)) == 5
     assert applied(_replica("a", 0, 9_000_000)) == 0

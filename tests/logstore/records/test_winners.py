@@ -139,7 +139,7 @@ def test_work_by_ranges_finds_the_same_winners(rows: list[dict[str, Any]], cuts:
             [row for row in rows if ids[0] <= row["id"] <= ids[1]], schema=tables[block.block_id].schema
         )
 
-    parts = list(by_range(blocks, read, versions=versions))
+    parts = [winners(part) for part in by_range(blocks, read, versions=versions)]
     assert [row for part in parts for row in part.to_pylist()] == _expected(few)
 
 

@@ -19,7 +19,7 @@ from logstore.records.services.flushing import Flushed, Flusher
 from logstore.records.services.raiding import Raided, Raider
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.sweeping import Sweeper, Swept
-from logstore.records.winners import by_range
+from logstore.records.winners import by_range, winners
 from tests.contracts.catalog.steps import append, roll
 from tests.contracts.catalog.worlds import SqlWorld
 from tests.fakes.objects import FakeObjectStore
@@ -44,6 +44,7 @@ class RecordsWorld(SqlWorld):
         self.log = RecordLog(self.objects)
         self.slept: list[float] = []
         self.eligible_age_s = eligible_age_s
+        self.replica_age_s: float | None = None  # none: as that
         self.topic_id = self.catalog.topics.create(TOPIC, RetentionPolicy()).topic_id
 
     @property
@@ -56,7 +57,7 @@ class RecordsWorld(SqlWorld):
         """As a process has it."""
         clock = Clock(sleep=self.slept.append)
         parts = (self.catalog.records, self.catalog.tombstones, RecordLog(self.objects), self.primary)
-        return Raider(*parts, eligible_age_s=self.eligible_age_s, clock=clock)
+        return Raider(*parts, eligible_age_s=self.eligible_age_s, replica_age_s=self.replica_age_s, clock=clock)
 
     @property
     def defragmenter(self) -> Defragmenter:
@@ -119,7 +120,8 @@ class RecordsWorld(SqlWorld):
         log = RecordLog(self.objects)
         manifest = log.newest()
         blocks = [one for one in manifest.blocks if one.kind is kind] if manifest else []
-        tables = list(by_range(blocks, lambda block, ids: log.read_block(block, ids=ids), versions=7))
+        parts = by_range(blocks, lambda block, ids: log.read_block(block, ids=ids), versions=7)
+        tables = [winners(part) for part in parts]
         return pa.concat_tables(tables) if tables else pa.table({"id": [], "tombstone": []})
 
     def returning(self) -> set[int]:

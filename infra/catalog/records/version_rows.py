@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 from sqlalchemy import Table
 
 from infra.catalog import tables as t
@@ -41,6 +42,13 @@ _KEYS: Final[Mapping[RecordKind, tuple[Table, Mapping[str, str | int]]]] = {
     RecordKind.SNAPSHOT: (t.transaction_snapshot, {"topic_id": "id", "changes": 0}),
 }
 """The table of each kind, and where its columns come from that are not the kind's own under the same name."""
+
+UNIQUE: Final[Mapping[RecordKind, tuple[str, ...]]] = {
+    RecordKind.TOPIC: ("name",),
+    RecordKind.LIST: ("topic_id", "component", "owner"),
+    RecordKind.CURSOR: ("topic_id", "name"),
+}
+"""Columns by which the rows of a kind are unique, beside their ids; a name may be used again after a plain delete."""
 
 
 def with_types(table: Table, rows: pa.Table) -> pa.Table:
@@ -104,6 +112,13 @@ def newest_of_each(versions: pa.Table, key: Iterable[str]) -> pa.Table:
     if first.all():
         return versions
     return versions.take(pa.array(np.sort(at.to_numpy()[first])))
+
+
+def listed_by(lists: pa.Table) -> Ids:
+    """Ids of the ledgers that versions of lists name, ascending."""
+    named = [BitMap64.deserialize(one) for one in lists.column("ledgers").to_pylist() if one]
+    found = np.fromiter((one for bitmap in named for one in bitmap), np.int64, sum(map(len, named)))
+    return np.sort(found)
 
 
 def ledger_rows(ledgers: pa.Table, segments: pa.Table, listed: Ids) -> Iterator[Rows]:

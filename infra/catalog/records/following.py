@@ -1,0 +1,227 @@
+"""The `ReplicaDatabase` port: one step of a replica is one transaction, with the manifest that it has then.
+
+So a process may die anywhere in it, and a step that was lost is done again. What is applied is newer than whatever the
+database holds, for a step takes only versions of manifests behind the one that stands in the same transaction.
+
+Rows come from versions by the functions of a cold start. What is more here: a tombstone removes rows that are there, a
+topic gets the name of one that was deleted plainly, and sums of ledgers are made again where segments came.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Connection, Table, delete, select
+
+from infra.catalog import tables as t
+from infra.catalog.engine.database import Database
+from infra.catalog.engine.versions import check_version, upgrade, version
+from infra.catalog.records import replica_rows as on
+from infra.catalog.records.loading import SqlRebuild, own_rows
+from infra.catalog.records.readiness import REPLICA
+from infra.catalog.records.version_rows import (
+    UNIQUE,
+    among,
+    ids_of,
+    index_rows,
+    ledger_rows,
+    listed_by,
+    newest_of_each,
+    rows_of,
+    tombstone_rows,
+    transaction_rows,
+    with_parent,
+)
+from logstore.errors import CatalogBusy, PreconditionFailed
+from logstore.failpoints import effect
+from logstore.ports.catalog.following import Applied, AppliedRecords, Versions
+from logstore.records.kinds import PARENTS, RecordKind, schema
+from logstore.records.manifest import Manifest
+from logstore.records.rebuilding import LOAD_ORDER
+from logstore.records.winners import Parted, parted
+
+_K = RecordKind
+_COVERED: Final = ("id", "topic_id", "list_id", "component")
+_PARENT: Final[dict[RecordKind, Table]] = {_K.TOPIC: t.topic, _K.LEDGER: t.ledger}
+
+
+class SqlReplica:
+    """The `ReplicaDatabase` port, over a database that is opened for it."""
+
+    def __init__(self, database: Database, database_url: str) -> None:
+        """Take the database at the URL."""
+        self._db, self._url = database, database_url
+
+    def applied(self) -> Applied | None:
+        """See `ReplicaDatabase.applied`."""
+        if self._db.is_absent or version(self._db) is None:
+            return None
+        check_version(self._db)
+        found = self._db.read(_applied)
+        if found is None and (rebuild := SqlRebuild(self._url).target().rebuild):
+            raise PreconditionFailed(f"database: expected an empty one or a replica's, found that of rebuild {rebuild}")
+        return found
+
+    def apply(self, manifest: Manifest, versions: Versions, *, seen: Applied | None, seed: bool) -> AppliedRecords:
+        """See `ReplicaDatabase.apply`."""
+        if seen is None:
+            self._db.make_folder()
+            upgrade(self._db, bundles=manifest.bundles)
+
+        def work(connection: Connection) -> AppliedRecords:
+            connection.execute(select(t.record_log.c.id).with_for_update())
+            if _applied(connection) != seen:
+                raise CatalogBusy("replica: another process has applied to its database meanwhile")
+            if seed:
+                for name in LOAD_ORDER:
+                    connection.execute(delete(t.metadata.tables[name]))
+            done = _Step(connection).all(versions)
+            for name, rows in own_rows(manifest, epoch=manifest.epoch, state=REPLICA):
+                on.insert_rows(connection, t.metadata.tables[name], rows)
+            connection.execute(delete(t.record_outbox))  # by triggers; a replica flushes nothing
+            return done
+
+        with effect("records.apply"):
+            return self._db.write(work)
+
+
+@contextmanager
+def open_replica(database_url: str) -> Iterator[SqlReplica]:
+    """The database of a replica, which stays open for as long as the block.
+
+    Raises:
+        InvalidInput: Not the URL of a database that can hold a catalog.
+    """
+    database = Database(database_url, pool_size=2)
+    try:
+        yield SqlReplica(database, database_url)
+    finally:
+        database.close()
+
+
+def _applied(connection: Connection) -> Applied | None:
+    row = connection.execute(select(t.record_log)).one()
+    if row.state != REPLICA:
+        return None
+    catalog = connection.execute(select(t.catalog)).one()
+    return Applied(catalog_id=catalog.catalog_id, epoch=catalog.epoch, manifest=row.manifest, stamp=row.stamp)
+
+
+class _Step:
+    """Versions of all kinds, applied in the transaction of a connection: parents before what hangs on them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._c = connection
+        self._done = AppliedRecords()
+        self._summed = set[int]()  # ledgers with new segments, or of which there is a new version
+        self._gone: list[int] = []  # topics whose rows went; their lists tell of ledgers that end in the same step
+
+    def all(self, versions: Versions) -> AppliedRecords:
+        """Apply them."""
+        self._whole(_K.TOPIC, versions)
+        lists = self._whole(_K.LIST, versions)
+        for kind in (_K.LEDGER, _K.SEGMENT, _K.HIDDEN):
+            self._by_range(kind, versions)
+        on.remove_children(self._c, self._gone)
+        on.sum_ledgers(self._c, sorted(self._summed))
+        on.unlist(self._c, ids_of(lists).tolist(), listed_by(lists), sorted(self._summed))
+        self._whole(_K.CURSOR, versions)
+        for kind in (_K.SCHEMA, _K.PRODUCER, _K.DELETION, _K.TRANSACTION, _K.INDEX, _K.SNAPSHOT):
+            self._by_range(kind, versions)
+        return self._done
+
+    def _whole(self, kind: RecordKind, versions: Versions) -> pa.Table:
+        """Records whose names are unique: of two with one name the newer one counts; those that were put."""
+        parts = [parted(one) for one in versions(kind)]
+        for one in parts:
+            self._bury(kind, one)
+        live = pa.concat_tables([schema(kind).empty_table(), *(self._with_parent(kind, one.live) for one in parts)])
+        live = newest_of_each(live, UNIQUE[kind])
+        table, rows = rows_of(kind, live)
+        older = on.displaced(self._c, table, UNIQUE[kind], rows)
+        if kind is _K.TOPIC:
+            self._remove_topics(older)
+        elif kind is _K.LIST:
+            on.remove_lists(self._c, older)
+        else:
+            on.remove(self._c, t.cursor.c.cursor_id, older)
+        on.put_rows(self._c, table, rows)
+        self._count(records=live.num_rows)
+        return live
+
+    def _by_range(self, kind: RecordKind, versions: Versions) -> None:
+        for found in versions(kind):
+            one = parted(found)
+            self._bury(kind, one)
+            live = self._with_parent(kind, one.live)
+            self._put(kind, live)
+            self._count(records=live.num_rows)
+
+    def _put(self, kind: RecordKind, live: pa.Table) -> None:
+        ids = ids_of(live).tolist()
+        if kind in {_K.LEDGER, _K.SEGMENT}:
+            self._summed |= set(ids)
+        if kind is _K.LEDGER:
+            on.remove(self._c, t.ledger_copy.c.ledger_id, ids)
+            rows = ledger_rows(live, schema(_K.SEGMENT).empty_table(), ids_of(live))
+        elif kind is _K.INDEX:
+            on.remove(self._c, t.delayed_bucket.c.topic_id, ids)
+            rows = index_rows(live)
+        elif kind is _K.TRANSACTION:
+            on.forget_parts(self._c, rows_of(kind, live)[1])
+            rows = transaction_rows(live)
+        else:
+            rows = iter([rows_of(kind, live)])
+        for table, one in rows:
+            on.put_rows(self._c, table, one)
+
+    def _with_parent(self, kind: RecordKind, live: pa.Table) -> pa.Table:
+        """Those of the versions whose parent is there; a version that hangs on nothing stays."""
+        if kind not in PARENTS:
+            return live
+        column = "topic_id" if kind in {_K.LIST, _K.CURSOR} else "id"
+        parent = _PARENT[PARENTS[kind]]
+        (key,) = parent.primary_key
+        return with_parent(live, on.known_among(self._c, key, np.unique(ids_of(live, column)).tolist()), column)
+
+    def _bury(self, kind: RecordKind, found: Parted) -> None:
+        """Tombstones take the place of rows; a version that is newer than a tombstone takes its place."""
+        if kind not in _PARENT:
+            return
+        alive = t.tombstone.c.kind == kind.value
+        on.remove(self._c, t.tombstone.c.id, ids_of(found.live).tolist(), alive)
+        if not found.ended.num_rows:
+            return
+        ids = ids_of(found.ended).tolist()
+        table, rows = tombstone_rows(found.ended, self._covered(kind, ids, found.covered), kind)
+        on.put_rows(self._c, table, rows)
+        self._count(tombstones=len(ids))
+        if kind is _K.LEDGER:
+            self._count(removed=on.remove_ledgers(self._c, ids))
+        else:
+            self._remove_topics(ids)
+
+    def _remove_topics(self, ids: list[int]) -> None:
+        self._gone += ids
+        self._count(removed=on.remove(self._c, t.topic.c.topic_id, ids))
+
+    def _covered(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
+        """What is known of ended records: their rows tell it, or versions that came with their tombstones."""
+        if kind is not _K.LEDGER:
+            return covered
+        rows = on.ledgers_as_covered(self._c, ids)
+        others = covered.select(_COVERED).filter(pc.invert(pa.array(among(ids_of(covered), ids_of(rows)))))
+        return pa.concat_tables([rows, others.cast(rows.schema)]).sort_by("id")
+
+    def _count(self, *, records: int = 0, tombstones: int = 0, removed: int = 0) -> None:
+        done = self._done
+        self._done = replace(
+            done,
+            records=done.records + records,
+            tombstones=done.tombstones + tombstones,
+            removed=done.removed + removed,
+        )

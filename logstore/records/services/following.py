@@ -1,0 +1,208 @@
+"""A replica that serves reads: a database of its own, to which the record log is applied manifest by manifest.
+
+One step takes the newest manifest of a bucket and applies the versions behind the manifest that the database has, in
+one transaction with the number of the new one; then it is acknowledged in the bucket of the source. A process that dies
+between the two acknowledges with the next step. Blocks that the last manifest named too are not read again.
+
+What raids have removed is not in the record log any more. So a replica is refused once a raid did not wait for it:
+tombstones that it never saw may be gone, and what they covered would stay here for ever. It is refused too when it was
+silent for the eligible age, when the source was rebuilt under another epoch, and when its database is older than what
+it has acknowledged. Then it is seeded: it registers, and applies a whole manifest to a database that is emptied first.
+
+The order of looks is what makes this safe. The newest manifest is read first, and the replica's own standing after
+that: had a raid removed a tombstone before the manifest was read, the replica would be revoked by then. For a seed, the
+replica registers first; and a bucket that is a replica itself must be waited for as well, or its manifest may be older
+than tombstones that are gone.
+
+Source: Aerospike's XDR; scylladb#3560 and #8970 (field case 105), and data that returns from a node that was away.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from logstore.errors import CatalogMismatch, PreconditionFailed
+from logstore.ports.catalog.following import Applied, ReplicaDatabase, Versions
+from logstore.records.jobs import FollowedRecords
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Block, Manifest
+from logstore.records.services.record_log import RecordLog
+from logstore.records.tombstones import Acknowledgement, ReplicaState, eligible_before, replica_state
+from logstore.records.winners import by_range
+from logstore.units import between_units
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RANGE_VERSIONS: Final = 100_000
+"""About so many versions are held at once."""
+
+_PIN_US: Final = 24 * 3_600 * 1_000_000  # of a manifest from which a replica is seeded
+_SIGN_S: Final = 60.0
+"""A replica without news says so often that it lives, or ten times within the eligible age."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """Which replica follows what."""
+
+    replica: str  # its name, which stays: of its bucket, a slash, and a word of its own
+    bucket: str  # whose manifests it follows: the source's own, or one that is shipped to
+    copied: bool  # whether it is one that is shipped to
+    eligible_age_s: float  # silent for longer, it is STALE
+
+
+class Follower:
+    """One replica. Several processes may have it: a step that another one has done is begun anew."""
+
+    def __init__(
+        self,
+        follow: Follow,
+        *,
+        source: RecordLog,
+        followed: RecordLog,
+        database: ReplicaDatabase,
+        store_now_us: Callable[[], int],
+    ) -> None:
+        """Take the bucket where it acknowledges, the one that it follows, its database, and the store's clock."""
+        self._follow, self._source, self._followed = follow, source, followed
+        self._database, self._now_us = database, store_now_us
+
+    def step(self, *, seed: bool = False, proceed: Callable[[], None] = lambda: None) -> FollowedRecords:
+        """Apply what is new; an empty database is seeded, and another one if that is asked for.
+
+        Idempotency: with nothing new nothing is written but, from time to time, that the replica lives.
+
+        Args:
+            seed: Empty the database, and apply all.
+            proceed: Called often; what it raises undoes the step.
+
+        Raises:
+            PreconditionFailed: The replica must be seeded, or the bucket brought up to date; nothing was changed.
+            CatalogMismatch: The database, or the bucket, is another catalog's.
+            MissingData, CorruptData, Unsupported: A block cannot be read; nothing was changed.
+            CatalogBusy, OutcomeUnknown, StoreUnavailable: Repeating is fine.
+        """
+        seen = self._database.applied()
+        if seed or seen is None:
+            return self._seeded(seen, proceed)
+        newest = self._followed.newest()
+        if newest is None:
+            raise self._refusal(f"manifest {seen.manifest} or a newer one in {self._follow.bucket}", "none")
+        word = self._words().get(self._follow.replica)
+        self._require_followed(seen, newest, word)
+        if seen.manifest == newest.number and word is not None:
+            return self._unchanged(seen, word)
+        return self._applied(newest, seen, seen, proceed)
+
+    def _seeded(self, seen: Applied | None, proceed: Callable[[], None]) -> FollowedRecords:
+        """Apply a whole manifest, whose blocks are held meanwhile."""
+        now_us = self._now_us()
+        self._source.register(self._follow.replica, now_us)
+        pin_id = f"follow-{self._follow.replica}"
+        newest = self._followed.pin_newest(pin_id, now_us + _PIN_US, "follow")
+        if newest is None:
+            return FollowedRecords(replica=self._follow.replica)
+        try:
+            self._require_same_catalog(seen, newest)
+            self._require_fresh_bucket(self._words())
+            return self._applied(newest, None, seen, proceed)
+        finally:
+            self._followed.unpin(pin_id)
+
+    def _applied(
+        self, newest: Manifest, after: Applied | None, seen: Applied | None, proceed: Callable[[], None]
+    ) -> FollowedRecords:
+        """Apply the versions that are newer than `after`; all of them where that is None."""
+        known = self._followed.manifest(after.manifest) if after else None
+        passed_over = set(known.blocks) if known and after and known.stamp == after.stamp else set[Block]()
+        blocks = [one for one in newest.blocks if one not in passed_over]
+        versions = self._versions(blocks, after.manifest if after else 0, proceed)
+        done = self._database.apply(newest, versions, seen=seen, seed=after is None)
+        self._acknowledge(newest.number, newest.epoch)
+        return FollowedRecords(
+            replica=self._follow.replica,
+            manifest=newest.number,
+            steps=1,
+            seeded=int(after is None),
+            records=done.records,
+            tombstones=done.tombstones,
+            removed=done.removed,
+        )
+
+    def _unchanged(self, seen: Applied, word: Acknowledgement) -> FollowedRecords:
+        sign_s = min(_SIGN_S, self._follow.eligible_age_s / 10)
+        if word.manifest < seen.manifest or word.at_us < eligible_before(self._now_us(), sign_s):
+            self._acknowledge(seen.manifest, seen.epoch)
+        return FollowedRecords(replica=self._follow.replica, manifest=seen.manifest)
+
+    def _acknowledge(self, manifest: int, epoch: int) -> None:
+        self._source.acknowledge(self._follow.replica, manifest, epoch, self._now_us())
+
+    def _versions(self, blocks: list[Block], after: int, proceed: Callable[[], None]) -> Versions:
+        def read(block: Block, ids: tuple[int, int]) -> "pa.Table":
+            import pyarrow.compute as pc  # noqa: PLC0415 - start-up time
+
+            between_units()
+            proceed()
+            found = self._followed.read_block(block, ids=ids)
+            return found.filter(pc.greater(found.column("version"), after))
+
+        def of(kind: RecordKind) -> "Iterator[pa.Table]":
+            return by_range([one for one in blocks if one.kind is kind], read, versions=RANGE_VERSIONS)
+
+        return of
+
+    def _words(self) -> dict[str, Acknowledgement]:
+        return {one.replica_id: one for one in self._source.replicas()}
+
+    def _require_fresh_bucket(self, words: dict[str, Acknowledgement]) -> None:
+        """A bucket that is shipped to must be waited for by raids, up to a manifest that it has."""
+        word = words.get(self._follow.bucket)
+        if self._follow.copied and (word is None or not word.manifest or self._is_stale(word)):
+            raise PreconditionFailed(
+                f"bucket {self._follow.bucket}: expected one that was shipped to within {self._follow.eligible_age_s:g}"
+                " s, found one that is NEW or STALE: tombstones that it lacks may be gone; run `sexton records"
+                " replicate` first"
+            )
+
+    def _require_same_catalog(self, seen: Applied | None, newest: Manifest) -> None:
+        if seen is not None and newest.catalog_id != seen.catalog_id:
+            raise CatalogMismatch(
+                newest.key,
+                expected=f"catalog {seen.catalog_id}",
+                found=f"catalog {newest.catalog_id}",
+                advice="follow the record log of that catalog, or use an empty database",
+            )
+
+    def _require_followed(self, seen: Applied, newest: Manifest, word: Acknowledgement | None) -> None:
+        """Refuse a step after which a record that ended durably might stay."""
+        self._require_same_catalog(seen, newest)
+        if newest.epoch != seen.epoch:
+            raise self._refusal(f"catalog epoch {seen.epoch}", f"{newest.epoch}: the source was rebuilt")
+        same = newest.number != seen.manifest or newest.stamp == seen.stamp
+        if newest.number < seen.manifest or not same:
+            raise self._refusal(
+                f"manifest {seen.manifest} with the stamp {seen.stamp} or a newer one",
+                f"{newest.number} with the stamp {newest.stamp}",
+            )
+        if word is None:
+            raise self._refusal("its acknowledgement in the bucket of the source", "none")
+        if word.manifest > seen.manifest:
+            raise self._refusal(
+                f"a database with manifest {word.manifest}, which it has acknowledged", f"{seen.manifest}"
+            )
+        if self._is_stale(word):
+            why = "a raid went on without it" if word.revoked else "it was silent"
+            raise self._refusal(
+                f"one that was heard of within {self._follow.eligible_age_s:g} s",
+                f"one that is STALE: {why}, and tombstones that it never saw may be gone",
+            )
+
+    def _refusal(self, expected: str, found: str) -> PreconditionFailed:
+        replica = self._follow.replica
+        return PreconditionFailed(f"replica {replica}: expected {expected}, found {found}; seed it again with --seed")
+
+    def _is_stale(self, word: Acknowledgement) -> bool:
+        state = replica_state(word, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s)
+        return state is ReplicaState.STALE

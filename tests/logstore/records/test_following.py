@@ -1,0 +1,337 @@
+"""A database that follows the record log: away for less and for more than the eligible age, refused until seeded."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from infra.catalog import Database
+from infra.catalog.records.following import open_replica
+from logstore.errors import CatalogMismatch, PreconditionFailed
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.positions import LedgerId
+from logstore.records.jobs import FollowedRecords
+from logstore.records.services.following import Follow, Follower
+from logstore.records.services.record_log import RecordLog
+from logstore.records.services.replicating import Replication
+from logstore.records.tombstones import ReplicaState
+from tests.fakes.objects import FakeObjectStore
+from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
+
+FAR = "far"
+
+
+class Mirror:
+    """A replica with a database of its own, which follows the source's bucket, or one that is shipped to."""
+
+    def __init__(self, world: RecordsWorld, folder: Path, *, copied: bool = False) -> None:
+        self.world, self.copied = world, copied
+        self.url = f"sqlite:///{folder / 'mirror.db'}"
+        self.name = f"{FAR if copied else 'records'}/mirror"
+        self.far = FakeObjectStore()
+        self.open = ExitStack()
+        self.database = self.open.enter_context(open_replica(self.url))
+
+    @property
+    def replication(self) -> Replication:
+        return Replication(
+            self.world.objects,
+            {FAR: self.far} if self.copied else {},
+            store_now_us=lambda: self.world.objects.now_us,
+            eligible_age_s=self.world.eligible_age_s,
+        )
+
+    def ship(self) -> None:
+        self.far.now_us = self.world.objects.now_us
+        self.replication.ship(FAR)
+
+    def step(self, *, seed: bool = False, eligible_age_s: float | None = None) -> FollowedRecords:
+        age_s = self.world.eligible_age_s if eligible_age_s is None else eligible_age_s
+        follow = Follow(replica=self.name, bucket=self.name.split("/")[0], copied=self.copied, eligible_age_s=age_s)
+        follower = Follower(
+            follow,
+            source=RecordLog(self.world.objects),
+            followed=RecordLog(self.far if self.copied else self.world.objects),
+            database=self.database,
+            store_now_us=lambda: self.world.objects.now_us,
+        )
+        return follower.step(seed=seed)
+
+    def sql(self, statement: str) -> list[int]:
+        database = Database(self.url)
+        try:
+            return list(database.read(lambda connection: connection.execute(text(statement)).scalars().all()))
+        finally:
+            database.close()
+
+    @property
+    def ledgers(self) -> set[int]:
+        return set(self.sql("SELECT ledger_id FROM ledger"))
+
+    def state(self) -> ReplicaState | None:
+        return {one.replica: one.state for one in self.replication.standings()}.get(self.name)
+
+
+@pytest.fixture
+def mirror(world: RecordsWorld, tmp_path: Path) -> Iterator[Mirror]:
+    """That follows the source's bucket."""
+    found = Mirror(world, tmp_path)
+    yield found
+    found.open.close()
+
+
+@pytest.fixture
+def far(world: RecordsWorld, tmp_path: Path) -> Iterator[Mirror]:
+    """That follows a bucket that is shipped to."""
+    found = Mirror(world, tmp_path, copied=True)
+    yield found
+    found.open.close()
+
+
+def _two(world: RecordsWorld) -> tuple[LedgerId, LedgerId]:
+    """Two ledgers, flushed."""
+    found = world.create(), world.create()
+    world.flush()
+    return found
+
+
+def _bury(world: RecordsWorld, *ledger_ids: LedgerId) -> None:
+    """A durable delete to its end, flushed."""
+    world.end(*ledger_ids, durable=True)
+    world.flush()
+    world.clear(*ledger_ids)
+
+
+def _forget(world: RecordsWorld) -> set[int]:
+    """Older versions leave the disk, a raid takes what covers nothing, and that leaves it too; tombstones left."""
+    world.defragment()
+    world.raid()
+    for ledger_id in world.standing():
+        world.touch(LedgerId(ledger_id))
+    world.flush()
+    world.defragment()
+    return world.buried()
+
+
+def test_tombstone_waits_for_a_replica_that_is_away_for_less_than_the_eligible_age(
+    world: RecordsWorld, mirror: Mirror
+) -> None:
+    """Raids and rewritten blocks notwithstanding: what it was not told yet, it is told when it comes back."""
+    one, other = _two(world)
+    mirror.step()
+    assert mirror.ledgers == {one, other}
+    world.advance(seconds=AGE_S)
+    mirror.step()
+    _bury(world, one)
+    world.advance(seconds=AGE_S / 2)
+    world.eligible_age_s = AGE_S / 4  # tombstones are old enough sooner than replicas are silent for too long
+    world.replica_age_s = AGE_S
+    assert _forget(world) == {one}
+    assert mirror.state() is not ReplicaState.CURRENT
+    assert mirror.step(eligible_age_s=AGE_S).tombstones == 1
+    assert mirror.ledgers == {other}
+    assert mirror.sql("SELECT id FROM tombstone") == [one]
+    assert _forget(world) == set()
+    assert world.on_disk([one]) == {one: []}
+
+
+def test_replica_that_was_away_for_longer_is_refused_until_it_is_seeded(world: RecordsWorld, mirror: Mirror) -> None:
+    """Nothing waits for it, and the tombstone is gone: an increment would leave what it covered there for ever."""
+    one, other = _two(world)
+    mirror.step()
+    world.advance(seconds=60)
+    _bury(world, one)
+    world.advance(seconds=AGE_S + HOUR)
+    assert _forget(world) == set()
+    assert world.on_disk([one]) == {one: []}
+    assert mirror.state() is ReplicaState.STALE
+    for _ in range(2):
+        with pytest.raises(PreconditionFailed, match=r"records/mirror.*STALE.*seed it again"):
+            mirror.step()
+    assert mirror.ledgers == {one, other}, "nothing was applied"
+    assert mirror.state() is ReplicaState.STALE, "and nothing acknowledged"
+    assert mirror.step(seed=True).seeded == 1
+    assert mirror.ledgers == {other}
+    assert mirror.state() is ReplicaState.CURRENT
+    world.touch(other)
+    world.flush()
+    assert mirror.step().steps == 1
+
+
+def test_replica_knows_that_a_raid_did_not_wait_whatever_its_own_settings_say(
+    world: RecordsWorld, mirror: Mirror
+) -> None:
+    """The raid revokes it before it removes anything; no clock and no age of the replica's tells it otherwise."""
+    one, other = _two(world)
+    mirror.step()
+    world.advance(seconds=60)
+    _bury(world, one)
+    world.advance(seconds=AGE_S + HOUR)
+    assert _forget(world) == set()
+    with pytest.raises(PreconditionFailed, match="a raid went on without it"):
+        mirror.step(eligible_age_s=100 * AGE_S)
+    assert mirror.ledgers == {one, other}
+
+
+def test_word_that_comes_after_the_raid_has_gone_on_counts_no_more(world: RecordsWorld, mirror: Mirror) -> None:
+    """It was paused between its transaction and its word: the next step is refused, and no raid waits for it."""
+    one, _ = _two(world)
+    mirror.step()
+    world.touch(one)
+    world.flush()
+    arm("records.acknowledge.before", "crash")
+    with pytest.raises(SimulatedCrash):
+        mirror.step()
+    disarm()
+    _bury(world, one)
+    world.advance(seconds=AGE_S + HOUR)
+    assert _forget(world) == set()
+    world.log.acknowledge(mirror.name, 2, 1, world.objects.now_us)
+    assert mirror.state() is ReplicaState.STALE
+    with pytest.raises(PreconditionFailed, match="a raid went on without it"):
+        mirror.step(eligible_age_s=100 * AGE_S)
+
+
+def test_raid_for_younger_tombstones_waits_for_replicas_all_the_same(world: RecordsWorld, mirror: Mirror) -> None:
+    """A raid is asked to leave nothing for its age: silent replicas are judged by the setting."""
+    one, _ = _two(world)
+    mirror.step()
+    world.advance(seconds=60)
+    _bury(world, one)
+    world.advance(seconds=60)
+    world.replica_age_s, world.eligible_age_s = AGE_S, 0
+    assert _forget(world) == {one}
+    mirror.step(eligible_age_s=AGE_S)
+    assert _forget(world) == set()
+
+
+def test_replica_that_registers_while_a_raid_is_at_work_is_waited_for(world: RecordsWorld, mirror: Mirror) -> None:
+    """Between the raid's look at replicas and its revocation of one: the raid looks again."""
+    one, _ = _two(world)
+    mirror.step()
+    _bury(world, one)
+    world.advance(seconds=AGE_S + HOUR)
+    world.acknowledge("gone", 1)
+    world.objects.now_us += round((AGE_S + HOUR) * 1_000_000)
+    seeding = RecordLog(world.objects)
+    revoke = RecordLog.revoke
+
+    def while_revoked(log: RecordLog, replica_id: str) -> None:
+        revoke(log, replica_id)
+        if replica_id == "gone":
+            seeding.register("second/new", world.objects.now_us)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RecordLog, "revoke", while_revoked)
+        assert _forget(world) == {one}
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_seed_from_a_bucket_that_nothing_waits_for_is_refused(world: RecordsWorld, far: Mirror, known: bool) -> None:
+    """It may have a ledger whose tombstone came and went meanwhile, and which no later manifest tells of."""
+    one, other = _two(world)
+    far.ship()
+    if not known:
+        world.log.forget_replica(FAR)
+    _bury(world, one)
+    world.advance(seconds=AGE_S + HOUR)
+    assert _forget(world) == set()
+    with pytest.raises(PreconditionFailed, match=r"bucket far.*NEW or STALE"):
+        far.step()
+    far.ship()
+    assert far.step().seeded == 1
+    assert far.ledgers == {other}
+
+
+def test_replica_follows_a_bucket_that_is_shipped_to(world: RecordsWorld, far: Mirror) -> None:
+    """It is waited for beside the bucket: the tombstone stays until the database has it."""
+    one, other = _two(world)
+    far.ship()
+    far.step()
+    world.advance(seconds=60)
+    _bury(world, one)
+    far.ship()
+    world.advance(seconds=AGE_S - HOUR)
+    far.ship()
+    world.eligible_age_s, world.replica_age_s = HOUR, AGE_S
+    assert _forget(world) == {one}
+    far.step(eligible_age_s=AGE_S)
+    assert far.ledgers == {other}
+    assert _forget(world) == set()
+
+
+def test_replica_of_an_older_epoch_is_refused_until_it_is_seeded(world: RecordsWorld, mirror: Mirror) -> None:
+    """The source was rebuilt: what was not flushed before is lost there, and may stand here."""
+    _two(world)
+    mirror.step()
+    newest = RecordLog(world.objects).newest()
+    assert newest
+    world.log.put_manifest(replace(newest, number=2, epoch=2, stamp="rebuilt"))
+    with pytest.raises(PreconditionFailed, match="epoch 1, found 2: the source was rebuilt"):
+        mirror.step()
+    assert mirror.step(seed=True).manifest == 2
+    assert mirror.step().manifest == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        ({"catalog_id": "other", "number": 2}, CatalogMismatch, "catalog other"),
+        ({"stamp": "strange"}, PreconditionFailed, "found 1 with the stamp strange"),
+    ],
+)
+def test_manifest_that_does_not_follow_is_refused(
+    world: RecordsWorld, mirror: Mirror, changed: dict[str, object], error: type[Exception], said: str
+) -> None:
+    """Of another catalog, or another one under the number that was applied."""
+    _two(world)
+    mirror.step()
+    (newest,) = [world.log.manifest(1)]
+    assert newest
+    strange = replace(newest, **changed)  # type: ignore[arg-type]
+    world.objects.delete([strange.key])
+    world.log.put_manifest(strange)
+    with pytest.raises(error, match=said):
+        mirror.step()
+
+
+def test_database_that_is_older_than_its_word_is_refused(world: RecordsWorld, mirror: Mirror) -> None:
+    """As one that was restored from a backup: tombstones that it has acknowledged may be gone."""
+    _two(world)
+    mirror.step()
+    world.acknowledge(mirror.name, 7)
+    with pytest.raises(PreconditionFailed, match="expected a database with manifest 7, which it has acknowledged"):
+        mirror.step()
+
+
+def test_replica_that_nobody_registered_is_refused(world: RecordsWorld, mirror: Mirror) -> None:
+    """As a copy of a database under another name: no raid waits for it."""
+    _two(world)
+    mirror.step()
+    mirror.name = "records/copied"
+    with pytest.raises(PreconditionFailed, match="records/copied: expected its acknowledgement"):
+        mirror.step()
+
+
+def test_replica_without_news_says_that_it_lives_and_not_at_every_look(world: RecordsWorld, mirror: Mirror) -> None:
+    """A source at which nothing changes must not let its replicas become STALE."""
+    _two(world)
+    mirror.step()
+    puts: list[str] = []
+    acknowledge = RecordLog.acknowledge
+
+    def counted(log: RecordLog, replica_id: str, *rest: int) -> None:
+        puts.append(replica_id)
+        acknowledge(log, replica_id, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RecordLog, "acknowledge", counted)
+        for _ in range(30):
+            world.advance(seconds=AGE_S / 20)
+            for _ in range(3):
+                assert mirror.step().steps == 0
+    assert len(puts) == 30
+    assert mirror.state() is ReplicaState.CURRENT
