@@ -29,9 +29,11 @@ _REBUILDING = {
     *(f"adoption.{step}" for step in ("stage", "settle", "conclude", "finish")),
     *(f"records.{step}" for step in ("load_rows", "name_database")),
 }
-_MET_ALONE = {"bulk.publish"} | _REBUILDING
-"""Met by the tests of publication, for the courses have bulk jobs that publish without Spark; and by those of rebuilds,
-for no worker rebuilds or adopts a catalog that it works on."""
+_FOLLOWING = {"records.apply", "records.revoke"}
+_MET_ALONE = {"bulk.publish"} | _REBUILDING | _FOLLOWING
+"""Met by the tests of publication, for the courses have bulk jobs that publish without Spark; by those of rebuilds, for
+no worker rebuilds or adopts a catalog that it works on; and by those of replicas that follow, whose databases are none
+of a worker's either."""
 _RUN_ALONE = {"rebuild-catalog"}  # by the worker of a rebuild, whose effects are these
 _DONE_TWICE = {("after", "crash"), ("reported_failed", "fail")}
 

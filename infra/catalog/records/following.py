@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Table, delete, select
+from sqlalchemy import Connection, Table, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import Database
@@ -78,11 +78,11 @@ class SqlReplica:
                 raise CatalogBusy("replica: another process has applied to its database meanwhile")
             if seed:
                 for name in LOAD_ORDER:
-                    connection.execute(delete(t.metadata.tables[name]))
+                    on.empty(connection, t.metadata.tables[name])
             done = _Step(connection).all(versions)
             for name, rows in own_rows(manifest, epoch=manifest.epoch, state=REPLICA):
                 on.insert_rows(connection, t.metadata.tables[name], rows)
-            connection.execute(delete(t.record_outbox))  # by triggers; a replica flushes nothing
+            on.empty(connection, t.record_outbox)  # filled by triggers; a replica flushes nothing
             return done
 
         with effect("records.apply"):

@@ -1,4 +1,8 @@
-"""Statements by which a replica's rows change: many at once, by their keys, in the transaction of one step."""
+"""Statements by which a replica's rows change: many at once, by their keys, in the transaction of one step.
+
+They write every table: a replica's database refuses the modules of writes, and has no audit log and no versions of its
+own to keep.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -47,6 +51,11 @@ def put_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
     put = put.on_conflict_do_update(index_elements=keys, set_=changed)
     for page in _values(table, rows):
         connection.execute(put, page)
+
+
+def empty(connection: Connection, table: Table) -> None:
+    """Remove all rows of a table."""
+    connection.execute(delete(table))
 
 
 def insert_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
