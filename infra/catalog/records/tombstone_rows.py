@@ -95,21 +95,28 @@ class SqlTombstones(OnDatabase):
         rows = self._db.read(lambda connection: connection.execute(mine.order_by(_T.id)).all())
         return [value_of(Tombstone, row, kind=RecordKind(row.kind)) for row in rows]
 
-    def mark(self, run_id: str, *, before_us: int) -> int:
+    def mark(self, run_id: str, *, before_us: int, after: RecordId | None, limit: int) -> tuple[int, RecordId | None]:
         """See `Tombstones.mark`."""
+        page = select(_T.kind, _T.id).where(*_behind(after)).order_by(_T.kind, _T.id).limit(limit).subquery()
+        last = select(page.c.kind, page.c.id).order_by(page.c.kind.desc(), page.c.id.desc()).limit(1)
 
-        def work(connection: Connection) -> int:
-            connection.execute(update(t.tombstone).where(_T.raid.is_not(None)).values(raid=None))
-            return connection.execute(update(t.tombstone).where(_removable(before_us)).values(raid=run_id)).rowcount
+        def work(connection: Connection) -> tuple[int, RecordId | None]:
+            row = connection.execute(last).first()
+            if row is None:
+                return 0, None
+            end = RecordId(kind=RecordKind(row.kind), id=row.id)
+            these = and_(*_behind(after), _key() <= _key_of(end))
+            removable = _removable(before_us)
+            connection.execute(
+                update(t.tombstone).where(these, _T.raid.is_not(None), not_(removable)).values(raid=None)
+            )
+            return connection.execute(update(t.tombstone).where(these, removable).values(raid=run_id)).rowcount, end
 
         return self._db.write(work)
 
     def candidates(self, run_id: str, *, after: RecordId | None, limit: int) -> Sequence[RecordId]:
         """See `Tombstones.candidates`."""
-        behind = (
-            [] if after is None else [tuple_(_T.kind, _T.id) > tuple_(literal(after.kind.value), literal(after.id))]
-        )
-        query = select(_T.kind, _T.id).where(_T.raid == run_id, *behind).order_by(_T.kind, _T.id).limit(limit)
+        query = select(_T.kind, _T.id).where(_T.raid == run_id, *_behind(after)).order_by(_T.kind, _T.id).limit(limit)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return [RecordId(kind=RecordKind(row.kind), id=row.id) for row in rows]
 
@@ -139,6 +146,18 @@ class SqlTombstones(OnDatabase):
             return removed
 
         return self._db.write(work)
+
+
+def _behind(after: RecordId | None) -> list[ColumnElement[bool]]:
+    return [] if after is None else [_key() > _key_of(after)]
+
+
+def _key() -> ColumnElement[Any]:
+    return tuple_(_T.kind, _T.id)
+
+
+def _key_of(record: RecordId) -> ColumnElement[Any]:
+    return tuple_(literal(record.kind.value), literal(record.id))
 
 
 def _removable(before_us: int) -> ColumnElement[bool]:

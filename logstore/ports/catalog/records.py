@@ -138,10 +138,19 @@ class Tombstones(Protocol):
     def counts(self) -> TombstoneCounts:
         """How many there are."""
 
-    def mark(self, run_id: str, *, before_us: int) -> int:
-        """Mark tombstones last updated before that time as candidates of a raid, and no others; how many are marked.
+    def mark(self, run_id: str, *, before_us: int, after: RecordId | None, limit: int) -> tuple[int, RecordId | None]:
+        """Mark those of a page of tombstones as candidates that were last updated before that time, and no others.
 
         Left out are those with an unfinished or dead-lettered deletion, and those that are in no block yet.
+
+        Args:
+            run_id: Of the raid; another raid's marks in the page are taken away.
+            before_us: Exclusive.
+            after: The page begins behind this record, by kind and id.
+            limit: Of the page; so long a writer may have to wait.
+
+        Returns:
+            How many were marked, and the last record of the page; None: there is none behind `after`.
         """
 
     def candidates(self, run_id: str, *, after: RecordId | None, limit: int) -> Sequence[RecordId]:

@@ -152,8 +152,7 @@ class Raider:
             return Raided()
         try:
             before_us = eligible_before(state.now_us, self._age_s)
-            with effect("records.raid_mark"):
-                marked = self._tombstones.mark(run_id, before_us=before_us)
+            marked = self._mark(run_id, before_us, progress)
             scan = _Scan(graves=self._graves(run_id), done=Raided(candidates=marked))
             self._scan(scan, manifest.blocks, progress)
             self._look_in_storage(scan, progress)
@@ -163,6 +162,20 @@ class Raider:
             return self._remove(run_id, scan, before_us, progress)
         finally:
             self._log.unpin(run_id)
+
+    def _mark(self, run_id: str, before_us: int, progress: Callable[[Raided], None]) -> int:
+        """Mark page by page, so that writers get in between; how many candidates there are."""
+        marked, last = self._mark_page(run_id, before_us, None)
+        while last is not None:
+            between_units()
+            progress(Raided(candidates=marked))
+            more, last = self._mark_page(run_id, before_us, last)
+            marked += more
+        return marked
+
+    def _mark_page(self, run_id: str, before_us: int, after: RecordId | None) -> tuple[int, RecordId | None]:
+        with effect("records.raid_mark"):
+            return self._tombstones.mark(run_id, before_us=before_us, after=after, limit=_PAGE)
 
     def _graves(self, run_id: str) -> dict[RecordKind, _Graves]:
         import numpy as np  # noqa: PLC0415 - start-up time

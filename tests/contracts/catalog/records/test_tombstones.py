@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from logstore.log.ledgers import CopyState
-from logstore.ports.catalog import RecordId, TopicState
+from logstore.ports.catalog import RecordId, Tombstones, TopicState
 from logstore.positions import TopicId
 from logstore.records.kinds import FIELDS, RecordKind
 from tests.contracts.catalog.records.steps import flush, of
@@ -36,6 +36,15 @@ def _delete_topic(world: SqlWorld, topic_id: TopicId, durable: bool | None = Non
     phase_one.begin_topic(topic_id, world.catalog.topics.by_id(topic_id).name, CAUSE)
     phase_one.detach_all(topic_id, batch_id=f"all-{topic_id}", claim=claim(), cause=CAUSE, durable=durable)
     assert phase_one.remove_topic(topic_id, CAUSE, durable=durable)
+
+
+def _mark(stones: Tombstones, run_id: str, *, before_us: int) -> int:
+    """All of them, in pages of two; how many were marked."""
+    marked, after = stones.mark(run_id, before_us=before_us, after=None, limit=2)
+    while after is not None:
+        more, after = stones.mark(run_id, before_us=before_us, after=after, limit=2)
+        marked += more
+    return marked
 
 
 def _stones(world: SqlWorld) -> set[tuple[str, int]]:
@@ -147,16 +156,16 @@ def test_mark_takes_old_flushed_tombstones_whose_deletion_has_ended(sql_world: S
     first, second, _ = filled(sql_world, topic_id, 3)
     _detach(sql_world, topic_id, [first, second])
     stones = sql_world.catalog.tombstones
-    assert stones.mark("raid", before_us=_LATER) == 0, "neither flushed nor ended"
+    assert _mark(stones, "raid", before_us=_LATER) == 0, "neither flushed nor ended"
     flush(sql_world)
-    assert stones.mark("raid", before_us=_LATER) == 0, "not ended"
+    assert _mark(stones, "raid", before_us=_LATER) == 0, "not ended"
     sql_world.sql("UPDATE pending_deletion SET state = 'DEAD_LETTERED' WHERE ledger_id = :id", id=first)
     sql_world.sql("UPDATE pending_deletion SET state = 'DELETED' WHERE ledger_id = :id", id=second)
     flush(sql_world)
-    assert stones.mark("raid", before_us=0) == 0, "too young"
-    assert stones.mark("raid", before_us=_LATER) == 1
+    assert _mark(stones, "raid", before_us=0) == 0, "too young"
+    assert _mark(stones, "raid", before_us=_LATER) == 1
     assert stones.candidates("raid", after=None, limit=10) == [RecordId(kind=RecordKind.LEDGER, id=second)]
-    assert stones.mark("next", before_us=_LATER) == 1
+    assert _mark(stones, "next", before_us=_LATER) == 1
     assert stones.candidates("raid", after=None, limit=10) == [], "a raid has the only candidates"
 
 
@@ -168,7 +177,7 @@ def test_raid_removes_candidates_that_it_does_not_keep(sql_world: SqlWorld) -> N
     sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
     flush(sql_world)
     stones = sql_world.catalog.tombstones
-    assert stones.mark("raid", before_us=_LATER) == 4
+    assert _mark(stones, "raid", before_us=_LATER) == 4
     page = stones.candidates("raid", after=RecordId(kind=RecordKind.LEDGER, id=ledgers[0]), limit=2)
     assert [one.id for one in page] == [ledgers[1], ledgers[2]]
     stones.keep("raid", [page[0]])
@@ -185,10 +194,10 @@ def test_topic_with_an_unfinished_deletion_keeps_its_tombstone(sql_world: SqlWor
     roll(sql_world, topic_id)
     _delete_topic(sql_world, topic_id)
     flush(sql_world)
-    assert sql_world.catalog.tombstones.mark("raid", before_us=_LATER) == 0
+    assert _mark(sql_world.catalog.tombstones, "raid", before_us=_LATER) == 0
     sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
     flush(sql_world)
-    assert sql_world.catalog.tombstones.mark("raid", before_us=_LATER) == 2
+    assert _mark(sql_world.catalog.tombstones, "raid", before_us=_LATER) == 2
 
 
 def test_tombstones_are_written_with_the_removal_or_not_at_all(sql_world: SqlWorld) -> None:
