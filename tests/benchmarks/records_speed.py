@@ -1,4 +1,4 @@
-"""The record log beside the bare thing: `python -m tests.benchmarks.records_speed [winners|raid|tombstones]`.
+"""The record log beside the bare thing: `python -m tests.benchmarks.records_speed [NAME…]`; names are in `MEASURES`.
 
 Speeds are of CPU seconds of one core, so that what else the machine does matters little. Buckets are in memory: what is
 measured is what the work itself costs. About two minutes.
@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.clock import Clock
 from logstore.records.blocks import encode
-from logstore.records.kinds import RecordKind, schema
+from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings
 from logstore.records.services.publishing import publish, standing
 from logstore.records.services.raiding import Raided, Raider
 from logstore.records.services.record_log import RecordLog
 from logstore.records.sizing import sizing
 from logstore.records.winners import KEYS, winners
+from tests.benchmarks.graves import START_US, Numbers, versions
+from tests.benchmarks.raid_foreground import beside_writers
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrated
 
@@ -34,10 +35,7 @@ _VERSIONS: Final = 5_000_000
 _BLOCK: Final = 100_000
 _TOMBSTONES: Final = 500_000
 _ROUNDS: Final = 3
-_START_US: Final = 1_750_000_000_000_000
 _DAY_US: Final = 86_400_000_000
-
-Numbers = npt.NDArray[np.int64]
 
 
 def winning() -> dict[str, Any]:
@@ -121,7 +119,7 @@ class _Timed(Raider):
 def _bury(path: Path, ids: Numbers) -> None:
     """Tombstones in the catalog, in no outbox, as after a flush."""
     connection = sqlite3.connect(path)
-    rows = ((one, one % 50, one % 50, _START_US) for one in ids.tolist())
+    rows = ((one, one % 50, one % 50, START_US) for one in ids.tolist())
     connection.executemany(
         "INSERT INTO tombstone (kind, id, topic_id, list_id, component, generation, epoch, at_us) "
         "VALUES ('ledger', ?, ?, ?, 'MANAGED_LEDGER', 1, 1, ?)",
@@ -134,39 +132,21 @@ def _bury(path: Path, ids: Numbers) -> None:
 
 
 def _stored(world: RecordsWorld, ids: Numbers, *, version: int, tombstone: bool = False) -> Iterator[Block]:
-    yield from world.log.put_blocks(RecordKind.LEDGER, _versions(ids, version=version, tombstone=tombstone))
-
-
-def _versions(ids: Numbers, *, version: int, tombstone: bool = True, at_us: Numbers | None = None) -> pa.Table:
-    """Versions of ledgers with their keys alone."""
-    count = len(ids)
-    fixed = {
-        "id": ids,
-        "sub": [""] * count,
-        "epoch": np.ones(count, np.int64),
-        "version": np.full(count, version),
-        "generation": np.ones(count, np.int64),
-        "at_us": np.full(count, _START_US) if at_us is None else at_us,
-        "tombstone": np.full(count, tombstone),
-    }
-    fields = schema(RecordKind.LEDGER)
-    nothing = {one.name: pa.nulls(count, one.type) for one in fields if one.name not in fixed}
-    arrays = [nothing[one.name] if one.name in nothing else pa.array(fixed[one.name], one.type) for one in fields]
-    return pa.Table.from_arrays(arrays, schema=fields)
+    yield from world.log.put_blocks(RecordKind.LEDGER, versions(ids, version=version, tombstone=tombstone))
 
 
 def _publish(world: RecordsWorld, blocks: Sequence[Block]) -> None:
     found = standing(world.catalog.records, world.log)
-    assert publish(world.catalog.records, world.log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=_START_US)
+    assert publish(world.catalog.records, world.log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=START_US)
 
 
 def costs() -> dict[str, Any]:
     """Bytes of a tombstone in the catalog on SQLite and in blocks, measured and estimated, beside Aerospike's."""
     random = np.random.default_rng(1)
     ids = np.sort(random.choice(10**8, _BLOCK, replace=False))
-    times = _START_US + random.integers(0, _DAY_US, _BLOCK)
-    file = len(encode(RecordKind.LEDGER, _versions(ids, version=7, at_us=times)))
-    batch = len(encode(RecordKind.LEDGER, _versions(np.arange(_BLOCK), version=7)))
+    times = START_US + random.integers(0, _DAY_US, _BLOCK)
+    file = len(encode(RecordKind.LEDGER, versions(ids, version=7, at_us=times)))
+    batch = len(encode(RecordKind.LEDGER, versions(np.arange(_BLOCK), version=7)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "catalog.db"
         migrated(path)
@@ -202,6 +182,7 @@ MEASURES: Final[dict[str, Callable[[], dict[str, Any]]]] = {
     "winners": winning,
     "raid": raiding,
     "tombstones": costs,
+    "foreground": beside_writers,
 }
 
 
