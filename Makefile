@@ -60,7 +60,7 @@ test-replay: setup ## Replay stored histories against today's workflows
 test-external: setup ## Only the tests that start real servers
 	$(BIN)/pytest -m external_service
 
-faults: setup ## Every failpoint with SIGKILL of real workers, every contract on PostgreSQL (long)
+faults: setup ## What `make test` only samples, in full: failpoints, SIGKILL, machines, contracts on PostgreSQL (long)
 	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/e2e/test_demo.py --all-faults -n $(JOBS) --dist worksteal
 
 bench: setup ## Measure ours beside the bare thing on real servers; prints ratios as JSON

@@ -35,8 +35,8 @@ What begins first is not taken over by another process: tests of Spark stay in o
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--all-faults`: every failpoint with SIGKILL of real workers, not a sample."""
-    parser.addoption("--all-faults", action="store_true", help="every failpoint with SIGKILL of real workers")
+    """`--all-faults`: in full what is else a sample; CONTRIBUTING.md says of what."""
+    parser.addoption("--all-faults", action="store_true", help="every hit of every failpoint, every variant; no sample")
 
 
 hypothesis_settings.register_profile("sexton", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -4,7 +4,7 @@ The second attempt runs to its end, in a process of its own, just before one cal
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,11 @@ from tests.faults.scene import SHORT
 from tests.faults.world import World
 from workers.assembly.activities import activities_over
 
-pytestmark = pytest.mark.timeout(900)  # with --all-faults before every call, and not before two
+pytestmark = pytest.mark.timeout(900)  # with --all-faults before every call, and each activity in a run of its own
 
 _MOST_CALLS = 200
 _CHUNK = "deletion.delete_chunk"
+_STEP = 3  # before one in so many calls of a chunk; with --all-faults before each
 
 
 class Counted(Script):
@@ -53,23 +54,24 @@ class Counted(Script):
 
 
 class Overtaken(Counted):
-    """The first attempt of one activity is overtaken just before one of its calls, counted from 1."""
+    """The first attempt of each of some activities is overtaken just before one of its calls, counted from 1."""
 
-    def __init__(self, activity: str, before: int) -> None:
-        """Take which."""
+    def __init__(self, before: Mapping[str, int]) -> None:
+        """Take which, by activity."""
         super().__init__()
-        self._activity, self._before = activity, before
+        self._before = before
         self.operators: Operators
-        self.overtaken = False
+        self.overtaken: set[str] = set()
         self.seen: dict[int, Intent] = {}  # that had ended when the second attempt had
 
     def made(self, activity: str) -> None:
-        if (activity, self.calls[activity]) == (self._activity, self._before):
+        if self.calls[activity] == self._before.get(activity):
             self._first = None
             world = self.operators.world
             with world.process() as log:
                 owners = OwnsWhatItMeets(log.catalog.fences)
-                self.overtaken = self.operators.driver.overtake(Worker(activities_over(log, owners).all()))
+                if self.operators.driver.overtake(Worker(activities_over(log, owners).all())):
+                    self.overtaken.add(activity)
             self.seen = _ended(world)
 
 
@@ -87,13 +89,13 @@ def _gone(course: Course, script: Counted) -> Operators:
 
 
 def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes(
-    template: Path, fresh: Callable[[], Path]
+    template: Path, fresh: Callable[[], Path], pytestconfig: pytest.Config
 ) -> None:
     """Two attempts may overlap, and what ended keeps its outcome (temporalio/sdk-python#1048, dust-tt/dust#4272)."""
     written = Operators(World(fresh(), template), SHORT)
     written.drive(written.write)
-    for before in range(1, _MOST_CALLS):
-        script = Overtaken(_CHUNK, before)
+    for before in range(1, _MOST_CALLS, 1 if pytestconfig.getoption("--all-faults") else _STEP):
+        script = Overtaken({_CHUNK: before})
         script.operators = written.fork(written.world.fork(fresh()), script=script)
         world = script.operators.world
         world.before_call = script.call
@@ -111,16 +113,33 @@ def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes
 def test_attempt_of_any_activity_overtaken_by_its_retry_keeps_every_promise(
     name: str, courses: dict[str, Course], pytestconfig: pytest.Config
 ) -> None:
-    """Of each activity that no course before comes to: before its last call, and before one in the middle."""
+    """Each activity that no course before comes to: before its last call, and before one in the middle.
+
+    All of them are overtaken in one run; alone are those that such a run does not come to, for others took their calls.
+    """
     every = pytestconfig.getoption("--all-faults")
     before = COURSES[: 0 if every else COURSES.index(name)]
     counted = Counted()
     _gone(courses[name], counted)
-    for activity in sorted(courses[name].activities.difference(*(courses[other].activities for other in before))):
-        most = counted.calls[activity]
-        for call in range(1, most + 1) if every else sorted({-(-most // 2), most}):
-            script = Overtaken(activity, call)
-            operators = _gone(courses[name], script)
-            assert script.overtaken, f"{activity}, call {call} of {most}: nothing came in its place"
-            wrong = wrong_at_rest(operators.world.look(), operators.expected)
-            assert not wrong, f"{activity}, overtaken before call {call} of {most}: {wrong}"
+    activities = sorted(courses[name].activities.difference(*(courses[other].activities for other in before)))
+    most = {activity: counted.calls[activity] for activity in activities}
+    if every:
+        _overtake_alone(courses[name], ((it, call) for it in activities for call in range(1, most[it] + 1)))
+        return
+    for calls in ({it: -(-count // 2) for it, count in most.items()}, most):
+        met = _overtake(courses[name], calls)
+        _overtake_alone(courses[name], ((it, call) for it, call in calls.items() if it not in met))
+
+
+def _overtake_alone(course: Course, calls: Iterable[tuple[str, int]]) -> None:
+    for activity, call in calls:
+        assert _overtake(course, {activity: call}), f"{activity}, call {call}: nothing came in its place"
+
+
+def _overtake(course: Course, calls: Mapping[str, int]) -> set[str]:
+    """Go the course so, and require every promise; which activities were overtaken."""
+    script = Overtaken(calls)
+    operators = _gone(course, script)
+    wrong = wrong_at_rest(operators.world.look(), operators.expected)
+    assert not wrong, f"overtaken before call {calls}: {wrong}"
+    return script.overtaken
