@@ -13,7 +13,7 @@ from logstore.delayed.buckets import Bucket
 from logstore.delayed.jobs import BuiltIndex, IndexFiles
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
-from logstore.errors import CorruptData
+from logstore.errors import CorruptData, StoreUnavailable
 from logstore.log.entries import unreadable
 from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
 from logstore.positions import TopicId
@@ -37,23 +37,26 @@ class IndexPublisher:
         Raises:
             CorruptData: A file is no snapshot, or of another topic.
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeating is fine.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeating is fine; so it is where storage
+                took so long for all snapshots that a trim took the first ones for abandoned.
         """
         footers = [_footer(files.snapshot(name), built.topic_id) for name in built.files]
         listed = self._index.listed(built.topic_id)
         if listed.version != built.expected:
             return listed.sealed_to == built.sealed_to and _same(listed.buckets, footers)
         born = [self._stored(files.snapshot(name), one) for name, one in zip(built.files, footers, strict=True)]
-        return self._index.switch(
-            BucketSwitch(
-                topic_id=built.topic_id,
-                expected=built.expected,
-                gone=built.gone,
-                born=tuple(born),
-                sealed_to=built.sealed_to,
-                reason=_BUILT,
-            )
+        switch = BucketSwitch(
+            topic_id=built.topic_id,
+            expected=built.expected,
+            gone=built.gone,
+            born=tuple(born),
+            sealed_to=built.sealed_to,
+            reason=_BUILT,
         )
+        switched = self._index.switch(switch)
+        if not switched and self._index.listed(built.topic_id).version == built.expected:
+            raise StoreUnavailable(f"topic {built.topic_id}: its new snapshots were given up before all were stored")
+        return switched
 
     def _stored(self, path: Path, footer: SnapshotFooter) -> NewBucket:
         between_units()

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.catalog import SqlCatalog
 from logstore.delayed.jobs import IndexFiles
-from logstore.errors import CorruptData, StoreUnavailable
+from logstore.errors import CorruptData, PreconditionFailed, StoreUnavailable
+from logstore.ports.catalog import Claim
 from logstore.positions import TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.delayed.stored import Stored, stored
@@ -61,6 +63,37 @@ def test_storage_that_fails_leaves_the_list_as_it_was(topic: Stored, files: Inde
     assert topic.index.listed(topic.topic_id) == before
     topic.world.objects._faults.clear()
     assert publisher.publish(built, files)
+
+
+def test_snapshots_that_are_taken_for_abandoned_meanwhile_are_stored_again(topic: Stored, files: IndexFiles) -> None:
+    """Storage was slow, and a trim came. Nothing newer is listed, so the build is not superseded but tried again."""
+    before, built = topic.index.listed(topic.topic_id), built_of(topic, files)
+    publisher = topic.world.log.delayed.publisher
+    impatient = SqlCatalog(topic.world.catalog.database, registration_timeout_s=0)
+
+    def trim() -> None:
+        impatient.upkeep.adopt(batch_id="sweep", claim=Claim(workflow_id="sweep", run_id="r", ttl_s=60), limit=100)
+
+    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim))
+    with pytest.raises(StoreUnavailable, match="were given up"):
+        publisher.publish(built, files)
+    assert topic.index.listed(topic.topic_id) == before
+    assert publisher.publish(built, files)
+    assert [one.messages for one in topic.buckets] == [3]
+
+
+def test_topic_that_is_deleted_while_its_snapshots_are_stored_is_told(topic: Stored, files: IndexFiles) -> None:
+    """By the next publication at the latest: nobody asks storage for ever."""
+    built, publisher = built_of(topic, files), topic.world.log.delayed.publisher
+
+    def delete() -> None:
+        topic.world.sql("UPDATE topic SET state = 'DELETING'")
+
+    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=delete))
+    with pytest.raises(StoreUnavailable):
+        publisher.publish(built, files)
+    with pytest.raises(PreconditionFailed):
+        publisher.publish(built, files)
 
 
 def test_file_that_is_no_snapshot_of_the_topic_is_refused(topic: Stored, files: IndexFiles, tmp_path: Path) -> None:
