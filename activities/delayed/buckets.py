@@ -129,7 +129,8 @@ class DelayedBuckets:
     def _is_stuck(self, topic_id: TopicId) -> bool:
         """Whether a merge here has found nothing that it can read, and the list is as it was then.
 
-        Memory of this process: another one, or this one once it is started again, starts one more merge that ends so.
+        Memory of this process. Where another one seals, or this one once it is started again, a merge is begun that
+        ends so, until the last choice of one was made there. That costs a few reads and no promise: no row has it.
         """
         if topic_id in self._stuck and self._index.listed(topic_id).version != self._stuck[topic_id]:
             del self._stuck[topic_id]
