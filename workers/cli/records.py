@@ -23,10 +23,14 @@ HELD = "another job was at work on the record log, and took longer than this one
 def status(context: CommandContext) -> Answer:
     """Show the newest manifest, what it names, and what has changed since and is in no block yet.
 
-    `oldest_change_s` says for how long a change has waited: what is lost if the database is lost now.
+    `oldest_change_s` says for how long a change has waited: what is lost if the database is lost now. A bucket without
+    the manifest that the catalog knows, and a database that is older than its record log, are refused.
     """
+    from logstore.records.services.publishing import require_known  # noqa: PLC0415 - start-up time
+
     state = context.catalog.records.state()
     newest = context.log.records.log.newest(state.manifest)
+    require_known(context.catalog.records.state(), newest)  # read behind it: a flush may have gone by
     age_s = None if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000
     facts: dict[str, object] = {
         "manifest": newest.number if newest else 0,

@@ -66,7 +66,7 @@ def standing(records: Records, log: RecordLog) -> Standing:
         state = records.state()
         newest = log.newest(after=state.manifest)
         if newest is None:
-            _require_new(state)
+            require_known(state, None)
             return Standing(state=state, manifest=None)
         _require_same(state, newest)
         if newest.stamp == state.stamp:
@@ -79,16 +79,6 @@ def standing(records: Records, log: RecordLog) -> Standing:
     raise CatalogBusy(f"record log: others published {TRIES} manifests while this one looked for the newest")
 
 
-def _require_new(state: RecordLogState) -> None:
-    if state.manifest:
-        raise CatalogMismatch(
-            "records bucket",
-            expected=f"manifest {state.manifest} or a newer one",
-            found="none",
-            advice="put back what was removed, or the catalog cannot be rebuilt when it is lost",
-        )
-
-
 def _require_same(state: RecordLogState, newest: Manifest) -> None:
     if newest.catalog_id != state.catalog_id:
         raise CatalogMismatch(
@@ -99,15 +89,28 @@ def _require_same(state: RecordLogState, newest: Manifest) -> None:
         )
 
 
-def require_known(state: RecordLogState, newest: Manifest) -> None:
+def require_known(state: RecordLogState, newest: Manifest | None) -> None:
     """Refuse a catalog to which the newest manifest is strange.
 
     The state was read after the manifest, and a stamp is committed before: one of a live writer is known by now.
 
+    Args:
+        state: Of the catalog.
+        newest: None where there is no manifest.
+
     Raises:
-        CatalogMismatch: It is another catalog's.
+        CatalogMismatch: It is another catalog's, or there is none though the catalog knows one.
         CatalogOutdated: The catalog knows it neither as its last one nor as one that was begun.
     """
+    if newest is None:
+        if state.manifest:
+            raise CatalogMismatch(
+                "records bucket",
+                expected=f"manifest {state.manifest} or a newer one",
+                found="none",
+                advice="put back what was removed, or the catalog cannot be rebuilt when it is lost",
+            )
+        return
     _require_same(state, newest)
     if state.manifest > newest.number or newest.stamp in {state.stamp, *state.pending}:
         return

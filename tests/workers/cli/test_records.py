@@ -62,13 +62,21 @@ def jobs(services: FakeServices) -> _Jobs:
     return made
 
 
-def _known(services: FakeServices, *, manifest: Manifest | None, replicas: tuple[Replica, ...] = ()) -> None:
+def _known(
+    services: FakeServices,
+    *,
+    manifest: Manifest | None,
+    replicas: tuple[Replica, ...] = (),
+    number: int | None = None,
+    stamp: str = "s",
+) -> None:
+    """The newest manifest, and which one the catalog knows, if that is another one."""
     state = RecordLogState(
         catalog_id="c",
         epoch=3,
         bundles=64,
-        manifest=manifest.number if manifest else 0,
-        stamp="s",
+        manifest=(manifest.number if manifest else 0) if number is None else number,
+        stamp=stamp,
         pending=frozenset(),
         adopting=False,
         ceilings=Ceilings(),
@@ -118,6 +126,21 @@ def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, servic
     shown = run("records", "status").stdout.splitlines()
     assert max(map(len, shown)) <= 80
     assert any("ledger" in line and "15" in line for line in shown)
+
+
+def test_status_of_a_bucket_that_was_emptied_is_refused(run: Run, services: FakeServices) -> None:
+    """It would else say that nothing was ever flushed, and that nothing waits."""
+    _known(services, manifest=None, number=27)
+    error = document(run("records", "status", "--json"), 3)["error"]
+    assert error["type"] == "CatalogMismatch"
+    assert "expected manifest 27 or a newer one, found none" in error["message"]
+
+
+def test_status_of_a_database_that_is_older_than_its_record_log_is_refused(run: Run, services: FakeServices) -> None:
+    """The newest manifest says nothing of what this database holds."""
+    facts: dict[str, Any] = {"catalog_id": "c", "epoch": 3, "bundles": 64, "stamp": "later", "flushed_us": _NOW_US}
+    _known(services, manifest=Manifest(number=9, ceilings=Ceilings(), **facts), number=7)
+    assert document(run("records", "status", "--json"), 3)["error"]["type"] == "CatalogOutdated"
 
 
 def test_status_before_the_first_flush_says_that_there_is_nothing(run: Run, services: FakeServices) -> None:
