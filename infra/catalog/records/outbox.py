@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Connection, cast, exists, or_, select
@@ -53,15 +54,22 @@ class SqlRecords(OnDatabase):
             yield SqlChanges(connection, cursors=cursors, at_us=self._db.now_us(connection))
 
     def settle(self, *, number: int, stamp: str, ceilings: Ceilings, taken: Collection[int] = ()) -> None:
-        """See `Records.settle`; all in one transaction."""
+        """See `Records.settle`; the outbox is emptied in parts, a transaction each, so that no writer waits for long.
+
+        Dying between two leaves rows that the manifest covers: they are flushed again, as versions that say the same.
+        """
+        ids = sorted(taken)
+        first, *others = [ids[start : start + _CHUNK] for start in range(0, max(1, len(ids)), _CHUNK)]
 
         def work(connection: Connection) -> None:
             settle_manifest(
                 connection, number=number, stamp=stamp, ceilings=ceilings, now_us=self._db.now_us(connection)
             )
-            forget_changes(connection, taken)
+            forget_changes(connection, first)
 
         self._db.write(work)
+        for part in others:
+            self._db.write(partial(forget_changes, taken=part))
 
     def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """See `Records.unflushed`."""

@@ -17,8 +17,6 @@ from infra.catalog import tables as t
 from infra.catalog.engine.many import among
 from logstore.records.kinds import RecordKind
 
-_CHUNK: Final = 50_000
-
 
 class Source(NamedTuple):
     """The rows that records of a kind are of."""
@@ -47,7 +45,4 @@ SOURCES: Final[Mapping[RecordKind, Source]] = {
 
 def forget_changes(connection: Connection, taken: Collection[int]) -> None:
     """Remove the rows that a flush has taken, and no others."""
-    ids = sorted(taken)
-    for start in range(0, len(ids), _CHUNK):
-        chosen = among(connection, t.record_outbox.c.version, ids[start : start + _CHUNK])
-        connection.execute(delete(t.record_outbox).where(chosen))
+    connection.execute(delete(t.record_outbox).where(among(connection, t.record_outbox.c.version, taken)))

@@ -1,11 +1,16 @@
 """What a flush reads: the versions of the records that have changed, all of one moment."""
 
 import json
+from collections.abc import Collection
 
 import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
+from sqlalchemy import Connection
 
+from infra.catalog.records import outbox
+from infra.catalog.records.outbox_rows import forget_changes
+from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyState
 from logstore.positions import Position
 from logstore.records.kinds import RecordKind
@@ -137,6 +142,30 @@ def test_settle_repeated_changes_nothing(sql_world: SqlWorld) -> None:
     records.settle(number=2, stamp="b", ceilings=high())
     state = records.state()
     assert (state.manifest, state.stamp, state.pending) == (2, "b", frozenset({"c"}))
+
+
+def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush that dies between two has settled its manifest, and leaves the rest to be flushed once more."""
+    monkeypatch.setattr(outbox, "_CHUNK", 2)
+    filled(sql_world, new_topic(sql_world).topic_id, 2)
+    records = sql_world.catalog.records
+    found, taken = drawn(sql_world)
+    parts: list[Collection[int]] = []
+
+    def forget(connection: Connection, taken: Collection[int]) -> None:
+        if len(parts) == 2:
+            raise StoreUnavailable("planned")
+        parts.append(taken)
+        forget_changes(connection, taken)
+
+    monkeypatch.setattr(outbox, "forget_changes", forget)
+    with pytest.raises(StoreUnavailable):
+        records.settle(number=1, stamp="s", ceilings=high(), taken=taken)
+    assert [len(one) for one in parts] == [2, 2]
+    state = records.state()
+    assert (state.manifest, state.outbox) == (1, len(taken) - 4)
+    again, _ = drawn(sql_world)
+    assert again.keys() < found.keys()
 
 
 def test_removed_record_without_a_tombstone_has_no_version(sql_world: SqlWorld) -> None:
