@@ -5,7 +5,7 @@ was flushed twice is equal. Claims spare work alone.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -45,21 +45,25 @@ class RecordFlushing:
         """
         done = FlushedRecords()
         until = time.monotonic() + request.watch_s
-        with beating(lambda: (done.records,)):
+
+        def far() -> tuple[int]:
+            return (done.records,)
+
+        with beating(far):
             while True:
                 between_units()
-                done = done.plus(self._look(now=not request.watch_s))
+                done = done.plus(self._look(now=not request.watch_s, far=far))
                 left_s = until - time.monotonic()
                 if left_s <= 0 or activity.is_worker_shutdown():
                     return done
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, left_s))
 
-    def _look(self, *, now: bool) -> FlushedRecords:
+    def _look(self, *, now: bool, far: Callable[[], tuple[int]]) -> FlushedRecords:
         """One look; with `now`, what nobody would wait for is flushed too: cursors that are not due yet."""
         state = self._records.state()
         if not now and not state.outbox and state.manifest:
             return FlushedRecords(manifest=state.manifest)
-        with _own_turn(self._records) as mine:
+        with _own_turn(self._records, far) as mine:
             if not mine:
                 return FlushedRecords(manifest=state.manifest, left=state.outbox, held=True)
             done = flushed(self._flusher, now=now)
@@ -83,7 +87,7 @@ def flushed(flusher: Flusher, *, now: bool) -> FlushedRecords:
 
 
 @contextmanager
-def _own_turn(records: Records) -> Iterator[bool]:
+def _own_turn(records: Records, far: Callable[[], tuple[int]]) -> Iterator[bool]:
     """Whether the record log is this workflow's to work on; while the block runs, if so.
 
     It spares work alone: two that put the same manifest's number are told apart by the store.
@@ -93,7 +97,7 @@ def _own_turn(records: Records) -> Iterator[bool]:
         yield False
         return
     try:
-        with renewing(lambda: records.claim(claim)):
+        with renewing(lambda: records.claim(claim), far):
             yield True
     finally:
         with suppress(SextonError):  # it lapses

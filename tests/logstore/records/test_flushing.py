@@ -6,6 +6,7 @@ import pytest
 
 from logstore.errors import CatalogMismatch, CatalogOutdated, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.ports.catalog import RecordLogState
 from logstore.positions import LedgerId
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import FREE_IDS, PREFIX, Ceilings
@@ -227,3 +228,21 @@ def test_progress_tells_versions_written(world: RecordsWorld) -> None:
     done = Flusher(world.catalog.records, world.log, clock_bound_s=60).flush(progress=told.append)
     assert told == sorted(told)
     assert told[-1] == done.records
+
+
+def test_flush_reads_the_state_of_the_catalog_before_and_after(
+    world: RecordsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lone durable delete waits for it; a third look is needed only where the clocks seem to differ."""
+    world.create()
+    records, read = world.catalog.records, 0
+    state = records.state
+
+    def counted() -> RecordLogState:
+        nonlocal read
+        read += 1
+        return state()
+
+    monkeypatch.setattr(records, "state", counted)
+    Flusher(records, RecordLog(world.objects), clock_bound_s=600).flush()
+    assert read == 2
