@@ -14,6 +14,7 @@ from opentelemetry import trace
 from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable, Unsupported
 from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
 from spark.executors import spare_the_collector
+from spark.job_spans import JobSpans
 from spark.publication import Publication
 from spark.session import WarmSession
 
@@ -33,6 +34,7 @@ class JobRun:
     spark: "SparkSession"
     folder: Path  # of this attempt: all output goes here
     inputs: Callable[[str], BulkSummary]  # what an earlier job of the run has published, by its name
+    spans: JobSpans
 
     def spread(self, what: str, tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
         """Do `work` on each task, in parallel, and answer in order; a task may run twice, and at once.
@@ -44,10 +46,13 @@ class JobRun:
         """
         if not tasks:
             return []
-        with _tracer.start_as_current_span(f"spark {what}", attributes={"sexton.tasks": len(tasks)}):
+        with _tracer.start_as_current_span(f"bulk step {what}", attributes={"sexton.tasks": len(tasks)}):
             context = self.spark.sparkContext
             context.setLocalProperty("spark.job.description", what)
-            answers = context.parallelize(tasks, len(tasks)).map(_Guarded(work)).collect()
+            try:
+                answers = context.parallelize(tasks, len(tasks)).map(_Guarded(work)).collect()
+            finally:
+                self.spans.tell()
         for answer in answers:
             if isinstance(answer, _Failed):
                 raise answer.as_error()
@@ -113,15 +118,30 @@ class SparkJobs:
         main = self._mains().get(job.name)
         if main is None:
             raise Unsupported(f"bulk job {job.name}: this back end has none")
-        spark = self._session.get(master)
-        folder = self._publication.attempt(job.run_id, job.name)
-        try:
-            with _Watch(spark, job, on_progress) as watch:
-                summary = _answered(lambda: main(JobRun(spark, folder, self._input(job)), job), watch)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return self._publication.publish(job.run_id, job.name, folder, summary)
+        with _tracer.start_as_current_span(f"bulk {job.name}", attributes={"sexton.run": job.run_id}):
+            spark = self._session.get(master)
+            folder = self._publication.attempt(job.run_id, job.name)
+            try:
+                summary = self._watched(spark, main, job, folder, on_progress)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            return self._publication.publish(job.run_id, job.name, folder, summary)
+
+    def _watched(
+        self,
+        spark: "SparkSession",
+        main: Main,
+        job: BulkJob,
+        folder: Path,
+        on_progress: Callable[[BulkProgress], None],
+    ) -> BulkSummary:
+        with _Watch(spark, job, on_progress) as watch:
+            run = JobRun(spark, folder, self._input(job), JobSpans(spark, watch.group))
+            try:
+                return _answered(lambda: main(run, job), watch)
+            finally:
+                run.spans.tell()
 
     def _input(self, job: BulkJob) -> Callable[[str], BulkSummary]:
         def published(name: str) -> BulkSummary:
@@ -172,12 +192,12 @@ class _Watch(threading.Thread):
     def __init__(self, spark: "SparkSession", job: BulkJob, on_progress: Callable[[BulkProgress], None]) -> None:
         super().__init__(name="bulk-progress", daemon=True)
         self._spark, self._stage, self._on_progress = spark, job.name, on_progress
-        self._group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"
+        self.group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"
         self._over = threading.Event()
         self.stopped_by: BaseException | None = None
 
     def __enter__(self) -> Self:
-        self._spark.sparkContext.setJobGroup(self._group, self._stage, interruptOnCancel=True)
+        self._spark.sparkContext.setJobGroup(self.group, self._stage, interruptOnCancel=True)
         self.start()
         return self
 
@@ -197,7 +217,7 @@ class _Watch(threading.Thread):
     def _progress(self) -> BulkProgress:
         tracker, done, tasks = self._spark.sparkContext.statusTracker(), 0, 0
         try:
-            for job_id in tracker.getJobIdsForGroup(self._group):
+            for job_id in tracker.getJobIdsForGroup(self.group):
                 job = tracker.getJobInfo(job_id)
                 for stage_id in job.stageIds if job else ():
                     stage = tracker.getStageInfo(stage_id)
@@ -209,6 +229,6 @@ class _Watch(threading.Thread):
 
     def _cancel(self) -> None:
         try:
-            self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self._group)  # noqa: SLF001 - pyspark has no public name for it
+            self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.group)  # noqa: SLF001 - pyspark has no public name for it
         except Exception:  # noqa: BLE001 - Java is gone, and its jobs with it
             return

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from opentelemetry import trace
+
 from infra.stack.java import find_java
 from logstore.errors import ServiceFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_tracer = trace.get_tracer("sexton.spark")
 _LOCAL: Final = "local"
 _TRIES: Final = 4  # of a task, where Spark's local mode would try once
 
@@ -52,7 +55,8 @@ class WarmSession:
         with self._lock:
             if self._session is None or master != self._master or not _lives(self._session):
                 self._end()
-                self._session, self._master = _start(replace(self._settings, master=master)), master
+                with _tracer.start_as_current_span("start Spark", attributes={"spark.master": master}):
+                    self._session, self._master = _start(replace(self._settings, master=master)), master
             return self._session
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MOST_SPANS: Final = 50_000
+ATTEMPT: Final = "sexton.attempt"  # attribute: which attempt at an activity, from 1
 _MOST_TRACES: Final = 1_000  # that name one workflow; the newest are kept
 _OWN = ("RunWorkflow:", "RunActivity:", "StartActivity:", "StartChildWorkflow:")  # spans of the workflow's own run
 _STARTS = ("StartWorkflow:", "SignalWithStartWorkflow:")
@@ -29,6 +30,7 @@ class SpanRow:
     error: str | None = None  # the status's sentence; None where the status is no error
     attributes: Mapping[str, Any] = field(default_factory=dict)
     call: bool = False  # a request to a server: nothing is under it
+    lost: bool = False  # stands for spans that no file has
     count: int = 1
     total_ns: int = 0  # of all that it stands for
     most_ns: int = 0  # of the longest of them
@@ -165,6 +167,7 @@ def add(one: SpanRow, other: SpanRow) -> SpanRow:
         end_ns=max(one.end_ns, other.end_ns),
         error=one.error,
         call=one.call,
+        lost=one.lost,
         count=one.count + other.count,
         total_ns=one.total_ns + other.total_ns,
         most_ns=max(one.most_ns, other.most_ns),

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from infra.telemetry.lost_spans import RUN, START, WORKFLOW_ID, attempt_of, stand_in
 from infra.telemetry.span_reader import SpanRow, TraceRows, add
 
 _DEEPEST: Final = 200  # spans under each other; deeper ones stand beside, so that any tree can be walked and printed
 _EQUAL_CALLS: Final = 4  # from so many siblings on they are one line
 _EQUAL_STEPS: Final = 8  # the same of siblings that have spans under them: the longest is shown in full
-_RUN: Final = "RunWorkflow:"
-_NOT_ENDED: Final = "not ended yet, or its span is lost"
+_FIRST_ATTEMPTS, _LAST_ATTEMPTS = 4, 12  # at an activity: each has a line of its own, however equal they are
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ def grown(rows: TraceRows) -> list[Node]:
     which says so. A workflow that goes on in a new run stands beside its earlier run, and not below it.
     """
     spans = dict(rows.spans)
-    _stand_in(spans)
+    stand_in(spans)
     nodes = {span_id: Node(span) for span_id, span in spans.items()}
     roots: list[Node] = []
     for span_id, node in sorted(nodes.items(), key=lambda item: item[1].span.start_ns):
@@ -53,37 +53,16 @@ def grown(rows: TraceRows) -> list[Node]:
     return roots
 
 
-def _stand_in(spans: dict[str, SpanRow]) -> None:
-    orphans: dict[str, list[SpanRow]] = defaultdict(list)
-    for span in spans.values():
-        if span.parent_id is not None and span.parent_id not in spans:
-            orphans[span.parent_id].append(span)
-    for span_id, children in orphans.items():
-        ids = {str(one.attributes["temporalWorkflowID"]) for one in children if "temporalWorkflowID" in one.attributes}
-        (of,) = ids if len(ids) == 1 else ("a span",)
-        start, end = min(one.start_ns for one in children), max(one.end_ns for one in children)
-        spans[span_id] = SpanRow(
-            span_id=span_id,
-            parent_id=None,
-            name=f"{of}: {_NOT_ENDED}",
-            service=children[0].service,
-            start_ns=start,
-            end_ns=end,
-            total_ns=end - start,
-            most_ns=end - start,
-        )
-
-
 def _parent(span_id: str, spans: Mapping[str, SpanRow]) -> str | None:
     """The span that it stands below; None for a root, or where damaged files name parents in a circle."""
     own, seen = spans[span_id], {span_id}
     parent = own.parent_id
-    workflow = own.attributes.get("temporalWorkflowID")
+    workflow = own.attributes.get(WORKFLOW_ID)
     while (  # an earlier run of its workflow
         parent is not None
-        and own.name.startswith(_RUN)
+        and own.name.startswith(RUN)
         and spans[parent].name == own.name
-        and spans[parent].attributes.get("temporalWorkflowID") == workflow
+        and spans[parent].attributes.get(WORKFLOW_ID) == workflow
     ):
         if parent in seen:
             return None
@@ -114,14 +93,25 @@ def _level(root: Node) -> None:
 def folded(node: Node) -> Node:
     """The tree with one line for many equal siblings: how many, how long in all, how long the longest."""
     groups: dict[tuple[str, str | None, bool], list[Node]] = defaultdict(list)
-    for child in node.children:
+    alone, alike = _attempts(node)
+    for child in alike:
         groups[child.span.name, child.span.error, bool(child.children)].append(child)
-    children: list[Node] = []
+    children = [folded(child) for child in alone]
     for (_, _, steps), group in groups.items():
         many = len(group) >= (_EQUAL_STEPS if steps else _EQUAL_CALLS)
         children += [_one(group)] if many else [folded(child) for child in group]
     children.sort(key=lambda child: child.span.start_ns)
     return replace(node, children=children)
+
+
+def _attempts(node: Node) -> tuple[list[Node], list[Node]]:
+    """Attempts at the activity that the span starts, of which each is shown, and what may be one line with its like."""
+    if not node.span.name.startswith(START):
+        return [], node.children
+    made = sorted((child for child in node.children if attempt_of(child.span)), key=lambda one: attempt_of(one.span))
+    end = max(_FIRST_ATTEMPTS, len(made) - _LAST_ATTEMPTS)
+    others = [child for child in node.children if not attempt_of(child.span)]
+    return made[:_FIRST_ATTEMPTS] + made[end:], made[_FIRST_ATTEMPTS:end] + others
 
 
 def _one(group: list[Node]) -> Node:
@@ -150,6 +140,7 @@ def document(node: Node, origin_ns: int) -> dict[str, Any]:
         "offset_ms": _ms(span.start_ns - origin_ns),
         "duration_ms": _ms(node.length_ns),
         "error": span.error,
+        **({"lost": True} if span.lost else {}),
         **(summed if span.count > 1 else {}),
         "attributes": dict(span.attributes),
         "children": [document(child, origin_ns) for child in node.children],

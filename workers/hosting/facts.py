@@ -11,7 +11,6 @@ OUTCOME: Final = "sexton.outcome"
 BATCH: Final = "sexton.batch"
 TXN: Final = "sexton.txn"
 ROW_RANGE: Final = "sexton.row_range"
-ATTEMPT: Final = "sexton.attempt"
 EXIT_CODE: Final = "sexton.exit_code"
 ERROR_TYPE: Final = "error.type"
 TRACE_ID: Final = "trace_id"  # in the details of a failure

@@ -12,8 +12,9 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from activities.dispatch import Done
 from infra.telemetry import current_trace_id
 from infra.telemetry.logs import bind
+from infra.telemetry.span_reader import ATTEMPT
 from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError, TerminalError
-from workers.hosting.facts import ATTEMPT, ERROR_TYPE, FIELD, facts_of
+from workers.hosting.facts import ERROR_TYPE, FIELD, facts_of
 from workers.hosting.traced_runs import naming_trace
 
 UNKNOWN_FAULT: Final = "UnknownFault"
