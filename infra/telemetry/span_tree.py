@@ -123,6 +123,15 @@ def _one(group: list[Node]) -> Node:
     return Node(replace(span, attributes={}), shown.children, example=bool(shown.children), depth=shown.depth)
 
 
+def remark(node: Node) -> str:
+    """What is to be said of the span beside its facts; "" for most."""
+    if node.example:
+        return "below: the longest of them"
+    if node.span.name.startswith(START) and not node.children:
+        return "no attempt has a span: not begun, still at work, or its worker was killed"
+    return ""
+
+
 def errors(nodes: Iterable[Node]) -> int:
     """How many spans failed."""
     return sum(node.span.count for root in nodes for node in root.walk() if node.span.error)

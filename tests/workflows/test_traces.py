@@ -19,12 +19,14 @@ from temporalio.worker import Replayer
 from infra.telemetry.provider import ExpectedIsNoError
 from logstore.log.ledgers import ledger_prefix
 from tests.activities.world import NAME
+from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import House, details_of
 from workers.client.waiting import result_of
 from workers.hosting.crew import WORKFLOWS
 from workers.hosting.facts import TRACE_ID, detail_of
 from workers.hosting.inputs import CheckedRunner
+from workflows.deletion.values import DeletionPolicy
 
 pytestmark = pytest.mark.external_service
 
@@ -164,6 +166,35 @@ async def test_a_job_of_no_traced_caller_has_a_trace_that_replay_does_not_change
         told = {await details_of(handle) for _ in range(2)}
     (one,) = told
     assert one.endswith(f"`sexton trace {trace_id_of(named(spans, 'RunWorkflow:trim-topic'))}`")
+
+
+@pytest.mark.parametrize("cache", [0, 100])
+async def test_runs_that_go_on_in_new_ones_and_their_children_are_one_trace(
+    house: House, spans: InMemorySpanExporter, cache: int
+) -> None:
+    """A row that is handed over ends the run of its batch: the next run, and the row's own workflow, stay in the trace.
+
+    The same where every task begins on a worker that knows nothing of the run, as after a kill.
+    """
+    traced = await trace_all(house)
+    traced.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
+    traced.policy = DeletionPolicy(chunk=1, parallelism=1, alone=1, retry_interval_s=0)
+    ledgers = traced.world.fill(3)
+    async with traced.worker(cache=cache):
+        handle = await traced.delete(ledgers)
+        await handle.result()
+        (alone,) = {one.workflow_id for one in traced.attempts("deletion.delete_one")}
+        await traced.client.get_workflow_handle(alone).result()
+    found = [one for one in spans.get_finished_spans() if one.context]
+    assert len({trace_id_of(one) for one in found}) == 1
+    ids = Counter(one.context.span_id for one in found if one.context)
+    assert set(ids.values()) == {1}
+    assert [one.name for one in found if not one.parent or one.parent.span_id not in ids] == [
+        "StartWorkflow:delete-ledgers"
+    ], "every span is below the command's call"
+    runs = [dict(one.attributes or {}) for one in found if one.name == "RunWorkflow:delete-ledgers"]
+    assert len({one["temporalRunID"] for one in runs}) == len(runs) >= 2
+    assert [one.name for one in found].count("RunWorkflow:delete-ledger") == 1
 
 
 async def test_traced_run_replayed_at_every_task_has_each_span_once(house: House, spans: InMemorySpanExporter) -> None:

@@ -123,6 +123,7 @@ class Services:
     doctor = _late("workers.operations.status", "doctor")
     demo = _late("workers.demo", "run_demo")
     rebuild = _late("workers.hosting.rebuilding", "rebuild_catalog")
+    replay = _late("workers.hosting.replaying", "replay")
     run_worker = _late("workers.hosting.fleet", "run_worker")
 
 

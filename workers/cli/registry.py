@@ -39,6 +39,9 @@ COMMANDS = {
         "Run the main job on a throw-away stack, kill a worker half way.", "stack", "stack", single=True
     ),
     "trace": CommandEntry("Draw the spans of a trace as a tree.", "trace.trace", "traces", single=True),
+    "replay": CommandEntry(
+        "Replay a job's history against the workflows of this build.", "trace.replay", "replays", single=True
+    ),
     "catalog": CommandEntry("The SQL catalog.", "stack", "catalog"),
     "config": CommandEntry("Settings and where they come from.", "stack", "config"),
     "worker": CommandEntry("Worker processes.", "stack", "worker"),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowHandle, WorkflowHistory
 from temporalio.common import SearchAttributePair
 
 from infra.catalog import SqlCatalog
@@ -31,7 +31,7 @@ from workers.client.offload_jobs import OffloadJobs
 from workers.client.reconciliation_jobs import ReconciliationJobs
 from workers.client.records_jobs import RecordsJobs
 from workers.client.transactions import TransactionJobs
-from workers.client.visibility import WorkflowRow, visible_workflows
+from workers.client.visibility import WorkflowRow, history_of, visible_workflows
 from workers.client.waiting import Say, result_of
 from workers.settings import Settings
 from workflows import search_attributes
@@ -222,6 +222,10 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
 
     def _release(self, batch_id: str) -> DeleteLedgersProgress | None:
         return released(self._catalog().deletions, batch_id)
+
+    async def history_of(self, workflow_id: str, run_id: str | None = None) -> WorkflowHistory:
+        """Everything that Temporal has recorded of a run, the newest one by default; see `visibility.history_of`."""
+        return await history_of(self.client, workflow_id, run_id)
 
     async def list_workflows(
         self,

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowHistory
+from temporalio.service import RPCError, RPCStatusCode
 
+from logstore.errors import UnknownObject
 from workflows import search_attributes
 
 
@@ -33,6 +35,22 @@ async def visible_workflows(
     wanted = {"WorkflowType": type_, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
     query = " AND ".join(f'{name} = "{_quoted(value)}"' for name, value in wanted.items() if value)
     return [_row(execution) async for execution in client.list_workflows(query, limit=limit)]
+
+
+async def history_of(client: Client, workflow_id: str, run_id: str | None) -> WorkflowHistory:
+    """Everything that Temporal has recorded of a run; None is the workflow's newest.
+
+    Raises:
+        UnknownObject: Temporal knows none, or does not any more.
+    """
+    try:
+        return await client.get_workflow_handle(workflow_id, run_id=run_id).fetch_history()
+    except RPCError as error:
+        if error.status not in {RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT}:
+            raise
+        which = f"{workflow_id}, run {run_id}" if run_id else workflow_id
+        expected = "a workflow that Temporal keeps a history of, as `sexton workflow list` shows it"
+        raise UnknownObject("workflow", expected=expected, found=which) from error
 
 
 def _quoted(value: str) -> str:

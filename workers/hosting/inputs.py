@@ -93,6 +93,14 @@ class CheckedRunner(SandboxedWorkflowRunner):
         return _Checked(super().create_instance(det), det)
 
 
+class CheckedPlainRunner(UnsandboxedWorkflowRunner):
+    """The same outside the sandbox, for a debugger."""
+
+    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
+        """See `WorkflowRunner`."""
+        return _Checked(super().create_instance(det), det)
+
+
 class _Checked(WorkflowInstance):
     """A run in the sandbox, or `Refused` in its place."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.span_tree import Node, errors, folded, grown
+from infra.telemetry.span_tree import Node, errors, folded, grown, remark
 from tests.infra.telemetry.span_lines import TRACE, call, span, write
 
 _RUN: dict[str, Any] = {"temporalWorkflowID": "w/1", "temporalRunID": "r1"}
@@ -95,3 +95,12 @@ def test_each_attempt_has_a_line_of_its_own_but_for_the_midst_of_very_many(tmp_p
     assert [one.span.count for one in shown] == [1, 1, 1, 1, 84, *[1] * 12]
     few = folded(tree(tmp_path, span("s", "StartActivity:x", **_RUN), *tries[:16])[0]).children
     assert [one.span.attributes["sexton.attempt"] for one in few] == list(range(1, 17))
+
+
+def test_an_activity_without_any_attempt_says_so_beside_its_start(tmp_path: Path) -> None:
+    """Its worker was killed before anybody tried again, or nobody has taken it up: no line is an error for it."""
+    (root,) = tree(tmp_path, span("a", "command"), span("s", "StartActivity:x", parent="a", **_RUN))
+    assert remark(root.children[0]).startswith("no attempt has a span")
+    assert errors([root]) == 0
+    (root,) = tree(tmp_path, span("s", "StartActivity:x", **_RUN), attempt(1, at_ms=1))
+    assert [remark(one) for one in root.walk()] == ["", ""]

@@ -414,6 +414,10 @@ class FakeClient:
         self.asked.append((run_id, *asked.items()))
         return FakeHandle(self.result, id=f"apply-orphans/{run_id}")
 
+    async def history_of(self, workflow_id: str, run_id: str | None) -> Any:
+        """Of no workflow."""
+        raise UnknownObject("workflow", expected="one that Temporal keeps", found=(workflow_id, run_id))
+
     async def apply_schedules(self) -> list[AppliedSchedule]:
         """One of each kind."""
         return [

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from infra.telemetry.span_tree import Node, errors, folded
+from infra.telemetry.span_tree import Node, errors, folded, remark
 from workers.cli.texts import harmless, plain, shown_us
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def line(node: Node, origin_ns: int, known: Mapping[str, Any]) -> Text:
         text.append(f"  error: {harmless(span.error[:_MOST_ERROR])}", style="bold red")
     for name, value in facts(node, known):
         text.append(f" {name}=", style="dim").append(harmless(plain(value)), "none")
-    if node.example:
-        text.append("  below: the longest of them", style="dim")
+    if said_beside := remark(node):
+        text.append(f"  {said_beside}", style="dim")
     return text
 
 
