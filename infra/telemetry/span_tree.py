@@ -21,6 +21,7 @@ class Node:
     span: SpanRow
     children: "list[Node]" = field(default_factory=list)
     example: bool = False  # its children are those of the longest of the spans that it stands for
+    alike: "list[Node]" = field(default_factory=list)  # these, ascending by start; none where it stands for itself
     depth: int = 0
 
     @property
@@ -119,8 +120,9 @@ def _one(group: list[Node]) -> Node:
     for other in group[1:]:
         span = add(span, other.span)
     failed = [node for node in group if any(below.span.error for below in node.walk())]
-    shown = folded(max(failed or group, key=lambda node: node.length_ns))
-    return Node(replace(span, attributes={}), shown.children, example=bool(shown.children), depth=shown.depth)
+    alike = [folded(node) for node in group]
+    shown = alike[group.index(max(failed or group, key=lambda node: node.length_ns))]
+    return Node(replace(span, attributes={}), shown.children, bool(shown.children), alike, depth=shown.depth)
 
 
 def remark(node: Node) -> str:

@@ -22,7 +22,7 @@ from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
 from logstore.errors import InvalidInput
-from workers.hosting.fleet import FAILURES, WORKFLOWS
+from workers.hosting.crew import FAILURES, WORKFLOWS
 from workers.hosting.inputs import CheckedPlainRunner, CheckedRunner
 from workers.hosting.traced_runs import WorkflowEdge
 

@@ -114,9 +114,28 @@ def test_trace_as_a_page_needs_nothing_from_outside(run: Run, tmp_path: Path) ->
     text = page.read_text()
     assert "S3.ListObjectsV2 x 40" in text
     assert "SlowDown: &lt;try&gt; again" in text
-    assert "topic=t&lt;1&gt;" in text
+    assert "topic <b>t&lt;1&gt;</b>" in text
+    assert text.count('<div class="row s3') == 42, "each of the forty, their line, and the one that failed"
     assert 'style="left:83.333%;width:2.222%"' in text, "the failed call began at 75 of 90 ms and took 2"
-    assert not any(word in text for word in ("http", "<script", "src=", "url(", "<try>"))
+    assert not any(word in text for word in ("http:", "https:", "<script", "src=", "href=", "url(", "@import", "<try>"))
+    assert 'Content-Security-Policy" content="default-src &#39;none&#39;;' in text
+
+
+def test_trace_of_five_thousand_spans_is_a_page_of_few_lines_that_open(run: Run, services: FakeServices) -> None:
+    """Equal calls are one closed line, with each of them below it; the way to the one that failed is open."""
+    folder, page = services.cwd / ".sexton" / "traces", services.cwd / "page.html"
+    calls = [call(f"c{at}", "S3.PutObject", parent="s7", at_ms=at / 10) for at in range(4_000)]
+    steps = [span(f"s{at}", "RunActivity:x", parent="a", at_ms=at, took_ms=400) for at in range(1_000)]
+    failed = call("f", "S3.DeleteObjects", parent="s500", at_ms=600, error="SlowDown")
+    write(folder / "sexton-1.jsonl", span("a", "sexton topic trim", took_ms=2_000), *steps, *calls, failed)
+    assert run("trace", TRACE, "--html", str(page)).exit_code == 0
+    text = page.read_text()
+    assert text.count('class="row ') == 1 + 1 + 4_000 // 4_000 + 1_000 + 1_000 + 1, "command, folds, and each of theirs"
+    assert text.count("<details") == text.count("</details>")
+    assert "3,000 spans are in no line of their own here" in text
+    assert len(text) < 3_000_000
+    (way,) = [part for part in text.split("<details")[1:] if "S3.DeleteObjects" in part]
+    assert way.startswith(' class="way" open>')
 
 
 @pytest.mark.usefixtures("traces")

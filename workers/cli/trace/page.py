@@ -1,77 +1,174 @@
 """A trace as one HTML page with a timeline; it loads nothing and runs no script."""
 
 from collections.abc import Iterator, Mapping
-from html import escape
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
 
-from infra.telemetry.span_tree import Node, folded
+from infra.telemetry.lost_spans import RUN
+from infra.telemetry.span_reader import SpanRow
+from infra.telemetry.span_tree import Node, folded, remark
 from workers.cli.texts import plain
 from workers.cli.trace.lines import FoundTrace, facts, length, said
+from workers.pages.rendering import rendered
 
-_OPEN_DEPTH = 6  # deeper spans are folded until they are clicked, except those on the way to an error
-_STYLE = """
-:root { color-scheme: light dark; --line: #8883; --bar: #3b7dd8; --bad: #d64545; --dim: #777; }
-body { font: 14px/1.45 system-ui, sans-serif; margin: 1.5rem; }
-h1 { font-size: 1.1rem; margin: 0 0 .3rem; } code { font-size: .95em; }
-.about { color: var(--dim); margin: 0 0 1rem; } .bad { color: var(--bad); font-weight: 600; }
-details > :not(summary) { margin-left: 1.1rem; } summary { list-style: none; cursor: pointer; }
-summary::-webkit-details-marker { display: none; }
-summary .name::before { content: "▸ "; color: var(--dim); } details[open] > summary .name::before { content: "▾ "; }
-.span { display: flex; border-bottom: 1px solid var(--line); padding: .15rem 0; align-items: center; }
-.span .text { flex: 1 1 auto; min-width: 0; overflow-wrap: anywhere; padding-right: 1rem; }
-.span .took { flex: 0 0 6rem; text-align: right; padding-right: .6rem; font-variant-numeric: tabular-nums; }
-.span .track { flex: 0 0 38vw; height: .8rem; position: relative; background: var(--line); }
-.track i { position: absolute; top: 0; bottom: 0; min-width: 2px; background: var(--bar); }
-.error .track i { background: var(--bad); } .error .name { color: var(--bad); font-weight: 600; }
-.fact { color: var(--dim); font-size: .9em; margin-left: .5rem; }
-.fact.bad { color: var(--bad); } .leaf { padding-left: .9rem; }
-"""
+_OPEN_DEPTH: Final = 6  # deeper spans are folded until they are opened, except those on the way to an error
+_MOST_ROWS: Final = 20_000  # of a page: a browser still scrolls through them
+_MOST_ALIKE: Final = 1_000  # of equal spans, one by one
+_TICKS: Final = (0, 25, 50, 75, 100)
+_KINDS: Final = {
+    "program": "program",
+    "workflow": "workflow",
+    "activity": "activity",
+    "s3": "S3",
+    "sql": "SQL",
+    "zookeeper": "ZooKeeper",
+    "spark": "Spark",
+}
+_ACTIVITY: Final = ("StartActivity:", "RunActivity:")
+_WORKFLOW: Final = (
+    RUN,
+    "StartWorkflow:",
+    "SignalWithStart",
+    "StartChildWorkflow:",
+    "Handle",
+    "Validate",
+    "Query",
+    "Signal",
+)
+_SPARK: Final = ("Spark ", "start Spark", "bulk ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A line of the page: a span, or the end of those that are below one."""
+
+    ends: bool = False
+    branch: bool = False  # others are below it
+    open: bool = False
+    on_the_way: bool = False  # it failed, or one below it did
+    depth: int = 0
+    name: str = ""
+    kind: str = ""
+    error: str = ""
+    lost: bool = False
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    remark: str = ""
+    after: str = ""
+    at: str = ""
+    clock: str = ""
+    took: str = ""
+    left: str = ""  # where its bar begins, and how wide it is, in percent
+    wide: str = ""
 
 
 def page(found: FoundTrace) -> str:
     """The page; everything that stands in a span is escaped."""
     about = found.facts()
-    title = escape(found.workflow_id or found.trace_id)
-    bad = f'<span class="bad">{about["errors"]:,} errors</span>' if about["errors"] else "0 errors"
-    rows = "".join("".join(_rows(folded(root), {}, found)) for root in found.roots)
-    left = f"<p>{found.left_out:,} more spans are not shown.</p>" if found.left_out else ""
+    drawing = _Drawing(found)
+    rows = [row for root in found.roots for row in drawing.rows(folded(root), {}, 0)]
+    shown = {row.kind for row in rows}
+    return rendered(
+        "trace.html",
+        title=found.workflow_id or found.trace_id,
+        trace_id=found.trace_id,
+        began=about["started"],
+        took=length(found.end_ns - found.start_ns),
+        spans=about["spans"],
+        errors=about["errors"],
+        services=about["services"],
+        kinds=[(kind, words) for kind, words in _KINDS.items() if kind in shown],
+        ticks=[drawing.tick(left) for left in _TICKS],
+        rows=rows,
+        notes=list(_notes(found, drawing.left_out)),
+    )
+
+
+def _notes(found: FoundTrace, not_drawn: int) -> Iterator[str]:
+    if found.left_out:
+        yield f"{found.left_out:,} more spans are not shown: the trace has too many."
+    if not_drawn:
+        yield f"{not_drawn:,} spans are in no line of their own here; `sexton trace --json` has every span."
     if found.unreadable:
-        left += f"<p>Lines of the trace that cannot be read, and were passed over: {found.unreadable:,}.</p>"
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
-        f"<h1>{title}</h1>"
-        f'<p class="about">trace <code>{found.trace_id}</code>, {about["started"]}, '
-        f"{length(found.end_ns - found.start_ns)}, {about['spans']:,} spans, {bad}</p>"
-        f"{rows}{left}</body></html>\n"
-    )
+        yield f"Lines of the trace that cannot be read, and were passed over: {found.unreadable:,}."
 
 
-def _rows(node: Node, above: Mapping[str, Any], found: FoundTrace) -> Iterator[str]:
-    row = _row(node, above, found)
-    if not node.children:
-        yield f'<div class="leaf">{row}</div>'
-        return
-    failed = any(below.span.error for below in node.walk())
-    yield f"<details{' open' if failed or node.depth < _OPEN_DEPTH else ''}><summary>{row}</summary>"
-    for child in node.children:
-        yield from _rows(child, said(node, above), found)
-    yield "</details>"
+class _Drawing:
+    """Lines of one trace, and how many spans had no room."""
+
+    def __init__(self, found: FoundTrace) -> None:
+        self._start_ns = found.start_ns
+        self._whole_ns = max(1, found.end_ns - found.start_ns)
+        self._room = _MOST_ROWS
+        self.left_out = 0
+
+    def tick(self, percent: int) -> dict[str, str]:
+        """A mark of the axis."""
+        at_ns = self._whole_ns * percent // 100
+        return {"left": str(percent), "relative": length(at_ns), "absolute": _clock(self._start_ns + at_ns)}
+
+    def rows(self, node: Node, above: Mapping[str, Any], depth: int) -> Iterator[Row]:
+        """The span's line, and those below it."""
+        if self._room <= 0:
+            self.left_out += sum(1 for _ in node.walk())
+            return
+        self._room -= 1
+        below = node.alike[:_MOST_ALIKE] or node.children
+        self.left_out += max(0, len(node.alike) - _MOST_ALIKE)
+        failed = any(one.span.error for one in node.walk())
+        closed = bool(node.alike) or (not failed and depth >= _OPEN_DEPTH)
+        yield self._row(node, above, depth, branch=bool(below), opened=not closed, failed=failed)
+        if below:
+            known = above if node.alike else said(node, above)
+            for child in below:
+                yield from self.rows(child, known, depth + 1)
+            yield Row(ends=True)
+
+    def _row(
+        self, node: Node, known: Mapping[str, Any], depth: int, *, branch: bool, opened: bool, failed: bool
+    ) -> Row:
+        span = node.span
+        left = 100 * (span.start_ns - self._start_ns) / self._whole_ns
+        told = [(name, plain(value)) for name, value in facts(node, known)]
+        if known.get("service") != span.service:
+            told.insert(0, ("in", span.service))
+        if span.count > 1:
+            told.insert(0, ("longest", length(span.most_ns)))
+        return Row(
+            branch=branch,
+            open=opened,
+            on_the_way=failed,
+            depth=depth,
+            name=f"{span.name} x {span.count:,}" if span.count > 1 else span.name,
+            kind=_kind(node.alike[0].span if node.alike else span),
+            error=span.error or "",
+            lost=span.lost,
+            facts=told,
+            remark="" if node.example else remark(node),
+            after=length(span.start_ns - self._start_ns),
+            at=_moment(span.start_ns).isoformat(timespec="microseconds"),
+            clock=_clock(span.start_ns),
+            took=length(span.total_ns if span.count > 1 else node.length_ns),
+            left=f"{left:.3f}",
+            wide=f"{min(100 * node.length_ns / self._whole_ns, 100 - left):.3f}",
+        )
 
 
-def _row(node: Node, known: Mapping[str, Any], found: FoundTrace) -> str:
-    span, whole = node.span, max(1, found.end_ns - found.start_ns)
-    left, wide = 100 * (span.start_ns - found.start_ns) / whole, 100 * node.length_ns / whole
-    times = f" x {span.count:,}, {length(span.total_ns)} in all" if span.count > 1 else ""
-    told = [f"{name}={plain(value)}" for name, value in facts(node, known)]
-    if known.get("service") != span.service:
-        told.insert(0, span.service)
-    error = f'<span class="fact bad">{escape(span.error)}</span>' if span.error else ""
-    shown = "".join(f'<span class="fact">{escape(one)}</span>' for one in told)
-    took = length(span.most_ns if span.count > 1 else node.length_ns)
-    return (
-        f'<div class="span{" error" if span.error else ""}" title="+{length(span.start_ns - found.start_ns)}">'
-        f'<div class="text"><span class="name">{escape(span.name)}{times}</span>{shown}{error}</div>'
-        f'<div class="took">{took}</div>'
-        f'<div class="track"><i style="left:{left:.3f}%;width:{min(wide, 100 - left):.3f}%"></i></div></div>'
-    )
+def _kind(span: SpanRow) -> str:
+    system = str(span.attributes.get("db.system.name", ""))
+    if span.name.startswith("S3.") or "rpc.system" in span.attributes:
+        return "s3"
+    if system:
+        return "zookeeper" if system == "zookeeper" else "sql"
+    for kind, begins in (("activity", _ACTIVITY), ("workflow", _WORKFLOW), ("spark", _SPARK)):
+        if span.name.startswith(begins):
+            return kind
+    return "workflow" if span.lost else "program"
+
+
+def _moment(at_ns: int) -> datetime:
+    return datetime.fromtimestamp(at_ns // 1_000_000_000, UTC).replace(microsecond=at_ns // 1_000 % 1_000_000)
+
+
+def _clock(at_ns: int) -> str:
+    return _moment(at_ns).strftime("%H:%M:%S.%f")[:-3]
