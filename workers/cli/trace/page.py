@@ -12,7 +12,7 @@ from workers.cli.texts import plain
 from workers.cli.trace.lines import FoundTrace, facts, length, said
 from workers.pages.rendering import rendered
 
-_OPEN_DEPTH: Final = 6  # deeper spans are folded until they are opened, except those on the way to an error
+_OPEN_DEPTH: Final = 8  # deeper spans are folded until they are opened, except those on the way to an error
 _MOST_ROWS: Final = 20_000  # of a page: a browser still scrolls through them
 _MOST_ALIKE: Final = 1_000  # of equal spans, one by one
 _TICKS: Final = (0, 25, 50, 75, 100)
@@ -116,7 +116,8 @@ class _Drawing:
         below = node.alike[:_MOST_ALIKE] or node.children
         self.left_out += max(0, len(node.alike) - _MOST_ALIKE)
         failed = any(one.span.error for one in node.walk())
-        closed = bool(node.alike) or (not failed and depth >= _OPEN_DEPTH)
+        calls = all(one.span.call for one in node.children)  # a database is asked much for each step
+        closed = bool(node.alike) or (not failed and (calls or depth >= _OPEN_DEPTH))
         yield self._row(node, above, depth, branch=bool(below), opened=not closed, failed=failed)
         if below:
             known = above if node.alike else said(node, above)
