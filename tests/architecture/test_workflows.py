@@ -1,11 +1,13 @@
 """Workflow files have one fixed order of parts."""
 
 import ast
+import re
 
 import pytest
+from temporalio.common import VersioningBehavior
 from temporalio.workflow import _Definition
 
-from tests.architecture.source import Module, decorator, modules, named
+from tests.architecture.source import ROOT, Module, decorator, modules, named
 from workers.hosting.crew import WORKFLOWS
 from workflows import search_attributes
 from workflows.delayed import values as delayed
@@ -74,6 +76,44 @@ def test_workflow_file_keeps_the_fixed_order(module: Module) -> None:
     (imports,) = [node for node in module.tree.body if isinstance(node, ast.With)]
     assert ast.unparse(imports.items[0].context_expr) == "workflow.unsafe.imports_passed_through()"
     assert imports.lineno < definition.lineno
+
+
+_WAITS = {f"workflow.{name}" for name in ("wait_condition", "wait", "sleep", "signal", "update")} | {
+    "asyncio.sleep",
+    "batches.start_batch",
+}
+
+
+@pytest.mark.parametrize("module", _FILES)
+def test_workflow_declares_its_versioning_and_is_pinned_only_if_it_waits_for_nobody(module: Module) -> None:
+    """A pinned run keeps its build's workers: it awaits activities and children, no person, no batch and no time.
+
+    One that does not declare it would keep versioned workers from starting.
+    """
+    (definition,) = _definitions(module)
+    call = decorator(definition, "workflow.defn")
+    assert call
+    declared = {one.arg: ast.unparse(one.value) for one in call.keywords}.get("versioning_behavior")
+    assert declared in {"VersioningBehavior.PINNED", "VersioningBehavior.AUTO_UPGRADE"}, module.where
+    used = {ast.unparse(node) for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
+    if declared == "VersioningBehavior.PINNED":
+        assert not used & _WAITS, f"{module.where} is pinned, and waits: {sorted(used & _WAITS)}"
+
+
+def test_guide_names_every_workflow_by_whether_it_is_pinned() -> None:
+    """An operator who takes a build back must know which runs stay on it."""
+    guide = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    rows = [line for line in guide.splitlines() if line.startswith("| `")]
+    for behaviour in (VersioningBehavior.PINNED, VersioningBehavior.AUTO_UPGRADE):
+        (told,) = [
+            line.split("|")[1]
+            for line in rows
+            if f"**{behaviour.name.lower().replace('_upgrade', '-upgraded')}**" in line
+        ]
+        declared = {
+            one.name for one in map(_Definition.must_from_class, WORKFLOWS) if one.versioning_behavior is behaviour
+        }
+        assert set(re.findall(r"`([a-z-]+)`", told)) == declared
 
 
 def test_jobs_are_what_workflows_take_and_answer() -> None:

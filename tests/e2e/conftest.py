@@ -21,7 +21,8 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def shell(folder: Path) -> Iterator[Shell]:
     """A shell in that folder; a stack that a failed test left there is taken down."""
-    found = Shell(folder, SEXTON_TRIM_INTERVAL="30d")  # no trim but those that a test asks for
+    # no trim but those that a test asks for; and workers take part in Worker Versioning, as in production
+    found = Shell(folder, SEXTON_TRIM_INTERVAL="30d", SEXTON_DEPLOYMENT_NAME="e2e")
     yield found
     for pids in folder.glob("*/pids"):
         if found.left_running():

@@ -16,9 +16,15 @@ import pytest
 from temporalio import activity
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
-from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.common import WorkerDeploymentVersion, WorkflowIDConflictPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
-from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, Worker
+from temporalio.worker import (
+    ActivityInboundInterceptor,
+    ExecuteActivityInput,
+    Interceptor,
+    Worker,
+    WorkerDeploymentConfig,
+)
 
 from activities.deletion.phase_two import delete_ledger_id
 from activities.deletion.topic_deletion import TopicDeletion
@@ -184,6 +190,21 @@ class House:
     def worker(self, *, cache: int = 100, instead: Sequence[Activity] = ()) -> AbstractAsyncContextManager[Any]:
         """Every workflow and activity of this build; `instead` stands for activities of the same names."""
         return self.serve(self.queue, self.activities(instead), workflows=WORKFLOWS, cache=cache)
+
+    def build(self, build_id: str, *, instead: Sequence[Activity] = ()) -> Worker:
+        """The same as one build of a deployment that is named as the queue; on a real server alone."""
+        version = WorkerDeploymentVersion(self.queue, build_id)
+        return Worker(
+            self.client,
+            task_queue=self.queue,
+            workflows=WORKFLOWS,
+            activities=self.activities(instead),
+            activity_executor=self._threads,
+            workflow_runner=CheckedRunner(versioned=True),
+            graceful_shutdown_timeout=timedelta(0),
+            interceptors=[WorkflowEdge(), ActivityEdge()],
+            deployment_config=WorkerDeploymentConfig(version, use_worker_versioning=True),
+        )
 
     def serve(
         self, queue: str, activities: Sequence[Activity], *, workflows: Sequence[type] = (), cache: int = 100

@@ -44,7 +44,7 @@ COMMANDS = {
     ),
     "catalog": CommandEntry("The SQL catalog.", "stack", "catalog"),
     "config": CommandEntry("Settings and where they come from.", "stack", "config"),
-    "worker": CommandEntry("Worker processes.", "stack", "worker"),
+    "worker": CommandEntry("Worker processes, and the builds of them.", "worker", "worker"),
     "workflow": CommandEntry("Jobs in Temporal.", "workflow", "workflow"),
     "topic": CommandEntry(
         "Topics: create, append, read, acknowledge, trim.",

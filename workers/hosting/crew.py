@@ -7,13 +7,15 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.common import WorkerDeploymentVersion
+from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from activities.dispatch import owner_queue
 from workers.assembly.activities import Activities
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities
 from workers.hosting.traced_runs import WorkflowEdge
+from workers.identity.builds import own_build
 from workers.settings import Settings
 from workflows.delayed.build_delayed_index import BuildDelayedIndex
 from workflows.delayed.merge_buckets import MergeBuckets
@@ -91,7 +93,7 @@ class WorkerSet:
             self.settings.activity_threads,
             activities=self.activities.all(),
             workflows=WORKFLOWS,
-            workflow_runner=CheckedRunner(),
+            workflow_runner=CheckedRunner(versioned=self._version is not None),
             workflow_failure_exception_types=FAILURES,
             sticky_queue_schedule_to_start_timeout=_REMEMBERED,
         )
@@ -122,15 +124,31 @@ class WorkerSet:
         Versioned ones stop getting tasks past 100 queues, and a roll-out would leave owners without their work.
         """
         activities = self.activities.of_owners()
-        return self._worker(owner_queue(worker_id), threads, self.settings.activity_threads, activities=activities)
+        return self._worker(
+            owner_queue(worker_id), threads, self.settings.activity_threads, versioned=False, activities=activities
+        )
 
-    def _worker(self, queue: str, threads: ThreadPoolExecutor, at_once: int, **rest: Any) -> Worker:  # noqa: ANN401
+    @property
+    def _version(self) -> WorkerDeploymentVersion | None:
+        return own_build(self.settings)
+
+    def _worker(
+        self,
+        queue: str,
+        threads: ThreadPoolExecutor,
+        at_once: int,
+        *,
+        versioned: bool = True,
+        **rest: Any,  # noqa: ANN401
+    ) -> Worker:
+        version = self._version if versioned else None
         return Worker(
             self.client,
             task_queue=queue,
             activity_executor=threads,
             max_concurrent_activities=at_once,
             graceful_shutdown_timeout=timedelta(seconds=self.settings.drain_timeout),
+            deployment_config=WorkerDeploymentConfig(version, use_worker_versioning=True) if version else None,
             interceptors=[WorkflowEdge(), ActivityEdge(), self.in_hand],
             **rest,
         )

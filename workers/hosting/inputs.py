@@ -28,6 +28,7 @@ from temporalio.bridge.proto.workflow_activation import (
 )
 from temporalio.bridge.proto.workflow_commands import WorkflowCommand
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
+from temporalio.common import VersioningBehavior
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, WorkflowInstance, WorkflowInstanceDetails
@@ -85,12 +86,19 @@ class Refused:
         raise ApplicationError(refusal.sentence, {FIELD: refusal.field}, type=_KIND, non_retryable=True)
 
 
+@dataclass(frozen=True)
 class CheckedRunner(SandboxedWorkflowRunner):
-    """Runs workflows in the sandbox, once it has been seen that they can read what they are told."""
+    """Runs workflows in the sandbox, once it has been seen that they can read what they are told.
+
+    Each workflow declares whether its runs are pinned to a build. Temporal refuses every step of a worker that says so
+    and takes no part in Worker Versioning, so it is said by those alone that do.
+    """
+
+    versioned: bool = False  # whether the worker takes part in Worker Versioning
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
-        return _Checked(super().create_instance(det), det)
+        return _Checked(super().create_instance(det), det, versioned=self.versioned)
 
 
 class CheckedPlainRunner(UnsandboxedWorkflowRunner):
@@ -104,8 +112,10 @@ class CheckedPlainRunner(UnsandboxedWorkflowRunner):
 class _Checked(WorkflowInstance):
     """A run in the sandbox, or `Refused` in its place."""
 
-    def __init__(self, inner: WorkflowInstance, det: WorkflowInstanceDetails) -> None:
+    def __init__(self, inner: WorkflowInstance, det: WorkflowInstanceDetails, *, versioned: bool = False) -> None:
         self._inner = inner
+        declared = det.defn.versioning_behavior if versioned else None
+        self._behaviour = (declared or VersioningBehavior.UNSPECIFIED).value
         self._det = det
         self._queue = det.info.task_queue
         # As far as an id tells. A stranger's job of such an id gains nothing by it: all that our code cannot read is
@@ -116,6 +126,12 @@ class _Checked(WorkflowInstance):
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         """See `WorkflowInstance`."""
+        completion = self._activated(act)
+        if completion.HasField("successful"):
+            completion.successful.versioning_behavior = self._behaviour
+        return completion
+
+    def _activated(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         if not any(job.WhichOneof("variant") in _TELLING for job in act.jobs):
             return self._inner.activate(act)
         told, answers = WorkflowActivation(), list[WorkflowCommand]()

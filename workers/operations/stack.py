@@ -19,7 +19,9 @@ from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 from workers.client import Sexton, search_attributes
 from workers.client.connections import OwnJobs, connect_client, with_client
+from workers.identity.builds import own_build
 from workers.identity.stores import adopt_buckets, buckets_of
+from workers.operations.builds import deploy_new
 from workers.operations.status import WORKER, pollers
 from workers.settings import OFF, Settings
 
@@ -50,7 +52,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         extra = _any_ports(settings) if free_ports else None
         pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
         if pids:  # without a worker runs would only pile up
-            with_client(settings, lambda client: Sexton(client, settings).apply_schedules())
+            with_client(settings, lambda client: _ready_for_runs(client, settings, deploys=earlier is None))
     except BaseException:
         with suppress(ServiceFailed):  # the first failure is the one to tell
             if earlier is None:
@@ -66,6 +68,14 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         "worker_pids": pids,
         "home": str(settings.home.absolute()),
     }
+
+
+async def _ready_for_runs(client: Client, settings: Settings, *, deploys: bool) -> None:
+    """Apply the schedules; in Worker Versioning the worker that was just started is current, or no run would begin."""
+    build = own_build(settings)
+    if build and deploys:
+        await deploy_new(client, build.deployment_name, build.build_id)
+    await Sexton(client, settings).apply_schedules()
 
 
 def _any_ports(settings: Settings) -> dict[str, str]:

@@ -32,6 +32,7 @@ from workers.client import search_attributes
 from workers.client.connections import with_client
 from workers.client.temporal_faults import temporal_fault
 from workers.identity.stores import buckets_of
+from workers.operations.builds import read_deployment
 from workers.operations.identity_row import IDENTITY, identity_row
 from workers.operations.owners import open_directory, open_session, overview
 from workers.settings import Settings
@@ -61,6 +62,7 @@ def status(settings: Settings) -> list[Row]:
         lambda: lost or checked("database", _database, settings),
         lambda: {"name": IDENTITY, "ok": False, "detail": "cannot be told"} if lost else identity_row(settings),
         lambda: _workers(settings),
+        *([lambda: checked("deployment", _current_build, settings)] if settings.deployment_name else []),
     ]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(lambda row: row(), rows))
@@ -131,6 +133,14 @@ def _database(settings: Settings) -> str:
     finally:
         database.close()
     return "this build's version, and takes writes"
+
+
+def _current_build(settings: Settings) -> str:
+    found = with_client(settings, lambda client: read_deployment(client, settings.deployment_name))
+    if found.current is None:
+        advice = "make one current: `sexton worker builds`, `sexton worker deploy --build-id ID`"
+        raise ServiceFailed("deployment", str(found), advice=advice)
+    return str(found)
 
 
 def _workers(settings: Settings) -> Row:

@@ -14,6 +14,8 @@ _PATH = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._-]+)+")
 _IDENTITY = re.compile(r"(?!sasl:)[a-z0-9]+:.+")
 _MASTER = re.compile(r"local(\[(\*|[1-9][0-9]{0,3})(,[1-9][0-9]?)?\])?|yarn|(spark|k8s)://[^\s\x00-\x1f]{1,500}")
 _WORD = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
+_DEPLOYMENT = re.compile(r"[A-Za-z0-9_/-]{1,128}")  # a dot would end it in Temporal's own texts
+_BUILD = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # as the worker controller's
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -105,6 +107,18 @@ def _word(value: str) -> str:
     return value
 
 
+def _deployment(value: str) -> str:
+    if value and not _DEPLOYMENT.fullmatch(value):
+        raise ValueError("1 to 128 of A-Z, a-z, 0-9, underscore, hyphen, slash")
+    return value
+
+
+def _build(value: str) -> str:
+    if value and not _BUILD.fullmatch(value):
+        raise ValueError("1 to 63 of A-Z, a-z, 0-9, dot, underscore, hyphen, first and last a letter or a digit")
+    return value
+
+
 def _folder(value: str) -> str:
     if not value.startswith("/") or not value.isprintable():
         raise ValueError("an absolute path")
@@ -140,5 +154,7 @@ WebAddress = Annotated[str, AfterValidator(_web_address)]
 Bucket = Annotated[str, AfterValidator(_bucket)]
 BucketList = Annotated[str, AfterValidator(_buckets)]  # separated by commas
 Word = Annotated[str, AfterValidator(_word)]
+DeploymentName = Annotated[str, AfterValidator(_deployment)]
+BuildId = Annotated[str, AfterValidator(_build)]
 Folder = Annotated[str, AfterValidator(_folder)]
 Master = Annotated[str, AfterValidator(_master)]  # of a Spark cluster

@@ -14,7 +14,9 @@ from workers.settings.kinds import (
     Addresses,
     Bucket,
     BucketList,
+    BuildId,
     Count,
+    DeploymentName,
     Ensemble,
     Folder,
     Identity,
@@ -64,6 +66,8 @@ class Settings(BaseModel):
     temporal_namespace: Word = "default"
     ui_address: WebAddress = ""
     task_queue: Word = "sexton"
+    deployment_name: DeploymentName = ""  # of Worker Versioning; empty: workers take no part in it
+    build_id: BuildId = ""  # of a worker in it; empty: made of the version and of the code that is installed
     database_url: str = ""  # filled in: a SQLite file in the home
     s3_endpoint: WebAddress = ""
     s3_region: Word = "us-east-1"

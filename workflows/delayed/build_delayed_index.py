@@ -11,6 +11,7 @@ Source: PIP-195, where an index that is lost is rebuilt by one reader of the who
 """
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.delayed.building import IndexBuilding
@@ -26,7 +27,7 @@ _STEPS = Steps(
 )
 
 
-@workflow.defn(name="build-delayed-index")
+@workflow.defn(name="build-delayed-index", versioning_behavior=VersioningBehavior.PINNED)
 class BuildDelayedIndex(TopicBuild):
     """See the module's text."""
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.delayed.buckets import DelayedBuckets
@@ -31,7 +31,7 @@ _MERGE = workflow.ActivityConfig(
 )
 
 
-@workflow.defn(name="merge-buckets")
+@workflow.defn(name="merge-buckets", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class MergeBuckets:
     """See the module's text."""
 

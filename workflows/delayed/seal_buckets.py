@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes
+from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes, VersioningBehavior
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
@@ -47,7 +47,7 @@ _SEAL_ONE: workflow.ActivityConfig = {
 _SAMPLE = 20
 
 
-@workflow.defn(name="seal-buckets")
+@workflow.defn(name="seal-buckets", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class SealBuckets:
     """See the module's text."""
 

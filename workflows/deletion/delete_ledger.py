@@ -17,7 +17,13 @@ import asyncio
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
+from temporalio.common import (
+    RetryPolicy,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    VersioningBehavior,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
@@ -47,7 +53,7 @@ def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
     )
 
 
-@workflow.defn(name="delete-ledger")
+@workflow.defn(name="delete-ledger", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeleteLedger:
     """See the module's text."""
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
@@ -70,7 +70,7 @@ _REFUSED = "a refusal is a result"  # patch
 _HELD_AGAIN = timedelta(minutes=10)  # while paused: two thirds of the claim
 
 
-@workflow.defn(name="delete-ledgers")
+@workflow.defn(name="delete-ledgers", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeleteLedgers:
     """See the module's text."""
 

@@ -15,6 +15,7 @@ Source: PIP-186.
 from dataclasses import replace
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
@@ -33,7 +34,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.deletion.values import DELETE_LEDGERS, DeleteTopicInput, DeleteTopicResult
 
 
-@workflow.defn(name="delete-topic")
+@workflow.defn(name="delete-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeleteTopic:
     """See the module's text."""
 

@@ -14,6 +14,7 @@ Source: PIP-186, whose unacknowledged deletions are delivered again; apache/puls
 from dataclasses import replace
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.upkeep import DeletionUpkeep
@@ -31,7 +32,7 @@ _MOST_ADOPTED = 10_000  # rows of one batch: a transaction of a quarter of a sec
 _MOST_FORGOTTEN = 5_000  # rows of one page: writers wait a tenth of a second for it
 
 
-@workflow.defn(name="sweep-deletions")
+@workflow.defn(name="sweep-deletions", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class SweepDeletions:
     """See the module's text."""
 

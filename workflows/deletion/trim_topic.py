@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
@@ -39,7 +39,7 @@ _ROLL = workflow.ActivityConfig(
 )
 
 
-@workflow.defn(name="trim-topic")
+@workflow.defn(name="trim-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TrimTopic:
     """See the module's text."""
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
@@ -44,7 +44,7 @@ _TRIM = workflow.ActivityConfig(
 )
 
 
-@workflow.defn(name="trim-topics")
+@workflow.defn(name="trim-topics", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TrimTopics:
     """See the module's text."""
 

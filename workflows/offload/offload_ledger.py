@@ -15,7 +15,7 @@ Source: Pulsar's tiered storage; apache/pulsar#13219, #22839.
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
@@ -42,7 +42,7 @@ def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
     )
 
 
-@workflow.defn(name="offload-ledger")
+@workflow.defn(name="offload-ledger", versioning_behavior=VersioningBehavior.PINNED)
 class OffloadLedger:
     """See the module's text."""
 

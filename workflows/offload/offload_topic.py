@@ -20,7 +20,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.common import SearchAttributePair, TypedSearchAttributes, VersioningBehavior
 from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
@@ -59,7 +59,7 @@ _REMOVAL: workflow.ActivityConfig = {
 }
 
 
-@workflow.defn(name="offload-topic")
+@workflow.defn(name="offload-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class OffloadTopic:
     """See the module's text."""
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
@@ -63,7 +63,7 @@ def batch_id(run_id: str, page: int) -> str:
     return f"orphans-{run_id}-{page}"
 
 
-@workflow.defn(name="apply-orphans")
+@workflow.defn(name="apply-orphans", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class ApplyOrphans:
     """See the module's text."""
 

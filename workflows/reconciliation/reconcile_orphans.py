@@ -16,6 +16,7 @@ Source: orphan removals of iceberg and lakeFS, and their failures (iceberg#4195,
 from datetime import timedelta
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
@@ -43,7 +44,7 @@ _CONCLUDE: workflow.ActivityConfig = {
 }
 
 
-@workflow.defn(name="reconcile-orphans")
+@workflow.defn(name="reconcile-orphans", versioning_behavior=VersioningBehavior.PINNED)
 class ReconcileOrphans:
     """See the module's text."""
 

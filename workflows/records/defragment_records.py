@@ -13,6 +13,7 @@ Source: Aerospike's defragmentation of blocks below `defrag-lwm-pct`.
 from dataclasses import replace
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
@@ -27,7 +28,7 @@ with workflow.unsafe.imports_passed_through():
     )
 
 
-@workflow.defn(name="defragment-records")
+@workflow.defn(name="defragment-records", versioning_behavior=VersioningBehavior.PINNED)
 class DefragmentRecords:
     """See the module's text."""
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
@@ -38,7 +39,7 @@ _MANY = 1_000
 """Blocks that flushes may add before they are joined: each manifest names all of them."""
 
 
-@workflow.defn(name="flush-records")
+@workflow.defn(name="flush-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class FlushRecords:
     """See the module's text."""
 

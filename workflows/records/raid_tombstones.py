@@ -14,6 +14,7 @@ Source: Aerospike's tomb raider: cenotaphs, the scan of all blocks, and the remo
 from dataclasses import replace
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
@@ -24,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records.values import RAID_TOMBSTONES, RaidTombstonesInput, RaidTombstonesResult
 
 
-@workflow.defn(name="raid-tombstones")
+@workflow.defn(name="raid-tombstones", versioning_behavior=VersioningBehavior.PINNED)
 class RaidTombstones:
     """See the module's text."""
 

@@ -17,7 +17,7 @@ Source: Aerospike's cold start; PIP-186 for what is done with ledgers that nothi
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
@@ -48,7 +48,7 @@ _REFUSALS = frozenset(
 )
 
 
-@workflow.defn(name="rebuild-catalog")
+@workflow.defn(name="rebuild-catalog", versioning_behavior=VersioningBehavior.PINNED)
 class RebuildCatalog:
     """See the module's text."""
 

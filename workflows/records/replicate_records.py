@@ -13,6 +13,7 @@ Source: Aerospike's cross-datacenter replication (XDR).
 from dataclasses import replace
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
@@ -23,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records.values import REPLICATE_RECORDS, ReplicateRecordsInput, ReplicateRecordsResult
 
 
-@workflow.defn(name="replicate-records")
+@workflow.defn(name="replicate-records", versioning_behavior=VersioningBehavior.PINNED)
 class ReplicateRecords:
     """See the module's text."""
 

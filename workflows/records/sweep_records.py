@@ -10,13 +10,14 @@ Source: as `sweep-transactions`; a schedule cannot start a workflow under an id 
 from contextlib import suppress
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from workflows.records.values import FLUSH_RECORDS, FlushRecordsInput, SweepRecordsInput, SweepRecordsResult
 
 
-@workflow.defn(name="sweep-records")
+@workflow.defn(name="sweep-records", versioning_behavior=VersioningBehavior.PINNED)
 class SweepRecords:
     """See the module's text."""
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.transactions.coordination import Coordination
@@ -36,7 +36,7 @@ def _tell(queue: str) -> workflow.ActivityConfig:
     )
 
 
-@workflow.defn(name="broadcast-transaction")
+@workflow.defn(name="broadcast-transaction", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class BroadcastTransaction:
     """See the module's text."""
 

@@ -10,6 +10,7 @@ Source: Pulsar's TransactionBuffer recovery, one topic at a time there, which a 
 """
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.transactions.building import BufferBuilding
@@ -25,7 +26,7 @@ _STEPS = Steps(
 )
 
 
-@workflow.defn(name="build-transaction-snapshots")
+@workflow.defn(name="build-transaction-snapshots", versioning_behavior=VersioningBehavior.PINNED)
 class BuildTransactionSnapshots(TopicBuild):
     """See the module's text."""
 

@@ -13,6 +13,7 @@ Source: Pulsar's recovery of the transaction coordinator (apache/pulsar#19200).
 from contextlib import suppress
 
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
@@ -29,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
 _PAGE = 1_000
 
 
-@workflow.defn(name="sweep-transactions")
+@workflow.defn(name="sweep-transactions", versioning_behavior=VersioningBehavior.PINNED)
 class SweepTransactions:
     """See the module's text."""
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
@@ -45,7 +45,7 @@ _BEHIND_S = 0.05  # after a deadline: the catalog's clock is not the server's
 _SHOWN = 20
 
 
-@workflow.defn(name="transaction-coordinator")
+@workflow.defn(name="transaction-coordinator", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TransactionCoordinator:
     """See the module's text."""
 

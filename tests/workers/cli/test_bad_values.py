@@ -97,8 +97,7 @@ def _refused(command: Command) -> Iterator[list[str]]:
             continue
         if name.startswith("--"):
             yield [*command.line({name: None}), name]
-        if command.path != ("worker", "deploy"):  # of a later release: refused with 3, whatever the values
-            yield from (command.line({name: value}) for value in _bad(one))
+        yield from (command.line({name: value}) for value in _bad(one))
 
 
 def _optional_arguments(command: Command) -> list[str]:

@@ -124,18 +124,10 @@ def test_usage_error_with_json_is_a_document_and_code_2(
     assert services.log.found == {}
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("worker", "deploy", "--build-id", "b"),
-    ],
-)
-def test_later_capability_asked_for_is_refused_before_anything(
-    run: Run, services: FakeServices, args: tuple[str, ...]
-) -> None:
-    """What this build lacks is refused with 3, even before it is looked whether the topic exists."""
-    assert document(run(*args, "--json"), 3)["error"]["type"] == "Unsupported"
-    assert services.log.found == {}
+def test_builds_of_no_deployment_are_refused_naming_the_setting(run: Run) -> None:
+    """Without a deployment's name workers take no part in Worker Versioning, and nothing is asked of Temporal."""
+    for args in (("worker", "deploy", "--build-id", "b"), ("worker", "builds")):
+        assert document(run(*args, "--json"), 2)["error"]["field"] == "deployment_name"
 
 
 def test_command_without_a_stack_says_what_to_try(run: Run, services: FakeServices) -> None:

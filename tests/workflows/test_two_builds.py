@@ -1,0 +1,146 @@
+"""Two builds side by side on a real server: rolled out by a share, made current, rolled back."""
+
+import uuid
+from collections import Counter
+from typing import Any
+
+import pytest
+from temporalio import activity
+from temporalio.client import WorkflowHandle
+
+from activities.records.values import ReplicateInput
+from logstore.errors import PreconditionFailed
+from logstore.records.jobs import ShippedBlocks
+from tests.workflows.deletion.test_batch_control import gate_at
+from tests.workflows.house import Gate, House, assert_eventually
+from workers.operations.builds import deploy, deploy_new, read_deployment
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.values import DeletionPolicy
+from workflows.records.replicate_records import ReplicateRecords
+from workflows.records.values import ReplicateRecordsInput, ReplicateRecordsResult
+
+pytestmark = pytest.mark.external_service
+
+_MANY = 24  # runs of which each begins on either build with even chances: all on one side is 1 in 8 million
+
+
+class Shipping:
+    """The one activity of a pinned workflow, held in the run that is to be held."""
+
+    def __init__(self) -> None:
+        self.held = f"held-{uuid.uuid4().hex[:8]}"
+        self.gate = Gate()
+
+    @activity.defn(name="records.ship")
+    def ship(self, request: ReplicateInput) -> list[ShippedBlocks]:
+        """Ship nothing."""
+        if activity.info().workflow_id == self.held:
+            self.gate.wait()
+        return []
+
+
+async def _pinned(house: House, workflow_id: str) -> WorkflowHandle[Any, ReplicateRecordsResult]:
+    return await house.client.start_workflow(
+        ReplicateRecords.run, ReplicateRecordsInput(), id=workflow_id, task_queue=house.queue
+    )
+
+
+async def _build_of(handle: WorkflowHandle[Any, Any]) -> str:
+    """The build that the run's last step was done on."""
+    info = (await handle.describe()).raw_description.workflow_execution_info
+    return info.versioning_info.deployment_version.build_id
+
+
+async def _new(house: House) -> str:
+    """The build that a new run begins and ends on."""
+    handle = await _pinned(house, f"new-{uuid.uuid4().hex[:8]}")
+    assert (await handle.result()).shipped == []
+    return await _build_of(handle)
+
+
+async def _moved(house: House, batch: WorkflowHandle[Any, Any], build_id: str) -> None:
+    """Let the batch do a step that changes nothing, as it is paused already, and see which build did it."""
+
+    async def there() -> bool:
+        await batch.execute_update(DeleteLedgers.pause)
+        return await _build_of(batch) == build_id
+
+    await assert_eventually(there)
+
+
+async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
+    """A pinned run ends on its build, a batch of deletions moves, and what a rollback leaves waits in SQL.
+
+    The batch is paused on the newer build, which is then taken back: the older one serves it, and nothing of it is
+    deleted or lost until it is resumed.
+    """
+    shipping, name = Shipping(), house.queue
+    ledgers = house.world.fill(2)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    first = gate_at(house, ledgers[0])
+    async with house.build("a", instead=[shipping.ship]):
+        assert (await deploy_new(house.client, name, "a")).current == "a"
+        pinned = await _pinned(house, shipping.held)
+        batch = await house.delete(ledgers)
+        await assert_eventually(lambda: shipping.gate.reached.is_set() and first.reached.is_set())
+        assert (await batch.execute_update(DeleteLedgers.pause)).paused
+        first.open()
+        async with house.build("b", instead=[shipping.ship]):
+            ramped = await deploy_new(house.client, name, "b", ramp=50)
+            assert (ramped.current, ramped.ramping, ramped.ramp_percent) == ("a", "b", 50)
+            assert {row.build_id: row.status for row in ramped.builds} == {"a": "CURRENT", "b": "RAMPING"}
+            assert set(Counter([await _new(house) for _ in range(_MANY)])) == {"a", "b"}
+
+            assert (await deploy(house.client, name, "b")).current == "b"
+            assert await _new(house) == "b"
+            await _moved(house, batch, "b")
+            assert await _build_of(pinned) == "a"
+            shipping.gate.open()
+            assert (await pinned.result()).shipped == []
+            assert await _build_of(pinned) == "a"
+
+            back = await deploy(house.client, name, "a")
+            assert (back.current, back.ramping) == ("a", None)
+            assert await _new(house) == "a"
+            await _moved(house, batch, "a")
+        assert house.world.left_of(ledgers[1]), "a build that was taken back left its deletions to nobody else"
+        assert house.world.catalog.deletions.inflight().estimated_inflight == 1
+        async with house.build("b", instead=[shipping.ship]):
+            await deploy(house.client, name, "b")
+            await _moved(house, batch, "b")
+            await batch.execute_update(DeleteLedgers.resume)
+            assert (await batch.result()).outcomes == {"DELETED": 2}
+            assert await _build_of(batch) == "b"
+    assert not house.world.left_of(ledgers[1])
+
+
+async def test_rollback_in_the_middle_of_a_ramp_ends_the_ramp(house: House) -> None:
+    """The earlier build is current all the time: deploying it again takes the share back, and so does a share of 0."""
+    name = house.queue
+    shipping = Shipping()
+    async with house.build("a", instead=[shipping.ship]), house.build("b", instead=[shipping.ship]):
+        await deploy_new(house.client, name, "a")
+        await deploy_new(house.client, name, "b", ramp=100)
+        assert await _new(house) == "b"
+        assert (await deploy(house.client, name, "a")).ramping is None
+        assert await _new(house) == "a"
+        await deploy(house.client, name, "b", ramp=10)
+        with pytest.raises(PreconditionFailed, match=r"build a of .*current"):
+            await deploy(house.client, name, "a", ramp=10)
+        with pytest.raises(PreconditionFailed, match=r"build a of .*: expected that it ramps, found that b does"):
+            await deploy(house.client, name, "a", ramp=0)
+        assert (await read_deployment(house.client, name)).ramp_percent == 10
+        for _ in range(2):
+            assert (await deploy(house.client, name, "b", ramp=0)).ramping is None
+
+
+async def test_build_that_never_served_is_refused(house: House) -> None:
+    """New runs would wait for it; those that there are, are named."""
+    with pytest.raises(PreconditionFailed, match="expected one that a worker has served with, found none"):
+        await deploy(house.client, house.queue, "a")
+    assert (await read_deployment(house.client, house.queue)).builds == ()
+    async with house.build("a"):
+        await deploy_new(house.client, house.queue, "a")
+        with pytest.raises(PreconditionFailed, match="found a"):
+            await deploy(house.client, house.queue, "z")
+        assert (await read_deployment(house.client, house.queue)).current == "a"

@@ -1,0 +1,89 @@
+"""`worker run`, `worker deploy` and `worker builds`: worker processes, and which build of them gets new work."""
+
+from typing import Annotated
+
+import typer
+
+from workers.cli.command import command, group
+from workers.cli.context import CommandContext
+from workers.cli.options import known_queues, known_worker
+from workers.cli.output import Answer
+from workers.cli.texts import fields, shown_us
+
+worker = group("worker", "Worker processes, and the builds of them.")
+
+Queues = Annotated[
+    list[str] | None,
+    typer.Option("--queue", metavar="NAME", callback=known_queues, help="A task queue; may be repeated."),
+]
+_ID_HELP = "The worker's name in Temporal, its identity as an owner and its queue sexton-owner-ID; unique."
+WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callback=known_worker, help=_ID_HELP)]
+
+
+@command(worker, "run", examples=["sexton worker run", "sexton worker run --queue sexton --worker-id w1"])
+def run(context: CommandContext, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
+    """Serve task queues in the foreground until SIGTERM, which drains: work in hand ends, none is taken."""
+    context.settings.required("temporal_address")
+    queues = list(dict.fromkeys(queue or [context.settings.task_queue]))
+    import asyncio  # noqa: PLC0415 - start-up time
+
+    asyncio.run(context.services.run_worker(context.settings, queues, worker_id))
+    return Answer(document={"worker_id": worker_id, "queues": queues, "state": "drained"})
+
+
+BuildId = Annotated[str, typer.Option("--build-id", metavar="ID", help="The build; `sexton worker builds` lists them.")]
+_RAMP_HELP = "Only this share of new runs begins on the build; 0 ends its ramp."
+Ramp = Annotated[float | None, typer.Option("--ramp", metavar="PERCENT", min=0, max=100, help=_RAMP_HELP)]
+
+
+@command(
+    worker,
+    "deploy",
+    examples=[
+        "sexton worker deploy --build-id 0.2.0-1f2e3d4c5b6a --ramp 10",
+        "sexton worker deploy --build-id 0.2.0-1f2e3d4c5b6a",
+    ],
+)
+def deploy(context: CommandContext, *, build_id: BuildId, ramp: Ramp = None) -> Answer:
+    """Make a build current in Worker Versioning, or let a share of new runs begin on it.
+
+    A build that becomes current ends every ramp, so to roll back is to deploy the earlier build. Pinned runs end on the
+    build that they began on, whose workers must go on until it is DRAINED; the others move at their next step. Workers
+    take part where the setting deployment_name is set. Repeating it is harmless.
+    """
+    from workers.client.connections import with_client  # noqa: PLC0415 - start-up time
+    from workers.operations.builds import deploy as deploy_build  # noqa: PLC0415
+    from workers.operations.builds import named  # noqa: PLC0415
+
+    settings = context.settings
+    name = named(settings)
+    found = with_client(settings, lambda client: deploy_build(client, name, build_id, ramp=ramp))
+    return Answer(
+        document={"deployment": found.name, **fields(found, "current ramping ramp_percent")}, text=f"{found}\n"
+    )
+
+
+@command(worker, "builds", examples=["sexton worker builds", "sexton worker builds --json"])
+def builds(context: CommandContext) -> Answer:
+    """List the builds of the deployment, newest first, and the build that this installation is.
+
+    Status: CURRENT and RAMPING get new runs; DRAINING has runs that are pinned to it, so its workers must go on;
+    DRAINED has none any more; INACTIVE has served, and got no run yet. Looking changes nothing.
+    """
+    from workers.client.connections import with_client  # noqa: PLC0415 - start-up time
+    from workers.identity.builds import own_build  # noqa: PLC0415
+    from workers.operations.builds import named, read_deployment  # noqa: PLC0415
+
+    settings = context.settings
+    name = named(settings)
+    own = own_build(settings)
+    found = with_client(settings, lambda client: read_deployment(client, name))
+    rows = [fields(row, "build_id status ramp_percent") | {"created": shown_us(row.created_us)} for row in found.builds]
+    document = {
+        "deployment": found.name,
+        "own": own.build_id if own else None,
+        **fields(found, "current ramping ramp_percent"),
+        "builds": rows,
+    }
+    more = Answer(document={}, text=f"{found}; this installation is {document['own']}\n")
+    return Answer(document=document, shown=rows, empty=f"no worker has served as a build of {name}", more=(more,))

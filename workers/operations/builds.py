@@ -1,0 +1,195 @@
+"""Worker Versioning for operators: which builds there are, and which of them gets new work.
+
+All new runs begin on the current build, or on the ramping one with its share of them. A pinned run ends on the build
+that it began on; one that is auto-upgraded moves at its next step. To roll out is to ramp a build and to make it
+current; to roll back is to make the earlier one current, which ends a ramp as well.
+
+Source: Temporal, "Worker Versioning"; `workflows/deployment.proto` of its API.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from temporalio.api.deployment.v1 import WorkerDeploymentInfo
+from temporalio.api.enums.v1 import RoutingConfigUpdateState, WorkerDeploymentVersionStatus
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkerDeploymentRequest,
+    SetWorkerDeploymentCurrentVersionRequest,
+    SetWorkerDeploymentRampingVersionRequest,
+)
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from logstore.errors import InvalidInput, PreconditionFailed
+from workers.settings import Settings
+
+_PREFIX: Final = "WORKER_DEPLOYMENT_VERSION_STATUS_"
+_IN_PROGRESS: Final = RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_IN_PROGRESS
+_REGISTERED_WITHIN_S: Final = 60.0
+_KNOWN_WITHIN_S: Final = 30.0
+_REFUSED: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.INVALID_ARGUMENT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRow:
+    """One build of the deployment, as Temporal knows it."""
+
+    build_id: str
+    status: str  # CURRENT, RAMPING, INACTIVE, DRAINING (runs are pinned to it), DRAINED, CREATED
+    ramp_percent: float  # of new runs that begin on it as the ramping build, 0 to 100
+    created_us: int  # since 1970
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """The builds of one deployment, newest first, and where new runs begin."""
+
+    name: str
+    current: str | None = None  # None: only workers without a version get new runs
+    ramping: str | None = None
+    ramp_percent: float = 0.0
+    builds: tuple[BuildRow, ...] = ()
+    settled: bool = True  # every task queue routes by this
+
+    def __str__(self) -> str:
+        """The state in a few words."""
+        ramp = f", {self.ramping} ramps at {self.ramp_percent:g} %" if self.ramping else ""
+        return f"{self.name}: {self.current or 'no build'} is current{ramp}"
+
+
+def named(settings: Settings) -> str:
+    """The deployment of the settings.
+
+    Raises:
+        InvalidInput: They name none.
+    """
+    if not settings.deployment_name:
+        expected = "a name: without it workers take no part in Worker Versioning"
+        raise InvalidInput("deployment_name", expected=expected, found="")
+    return settings.deployment_name
+
+
+async def read_deployment(client: Client, name: str) -> Deployment:
+    """What Temporal knows of the deployment; one of which it knows nothing has no builds."""
+    wanted = DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=name)
+    try:
+        answer = await client.workflow_service.describe_worker_deployment(wanted)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND and "namespace" not in error.message.lower():
+            return Deployment(name=name)
+        raise
+    return _deployment(answer.worker_deployment_info)
+
+
+async def deploy(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
+    """Make a build current, or let a share of new runs begin on it; repeating it is harmless.
+
+    Two effects may stand between the start and the end: the current build is set, and then a ramp of another build
+    ends. A caller that dies between them repeats the call. Both name what shall be, and not a step towards it.
+
+    Args:
+        client: Of the namespace.
+        name: The deployment's.
+        build_id: The build's.
+        ramp: None: it becomes current, and nothing ramps. Else the share of new runs in per cent, 0 to 100; 0 ends the
+            ramp of this build.
+
+    Raises:
+        PreconditionFailed: Temporal knows no such build, or it serves fewer queues than the current one, or it is
+            current already and cannot ramp, or another build ramps whose ramp was to be ended.
+    """
+    before = await read_deployment(client, name)
+    if build_id not in {row.build_id for row in before.builds}:
+        known = ", ".join(row.build_id for row in before.builds) or "none"
+        found = f"build {build_id} of {name}: expected one that a worker has served with, found {known}"
+        raise PreconditionFailed(found)
+    try:
+        if ramp is None:
+            await _make_current(client, name, build_id)
+            if before.ramping not in {None, build_id}:
+                await _ramp(client, name, "", 0)
+        elif ramp:
+            await _ramp(client, name, build_id, ramp)
+        else:
+            await _end_ramp(client, before, build_id)
+    except RPCError as error:
+        if error.status in _REFUSED:
+            raise PreconditionFailed(f"build {build_id} of {name}: {error.message}") from error
+        raise
+    return await _known_to_queues(client, name)
+
+
+async def deploy_new(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
+    """As `deploy`, for a build whose worker has just begun to poll: Temporal learns of it a moment later.
+
+    Raises:
+        PreconditionFailed: As `deploy`; also where Temporal does not learn of it in time.
+    """
+    give_up = time.monotonic() + _REGISTERED_WITHIN_S
+    while time.monotonic() < give_up:
+        found = await read_deployment(client, name)
+        if any(row.build_id == build_id for row in found.builds):
+            break
+        await asyncio.sleep(0.1)
+    return await deploy(client, name, build_id, ramp=ramp)
+
+
+async def _known_to_queues(client: Client, name: str) -> Deployment:
+    """The deployment, once its task queues route by what was set last, or after a while in which they did not."""
+    give_up = time.monotonic() + _KNOWN_WITHIN_S
+    while True:
+        found = await read_deployment(client, name)
+        if found.settled or time.monotonic() > give_up:
+            return found
+        await asyncio.sleep(0.1)
+
+
+async def _make_current(client: Client, name: str, build_id: str) -> None:
+    await client.workflow_service.set_worker_deployment_current_version(
+        SetWorkerDeploymentCurrentVersionRequest(
+            namespace=client.namespace, deployment_name=name, build_id=build_id, identity=client.identity
+        )
+    )
+
+
+async def _end_ramp(client: Client, before: Deployment, build_id: str) -> None:
+    if before.ramping not in {None, build_id}:
+        found = f"build {build_id} of {before.name}: expected that it ramps, found that {before.ramping} does"
+        raise PreconditionFailed(found)
+    await _ramp(client, before.name, "", 0)
+
+
+async def _ramp(client: Client, name: str, build_id: str, percent: float) -> None:
+    await client.workflow_service.set_worker_deployment_ramping_version(
+        SetWorkerDeploymentRampingVersionRequest(
+            namespace=client.namespace,
+            deployment_name=name,
+            build_id=build_id,
+            percentage=percent,
+            identity=client.identity,
+        )
+    )
+
+
+def _deployment(info: WorkerDeploymentInfo) -> Deployment:
+    routing = info.routing_config
+    ramping = routing.ramping_deployment_version.build_id or None
+    rows = [
+        BuildRow(
+            build_id=one.deployment_version.build_id,
+            status=WorkerDeploymentVersionStatus.Name(one.status).removeprefix(_PREFIX),
+            ramp_percent=routing.ramping_version_percentage if one.deployment_version.build_id == ramping else 0.0,
+            created_us=one.create_time.ToMicroseconds(),
+        )
+        for one in info.version_summaries
+    ]
+    return Deployment(
+        name=info.name,
+        current=routing.current_deployment_version.build_id or None,
+        ramping=ramping,
+        ramp_percent=routing.ramping_version_percentage if ramping else 0.0,
+        builds=tuple(sorted(rows, key=lambda row: (-row.created_us, row.build_id))),
+        settled=info.routing_config_update_state != _IN_PROGRESS,
+    )
