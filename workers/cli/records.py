@@ -80,6 +80,27 @@ def _told(workflow_id: str, done: object, *, held: bool) -> Answer:
     return in_part(document, [{"id": workflow_id, "error": HELD}]) if held else Answer(document=document)
 
 
+@command(records, "rewrite", examples=["sexton records rewrite", "sexton records rewrite --json"])
+def rewrite(context: CommandContext) -> Answer:
+    """Write the whole catalog into the record log anew, for a log of which a manifest or a block is damaged or gone.
+
+    Nothing that the log holds is read, and all of it is let go. The database must be the catalog's: with one that is
+    older than its record log it is refused. It may be repeated, and goes on while workers do.
+    """
+    context.require_store()
+    done = context.log.records.flusher.rewrite()
+    return Answer(
+        document={
+            "manifest": done.manifest,
+            "records": done.records,
+            "tombstones": done.tombstones,
+            "blocks": done.blocks,
+            "bytes": done.bytes,
+            "left": done.left,
+        }
+    )
+
+
 @command(records, "defragment", examples=["sexton records defragment", "sexton records defragment --json"])
 def defragment(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
     """Rewrite blocks that are mostly dead, join small ones, and delete what no manifest names any more.

@@ -11,7 +11,7 @@ from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import BIG, TEXT, Statement, among, rows_of
 from infra.catalog.records.log_rows import begin_stamp, let_claim_go, settle_manifest, state_of, take_claim
-from infra.catalog.records.outbox_rows import SOURCES, forget_changes
+from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Claim, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind
@@ -52,6 +52,11 @@ class SqlRecords(OnDatabase):
 
         with self._db.snapshot() as connection:
             yield SqlChanges(connection, cursors=cursors, at_us=self._db.now_us(connection))
+
+    def record_all(self) -> None:
+        """See `Records.record_all`; a transaction for each kind, so that no writer waits for all of them."""
+        for statement in every_record():
+            self._db.write(lambda c, rows=statement: record(c, rows, at_us=self._db.now_us(c)))  # type: ignore[misc]
 
     def settle(self, *, number: int, stamp: str, ceilings: Ceilings, taken: Collection[int] = ()) -> None:
         """See `Records.settle`; the outbox is emptied in parts, a transaction each, so that no writer waits for long.

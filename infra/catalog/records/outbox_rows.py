@@ -1,4 +1,6 @@
-"""The outbox of the record log: triggers insert its rows, a settled flush removes them, and nothing else writes it.
+"""The outbox of the record log: triggers insert its rows, a settled flush removes them.
+
+Only a record log that is written anew has its rows inserted from here.
 
 A trigger records a change whatever statement made it, set-wise ones too, in the transaction of the change. It runs
 behind the change, while that holds the lock of the row. The outbox's `version` only tells changes apart: a flush gives
@@ -8,10 +10,10 @@ There are no triggers of removals: a removed row with a tombstone is flushed as 
 copy that is taken away raises the generation of its ledger (see `ledger_rows`), which records the ledger.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, delete
+from sqlalchemy import BigInteger, Connection, Select, Text, cast, delete, insert, literal, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import among
@@ -41,6 +43,21 @@ SOURCES: Final[Mapping[RecordKind, Source]] = {
     RecordKind.INDEX: Source("delayed_index", "topic_id"),
     RecordKind.SNAPSHOT: Source("transaction_snapshot", "topic_id"),
 }
+
+
+def every_record() -> Iterator[Select[Any]]:
+    """The keys of all rows of records, kind by kind, and those of tombstones: kind, id and sub."""
+    for kind, source in SOURCES.items():
+        c = t.metadata.tables[source.table].c
+        sub = cast(c[source.sub], Text) if source.sub else literal("")
+        yield select(literal(kind.value), c[source.id], sub)
+    yield select(t.tombstone.c.kind, t.tombstone.c.id, literal(""))
+
+
+def record(connection: Connection, keys: Select[Any], *, at_us: int) -> None:
+    """Let these records be flushed once more."""
+    rows = keys.add_columns(literal(at_us, BigInteger))
+    connection.execute(insert(t.record_outbox).from_select(["kind", "id", "sub", "at_us"], rows))
 
 
 def forget_changes(connection: Connection, taken: Collection[int]) -> None:

@@ -81,6 +81,9 @@ class Records(Protocol):
             cursors: Whether those of cursors are read too; else they stay in the outbox.
         """
 
+    def record_all(self) -> None:
+        """Let every record and tombstone be flushed once more; repeating it is harmless."""
+
     def settle(self, *, number: int, stamp: str, ceilings: Ceilings, taken: Collection[int] = ()) -> None:
         """The manifest was put: it is the newest, its ceilings hold, and the outbox rows taken are removed.
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.ports.catalog import Changes, RecordLogState, Records
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import FREE_IDS, Block, Ceilings
-from logstore.records.services.publishing import TRIES, BlockWriter, Standing, publish, standing
+from logstore.records.manifest import FREE_IDS, Block, Ceilings, Manifest
+from logstore.records.services.publishing import TRIES, BlockWriter, Standing, publish, require_adopted, standing
 from logstore.records.services.record_log import RecordLog
 from logstore.units import between_units
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _US: Final = 1_000_000
+_OVERTAKEN: Final = f"record log: others published {TRIES} manifests, each just before this flush"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +78,55 @@ class Flusher:
             done = self._flush(found, cursors or self._due(found.state), progress)
             if done:
                 return replace(done, left=self._records.state().outbox)
-        raise CatalogBusy(f"record log: others published {TRIES} manifests, each just before this flush")
+        raise CatalogBusy(_OVERTAKEN)
+
+    def rewrite(self, *, progress: Callable[[int], None] = lambda _: None) -> Flushed:
+        """Write every record and tombstone of the catalog anew, into a manifest that names nothing else.
+
+        For a record log of which a manifest or a block is damaged or gone, while the catalog is whole: nothing of the
+        older manifests is read. The number of the manifest guards it: a flush that takes away what is to be written
+        takes that number, too, and this begins anew.
+
+        Idempotency: a death leaves records that are flushed once more than needed; repeating it writes all anew.
+
+        Args:
+            progress: As for `flush`.
+
+        Raises:
+            CatalogAdopting: The catalog was rebuilt and is not complete: it lacks what is in the log.
+            CatalogOutdated: There is a newer manifest than the catalog knows: it is the catalog that lacks something.
+            CorruptData, Unsupported: There is one, and it cannot be read.
+            PreconditionFailed, StoreUnavailable, OutcomeUnknown, CatalogBusy: As `flush`.
+        """
+        for _ in range(TRIES):
+            between_units()
+            state = self._records.state()
+            require_adopted(state)
+            if self._log.numbers(after=state.manifest):
+                standing(self._records, self._log)  # settles it, if it is one of this catalog
+                continue
+            self._records.record_all()
+            done = self._flush(Standing(state=state, manifest=_emptied(state)), True, progress, anew=True)
+            if done:
+                return replace(done, left=self._records.state().outbox)
+        raise CatalogBusy(_OVERTAKEN)
 
     def _due(self, state: RecordLogState) -> bool:
         """Whether a change of a cursor has waited for long enough."""
         oldest_us = state.oldest_cursor_us
         return oldest_us is not None and oldest_us <= state.now_us - self._cursor_interval_s * _US
 
-    def _flush(self, found: Standing, cursors: bool, progress: Callable[[int], None]) -> Flushed | None:
+    def _flush(
+        self, found: Standing, cursors: bool, progress: Callable[[int], None], *, anew: bool = False
+    ) -> Flushed | None:
         state, ceilings = found.state, raised(found.state.ceilings, found.state.next_ids)
-        if found.manifest and not state.outbox and ceilings == state.ceilings:
+        settled = found.manifest is not None and ceilings == state.ceilings and not anew
+        if settled and not state.outbox:
             return Flushed(manifest=found.number, named=len(found.blocks))
         with self._records.changes(cursors=cursors) as changes:
             blocks = self._written(changes, found.number + 1, progress)
             taken, at_us = changes.taken, changes.at_us
-        if found.manifest and not taken and not blocks and ceilings == state.ceilings:
+        if settled and not taken and not blocks:
             return Flushed(manifest=found.number, named=len(found.blocks))
         self._require_clock(blocks, at_us)
         together = (*found.blocks, *blocks)
@@ -145,6 +180,21 @@ class Flusher:
                 f"clock: expected the catalog's and the store's within {self._clock_bound_s:g} s of each other, found "
                 f"the catalog's at {at_us} and the store's at {stored_us} (microseconds since 1970); set the clocks"
             )
+
+
+def _emptied(state: RecordLogState) -> Manifest | None:
+    """In the place of the newest manifest, one that names no block."""
+    if not state.manifest:
+        return None
+    return Manifest(
+        number=state.manifest,
+        catalog_id=state.catalog_id,
+        epoch=state.epoch,
+        bundles=state.bundles,
+        stamp=state.stamp,
+        flushed_us=0,
+        ceilings=state.ceilings,
+    )
 
 
 def raised(ceilings: Ceilings, next_ids: Ceilings) -> Ceilings:

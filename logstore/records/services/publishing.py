@@ -108,7 +108,7 @@ def require_known(state: RecordLogState, newest: Manifest | None) -> None:
                 "records bucket",
                 expected=f"manifest {state.manifest} or a newer one",
                 found="none",
-                advice="put back what was removed, or the catalog cannot be rebuilt when it is lost",
+                advice="put back what was removed, or write all of it anew: sexton records rewrite",
             )
         return
     _require_same(state, newest)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.errors import CatalogMismatch, CatalogOutdated, PreconditionFailed, StoreUnavailable
+from logstore.errors import CatalogMismatch, CatalogOutdated, CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ports.catalog import RecordLogState
 from logstore.positions import LedgerId
@@ -14,7 +14,7 @@ from logstore.records.services.flushing import Flusher, raised
 from logstore.records.services.publishing import standing
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.logstore.records.world import RecordsWorld
+from tests.logstore.records.world import AGE_S, RecordsWorld
 
 _EFFECTS = ("records.put_block", "records.begin", "records.put_manifest", "records.settle")
 
@@ -246,3 +246,96 @@ def test_flush_reads_the_state_of_the_catalog_before_and_after(
     monkeypatch.setattr(records, "state", counted)
     Flusher(records, RecordLog(world.objects), clock_bound_s=600).flush()
     assert read == 2
+
+
+def _damaged(world: RecordsWorld) -> None:
+    """A record log whose newest manifest cannot be read, and a block of which is gone."""
+    newest = world.log.newest()
+    assert newest is not None
+    world.objects.delete([newest.key, newest.blocks[0].key])
+    world.objects.put_if_absent(newest.key, newest.to_json()[:50], metadata={})
+
+
+def test_damaged_log_is_written_anew_from_the_catalog(world: RecordsWorld) -> None:
+    """With its tombstones; nothing of what it held before is needed."""
+    kept, buried, plain = world.create(), world.create(), world.create()
+    world.flush()
+    world.end(buried, durable=True)
+    world.end(plain, durable=False)
+    world.flush()
+    before = world.winners().num_rows
+    _damaged(world)
+    with pytest.raises(CorruptData, match="expected a manifest"):
+        world.flush()
+    done = world.flusher.rewrite()
+    assert (done.manifest, done.left, done.tombstones, before) == (3, 0, 1, 3)
+    assert world.returning() == world.standing() == {kept}
+    assert world.on_disk([buried, plain]) == {buried: [True], plain: []}
+    world.end(kept, durable=True)
+    assert world.flush().manifest == 4
+    assert world.returning() == set()
+    world.clear(kept, buried)
+    world.defragment()
+    world.advance(seconds=2 * AGE_S)
+    assert world.raid().removed == 2
+
+
+def test_emptied_bucket_is_written_anew(world: RecordsWorld) -> None:
+    """The number of a manifest is never used again."""
+    kept = world.create()
+    world.flush()
+    world.objects.delete(world.objects.keys)
+    with pytest.raises(CatalogMismatch, match="write all of it anew: sexton records rewrite"):
+        world.flush()
+    assert world.flusher.rewrite().manifest == 2
+    assert world.returning() == {kept}
+
+
+def test_rewrite_that_a_flush_overtakes_begins_anew(world: RecordsWorld) -> None:
+    """That flush takes the changes which the rewrite has just recorded."""
+    kept = world.create()
+    world.flush()
+    records = world.catalog.records
+    record_all, overtaken = records.record_all, 0
+
+    def recorded_and_flushed() -> None:
+        nonlocal overtaken
+        record_all()
+        if not overtaken:
+            overtaken = world.flush().manifest
+
+    records.record_all = recorded_and_flushed  # type: ignore[method-assign]
+    assert (world.flusher.rewrite().manifest, overtaken) == (3, 2)
+    newest = world.log.newest()
+    assert newest is not None
+    assert {one.kind for one in newest.blocks} > {RecordKind.LEDGER, RecordKind.SEGMENT}
+    assert world.returning() == {kept}
+
+
+@pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])
+def test_rewrite_may_die_between_any_two_effects(world: RecordsWorld, point: str) -> None:
+    """The next one comes to the same."""
+    kept, buried = world.create(), world.create()
+    world.flush()
+    world.end(buried, durable=True)
+    world.flush()
+    _damaged(world)
+    arm(point, "crash")
+    with pytest.raises(SimulatedCrash):
+        world.flusher.rewrite()
+    disarm()
+    world.flusher.rewrite()
+    assert world.returning() == {kept}
+    assert world.on_disk([buried]) == {buried: [True]}
+    assert world.catalog.records.state().outbox == 0
+
+
+def test_rewrite_of_a_log_that_is_newer_than_the_catalog_is_refused(world: RecordsWorld) -> None:
+    """A database that was restored would else put its old state in the place of what the log knows."""
+    world.create()
+    world.flush()
+    world.create()
+    world.flush()
+    world.sql("UPDATE record_log SET manifest = 1, stamp = 'old', pending = '{}'")
+    with pytest.raises(CatalogOutdated):
+        world.flusher.rewrite()

@@ -11,6 +11,7 @@ from logstore.ports.catalog import RecordLogState, TombstoneCounts
 from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.services.flushing import Flushed
 from logstore.records.services.replicating import Replica
 from logstore.records.tombstones import ReplicaState
 from tests.workers.cli.conftest import Run, document
@@ -126,6 +127,14 @@ def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, servic
     shown = run("records", "status").stdout.splitlines()
     assert max(map(len, shown)) <= 80
     assert any("ledger" in line and "15" in line for line in shown)
+
+
+def test_rewrite_tells_what_it_has_written(run: Run, services: FakeServices) -> None:
+    """It needs no worker: none may be able to flush."""
+    written = Flushed(manifest=28, records=70, tombstones=2, blocks=3, bytes=900, changes=75, left=1, named=3)
+    services.log.records = SimpleNamespace(flusher=SimpleNamespace(rewrite=lambda: written))  # type: ignore[attr-defined]
+    told = document(run("records", "rewrite", "--json"))
+    assert told == {"manifest": 28, "records": 70, "tombstones": 2, "blocks": 3, "bytes": 900, "left": 1}
 
 
 def test_status_of_a_bucket_that_was_emptied_is_refused(run: Run, services: FakeServices) -> None:

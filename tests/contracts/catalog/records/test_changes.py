@@ -144,6 +144,32 @@ def test_settle_repeated_changes_nothing(sql_world: SqlWorld) -> None:
     assert (state.manifest, state.stamp, state.pending) == (2, "b", frozenset({"c"}))
 
 
+def test_every_record_and_tombstone_can_be_flushed_once_more(sql_world: SqlWorld) -> None:
+    """Whatever was flushed before; a record that was removed plainly has nothing to flush."""
+    topic_id = new_topic(sql_world).topic_id
+    first, second, third = filled(sql_world, topic_id, 3)
+    sql_world.catalog.cursors.subscribe(topic_id, "s", latest=False)
+    before = flush(sql_world)
+    for ledger_id, durable in ((first, True), (second, False)):
+        sql_world.catalog.phase_one.detach(
+            topic_id,
+            [ledger_id],
+            batch_id=f"b{ledger_id}",
+            force=True,
+            durable=durable,
+            claim=claim("delete-ledgers/b"),
+            cause=CAUSE,
+        )
+    after = flush(sql_world)
+    assert recorded(sql_world) == set()
+    sql_world.catalog.records.record_all()
+    again = flush(sql_world)
+    lost = {of(RecordKind.LEDGER, second), *(of(RecordKind.SEGMENT, one, "0") for one in (first, second))}
+    assert again.keys() == (before.keys() | after.keys()) - lost
+    assert again[of(RecordKind.LEDGER, first)]["tombstone"]
+    assert not again[of(RecordKind.LEDGER, third)]["tombstone"]
+
+
 def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush that dies between two has settled its manifest, and leaves the rest to be flushed once more."""
     monkeypatch.setattr(outbox, "_CHUNK", 2)
