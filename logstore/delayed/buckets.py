@@ -55,6 +55,36 @@ class BucketList:
         """Messages of all buckets."""
         return sum(one.messages for one in self.buckets)
 
+    def reflects(
+        self, *, expected: int, gone: Collection[LedgerId], born: Collection[LedgerId], sealed_to: Position | None
+    ) -> bool:
+        """Whether a change of the version `expected` was made; a later version may have come of it since."""
+        listed = {one.bucket_id for one in self.buckets}
+        sealed = sealed_to is None or self.sealed_to >= sealed_to
+        return self.version > expected and sealed and listed.issuperset(born) and listed.isdisjoint(gone)
+
+    def changed(
+        self, *, gone: Collection[LedgerId] = (), born: Collection[Bucket] = (), sealed_to: Position | None = None
+    ) -> "BucketList":
+        """The next version of the list.
+
+        Raises:
+            InvalidInput: Two buckets would cover the same entry, one would be empty, or reach behind what was looked
+                through.
+        """
+        kept = [one for one in self.buckets if one.bucket_id not in gone]
+        buckets = tuple(sorted([*kept, *born], key=lambda one: one.first))
+        for one in buckets:
+            if one.first > one.last or one.messages < 1:
+                raise InvalidInput("bucket", expected="a range of entries, and messages in it", found=one)
+        for left, right in pairwise(buckets):
+            if left.last >= right.first:
+                raise InvalidInput("bucket", expected=f"a range that begins behind {left.last}", found=right.first)
+        end = self.sealed_to if sealed_to is None else sealed_to
+        if buckets and buckets[-1].last > end:
+            raise InvalidInput("sealed_to", expected=f"{buckets[-1].last} or more", found=end)
+        return BucketList(version=self.version + 1, sealed_to=end, buckets=buckets)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLimits:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.log.ledgers import LedgerState
 from logstore.reconciliation.findings import FindingKind
 
 AGE_FLOOR_S: Final = 3_600
@@ -20,6 +21,10 @@ MAX_ORPHAN_SHARE: Final = 0.05
 
 _SHARED: Final = (FindingKind.ORPHAN_LEDGER, FindingKind.UNREFERENCED_LEDGER, FindingKind.ORPHAN_OFFLOAD)
 """Kinds whose findings are weighed against all ledgers."""
+
+
+_FAR: Final = 64
+"""Numbers above a ledger's highest that lost races explain; phase two asks for each number below it by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +118,29 @@ def check_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> 
             f" {ledgers + doomed:,} ledgers ({ledgers:,} of the catalog, {doomed:,} found) would go: {told};"
             f" read the report, and give --max-orphan-share {_rounded_up(share)} if it is right"
         )
+
+
+def reason_to_keep_segment(state: LedgerState, *, last_segment: int, primary: bool, number: int) -> str | None:
+    """Why an object of a ledger that no row names must not be passed over, and so removed; None: it may be.
+
+    Args:
+        state: Of the ledger.
+        last_segment: The highest number that its writer has used, as the catalog knows.
+        primary: Whether it has its primary copy.
+        number: Of the segment.
+    """
+    if state is LedgerState.CREATING:
+        return "the ledger is being created"
+    if not primary:
+        return "the ledger has no primary copy any more"
+    if takes_segments(state) and number > last_segment + _FAR:
+        return f"it is more than {_FAR} above {last_segment}, the highest of an open ledger"
+    return None
+
+
+def takes_segments(state: LedgerState) -> bool:
+    """A closed ledger takes no segment, whatever its number; phase two would ask for all numbers below a higher one."""
+    return state is LedgerState.OPEN
 
 
 def _shown(seconds: float) -> str:

@@ -1,7 +1,6 @@
 """The port `DelayedIndex` in SQL. Locks: topic, the list of the topic's snapshots, the row of its list of buckets."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from sqlalchemy import Connection
 
@@ -14,8 +13,8 @@ from infra.catalog.engine.many import any_of
 from infra.catalog.log.components import born, retire
 from infra.catalog.log.ledger_rows import component_list, publish
 from infra.catalog.log.topic_rows import active_topic, topic_row
-from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList
-from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.delayed.buckets import NOWHERE, BucketLimits, BucketList
+from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Topic, TopicState, Unsealed
@@ -112,7 +111,7 @@ class SqlDelayedIndex(OnDatabase):
         mine = component_list(connection, switch.topic_id, Component.DELAYED_INDEX, {})
         newborn = {one: row for one in wanted if (row := born(connection, one, mine)) is not None}
         found = lock_list(connection, switch.topic_id)
-        if _is_done(found, switch):
+        if found.reflects(expected=switch.expected, gone=switch.gone, born=wanted, sealed_to=switch.sealed_to):
             return True
         now = self._db.now_us(connection)
         unlisted = [one for one, row in newborn.items() if row.place is None]
@@ -121,8 +120,8 @@ class SqlDelayedIndex(OnDatabase):
             these = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, unlisted))
             file_intents(connection, these, batch_id="", now_us=now)
             return False
-        _require_apart(found, switch)
         buckets = [one.bucket for one in switch.born]
+        found.changed(gone=switch.gone, born=buckets, sealed_to=switch.sealed_to)  # or it refuses
         change_list(connection, switch.topic_id, gone=switch.gone, born=buckets, sealed_to=switch.sealed_to)
         for one in switch.born:
             row = newborn[one.bucket.bucket_id]
@@ -134,30 +133,3 @@ class SqlDelayedIndex(OnDatabase):
 def _retire_all(connection: Connection, gone: Sequence[LedgerId], topic: Topic, reason: str, now_us: int) -> None:
     for ledger_id in gone:
         retire(connection, ledger_id, topic, reason=reason, now_us=now_us)
-
-
-def _is_done(found: BucketList, switch: BucketSwitch) -> bool:
-    """The list is as the switch says; another version of it, where nothing was done since."""
-    listed = {one.bucket_id for one in found.buckets}
-    sealed = switch.sealed_to is None or found.sealed_to >= switch.sealed_to
-    born = {one.bucket.bucket_id for one in switch.born}
-    return found.version > switch.expected and sealed and born <= listed and listed.isdisjoint(switch.gone)
-
-
-def _require_apart(found: BucketList, switch: BucketSwitch) -> None:
-    """No two buckets may cover the same entry, and none may reach behind what was looked through.
-
-    Raises:
-        InvalidInput: They would.
-    """
-    kept = [one for one in found.buckets if one.bucket_id not in switch.gone]
-    after: list[Bucket] = sorted([*kept, *(one.bucket for one in switch.born)], key=lambda one: one.first)
-    for one in after:
-        if one.first > one.last or one.messages < 1:
-            raise InvalidInput("bucket", expected="a range of entries, and messages in it", found=one)
-    for left, right in pairwise(after):
-        if left.last >= right.first:
-            raise InvalidInput("bucket", expected=f"a range that begins behind {left.last}", found=right.first)
-    sealed_to = found.sealed_to if switch.sealed_to is None else switch.sealed_to
-    if after and after[-1].last > sealed_to:
-        raise InvalidInput("sealed_to", expected=f"{after[-1].last} or more", found=sealed_to)

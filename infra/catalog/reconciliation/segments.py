@@ -14,10 +14,9 @@ from infra.catalog.log.topic_rows import hold_topics
 from logstore.log.ledgers import CopyKind, LedgerState, segment_key
 from logstore.ports.catalog import Cause
 from logstore.positions import LedgerId
+from logstore.reconciliation.rules import reason_to_keep_segment, takes_segments
 
 _L, _S, _C = t.ledger.c, t.segment.c, t.ledger_copy.c
-_FAR: Final = 64
-"""Numbers above a ledger's highest that lost races explain; phase two asks for each number below it by name."""
 _MOST_KEYS: Final = 10  # in a row of the audit log: a sample
 
 Segments = Mapping[int, tuple[LedgerId, int]]
@@ -34,7 +33,10 @@ def pass_segments_over(connection: Connection, segments: Segments, cause: Cause,
     }
     passed = sorted(at for number, at in segments.items() if number not in kept)
     if passed:
-        pass_over(connection, {ledger_id: at for ledger_id, at in passed if _takes_more(ledgers[ledger_id])})
+        pass_over(
+            connection,
+            {ledger_id: at for ledger_id, at in passed if takes_segments(LedgerState(ledgers[ledger_id].state))},
+        )
         ids = sorted({ledger_id for ledger_id, _ in passed})
         about: dict[str, Any] = {**_topic(connection, ids), "span": Span.of(ids)}
         keys = [segment_key(ledger_id, at) for ledger_id, at in passed[:_MOST_KEYS]]
@@ -79,15 +81,5 @@ def _reason_to_stay(ledger: Any, at: tuple[int, int], named: set[tuple[int, int]
         return "the ledger has left the catalog"
     if at in named:
         return "a row names it"
-    if ledger.state == LedgerState.CREATING.value:
-        return "the ledger is being created"
-    if ledger.primary is None:
-        return "the ledger has no primary copy any more"
-    if _takes_more(ledger) and at[1] > ledger.last_segment + _FAR:
-        return f"it is more than {_FAR} above {ledger.last_segment}, the highest of an open ledger"
-    return None
-
-
-def _takes_more(ledger: Any) -> bool:  # noqa: ANN401 - a row
-    """A closed ledger takes no segment, whatever its number; phase two would ask for all numbers below a higher one."""
-    return bool(ledger.state == LedgerState.OPEN.value)
+    state, primary = LedgerState(ledger.state), ledger.primary is not None
+    return reason_to_keep_segment(state, last_segment=ledger.last_segment, primary=primary, number=at[1])

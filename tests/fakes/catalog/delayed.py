@@ -1,11 +1,10 @@
 """Lists of buckets in memory."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList
-from logstore.errors import InvalidInput
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Ledger, TopicState, Unsealed
@@ -119,7 +118,8 @@ class FakeDelayedIndex:
                 return False
             row = self._row(switch.topic_id)
             listed = {one.bucket_id for one in row.found.buckets}
-            if _is_done(row.found, switch):
+            wanted = [one.bucket.bucket_id for one in switch.born]
+            if row.found.reflects(expected=switch.expected, gone=switch.gone, born=wanted, sealed_to=switch.sealed_to):
                 return True
             unlisted = [one for one in newborn if one is not None and one.state is LedgerState.CREATING]
             follows = row.found.version == switch.expected and set(switch.gone) <= listed
@@ -127,8 +127,7 @@ class FakeDelayedIndex:
                 for one in unlisted:
                     self._catalog.file_intents(one.ledger_id, "")
                 return False
-            kept = [one for one in row.found.buckets if one.bucket_id not in switch.gone]
-            self._change(switch.topic_id, [*kept, *(one.bucket for one in switch.born)], switch.sealed_to)
+            self._change(switch.topic_id, switch.gone, [one.bucket for one in switch.born], switch.sealed_to)
             for made, ledger in zip(switch.born, unlisted, strict=True):
                 self._catalog.components._publish(ledger, made.size_bytes, made.sha256)
             for ledger_id in switch.gone:
@@ -139,7 +138,7 @@ class FakeDelayedIndex:
         with effect("catalog.clear_buckets"), self._catalog.lock:
             self._catalog.topic(topic_id, active=True)
             gone = [one.bucket_id for one in self._row(topic_id).found.buckets]
-            self._change(topic_id, [], NOWHERE)
+            self._change(topic_id, gone, [], NOWHERE)
             for ledger_id in gone:
                 self._catalog.components._retire(ledger_id, reason)
             return len(gone)
@@ -174,11 +173,11 @@ class FakeDelayedIndex:
     def _row(self, topic_id: TopicId) -> _Row:
         return self._rows.setdefault(topic_id, _Row())
 
-    def _change(self, topic_id: TopicId, buckets: Iterable[Bucket], sealed_to: Position | None) -> None:
-        row, ordered = self._row(topic_id), tuple(sorted(buckets, key=lambda one: one.first))
-        end = row.found.sealed_to if sealed_to is None else sealed_to
-        _require_apart(ordered, end)
-        row.found = replace(row.found, version=row.found.version + 1, sealed_to=end, buckets=ordered)
+    def _change(
+        self, topic_id: TopicId, gone: Collection[LedgerId], born: Collection[Bucket], sealed_to: Position | None
+    ) -> None:
+        row = self._row(topic_id)
+        row.found = row.found.changed(gone=gone, born=born, sealed_to=sealed_to)
         if sealed_to is not None:
             row.unsealed = self._behind(topic_id, sealed_to)
 
@@ -188,20 +187,3 @@ class FakeDelayedIndex:
     def _behind(self, topic_id: TopicId, position: Position) -> int:
         rows = [one for ledger in self._data(topic_id) for one in self._catalog.segment_rows.get(ledger.ledger_id, [])]
         return sum(one.delayed or 0 for one in rows if Position(one.ledger_id, one.first_entry) > position)
-
-
-def _is_done(found: BucketList, switch: BucketSwitch) -> bool:
-    listed = {one.bucket_id for one in found.buckets}
-    born = {one.bucket.bucket_id for one in switch.born}
-    sealed = switch.sealed_to is None or found.sealed_to >= switch.sealed_to
-    return found.version > switch.expected and sealed and born <= listed and listed.isdisjoint(switch.gone)
-
-
-def _require_apart(buckets: tuple[Bucket, ...], sealed_to: Position) -> None:
-    end = NOWHERE
-    for one in buckets:
-        if one.messages < 1 or not end < one.first <= one.last:
-            raise InvalidInput("bucket", expected=f"a range that begins behind {end}", found=one)
-        end = one.last
-    if end > sealed_to:
-        raise InvalidInput("sealed_to", expected=f"{end} or more", found=sealed_to)

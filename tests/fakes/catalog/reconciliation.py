@@ -20,10 +20,10 @@ from logstore.ports.catalog.reconciliation import (
 )
 from logstore.positions import LedgerId
 from logstore.reconciliation.results import plan_run_id
+from logstore.reconciliation.rules import reason_to_keep_segment, takes_segments
 from tests.fakes.catalog.batches import SEVERAL_TOPICS, Batches, Run
 
 _KINDS = {kind.value for kind in RunKind}
-_FAR = 64
 
 
 class FakeReconciliation(Batches):
@@ -232,7 +232,7 @@ class FakeReconciliation(Batches):
             passed = sorted(at for number, at in segments.items() if number not in kept)
             for ledger_id, at in passed:
                 row = self._catalog.ledger_rows[ledger_id]
-                if row.state is LedgerState.OPEN:
+                if takes_segments(row.state):
                     self._catalog.ledger_rows[ledger_id] = replace(row, last_segment=max(row.last_segment, at))
             if passed:
                 keys = [segment_key(*one) for one in passed[:10]]
@@ -246,13 +246,8 @@ class FakeReconciliation(Batches):
             return "the ledger has left the catalog"
         if any(one.number == number for one in self._catalog.segment_rows.get(ledger_id, ())):
             return "a row names it"
-        if row.state is LedgerState.CREATING:
-            return "the ledger is being created"
-        if CopyKind.LEDGER not in self._catalog.copies[ledger_id]:
-            return "the ledger has no primary copy any more"
-        if row.state is LedgerState.OPEN and number > row.last_segment + _FAR:
-            return f"it is more than {_FAR} above {row.last_segment}, the highest of an open ledger"
-        return None
+        primary = CopyKind.LEDGER in self._catalog.copies[ledger_id]
+        return reason_to_keep_segment(row.state, last_segment=row.last_segment, primary=primary, number=number)
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
         with self._catalog.lock:

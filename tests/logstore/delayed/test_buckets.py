@@ -1,8 +1,11 @@
 """Which buckets are merged, and what limits there may be."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from logstore.delayed.buckets import Bucket, BucketLimits, pair_to_merge
+from logstore.delayed.buckets import Bucket, BucketLimits, BucketList, pair_to_merge
 from logstore.errors import InvalidInput
 from logstore.positions import LedgerId, Position
 
@@ -43,3 +46,38 @@ def test_a_limit_below_one_is_refused_by_name(name: str) -> None:
     """An operator's slip is no limit."""
     with pytest.raises(InvalidInput, match=f"delayed_{name}: expected 1 or more, found 0"):
         BucketLimits(**{name: 0})
+
+
+def test_a_list_changes_by_what_goes_and_what_comes_and_says_that_it_did() -> None:
+    """A merge: two neighbours go, one comes in their place."""
+    one, two, three = (_bucket(number, 5) for number in (1, 2, 3))
+    before = BucketList(version=4, sealed_to=three.last, buckets=(one, two, three))
+    gone, merged = (one.bucket_id, two.bucket_id), replace(one, bucket_id=LedgerId(200), last=two.last, messages=9)
+    after = before.changed(gone=gone, born=[merged])
+    assert after == BucketList(version=5, sealed_to=three.last, buckets=(merged, three))
+    change: dict[str, Any] = {"expected": 4, "gone": gone, "born": [merged.bucket_id], "sealed_to": None}
+    assert after.reflects(**change)
+    assert replace(after, version=9).reflects(**change)
+    assert not before.reflects(**change)
+    assert not after.reflects(**change | {"expected": 5}), "of a later version nothing is known"
+    assert not after.reflects(**change | {"gone": (three.bucket_id,)})
+    assert not after.reflects(**change | {"born": [one.bucket_id]})
+    assert not after.reflects(**change | {"sealed_to": Position(LedgerId(4), 0)})
+
+
+@pytest.mark.parametrize(
+    ("born", "sealed", "expected"),
+    [
+        ([replace(_bucket(2, 1), first=Position(LedgerId(1), 0))], 9, "begins behind"),
+        ([replace(_bucket(2, 1), messages=0)], 9, "messages in it"),
+        ([replace(_bucket(2, 1), first=Position(LedgerId(3), 0))], 9, "a range of entries"),
+        ([_bucket(2, 1)], 1, "2:0 or more"),
+    ],
+)
+def test_a_list_refuses_buckets_that_overlap_are_empty_or_reach_too_far(
+    born: list[Bucket], sealed: int, expected: str
+) -> None:
+    """Each would deliver a message twice, or name none."""
+    before = BucketList(version=1, sealed_to=Position(LedgerId(1), 0), buckets=(_bucket(1, 1),))
+    with pytest.raises(InvalidInput, match=expected):
+        before.changed(born=born, sealed_to=Position(LedgerId(sealed), 0))
