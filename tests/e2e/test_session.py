@@ -216,6 +216,10 @@ def _be_measured(shell: Shell) -> None:
     _be_probed(services["worker"])
     assert metrics["temporal_workflow_completed"] >= 2
     assert metrics["temporal_activity_execution_latency_count"] > 0
+    assert {"temporal_activity_schedule_to_start_latency_bucket", "temporal_worker_task_slots_available"} <= set(
+        metrics
+    )
+    assert metrics["sexton_worker_ready"] == 1
     assert metrics["sexton_deletion_dead_lettered"] == 0
     (deleted,) = shell.json("deletion", "list")
     sums = ("ledgers_sent", "received", "ledgers_deleted", "acknowledged", "batches", "deleted_objects")

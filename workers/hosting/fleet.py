@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ from workers.hosting.interceptors import RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
 from workers.hosting.readiness import Phase, Readiness, checks_of
+from workers.hosting.readiness_gauges import ReadinessGauges
 from workers.hosting.record_gauges import RecordGauges, ReplicaGauges
 from workers.hosting.snapshot_upkeep import write_snapshots
 from workers.hosting.trace_upkeep import alongside, prune_traces
@@ -130,7 +131,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         async with (
             alongside(prune_traces(settings)),
             alongside(write_snapshots(log.buffer_snapshots.write_due)),
-            _gauges(log, shown.metrics),
+            _gauges(log, shown),
             watched(log, every_s=settings.records_interval) as replaced,
             _taking_part(owners, stop) as gave_up,
             alongside(shown.readiness.watch(checks_of(client, settings, log.catalog, workers))),
@@ -182,15 +183,18 @@ async def _until(
     await asyncio.gather(*running)
 
 
-def _gauges(log: LogStore, metrics: Metrics | None) -> AbstractAsyncContextManager[None]:
+@asynccontextmanager
+async def _gauges(log: LogStore, shown: Shown) -> AsyncIterator[None]:
     """Keep the gauges fresh while the block runs, if anybody can read them."""
-    if metrics is None:
-        return nullcontext()
-    meter, catalog = metrics.runtime.metric_meter, log.catalog
+    if shown.metrics is None:
+        yield
+        return
+    meter, catalog = shown.metrics.runtime.metric_meter, log.catalog
     deletions, plans = DeletionGauges(meter, catalog.deletions.inflight), PlanGauges(meter, catalog.reconciliation.runs)
     transactions = TransactionGauges(meter, catalog.transactions.counts)
     delayed = DelayedGauges(meter, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes)
     records = RecordGauges(meter, catalog.records.state, catalog.tombstones.counts)
     replicas = ReplicaGauges(meter, log.records.replication)
     reads = (deletions.read, plans.read, transactions.read, delayed.read, records.read, replicas.read)
-    return alongside(CatalogGauges(*reads).run())
+    async with alongside(CatalogGauges(*reads).run()), alongside(ReadinessGauges(meter, shown.readiness).run()):
+        yield

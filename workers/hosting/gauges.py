@@ -36,6 +36,11 @@ class DeletionGauges:
         self._dead = meter.create_gauge(
             "sexton_deletion_dead_lettered", "Deletions that a person must look at, with their reason"
         )
+        self._oldest = meter.create_gauge(
+            "sexton_deletion_oldest_pending_seconds",
+            "Age of the oldest unfinished deletion; 0 where there is none",
+            "s",
+        )
         self._read_at = meter.create_gauge(
             "sexton_deletion_read_timestamp_seconds", "When the catalog last answered for the two gauges", "s"
         )
@@ -46,10 +51,11 @@ class DeletionGauges:
         Raises:
             SextonError: The catalog does not answer.
         """
-        found = self._ask()
+        found, now_us = self._ask(), time.time_ns() // 1000
         self._inflight.set(found.estimated_inflight)
         self._dead.set(found.dead_lettered)
-        self._read_at.set(int(time.time()))
+        self._oldest.set(0 if found.oldest_us is None else max(0, now_us - found.oldest_us) // 1_000_000)
+        self._read_at.set(now_us // 1_000_000)
 
 
 class TransactionGauges:

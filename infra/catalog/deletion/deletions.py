@@ -168,9 +168,12 @@ class SqlDeletions(FencedWrites):
         """See `Deletions.inflight`."""
         each, gone = select(_P.state, func.count()).group_by(_P.state), DeletionState.DELETED.value
         query = union_all(each.where(_P.state < gone), each.where(_P.state > gone))  # through the index, past what went
-        counts = {row[0]: row[1] for row in self._db.read(lambda connection: connection.execute(query).all())}
+        first = select(func.min(_P.row_id)).where(_P.state == _PENDING).scalar_subquery()  # through the index as well
+        oldest = select(_P.created_us).where(_P.row_id == first)
+        found, oldest_us = self._db.read(lambda c: (c.execute(query).all(), c.execute(oldest).scalar_one_or_none()))
+        counts = {row[0]: row[1] for row in found}
         pending = counts.pop(_PENDING, 0)
-        return Inflight(estimated_inflight=pending, dead_lettered=sum(counts.values()))
+        return Inflight(estimated_inflight=pending, dead_lettered=sum(counts.values()), oldest_us=oldest_us)
 
     def list(
         self,

@@ -80,3 +80,4 @@ class Inflight:
 
     estimated_inflight: int
     dead_lettered: int
+    oldest_us: int | None = field(default=None, compare=False)  # when the first of the unfinished was filed

@@ -181,8 +181,10 @@ class FakeDeletions(Batches):
             return replace(self.tally(batch_id), closed=first)
 
     def inflight(self) -> Inflight:
+        pending = self.list(DeletionState.PENDING, limit=10**9)
         return Inflight(
-            estimated_inflight=len(self.list(DeletionState.PENDING, limit=10**9)),
+            estimated_inflight=len(pending),
+            oldest_us=self._catalog.now_us if pending else None,  # intents here do not know when they were filed
             dead_lettered=len(self.list(DeletionState.DEAD_LETTERED, limit=10**9)),
         )
 

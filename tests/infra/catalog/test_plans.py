@@ -42,12 +42,13 @@ def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
     """Every worker asks every 15 s: it must not walk over a month of finished rows."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database)
-    plan = _plan(database, SqlCatalog(database).deletions.inflight)
+    plan = _plans(database, SqlCatalog(database).deletions.inflight)
     database.close()
-    reads = [line for line in plan if "pending_deletion" in line]
+    *counts, oldest, first = [line for line in plan if "pending_deletion" in line]
     how = "SEARCH pending_deletion USING COVERING INDEX pending_deletion_by_"  # of the two that begin with the state
-    assert [line.startswith(how) for line in reads] == [True, True]
-    assert sorted(line[-9:] for line in reads) == ["(state<?)", "(state>?)"]
+    assert [line.startswith(how) for line in (*counts, first)] == [True, True, True]
+    assert sorted(line[-9:] for line in (*counts, first)) == ["(state<?)", "(state=?)", "(state>?)"]
+    assert oldest == "SEARCH pending_deletion USING INTEGER PRIMARY KEY (rowid=?)"
 
 
 def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> None:

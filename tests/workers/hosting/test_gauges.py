@@ -45,9 +45,14 @@ def test_gauges_show_what_the_catalog_says() -> None:
     gauges.read()
     assert _shown(meter) == [7, 2]
     assert earliest <= meter.values[series("sexton_deletion_read_timestamp_seconds")] <= time.time()
+    assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0, "a catalog that does not say"
+    catalog.found = Inflight(estimated_inflight=1, dead_lettered=0, oldest_us=(earliest - 3_600) * 1_000_000)
+    gauges.read()
+    assert meter.values[series("sexton_deletion_oldest_pending_seconds")] >= 3_600
     catalog.found = Inflight(estimated_inflight=0, dead_lettered=0)
     gauges.read()
     assert _shown(meter) == [0, 0]
+    assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0
 
 
 def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,6 +53,16 @@ def test_damaged_row_is_read_as_invalid_beside_its_neighbours(
     assert sql_world.catalog.deletions.inflight() == Inflight(estimated_inflight=2, dead_lettered=1)
 
 
+@pytest.mark.postgres
+def test_inflight_says_since_when_the_first_unfinished_row_is_filed(sql_world: SqlWorld) -> None:
+    """Of rows that have ended it says nothing, however old they are."""
+    ended, first, last = _three(sql_world)
+    for row, filed_us in ((ended, 10), (first, 20), (last, 30)):
+        sql_world.sql("UPDATE pending_deletion SET created_us = :filed WHERE row_id = :row", filed=filed_us, row=row)
+    sql_world.catalog.deletions.finish([Ended(row_id=ended, outcome=Outcome.DELETED)], holder="b")
+    assert sql_world.catalog.deletions.inflight().oldest_us == 20
+
+
 def test_context_that_is_no_json_is_read_as_invalid(sqlite_url: str) -> None:
     """Only SQLite stores such a text; PostgreSQL refuses it."""
     world = SqlWorld(sqlite_url)

@@ -433,10 +433,12 @@ def test_inflight_counts_unfinished_and_dead_lettered(world: World) -> None:
     """Only both at zero mean that all is deleted."""
     deletions = world.catalog.deletions
     assert deletions.inflight() == Inflight(estimated_inflight=0, dead_lettered=0)
+    assert deletions.inflight().oldest_us is None
     intents = _batch(world, 5)
     deletions.hand_over({intents[0].row_id: "own"}, batch_id="b", errors={}, ttl_s=60)
     deletions.finish([_ended(intents[1]), _ended(intents[2], Outcome.DEAD_LETTERED)], holder="b")
     assert deletions.inflight() == Inflight(estimated_inflight=3, dead_lettered=1)
+    assert deletions.inflight().oldest_us is not None
 
 
 def test_list_is_newest_first_by_state_and_limited(world: World) -> None:
