@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE # each of the processes that tests start would compile the whole project anew
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock tables fmt lint types imports check test test-replay test-external faults bench screenshots demo up down clean
+.PHONY: help setup lock tables reference fmt lint types imports check test test-replay test-external faults bench screenshots demo up down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -34,6 +34,10 @@ lock: ## Resolve dependencies again (needs uv)
 tables: setup ## Write the tables that queries import from their declared classes
 	$(BIN)/python -m infra.declared > .tables.py
 	mv .tables.py infra/catalog/tables.py
+
+reference: setup ## Write docs/reference/workflows.md, the contracts of all workflows, from the code
+	$(BIN)/python -m workers.reference > .reference.md
+	mv .reference.md docs/reference/workflows.md
 
 fmt: setup ## Format and mend what can be mended
 	$(BIN)/ruff format $(CODE)

@@ -25,6 +25,7 @@ class Job(Generic[Q, R]):
     name: str
     request: type[Q]
     result: type[R]
+    keys: tuple[str, ...] = ("",)  # the forms of what `id` takes, with what varies in braces; "": none
 
     def id(self, *key: object) -> str:
         """`{name}/{key}`: one at a time of each key. Ids of topics and ledgers are never used again.

@@ -7,7 +7,7 @@ continued may be of another build, and has been checked where it came from.
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -56,79 +56,66 @@ _MOST_PATH = 1_000  # characters
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")  # names a folder, and workflows and batches
 _MOST_BATCH_ID = 200  # with the workflow's name in front, within the 255 of an id in Temporal
 
-Rule = Callable[[Any], str | None]
-"""Returns the phrase of what was expected, or None where the value is as it should be."""
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a field of the input may hold."""
+
+    phrase: str  # as a refusal says it after "expected"
+    refuses: Callable[[Any], str | None]  # the phrase of this value, or None where it is as it should be
+
+
+def _rule(phrase: str, allows: Callable[[Any], bool]) -> Rule:
+    return Rule(phrase, lambda found: None if allows(found) else phrase)
 
 
 def _within(least: int, most: float, *, optional: bool = False) -> Rule:
     bounds = f"{least:,} or more" if most in {math.inf, _MOST_INT} else f"{least:,} to {most:,}"
-    return lambda found: None if (optional and found is None) or least <= found <= most else bounds
-
-
-def _batch_id(found: str) -> str | None:
-    return (
-        None
-        if 0 < len(found) <= _MOST_BATCH_ID and found.isprintable()
-        else f"1 to {_MOST_BATCH_ID} printable characters"
-    )
+    return _rule(bounds, lambda found: (optional and found is None) or least <= found <= most)
 
 
 def _as(check: Callable[[str], object]) -> Rule:
-    """The rule of a function that refuses by `InvalidInput`."""
+    """The rule of a function that refuses by `InvalidInput`; a line break is refused by each of them."""
 
-    def rule(found: str) -> str | None:
+    def refuses(found: str) -> str | None:
         try:
             check(found)
         except InvalidInput as error:
             return error.expected
         return None
 
-    return rule
+    return Rule(refuses("\n") or "", refuses)
 
 
 def _or_empty(rule: Rule) -> Rule:
-    return lambda found: rule(found) if found else None
+    return Rule(f"{rule.phrase}; or nothing", lambda found: rule.refuses(found) if found else None)
 
 
 def _ids(most: int) -> Rule:
-    def rule(found: list[int] | None) -> str | None:
-        if found is None or (0 < len(found) <= most and all(0 <= one <= _MOST_INT for one in found)):
-            return None
-        return f"1 to {most:,} ids, each 0 or more"
+    def allows(found: list[int] | None) -> bool:
+        return found is None or (0 < len(found) <= most and all(0 <= one <= _MOST_INT for one in found))
 
-    return rule
-
-
-def _topics(found: list[int]) -> str | None:
-    """None of them stands for all."""
-    return _ids(MOST_IDS)(found) if found else None
-
-
-def _run_id(found: str) -> str | None:
-    return None if _RUN_ID.fullmatch(found) else "1 to 64 of a-z, 0-9 and -, as `orphans plan` names it"
-
-
-def _inventories(found: list[str]) -> str | None:
-    if len(found) <= _MOST_INVENTORIES and all(map(_file, found)):
-        return None
-    return f"at most {_MOST_INVENTORIES} paths of manifests, files that the workers can read; no URL is one"
+    return _rule(f"1 to {most:,} ids, each 0 or more", allows)
 
 
 def _file(path: str) -> bool:
     return 0 < len(path) <= _MOST_PATH and path.isprintable() and "://" not in path
 
 
-def _master(found: str) -> str | None:
-    return None if len(found) <= _MOST_PATH and found.isprintable() else "the URL of a Spark master"
-
-
-def _copy(found: str) -> str | None:
-    kinds = [kind.value for kind in CopyKind]
-    return None if found in kinds else f"one of {', '.join(kinds)}"
-
-
-def _policy(found: str | None) -> str | None:
-    return None if found is None or found in set(DeletePolicy) else f"one of {', '.join(DeletePolicy)}"
+_BATCH_ID: Final = _rule(
+    f"1 to {_MOST_BATCH_ID} printable characters",
+    lambda found: 0 < len(found) <= _MOST_BATCH_ID and found.isprintable(),
+)
+_RUN: Final = _rule(
+    "1 to 64 of a-z, 0-9 and -, as `orphans plan` names it", lambda found: _RUN_ID.fullmatch(found) is not None
+)
+_INVENTORIES: Final = _rule(
+    f"at most {_MOST_INVENTORIES} paths of manifests, files that the workers can read; no URL is one",
+    lambda found: len(found) <= _MOST_INVENTORIES and all(map(_file, found)),
+)
+_MASTER: Final = _rule("the URL of a Spark master", lambda found: len(found) <= _MOST_PATH and found.isprintable())
+_COPY: Final = _rule(f"one of {', '.join(CopyKind)}", lambda found: found in set(CopyKind))
+_POLICY: Final = _rule(f"one of {', '.join(DeletePolicy)}", lambda found: found is None or found in set(DeletePolicy))
 
 
 _ALONE: Final[Mapping[str, Rule]] = {
@@ -158,17 +145,17 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "catalog_epoch": _within(0, _MOST_INT, optional=True),
     "after": _within(-1, _MOST_INT),
     "removed_after": _within(-1, _MOST_INT),
-    "copy": _copy,
-    "durable_delete": _policy,
+    "copy": _COPY,
+    "durable_delete": _POLICY,
     "actor": _or_empty(_as(partial(check_name, "actor"))),
     "reason": _as(check_reason),
-    "batch_id": _batch_id,
+    "batch_id": _BATCH_ID,
     "owner": _or_empty(_as(checked_worker_id)),
     "patience_s": _within(0, _MONTH_S),
     "page": _within(1, 1_000),
     "max_buckets": _within(1, _MOST_INT, optional=True),
     "rate": _within(0, MOST_OBJECTS_PER_S),
-    "run_id": _run_id,
+    "run_id": _RUN,
     "older_than_s": _within(0, _MOST_AGE_S),
     "max_orphan_share": _within(0, 1),
     "txn": _as(TransactionId.parse),
@@ -178,17 +165,17 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "eligible_age_s": _within(0, _MOST_AGE_S, optional=True),
     "pause_s": _within(0, _MONTH_S),
     "most_pause_s": _within(0, _MONTH_S),
-    "inventories": _inventories,
-    "master": _master,
+    "inventories": _INVENTORIES,
+    "master": _MASTER,
 }
 _OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
     DeleteLedgersInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a batch of several
     DeleteLedgerInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a row whose topic was damaged by hand
     SealBucketsInput: {"topic_id": _within(0, _MOST_INT, optional=True), "topic": _or_empty(_ANYWHERE["topic"])},
     TrimTopicsInput: {"batch_id": _or_empty(_ANYWHERE["batch_id"])},
-    ReconcileOrphansInput: {"run_id": _or_empty(_run_id)},
-    BuildTransactionSnapshotsInput: {"run_id": _or_empty(_run_id), "topic_ids": _topics},
-    BuildDelayedIndexInput: {"run_id": _or_empty(_run_id), "topic_ids": _topics},
+    ReconcileOrphansInput: {"run_id": _or_empty(_RUN)},
+    BuildTransactionSnapshotsInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MOST_IDS))},
+    BuildDelayedIndexInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MOST_IDS))},
     ExplicitDetach: {"ledger_ids": _ids(MOST_IDS)},
     OffloadAsk: {"ledger_ids": _ids(MOST_OFFLOADED)},
 }
@@ -206,14 +193,20 @@ def check(request: object, *, queue: str, outside: bool = True) -> None:
         InvalidInput: Names the field, the bounds and what was found.
     """
     for path, value, name, found in _fields(request, ""):
-        rules = [_BOUNDS.get(type(value), {}).get(name)]
-        if outside:
-            rules.append(_OUTSIDE.get(type(value), {}).get(name, _ANYWHERE.get(name)))
-            served = _SERVED.get(type(value)) if name == "queue" else None
-            rules.append(_queue(served(queue)) if served else None)
-        expected = next((phrase for rule in rules if rule and (phrase := rule(found))), None)
+        rules = rules_of(type(value), name, queue=queue, outside=outside)
+        expected = next((phrase for rule in rules if (phrase := rule.refuses(found))), None)
         if expected:
             raise InvalidInput(path, expected=expected, found=found)
+
+
+def rules_of(kind: type, name: str, *, queue: str, outside: bool = True) -> list[Rule]:
+    """What holds of the field of that name of a value of that type; see `check`."""
+    rules = [_BOUNDS.get(kind, {}).get(name)]
+    if outside:
+        rules.append(_OUTSIDE.get(kind, {}).get(name, _ANYWHERE.get(name)))
+        served = _SERVED.get(kind) if name == "queue" else None
+        rules.append(_queue(served(queue)) if served else None)
+    return [rule for rule in rules if rule]
 
 
 def uploads_queue(task_queue: str) -> str:
@@ -253,7 +246,7 @@ _SERVED: Final[Mapping[type, Callable[[str], str]]] = {
 
 
 def _queue(served: str) -> Rule:
-    return lambda found: None if found in {"", served} else f"{served}, or nothing: workers serve no other for these"
+    return _rule(f"{served}, or nothing: workers serve no other for these", lambda found: found in {"", served})
 
 
 def _fields(value: object, above: str) -> Iterator[tuple[str, object, str, Any]]:

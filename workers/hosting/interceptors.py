@@ -17,6 +17,9 @@ from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError,
 from workers.hosting.facts import ERROR_TYPE, FIELD, facts_of
 from workers.hosting.traced_runs import naming_trace
 
+FINAL: Final = (TerminalError, ProgramMissing)
+"""Errors that no further attempt can help."""
+
 UNKNOWN_FAULT: Final = "UnknownFault"
 """The type that Temporal knows such a fault by."""
 
@@ -110,6 +113,6 @@ def to_application_error(error: SextonError) -> ApplicationError:
         str(error),
         *([{FIELD: error.field}] if isinstance(error, InvalidInput) else []),
         type=type(error).__name__,
-        non_retryable=isinstance(error, TerminalError | ProgramMissing),
+        non_retryable=isinstance(error, FINAL),
         category=ApplicationErrorCategory.BENIGN if benign else ApplicationErrorCategory.UNSPECIFIED,
     )

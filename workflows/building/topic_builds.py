@@ -25,7 +25,8 @@ _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
 )
 _OF_FILES = frozenset({"parts", "buffers"})
-_REFUSALS = frozenset({"PreconditionFailed", "InvalidInput"})
+GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
+"""Types of refusals by which a build ends: nothing changed."""
 
 
 class Steps(NamedTuple):
@@ -57,7 +58,7 @@ class TopicBuild:
         try:
             built = await self._all()
         except ActivityError as error:
-            refusal = refusals.refused(error, _REFUSALS)
+            refusal = refusals.refused(error, GUARDS)
             self._at("ended", self._progress.counts, refusals.shown(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return BuildResult(run_id=self._run_id, refused=refusal)

@@ -103,6 +103,6 @@ class BuildDelayedIndexInput(BuildTopicsInput):
     runs = "indexes"
 
 
-SEAL_BUCKETS = Job("seal-buckets", SealBucketsInput, SealBucketsResult)  # of a topic's id, or of none
-MERGE_BUCKETS = Job("merge-buckets", MergeBucketsInput, MergeBucketsResult)  # of a topic's id
-BUILD_DELAYED_INDEX = Job("build-delayed-index", BuildDelayedIndexInput, BuildResult)  # of a run's id
+SEAL_BUCKETS = Job("seal-buckets", SealBucketsInput, SealBucketsResult, keys=("", "{topic_id}"))
+MERGE_BUCKETS = Job("merge-buckets", MergeBucketsInput, MergeBucketsResult, keys=("{topic_id}",))
+BUILD_DELAYED_INDEX = Job("build-delayed-index", BuildDelayedIndexInput, BuildResult, keys=("{run_id}",))

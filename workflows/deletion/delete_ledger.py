@@ -38,6 +38,9 @@ with workflow.unsafe.imports_passed_through():
 _STUCK = "NoProgress"  # type of the error after which no further attempt is made
 _HELD = "ClaimHeld"  # another workflow is at work on the row
 _NOT_OF_THE_ROW = NOT_OF_THE_WORK | {_HELD, "InvalidInput"}  # another workflow has it, or there is none: no failure
+_FAILED = frozenset(one for one in Outcome if not one.success and one is not Outcome.RETRYING)
+FAILURES = frozenset({*_FAILED, _STUCK, *_NOT_OF_THE_ROW} - {_HELD, "NotOwner"})
+"""Types that it fails with: outcomes, and what says that there is no such row, or nobody to do the work."""
 _ONE_ATTEMPT, _TAKEN_OVER = "one attempt is the batch's", "taken over is no failure"  # patches
 
 
@@ -77,7 +80,7 @@ class DeleteLedger:
         self._progress = DeleteLedgerProgress(step="ended", outcome=result.outcome)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([result.outcome.value])])
         workflow.set_current_details(f"**{result.outcome.value}** — {result.objects} objects. {result.detail}")
-        if not result.outcome.success and result.outcome is not Outcome.RETRYING:
+        if result.outcome in _FAILED:
             raise ApplicationError(result.detail, type=_failure(result), non_retryable=True)
         return result
 

@@ -11,7 +11,8 @@ from logstore.errors import LedgerStillNeeded, UnknownObject
 from workflows import refusals
 from workflows.deletion.values import MOST_OBJECTS_PER_S, DeleteLedgersProgress, SetRate
 
-_REFUSALS = {LedgerStillNeeded.__name__, UnknownObject.__name__}
+GUARDS = frozenset({LedgerStillNeeded.__name__, UnknownObject.__name__})
+"""Types of refusals by which a batch ends: nothing changed."""
 
 
 def added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
@@ -68,7 +69,7 @@ def require_rate(wanted: SetRate) -> None:
 
 def refused(batch_id: str, error: ActivityError) -> Certificate | None:
     """The result of a batch whose phase one a guard refused; None where it failed for another reason."""
-    why = refusals.refusal_of(error, _REFUSALS)
+    why = refusals.refusal_of(error, GUARDS)
     return Certificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=why) if why else None
 
 

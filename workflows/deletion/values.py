@@ -229,8 +229,8 @@ class TrimTopicsInput:
         return "Deletes what retention lets go, of all topics; `sexton deletion inflight` shows how much is left."
 
 
-TRIM_TOPIC = Job("trim-topic", TrimTopicInput, TrimTopicResult)  # of a topic's id
+TRIM_TOPIC = Job("trim-topic", TrimTopicInput, TrimTopicResult, keys=("{topic_id}",))
 TRIM_TOPICS = Job("trim-topics", TrimTopicsInput, TrimTopicsResult)
-DELETE_TOPIC = Job("delete-topic", DeleteTopicInput, DeleteTopicResult)  # of a topic's id
-DELETE_LEDGERS = Job("delete-ledgers", DeleteLedgersInput, Certificate)  # of a batch's id
+DELETE_TOPIC = Job("delete-topic", DeleteTopicInput, DeleteTopicResult, keys=("{topic_id}",))
+DELETE_LEDGERS = Job("delete-ledgers", DeleteLedgersInput, Certificate, keys=("{batch_id}",))
 SWEEP_DELETIONS = Job("sweep-deletions", SweepDeletionsInput, SweepDeletionsResult)

@@ -111,5 +111,5 @@ class OffloadTopicInput:
         )
 
 
-OFFLOAD_TOPIC = Job("offload-topic", OffloadTopicInput, OffloadTopicResult)  # of a topic's id
-OFFLOAD_LEDGER = Job("offload-ledger", OffloadLedgerInput, OffloadLedgerResult)  # of a ledger's id
+OFFLOAD_TOPIC = Job("offload-topic", OffloadTopicInput, OffloadTopicResult, keys=("{topic_id}",))
+OFFLOAD_LEDGER = Job("offload-ledger", OffloadLedgerInput, OffloadLedgerResult, keys=("{ledger_id}",))

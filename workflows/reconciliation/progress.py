@@ -14,7 +14,7 @@ from logstore.reconciliation.results import ApplyCounts, PlanResult, together
 from workflows.reconciliation.values import ApplyOrphansProgress, ReconcileOrphansProgress
 from workflows.refusals import refusal_of
 
-_REFUSALS: Final = frozenset(
+GUARDS: Final = frozenset(
     kind.__name__
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.PreconditionFailed | errors.InvalidInput)
@@ -32,7 +32,7 @@ _WORDS: Final = {
 
 def refused(error: ActivityError) -> Refusal | None:
     """What a guard of a plan or an apply refused; None where it failed for another reason."""
-    return refusal_of(error, _REFUSALS)
+    return refusal_of(error, GUARDS)
 
 
 def with_page(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:

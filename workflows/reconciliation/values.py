@@ -92,5 +92,5 @@ class ApplyOrphansResult:
     refused: Refusal | None = None
 
 
-RECONCILE_ORPHANS = Job("reconcile-orphans", ReconcileOrphansInput, ReconcileOrphansResult)  # of a run's id
-APPLY_ORPHANS = Job("apply-orphans", ApplyOrphansInput, ApplyOrphansResult)  # of its plan's run id
+RECONCILE_ORPHANS = Job("reconcile-orphans", ReconcileOrphansInput, ReconcileOrphansResult, keys=("{run_id}",))
+APPLY_ORPHANS = Job("apply-orphans", ApplyOrphansInput, ApplyOrphansResult, keys=("{run_id}",))

@@ -34,7 +34,7 @@ _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
 )
 _ROWS: workflow.ActivityConfig = options.bulk("")
 _PART = 16  # shards of one activity
-_REFUSALS = frozenset(
+GUARDS = frozenset(
     {
         "AlreadyExists",
         "CatalogMismatch",
@@ -46,6 +46,7 @@ _REFUSALS = frozenset(
         "Unsupported",
     }
 )
+"""Types of refusals by which a rebuild ends: it has not published anything, or says so."""
 
 
 @workflow.defn(name="rebuild-catalog", versioning_behavior=VersioningBehavior.PINNED)
@@ -67,7 +68,7 @@ class RebuildCatalog:
         try:
             result = await self._rebuilt(begun_us)
         except ActivityError as error:
-            refusal = refusals.refused(error, _REFUSALS)
+            refusal = refusals.refused(error, GUARDS)
             result = RebuildCatalogResult(rebuild=request.rebuild, begun_us=begun_us, refused=refusal)
         self._at("letting go")
         await workflow.execute_activity_method(Rebuilding.let_go, self._step, **options.CATALOG)

@@ -49,4 +49,4 @@ class RebuildCatalogResult:
     refused: Refusal | None = None
 
 
-REBUILD_CATALOG = Job("rebuild-catalog", RebuildCatalogInput, RebuildCatalogResult)  # of the rebuild's id
+REBUILD_CATALOG = Job("rebuild-catalog", RebuildCatalogInput, RebuildCatalogResult, keys=("{rebuild}",))

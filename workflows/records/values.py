@@ -142,7 +142,7 @@ class ReplicateRecordsResult:
     refused: Refusal | None = None
 
 
-FLUSH_RECORDS = Job("flush-records", FlushRecordsInput, FlushRecordsResult)  # of no key for ever, of NOW once
+FLUSH_RECORDS = Job("flush-records", FlushRecordsInput, FlushRecordsResult, keys=("", NOW))
 SWEEP_RECORDS = Job("sweep-records", SweepRecordsInput, SweepRecordsResult)
 DEFRAGMENT_RECORDS = Job("defragment-records", DefragmentRecordsInput, DefragmentRecordsResult)
 RAID_TOMBSTONES = Job("raid-tombstones", RaidTombstonesInput, RaidTombstonesResult)

@@ -94,9 +94,11 @@ class BuildTransactionSnapshotsInput(BuildTopicsInput):
     runs = "snapshots"
 
 
-TRANSACTION_COORDINATOR = Job("transaction-coordinator", CoordinatorInput, CoordinatorProgress)
-BROADCAST_TRANSACTION = Job("broadcast-transaction", BroadcastTransactionInput, BroadcastProgress)
+TRANSACTION_COORDINATOR = Job("transaction-coordinator", CoordinatorInput, CoordinatorProgress, keys=("{tc_id}",))
+BROADCAST_TRANSACTION = Job(
+    "broadcast-transaction", BroadcastTransactionInput, BroadcastProgress, keys=("{tc}-{sequence}",)
+)
 SWEEP_TRANSACTIONS = Job("sweep-transactions", SweepTransactionsInput, SweepTransactionsResult)
 BUILD_TRANSACTION_SNAPSHOTS = Job(
-    "build-transaction-snapshots", BuildTransactionSnapshotsInput, BuildResult
-)  # of a run's id
+    "build-transaction-snapshots", BuildTransactionSnapshotsInput, BuildResult, keys=("{run_id}",)
+)

@@ -1,0 +1,73 @@
+"""The contracts of workflows are read from the code, and the page says what the code does."""
+
+import re
+from dataclasses import MISSING
+
+import pytest
+
+from tests.architecture.source import ROOT
+from tests.workflows.test_malformed import GOOD
+from workers.reference.contracts import Contract, contracts, fields_of, jobs
+from workers.reference.page import page
+from workflows.delayed.values import BuildDelayedIndexInput
+from workflows.deletion.values import DeletionPolicy, TrimTopicInput
+
+_FOUND = {one.name: one for one in contracts()}
+_PLACEHOLDER = re.compile(r"{(\w+)}")
+
+
+def test_page_of_the_reference_is_what_the_code_says() -> None:
+    """`make reference` was run after the last edit."""
+    assert (ROOT / "docs" / "reference" / "workflows.md").read_text(encoding="utf-8") == page()
+
+
+@pytest.mark.parametrize("contract", _FOUND.values(), ids=lambda one: one.name)
+def test_contract_names_every_field_that_a_start_needs(contract: Contract) -> None:
+    """Good starts, as the tests of malformed input vary them, give what must be given, and nothing unknown."""
+    told = {one.name: one for one in fields_of(contract.takes)}
+    given = set(GOOD[contract.name])
+    assert given <= set(told)
+    assert {name for name, one in told.items() if one.default is MISSING} <= given
+
+
+def test_field_has_its_type_its_default_its_bounds_and_the_comment_beside_it() -> None:
+    """Each of them from where the code has it."""
+    told = {one.name: one for one in fields_of(TrimTopicInput)}
+    assert (told["topic_id"].kind, told["topic_id"].default, told["topic_id"].bounds) == (int, MISSING, ("0 or more",))
+    assert told["topic"].about == "encoded; for filters and people"
+    assert told["topic"].bounds == ("persistent://tenant/namespace/topic",)
+    assert told["actor"].bounds == ("1 to 200 printable characters, not . or ..; or nothing",)
+    policy = {one.name: one for one in fields_of(DeletionPolicy)}
+    assert (policy["chunk"].default, policy["chunk"].bounds) == (100, ("1 to 1,000,000",))
+    inherited = {one.name: one for one in fields_of(BuildDelayedIndexInput)}
+    assert inherited["run_id"].about == "empty: the job takes one"
+    assert inherited["queue"].bounds == ("sexton-bulk, or nothing: workers serve no other for these",)
+
+
+def test_ids_are_made_of_what_the_request_names() -> None:
+    """A program can fill in each form; a transaction is written with a hyphen."""
+    for name, job in jobs().items():
+        known = {one.name for one in fields_of(job.request)} | ({"tc", "sequence"} if "txn" in GOOD[name] else set())
+        assert {part for key in job.keys for part in _PLACEHOLDER.findall(key)} <= known, name
+    assert _FOUND["seal-buckets"].ids == ("seal-buckets", "seal-buckets/{topic_id}")
+    assert _FOUND["delete-ledger"].ids[1] == "delete-ledger/{ledger_id}/{copy}/{generation}/{openings}"
+
+
+def test_errors_are_those_of_the_activities_and_of_the_workflow_itself() -> None:
+    """What a guard refuses is a result; what an owner lost is looked up again; a dead letter fails by its outcome."""
+    batch = _FOUND["delete-ledgers"]
+    assert batch.refused == ("LedgerStillNeeded", "UnknownObject")
+    assert {"InvalidInput", "LookupRefused"} <= set(batch.fails)
+    assert "StoreUnavailable" in batch.retried
+    assert not {"NotOwner", "LedgerStillNeeded"} & {*batch.fails, *batch.retried}
+    assert {"DEAD_LETTERED", "NoProgress", "UNKNOWN"} <= set(_FOUND["delete-ledger"].fails)
+    assert "OffloadOvertaken" in _FOUND["offload-ledger"].fails
+    assert _FOUND["offload-topic"].refused == (), "its `refused` is a count"
+
+
+def test_calls_are_those_that_a_workflow_answers() -> None:
+    """Signals, queries and updates, with what they take and give."""
+    batch = _FOUND["delete-ledgers"]
+    assert [one.name for one in batch.updates] == ["pause", "resume", "set_rate"]
+    assert [one.name for one in batch.queries] == ["progress"]
+    assert [(one.name, one.takes) for one in _FOUND["trim-topic"].signals] == [("again", ())]

@@ -1,0 +1,1 @@
+"""What is written down of the code for programs that do not import it."""
