@@ -24,6 +24,7 @@ from workers.settings import Settings
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
 
 
+@pytest.mark.all_faults  # the plan on a cluster always runs, and so does the rebuild on this machine
 def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: WarmSession, tmp_path: Path) -> None:
     warm.close()  # a process has one session, and another test of this process may have started it
     database = Database(settings.database_url)
