@@ -36,7 +36,7 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     elsewhere.json("up", "--free-ports", code=4)
     assert shell.json("up", "--free-ports") == up, "what ran before runs on, and up is idempotent"
     _be_scheduled(inside)
-    _use(shell)
+    _use(shell, inside)
     _be_programmed(shell)
     _be_measured(inside)
     _be_refused(inside)
@@ -169,28 +169,29 @@ def _be_deleted(shell: Shell) -> str:
     return str(shell.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines("v"))["first"])
 
 
-def _use(shell: Shell) -> None:
+def _use(shell: Shell, inside: Shell) -> None:
+    """The commands of a reader of the README; each that does another thing is a process of its own."""
     shell.json("topic", "create", _TOPIC)
-    shell.json("topic", "subscribe", _TOPIC, "billing")
+    inside.json("topic", "subscribe", _TOPIC, "billing")
     first = shell.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines("a", "b"))
     assert first["count"] == 2
-    rolled = shell.json("topic", "roll", _TOPIC)
+    rolled = inside.json("topic", "roll", _TOPIC)
     assert first["last"] == f"{rolled['closed']}:1"
-    second = shell.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines("c"))
+    second = inside.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines("c"))
     read = shell.json("topic", "read", _TOPIC, "--subscription", "billing")
     assert [entry["position"] for entry in read] == [first["first"], first["last"], second["first"]]
-    assert shell.json("topic", "trim", _TOPIC)["detached"] == 0, "nothing is acknowledged yet"
-    acked = shell.json("topic", "ack", _TOPIC, "--subscription", "billing", "--to", first["last"])
+    assert inside.json("topic", "trim", _TOPIC)["detached"] == 0, "nothing is acknowledged yet"
+    acked = inside.json("topic", "ack", _TOPIC, "--subscription", "billing", "--to", first["last"])
     assert acked["mark_delete"] == first["last"]
-    assert [ledger["ledger_id"] for ledger in shell.json("ledger", "list", _TOPIC)] == [
+    assert [ledger["ledger_id"] for ledger in inside.json("ledger", "list", _TOPIC)] == [
         rolled["closed"],
         rolled["opened"],
     ]
     trimmed = shell.json("topic", "trim", _TOPIC, "--reason", "end of day")
     assert (trimmed["detached"], trimmed["deleted"], trimmed["outcomes"]) == (1, 1, {"DELETED": 1})
     assert [ledger["ledger_id"] for ledger in shell.json("ledger", "list", _TOPIC)] == [rolled["opened"]]
-    assert _inflight(shell) == (0, 0)
-    left = shell.json("topic", "read", _TOPIC, "--subscription", "billing")
+    assert _inflight(inside) == (0, 0)
+    left = inside.json("topic", "read", _TOPIC, "--subscription", "billing")
     assert [entry["position"] for entry in left] == [second["first"]]
 
 

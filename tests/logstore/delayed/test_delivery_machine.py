@@ -7,6 +7,7 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,15 +187,31 @@ _STEPS = [name for name in vars(_Course) if not name.startswith("_") and name no
 _WEIGHTED = [name for name in _STEPS for _ in range(_OFTEN.get(name, 1))]
 
 
-@settings(max_examples=150, deadline=None)
-@given(
+_COURSES = given(
     steps=st.lists(st.tuples(st.sampled_from(_WEIGHTED), st.integers(0, 999)), min_size=20, max_size=100),
     ledger_entries=st.sampled_from([3, 8, 50]),
 )
+
+
+@settings(max_examples=60, deadline=None)
+@_COURSES
 def test_consumers_get_each_message_when_it_is_due_and_no_other(
     steps: list[tuple[str, int]], ledger_entries: int
 ) -> None:
     """Never early, never lost, never twice without a reason: each receipt is all that may come, up to its limit."""
+    _go(steps, ledger_entries)
+
+
+@pytest.mark.all_faults
+@pytest.mark.timeout(900)
+@settings(max_examples=1_000, deadline=None)
+@_COURSES
+def test_consumers_get_each_message_in_many_more_courses(steps: list[tuple[str, int]], ledger_entries: int) -> None:
+    """The same, for `make faults`."""
+    _go(steps, ledger_entries)
+
+
+def _go(steps: list[tuple[str, int]], ledger_entries: int) -> None:
     with World(ledger_entries=ledger_entries) as world:
         course = _Course(world)
         for step, seed in steps:

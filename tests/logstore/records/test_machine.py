@@ -36,7 +36,7 @@ def _run(seed: int, *, examples: int, steps: int) -> None:
 @pytest.mark.timeout(600)  # a failure is shrunk for five minutes at the most, and then told
 def test_no_durably_deleted_ledger_returns_and_no_live_one_is_lost() -> None:
     """Whatever flushes, defragments, sweeps, raids and dies in between (promise 5)."""
-    _run(0, examples=20, steps=40)
+    _run(0, examples=10, steps=40)
 
 
 @pytest.mark.all_faults
