@@ -3,7 +3,7 @@
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -94,7 +94,7 @@ class World:
         for one in (self.store, self.tiered, self.records, self.replica):
             one.before_call, one.before_write = self._call, self._write
         self.writes = 0
-        self.fatal: int | None = None  # before which write, counted from 1, its process dies
+        self.fatal: Container[int] = ()  # before which writes, counted from 1, its process dies
         self.planted: dict[str, bytes] = {}
         self.bulk = FakeBulkJobs(database.with_suffix(".bulk"))
         self.lost: set[str] = set()  # keys that nobody refers to, on purpose
@@ -118,7 +118,7 @@ class World:
     def _write(self) -> None:
         """Called before a commit lands, and before a key is put or deleted, whatever failpoints there are."""
         self.writes += 1
-        if self.writes == self.fatal:
+        if self.writes in self.fatal:
             raise SimulatedCrash(f"write {self.writes}")
 
     def _commit(self, connection: Connection) -> None:
