@@ -18,7 +18,7 @@ from activities.records.values import FlushInput
 from logstore.errors import SextonError
 from logstore.ports.catalog import Records
 from logstore.records.jobs import FlushedRecords
-from logstore.records.services.flushing import Flusher
+from logstore.records.services.flushing import Flusher, raised
 from logstore.units import between_units
 
 _LEAST_S: Final = 0.05  # between two looks
@@ -61,7 +61,7 @@ class RecordFlushing:
     def _look(self, *, now: bool, far: Callable[[], tuple[int]]) -> FlushedRecords:
         """One look; with `now`, what nobody would wait for is flushed too: cursors that are not due yet."""
         state = self._records.state()
-        if not now and not state.outbox and state.manifest:
+        if not now and not state.outbox and state.manifest and raised(state.ceilings, state.next_ids) == state.ceilings:
             return FlushedRecords(manifest=state.manifest)
         with _own_turn(self._records, far) as mine:
             if not mine:

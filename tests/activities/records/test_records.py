@@ -63,6 +63,17 @@ def test_flush_that_watches_goes_on_until_its_time_is_over(world: World, monkeyp
     assert looks == [0.05] * 3, "a worker that ends does not wait for the rest of the hour"
 
 
+def test_flush_that_watches_raises_ceilings_though_nothing_has_changed(world: World) -> None:
+    """Where no id is left nothing can change, and nobody else would ever raise them."""
+    world.fill(1)
+    run(world.activities.records.flushing.flush, _FLUSH)
+    world.sql("UPDATE record_log SET ledger_ceiling = (SELECT next_ledger_id FROM catalog)")
+    state = world.catalog.records.state()
+    assert (state.outbox, state.ceilings.ledger) == (0, state.next_ids.ledger)
+    run(world.activities.records.flushing.flush, FlushInput(watch_s=0.001))
+    assert world.catalog.records.state().ceilings.ledger > state.next_ids.ledger
+
+
 def test_flush_leaves_the_record_log_to_a_job_that_works_on_it(world: World) -> None:
     """It says so; what the other one flushes is none of its business. A claim that was let go is free at once."""
     world.fill(1)
