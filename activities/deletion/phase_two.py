@@ -73,9 +73,9 @@ def examine(
 
 
 def _untold(intents: Sequence[DeletionIntent], flushes: FlushRequests) -> dict[int, SextonError]:
-    """Have the record log told of tombstones, of ledgers that a cursor or a bucket in it may name, and of other copies.
+    """Have the record log told of the deletions before the first object goes, the plain ones too.
 
-    It need not know of a plain delete of messages: they may return, and are found to be gone then.
+    It would bring a ledger back half of whose objects are gone, and nobody could tell that from a loss of data.
     """
     ids = {int(one.ledger_id) for one in intents}
     waiting = frozenset(ids)  # all, should the catalog not answer

@@ -84,6 +84,7 @@ class World:
         """Begin with an empty catalog and a bucket that holds other applications' objects."""
         shutil.copy(template, database)
         self.database = database
+        self.url = f"sqlite:///{database}"
         self.store = store or LyingStore()
         self.tiered = tiered or LyingStore()
         now_us = time.time_ns() // 1_000  # of the record log, whose clock is compared with the catalog's
@@ -93,6 +94,7 @@ class World:
         self.before_call: Callable[[], None] = lambda: None  # of a store or of the database
         for one in (self.store, self.tiered, self.records, self.replica):
             one.before_call, one.before_write = self._call, self._write
+        self.inline_bytes = INLINE_BYTES
         self.writes = 0
         self.fatal: Container[int] = ()  # before which writes, counted from 1, its process dies
         self.planted: dict[str, bytes] = {}
@@ -167,8 +169,9 @@ class World:
     @contextmanager
     def process(self, *, registration_timeout_s: float = 600) -> Iterator[LogStore]:
         """A process over what there is; closed as a process is, however it ends."""
-        database = Database(f"sqlite:///{self.database}")
-        event.listen(database.engine, "connect", _without_fsync)
+        database = Database(self.url)
+        if database.is_sqlite:
+            event.listen(database.engine, "connect", _without_fsync)
         event.listen(database.engine, "commit", self._commit)
         event.listen(database.engine, "checkout", self._call)
         catalog = SqlCatalog(database, registration_timeout_s=registration_timeout_s)
@@ -176,7 +179,7 @@ class World:
         policies = Policies(
             scratch=self.database.parent / "tmp",
             driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
-            cursor_inline_bytes=INLINE_BYTES,
+            cursor_inline_bytes=self.inline_bytes,
             bucket_limits=BUCKET_LIMITS,
             records=RecordPolicies(clock_bound_s=10**10, raider_sleep_s=0),  # the fake's clock is its own
         )

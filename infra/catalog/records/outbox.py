@@ -12,7 +12,6 @@ from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import BIG, TEXT, Statement, among, rows_of
 from infra.catalog.records.log_rows import begin_stamp, let_claim_go, settle_manifest, state_of, take_claim
 from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record
-from logstore.log.ledgers import Component
 from logstore.ports.catalog import Claim, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind
 from logstore.records.manifest import Ceilings
@@ -83,8 +82,7 @@ class SqlRecords(OnDatabase):
             buried = select(_S.id).where(
                 _S.kind == _LEDGER, among(connection, _S.id, ledger_ids), _changed(_LEDGER, _S.id)
             )
-            matters = or_(_P.durable == 1, _P.component != Component.MANAGED_LEDGER.value)
-            filed = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids), matters)
+            filed = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids))
             waiting = filed.where(_changed(RecordKind.DELETION.value, _P.row_id))
             # of a ledger that stays one copy goes: the other one has to be in a block, or nothing of it would be found
             left = select(_L.ledger_id).where(

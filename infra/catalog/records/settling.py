@@ -104,19 +104,33 @@ def _take_in(connection: Connection, topic: _Topic, now_us: int) -> None:
     }
     tails = [_tail(one, rows.get(one.ledger_id)) for one in topic.found if one.uploads]
     taken = adopted(tails, _at_flush(connection, topic.topic_id, tails))
+    of_ledger: dict[int, list[AdoptedSegment]] = {}
+    for each in taken:
+        of_ledger.setdefault(each.ledger_id, []).append(each)
     for one in topic.found:
-        count = sum(each.ledger_id == one.ledger_id for each in taken)
-        if not count:
+        mine = of_ledger.get(one.ledger_id)
+        if not mine:
             continue
-        topic.segments[one.ledger_id] = count
+        topic.segments[one.ledger_id] = len(mine)
         row = rows.get(one.ledger_id)
         if row is None and one.statement:
             take_in(connection, topic.list_id, one.statement)
         elif row is not None and row.state == LedgerState.CREATING.value:
             take_in_newborn(connection, topic.list_id, one.ledger_id)
-        topic.became[one.ledger_id] = Adoptee.ADOPTED if row is None else Adoptee.EXTENDED
+        whole = _is_whole(mine, 0 if row is None else row.entries)
+        became = Adoptee.ADOPTED if row is None else Adoptee.EXTENDED
+        topic.became[one.ledger_id] = became if whole else Adoptee.MISSING
     _register(connection, topic, taken, rows)
     _Told(connection, topic, taken, now_us).write()
+
+
+def _is_whole(taken: Sequence[AdoptedSegment], reached: int) -> bool:
+    """Whether they hold every entry from `reached` on: what was registered in between must be stored."""
+    for one in sorted(taken, key=lambda one: one.first_entry):
+        if one.first_entry > reached:
+            return False
+        reached = one.first_entry + one.upload.entries
+    return True
 
 
 def _tail(one: StagedLedger, row: Any) -> Tail:  # noqa: ANN401 - a row

@@ -95,7 +95,7 @@ class Records(Protocol):
     def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Those of the ledgers whose objects must stay until what the catalog says of them is in a block.
 
-        A tombstone, or the intent of a component's ledger; and of a ledger that stays, that it has another copy.
+        A tombstone, or an intent; and of a ledger that stays, that it has another copy.
         """
 
     def standing(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":

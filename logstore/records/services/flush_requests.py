@@ -1,9 +1,9 @@
 """Waiting until what a delete left in the catalog is in the record log, too: only then may objects go.
 
-A catalog that is rebuilt from its record log would else list a ledger whose objects are gone. Threads that ask at the
-same time share a flush: each needs one that begins after it asked, and of those it takes the first. They share its
-failure, too: while the record log is away, each would else hold its thread for as long as all flushes before its own
-take to fail, and deletes that wait for no flush would get none.
+A catalog that is rebuilt from its record log would else list a ledger whose objects are gone, all or some. Threads that
+ask at the same time share a flush: each needs one that begins after it asked, and of those it takes the first. They
+share its failure, too: while the record log is away, each would else hold its thread for as long as all flushes before
+its own take to fail, and deletes that wait for no flush would get none.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class FlushRequests:
         return self._records.unflushed(ledger_ids)
 
     def until_flushed(self, ledger_ids: Sequence[int]) -> None:
-        """Return once the tombstones of these ledgers, and such intents as must be, are in the record log.
+        """Return once the tombstones and the intents of these ledgers are in the record log.
 
         Idempotency: what is in it already needs no flush.
 

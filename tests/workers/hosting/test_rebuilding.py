@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.errors import PreconditionFailed
 from logstore.failpoints import VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
@@ -98,22 +97,6 @@ def command(settings: Settings, *, dies_at: str = "") -> "subprocess.CompletedPr
     return subprocess.run(
         argv, env=foreign | settings.environment() | armed, capture_output=True, text=True, timeout=300, check=False
     )
-
-
-def test_lost_database_comes_back_and_a_second_rebuild_is_refused(settings: Settings) -> None:
-    """Rows are those that were lost, entries behind the last flush included; the epoch is the next one."""
-    topic = write(settings)
-    expected, entries = dump(settings.database_url), read(settings, topic)
-    before = manifests(settings)[-1]
-    lose(settings)
-    result = rebuilt(settings, spark_master="local[2]")
-    assert result.refused is None
-    assert dump(settings.database_url) == expected
-    assert read(settings, topic) == entries
-    newest = manifests(settings)[-1]
-    assert (newest.number, newest.epoch) == (before.number + 1, before.epoch + 1) == (result.manifest, newest.epoch)
-    with pytest.raises(PreconditionFailed, match="expected an empty one to rebuild into, found the catalog"):
-        rebuilt(settings, spark_master="local[2]")
 
 
 @pytest.mark.parametrize(

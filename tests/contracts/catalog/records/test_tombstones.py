@@ -109,14 +109,14 @@ def test_tombstone_is_a_version_without_content_of_the_next_generation(sql_world
     assert after["at_us"] == sql_world.sql("SELECT at_us FROM tombstone")[0].at_us
 
 
-def test_tombstone_is_unflushed_until_it_is_settled(sql_world: SqlWorld) -> None:
-    """Its ledger's objects stay until then; those of a plain delete need not."""
+def test_deletion_is_unflushed_until_it_is_settled(sql_world: SqlWorld) -> None:
+    """Its ledger's objects stay until then, whether it leaves a tombstone or an intent alone."""
     topic_id = new_topic(sql_world).topic_id
     first, second, _ = filled(sql_world, topic_id, 3)
     _detach(sql_world, topic_id, [first])
     _detach(sql_world, topic_id, [second], False)
     records = sql_world.catalog.records
-    assert records.unflushed([first, second]) == {first}
+    assert records.unflushed([first, second]) == {first, second}
     flush(sql_world)
     assert records.unflushed([first, second]) == frozenset()
 

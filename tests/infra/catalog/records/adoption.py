@@ -1,20 +1,24 @@
 """A catalog that is lost: what it was at a flush comes back, and storage is as it is."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final, Protocol
+
+import psycopg
 
 from infra.catalog import Database, SqlCatalog
-from logstore.log.ledgers import SHARDS
 from logstore.ports.catalog.adoption import AdoptionReport
-from logstore.ports.objects import Buckets, OwnedStore
 from logstore.records.services.adopting import Adopter
 from tests.faults.world import World
-from workers.assembly.log import LogStore, Stores
+from workers.assembly.log import LogStore
 
-_FREE_IDS = 1_000_000
+_SHARDS: Final = 16
+"""Of 256: worlds here have fewer ledgers, and their ids begin at 0."""
+
+_FREE_IDS: Final = 1_000_000
 _LOADED = (
     "UPDATE catalog SET epoch = epoch + 1, next_ledger_id = (SELECT ledger_ceiling FROM record_log)",
     f"UPDATE record_log SET state = 'ADOPTING', ledger_ceiling = ledger_ceiling + {_FREE_IDS}",
@@ -26,47 +30,103 @@ _LOADED = (
 """The difference between a copy of a catalog and one that was loaded from its record log."""
 
 
-@dataclass
-class LostDatabase:
-    """A database that can be flushed and lost. A flush here is a copy of the file, and so is a backup."""
-
-    database: Path
-    buckets: Callable[[SqlCatalog], tuple[OwnedStore, Buckets]]  # the primary one, and tiered ones
-    _copies: list[Path] = field(default_factory=list)
+class LostDatabase(Protocol):
+    """A database that can be flushed and lost. A flush here is a copy of all rows."""
 
     def flush(self) -> None:
         """Keep what the catalog holds at this moment."""
-        copy = self.database.with_suffix(f".flushed-{len(self._copies)}")
-        with closing(sqlite3.connect(self.database, timeout=60)) as now, closing(sqlite3.connect(copy)) as kept:
-            now.execute(
-                "UPDATE record_log SET flushed_us = CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
-            )
+
+    def lose(self, *changes: str) -> None:
+        """Put back what was flushed last, with changes in SQL: the catalog is to be adopted."""
+
+
+class LostFile:
+    """SQLite's file."""
+
+    def __init__(self, database: Path) -> None:
+        """Nothing is flushed yet."""
+        self._database, self._copies = database, list[Path]()
+
+    def flush(self) -> None:
+        """See `LostDatabase`."""
+        copy = self._database.with_suffix(f".flushed-{len(self._copies)}")
+        with closing(sqlite3.connect(self._database, timeout=60)) as now, closing(sqlite3.connect(copy)) as kept:
+            now.execute(_flushed())
             now.commit()
             now.backup(kept)
         self._copies.append(copy)
 
     def lose(self, *changes: str) -> None:
-        """Remove the database, and load what was flushed last, with changes in SQL: the catalog is to be adopted."""
-        for left in self.database.parent.glob(f"{self.database.name}*"):
+        """See `LostDatabase`."""
+        for left in self._database.parent.glob(f"{self._database.name}*"):
             if left not in self._copies:
                 left.unlink()
-        with closing(sqlite3.connect(self._copies[-1])) as kept, closing(sqlite3.connect(self.database)) as new:
+        with closing(sqlite3.connect(self._copies[-1])) as kept, closing(sqlite3.connect(self._database)) as new:
             kept.backup(new)
             for statement in (*_LOADED, *changes):
                 new.execute(statement)
             new.commit()
 
+
+class LostServer:
+    """A database of PostgreSQL, whose tables are kept beside one another."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is flushed yet."""
+        self._url = url.replace("+psycopg", "")
+
+    def flush(self) -> None:
+        """See `LostDatabase`."""
+        copies = "; ".join(f'CREATE TABLE flushed."{one}" AS TABLE public."{one}"' for one in self._tables())
+        self._execute(f"{_flushed()}; DROP SCHEMA IF EXISTS flushed CASCADE; CREATE SCHEMA flushed; {copies}")
+
+    def lose(self, *changes: str) -> None:
+        """See `LostDatabase`."""
+        tables = self._tables()
+        gone = "; ".join(f'DELETE FROM public."{one}"' for one in tables)
+        back = "; ".join(f'INSERT INTO public."{one}" TABLE flushed."{one}"' for one in tables)
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        self._execute(f"SELECT pg_terminate_backend(pid) {others}")
+        loaded = "; ".join((*_LOADED, *changes))
+        self._execute(f"SET session_replication_role = replica; {gone}; {back}; {loaded}")
+
+    def _tables(self) -> list[str]:
+        with psycopg.connect(self._url, autocommit=True) as server:
+            found = server.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+        return [name for (name,) in found]
+
+    def _execute(self, statements: str) -> None:
+        with psycopg.connect(self._url) as server:
+            server.execute(statements.encode())
+
+
+def _flushed() -> str:
+    return f"UPDATE record_log SET flushed_us = {time.time_ns() // 1_000}"
+
+
+class Losing:
+    """The database of a world in memory."""
+
+    def __init__(self, world: World, lost: LostDatabase) -> None:
+        """Begin as the world is."""
+        self.world = world
+        self.flush, self.lose = lost.flush, lost.lose
+
+    def process(self) -> AbstractContextManager[LogStore]:
+        """A writer or a reader."""
+        return self.world.process()
+
     @contextmanager
     def adopter(self, application: str = "sexton") -> Iterator[Adopter]:
         """As the process that rebuilds has it."""
-        database = Database(f"sqlite:///{self.database}")
+        database = Database(self.world.url)
         try:
             catalog = SqlCatalog(database)
-            primary, tiered = self.buckets(catalog)
+            stores = self.world._buckets(catalog)
             yield Adopter(
                 adoption=catalog.adoption,
-                objects=primary,
-                buckets=tiered,
+                objects=stores.primary,
+                buckets=stores.tiered,
                 application=application,
                 threads=2,
             )
@@ -74,25 +134,8 @@ class LostDatabase:
             database.close()
 
     def adopt(self) -> AdoptionReport:
-        """All of it."""
+        """All that there is."""
         with self.adopter() as adopter:
-            for shard in range(SHARDS):
+            for shard in range(_SHARDS):
                 adopter.adopt(shard)
             return adopter.finish()
-
-
-class Losing(LostDatabase):
-    """That of a world in memory."""
-
-    def __init__(self, world: World) -> None:
-        """Begin as the world is."""
-        super().__init__(world.database, lambda catalog: _of(world._buckets(catalog)))
-        self.world = world
-
-    def process(self) -> AbstractContextManager[LogStore]:
-        """A writer or a reader."""
-        return self.world.process()
-
-
-def _of(stores: Stores) -> tuple[OwnedStore, Buckets]:
-    return stores.primary, stores.tiered

@@ -1,9 +1,12 @@
 """A catalog that was lost is as it was answered: everything that was stored is readable where it was."""
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from logstore.deletion.retention import RetentionPolicy
@@ -15,21 +18,37 @@ from logstore.log.uploads import APPEND, BEHIND, UploadMark
 from logstore.ports.catalog import BeginTransaction, Begun, Cause, Claim, EndTransaction, RunKind, Topic
 from logstore.positions import LedgerId, Position
 from logstore.transactions.transactions import TransactionId, TransactionState
+from tests.contracts.catalog.conftest import emptied
 from tests.faults.world import World
-from tests.infra.catalog.records.adoption import Losing
+from tests.infra.catalog.records.adoption import Losing, LostFile, LostServer
 from tests.migrated import migrated
+from tests.postgres import postgres
 from workers.assembly.log import LogStore
+
+__all__ = ["emptied", "postgres"]
 
 _NAME = "persistent://shop/main/orders"
 _CAUSE = Cause(actor="test", reason="to see it go", workflow_id="w")
 
 
-@pytest.fixture
-def losing(tmp_path: Path) -> Losing:
+_POSTGRES = pytest.param("postgresql", marks=pytest.mark.external_service)
+_POSTGRES_IN_THE_LONG_RUN = pytest.param("postgresql", marks=[pytest.mark.external_service, pytest.mark.all_faults])
+
+
+@pytest.fixture(params=["sqlite", _POSTGRES])
+def losing(request: pytest.FixtureRequest, tmp_path: Path) -> Losing:
     """A new catalog."""
     template = tmp_path / "template.db"
     migrated(template)
-    return Losing(World(tmp_path / "catalog.db", template))
+    world = World(tmp_path / "catalog.db", template)
+    if request.param == "sqlite":
+        return Losing(world, LostFile(world.database))
+    world.url = request.getfixturevalue("emptied")()
+    with closing(sqlite3.connect(template)) as found:
+        (catalog_id,) = found.execute("SELECT catalog_id FROM catalog").fetchone()
+    with psycopg.connect(world.url.replace("+psycopg", "")) as server:
+        server.execute("UPDATE catalog SET catalog_id = %s", [catalog_id])
+    return Losing(world, LostServer(world.url))
 
 
 def _plain(*payloads: str) -> ProducedEntries:
@@ -224,6 +243,46 @@ def test_ledger_in_the_middle_without_objects_is_reported_and_kept(losing: Losin
         assert [one.ledger_id for one in log.catalog.ledgers.listed(topic.topic_id)] == [0, 1, 2, 3]
 
 
+def test_ledger_that_was_not_flushed_and_lacks_a_part_is_reported_and_kept(losing: Losing) -> None:
+    """What is there says how many entries were registered before it."""
+    with losing.process() as log:
+        topic = _topic(log)
+        losing.flush()
+        for payload in ("lost", "there", "last"):
+            log.managed.append(topic, _plain(payload))
+    losing.world.store.delete([segment_key(LedgerId(0), 0)])
+    losing.lose()
+    report = losing.adopt()
+    assert (report.missing_data, report.missing_ledgers, report.adopted_segments) == (1, (LedgerId(0),), 2)
+    with losing.process() as log:
+        assert [one.first_entry for one in log.catalog.ledgers.segments(LedgerId(0))] == [1, 2]
+
+
+@pytest.mark.parametrize("way", ["absent", "unlisted"])
+def test_cursor_goes_over_a_ledger_that_is_detached_again(losing: Losing, way: str) -> None:
+    """At the head of the list, where storage has nothing of it, or without a place, as the loader gives it none.
+
+    Else the cursor would stand before entries that nobody can read, until something behind them is acknowledged.
+    """
+    losing.world.inline_bytes = 1_000  # what a row holds; snapshots are read at the next acknowledgement
+    with losing.process() as log:
+        topic = _topic(log)
+        log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
+        log.managed.append(topic, _plain("gone", "gone too"))
+        log.managed.roll(topic)
+        log.managed.append(topic, _plain("stays", "stays too"))
+        log.subscriptions.acknowledge(topic.topic_id, "s", positions=[Position(LedgerId(1), 0)])
+        assert log.catalog.cursors.get(topic.topic_id, "s").state.mark_delete < Position(LedgerId(0), 0)
+        losing.flush()
+    if way == "absent":
+        losing.world.store.delete([one.key for one in losing.world.store.list(ledger_prefix(LedgerId(0)))])
+    losing.lose(*(["UPDATE ledger SET place = NULL WHERE ledger_id = 0"] if way == "unlisted" else []))
+    assert losing.adopt().revived == 1
+    with losing.process() as log:
+        state = log.catalog.cursors.get(topic.topic_id, "s").state
+        assert (state.mark_delete, dict(state.acknowledged)) == (Position(LedgerId(1), 0), {})
+
+
 def test_ledger_that_its_list_does_not_name_is_detached_again(losing: Losing) -> None:
     """The loader gives it no place; its objects are there still."""
     with losing.process() as log:
@@ -315,6 +374,7 @@ def test_objects_of_another_application_are_left_alone(losing: Losing) -> None:
         assert adopter.finish().adopted_ledgers == 0
 
 
+@pytest.mark.parametrize("losing", ["sqlite", _POSTGRES_IN_THE_LONG_RUN], indirect=True)
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("effect", ["adoption.stage", "adoption.settle", "adoption.conclude", "adoption.finish"])
 def test_adoption_that_dies_anywhere_is_done_by_the_next(losing: Losing, effect: str, moment: str) -> None:
