@@ -27,6 +27,9 @@ _LONGEST = (
     "workers/hosting/test_taking_part.py",
     "faults/test_overlap.py",
     "infra/stack/test_stack.py",
+    "faults/transactions/test_history.py",
+    "faults/test_records_sigkill.py",
+    "workers/hosting/test_rebuilding.py",
 )
 """Modules whose tests take longest, to be begun first: while the last of them run, other processes would wait.
 
