@@ -38,6 +38,7 @@ SextonError
 │   ├── LookupRefused              ZooKeeper refuses to name the owner of a topic: a person must mend rights or path
 │   ├── MissingData                the catalog lists an object that no copy holds
 │   ├── CorruptData                an object that cannot be what the catalog says
+│   ├── FunctionFailed             a function of an operator's own raised, or answered what it may not
 │   └── NoProgress                 the same count, late attempt: a person must look
 └── ServiceFailed                  a service could not be started or reached
     ├── ProgramMissing             a program that we run is not installed here, or is too old
@@ -108,13 +109,7 @@ class InvalidInput(TerminalError):
     """Bad input, refused before anything changed."""
 
     def __init__(self, field: str, *, expected: str, found: object) -> None:
-        """Name the field, what it should have been and what it was.
-
-        Args:
-            field: The name a user knows it by, e.g. `topic` or `line 7: deliver_at`.
-            expected: The rule, as a phrase.
-            found: The offending value; shown with `repr`, cut at 120 characters.
-        """
+        """Name the field as a user knows it, the rule as a phrase, and what was found, cut at 120 characters."""
         shown = repr(found)
         shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
         super().__init__(f"{field}: expected {expected}, found {shown}")
@@ -259,6 +254,10 @@ class MissingData(TerminalError):
 
 class CorruptData(TerminalError):
     """An object that cannot be what the catalog says it is."""
+
+
+class FunctionFailed(TerminalError):
+    """A function of an operator's own raised, or answered what it may not."""
 
 
 class NoProgress(TerminalError):

@@ -87,6 +87,14 @@ class FollowedRecords:
 _STEPS = ("steps", "seeded", "records", "tombstones", "removed")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a page of a selection begins: at this ledger of this topic, or behind it if it is gone."""
+
+    topic_id: int = 0
+    ledger_id: int = 0
+
+
 def counts(value: object) -> dict[str, int]:
     """The numbers of one of these values, by name."""
     return {one.name: found for one in fields(value) if type(found := getattr(value, one.name)) is int}  # type: ignore[arg-type]

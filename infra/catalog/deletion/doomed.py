@@ -7,13 +7,15 @@ from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import among, any_of
+from infra.catalog.log.ledgers import listed_among
 from infra.catalog.offload.uploads import abandoned
 from infra.catalog.transactions.buffer_rows import unsettled_in
 from logstore.deletion.intents import Outcome
 from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix, reason_to_keep
 from logstore.errors import InvalidInput, LedgerStillNeeded, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
+from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 
 _MOST_IDS = 10_000  # all or nothing: one transaction, one answer
@@ -86,6 +88,29 @@ def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *,
         more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
         raise LedgerStillNeeded(f"topic {view.topic}: {'; '.join(reasons[:5])}{more}")
     return Doomed(ids=sorted(found), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
+
+
+def doomed_of(connection: Connection, view: ListView, chosen: Sequence[Ledger]) -> tuple[Doomed, dict[LedgerId, str]]:
+    """Of ledgers that were read before, those that go, and why each of the others stays."""
+    ids = [ledger.ledger_id for ledger in chosen]
+    if len(ids) > _MOST_IDS:
+        raise InvalidInput("ledgers", expected=f"at most {_MOST_IDS}", found=len(ids))
+    rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
+    now = {ledger.ledger_id: ledger for ledger in listed_among(connection, view.topic_id, ids)}
+    kept = {ledger.ledger_id: _changed(ledger, now.get(ledger.ledger_id)) for ledger in chosen}
+    for facts in _facts(connection, rows, view.now_us):
+        reason = kept.get(facts.ledger_id) or reason_to_keep(facts, last=view.last, marks=view.marks)
+        kept[facts.ledger_id] = reason or ""
+    going = sorted(ledger_id for ledger_id, reason in kept.items() if not reason)
+    where = (t.ledger.c.list_id == view.list_id) & t.ledger.c.place.is_not(None)
+    gone = Doomed(ids=going, rows=where & among(connection, t.ledger.c.ledger_id, going), finished={})
+    return gone, {ledger_id: reason for ledger_id, reason in kept.items() if reason}
+
+
+def _changed(read: Ledger, now: Ledger | None) -> str:
+    if now is None:
+        return "it is in its list no more"
+    return "" if now == read else "it has changed since it was looked at"
 
 
 def _ended(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[str, int]:

@@ -5,56 +5,36 @@ Either all of it is committed or none: a ledger is listed, or has an intent, and
 Source: PIP-186, first phase; there it is a message and a metadata update, which can part.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import Span, audit
-from infra.catalog.cursors.cursor_rows import close_holes, marks_of
-from infra.catalog.delayed.bucket_rows import recount
-from infra.catalog.deletion import whole_topics
-from infra.catalog.deletion.doomed import Doomed, ListView, doomed
-from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
-from infra.catalog.deletion.intents import filed_by
-from infra.catalog.deletion.runs import fingerprint, open_run, share_run, stalled, unless_done
+from infra.catalog.cursors.cursor_rows import marks_of
+from infra.catalog.deletion import compounds, whole_topics
+from infra.catalog.deletion.detaching import Order, replace_by_intents
+from infra.catalog.deletion.doomed import Doomed, ListView, doomed, doomed_of
+from infra.catalog.deletion.runs import fingerprint, open_run, stalled, unless_done
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
-from infra.catalog.log.ledger_rows import data_list, last_id, lock_lists, never_attached
+from infra.catalog.log.ledger_rows import data_list, last_id
 from infra.catalog.log.topic_rows import topic_row
-from infra.catalog.offload.uploads import take_away_abandoned
 from infra.catalog.ownership.fences import FencedWrites
 from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents
+from logstore.ports.catalog import Cause, Chosen, Claim, Detached, Ledger, Tally, TopicContents
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import Ending, is_durable
+from logstore.records.compound import Compound
+from logstore.records.tombstones import Ending
 
 _P = t.pending_deletion.c
 _MANY_TOPICS: Final = "trim-topics"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Who asks for what, under which name."""
-
-    ledger_ids: Sequence[LedgerId] | None
-    force: bool
-    batch_id: str
-    claim: Claim
-    cause: Cause
-    request: str  # what was asked, so that a batch id used twice is told from a repeated call
-    durable: bool | None = None  # None: as the topic says, or the operation
-
-    def is_durable(self, view: ListView, *, newborn: bool = False) -> bool:
-        """Whether what goes leaves tombstones."""
-        given = Ending.RETENTION if self.ledger_ids is None else Ending.DELETE
-        return is_durable(Ending.EXPIRY if newborn else given, topic=view.durable_delete, asked=self.durable)
+_CHOSEN: Final = "chosen one by one"
 
 
 class SqlPhaseOne(FencedWrites):
@@ -92,6 +72,7 @@ class SqlPhaseOne(FencedWrites):
             claim=claim,
             cause=cause,
             request=request,
+            ending=Ending.RETENTION if ledger_ids is None else Ending.DELETE,
             durable=durable,
         )
 
@@ -106,6 +87,82 @@ class SqlPhaseOne(FencedWrites):
         with effect("catalog.detach"):
             return self._write_behind(locks, work)
 
+    def must_stay(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+        """See `PhaseOne.must_stay`."""
+        return self._db.read(lambda c: doomed_of(c, self._view(c, topic_id, lock=False), chosen)[1])
+
+    def detach_chosen(
+        self,
+        topic_id: TopicId,
+        chosen: Sequence[Ledger],
+        *,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+        durable: bool | None = None,
+    ) -> Chosen:
+        """See `PhaseOne.detach_chosen`."""
+
+        def work(connection: Connection) -> Chosen:
+            view = self._view(connection, topic_id, lock=True)
+            gone, kept = doomed_of(connection, view, chosen)
+            if not gone.ids:
+                return Chosen(kept=kept, detached=Detached(batch_id=batch_id, ledgers=0, intents=0))
+            order = Order(
+                ledger_ids=gone.ids,
+                force=False,
+                batch_id=batch_id,
+                claim=claim,
+                cause=cause,
+                request=_CHOSEN,
+                ending=Ending.FUNCTION,
+                durable=durable,
+                shared=True,
+            )
+            return Chosen(kept=kept, detached=self._replace(connection, view, gone, order))
+
+        with effect("catalog.detach_chosen"):
+            return self._db.write(work)
+
+    def operate(
+        self,
+        topic_id: TopicId,
+        operation: Compound,
+        *,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+        durable: bool | None = None,
+    ) -> Detached:
+        """See `PhaseOne.operate`."""
+        request = fingerprint(f"{topic_id}/{operation!r}/durable {durable}", [operation.ledger_id])
+
+        def work(connection: Connection) -> Detached:
+            found = unless_done(connection, batch_id, request, lambda: self._view(connection, topic_id, lock=True))
+            if isinstance(found, Detached):
+                return found
+            view = compounds.passing_over(found, operation)
+            ending = compounds.ending_of(connection, view, operation)
+            order = Order(
+                ledger_ids=[operation.ledger_id],
+                force=False,
+                batch_id=batch_id,
+                claim=claim,
+                cause=cause,
+                request=request,
+                ending=ending or Ending.COMPOUND,
+                durable=durable,
+            )
+            if ending:
+                gone = doomed(connection, view, order.ledger_ids, force=False)
+                return self._replace(connection, view, gone, order)
+            done = compounds.take_tiered_away(connection, view, operation.ledger_id, batch_id=batch_id, cause=cause)
+            open_run(connection, done, topic_id, claim, view.now_us, request=request)
+            return done
+
+        with effect("catalog.operate"):
+            return self._db.write(work)
+
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """See `PhaseOne.promising`."""
 
@@ -119,7 +176,16 @@ class SqlPhaseOne(FencedWrites):
 
     def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
         """See `PhaseOne.detach_into`."""
-        order = Order(ledger_ids=None, force=False, batch_id=batch_id, claim=claim, cause=cause, request=_MANY_TOPICS)
+        order = Order(
+            ledger_ids=None,
+            force=False,
+            batch_id=batch_id,
+            claim=claim,
+            cause=cause,
+            request=_MANY_TOPICS,
+            ending=Ending.RETENTION,
+            shared=True,
+        )
 
         def work(connection: Connection) -> Detached:
             try:
@@ -166,6 +232,9 @@ class SqlPhaseOne(FencedWrites):
         """See `PhaseOne.topic_tally`."""
         return self._db.read(lambda connection: whole_topics.topic_tally(connection, topic_id, since_us))
 
+    def _replace(self, connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
+        return replace_by_intents(connection, view, gone, order, abandoned_us=view.now_us - self._newborn_us)
+
     def _view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
         topic = topic_row(connection, topic_id, share=lock)
         list_id = data_list(connection, topic_id, lock=lock)
@@ -181,54 +250,6 @@ class SqlPhaseOne(FencedWrites):
             marks=marks,
             now_us=self._db.now_us(connection),
         )
-
-    def _replace(self, connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
-        batch_id, asked, now = order.batch_id, order.ledger_ids, view.now_us
-        adopted = adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
-        newborn = self._abandon_newborn(connection, view, order) if asked is None else 0
-        filed = 0
-        if gone.ids:
-            filed = _file(connection, gone.rows, view, order, durable=order.is_durable(view))
-            recount(connection, view.topic_id)
-        dead = 0
-        if asked is None:
-            dead = take_away_abandoned(connection, view.list_id, batch_id, now, cause=order.cause)
-        close_holes(connection, view.topic_id, gone.ids)
-        intents = adopted + newborn + filed + dead
-        result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
-        if intents or asked is not None:
-            if order.request == _MANY_TOPICS:
-                share_run(connection, batch_id, order.claim, now, request=order.request)
-            else:
-                open_run(connection, result, view.topic_id, order.claim, now, request=order.request)
-        if gone.ids:
-            about: dict[str, Any] = {
-                "topic_id": view.topic_id,
-                "topic": view.topic,
-                "run_id": batch_id,
-                "span": Span.of(gone.ids),
-            }
-            audit(connection, "detach", order.cause, at_us=now, detail={"forced": True} if order.force else {}, **about)
-        return replace(
-            result, filed=filed_by(connection, batch_id, now, topic_id=view.topic_id) if intents > adopted else ()
-        )
-
-    def _abandon_newborn(self, connection: Connection, view: ListView, order: Order) -> int:
-        """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
-        lists = t.ledger_list.c.topic_id == view.topic_id
-        abandoned = never_attached(view.now_us - self._newborn_us)
-        inner = select(t.ledger_list.c.list_id).where(lists)
-        where = select(t.ledger.c.list_id).where(t.ledger.c.list_id.in_(inner), abandoned).distinct()
-        ids = lock_lists(connection, lists, t.ledger_list.c.list_id.in_(where))
-        if not ids:
-            return 0
-        rows, durable = t.ledger.c.list_id.in_(ids) & abandoned, order.is_durable(view, newborn=True)
-        return _file(connection, rows, view, order, durable=durable)
-
-
-def _file(connection: Connection, rows: ColumnElement[bool], view: ListView, order: Order, *, durable: bool) -> int:
-    batch_id, now_us, cause = order.batch_id, view.now_us, order.cause
-    return file_intents(connection, rows, batch_id=batch_id, now_us=now_us, cause=cause, durable=durable)
 
 
 def _of_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> Detached:

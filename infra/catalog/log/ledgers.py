@@ -131,10 +131,9 @@ class SqlLedgers(OnDatabase):
         """See `Ledgers.holding`."""
 
         def work(connection: Connection) -> list[tuple[Ledger, list[Segment]]]:
-            page = _listed_query(topic_id).where(among(connection, t.ledger.c.ledger_id, wanted))
             ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in wanted.items()]
             found: dict[LedgerId, list[Segment]] = defaultdict(list)
-            listed = _listed(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
+            listed = listed_among(connection, topic_id, wanted)
             for row in _within(connection.dialect.name).execute(connection, ranges):
                 found[row.ledger_id].append(value_of(Segment, row))
             return [(ledger, found[ledger.ledger_id]) for ledger in listed]
@@ -170,6 +169,12 @@ def _within(dialect: str) -> Statement:
     some = and_(s.ledger_id == of.ledger_id, s.first_entry < of.stop, s.first_entry + s.entries > of.start)
     query = select(t.segment).join(rows.source, some)
     return Statement(sql=query.order_by(s.ledger_id, s.first_entry), rows=rows)
+
+
+def listed_among(connection: Connection, topic_id: TopicId, ledger_ids: Collection[LedgerId]) -> list[Ledger]:
+    """Those of the ledgers that are in the topic's list of messages, ascending."""
+    page = _listed_query(topic_id).where(among(connection, t.ledger.c.ledger_id, ledger_ids))
+    return _listed(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
 
 
 def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns

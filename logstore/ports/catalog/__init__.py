@@ -41,7 +41,7 @@ from logstore.ports.catalog.inspection import (
 )
 from logstore.ports.catalog.ledgers import Components, Ledger, Ledgers, Segment, Totals
 from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads, Published
-from logstore.ports.catalog.phase_one import PhaseOne, TopicContents
+from logstore.ports.catalog.phase_one import Chosen, PhaseOne, TopicContents
 from logstore.ports.catalog.reconciliation import (
     FiledCopy,
     Filing,
@@ -97,6 +97,7 @@ __all__ = [
     "Catalog",
     "Cause",
     "Changes",
+    "Chosen",
     "Claim",
     "Commits",
     "Components",

@@ -1,12 +1,14 @@
 """Phase one in the catalog: ledgers leave, and intents stand in their place; and its port."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from logstore.ownership import Lease
 from logstore.ports.catalog.batches import Cause, Claim, Detached, Tally
+from logstore.ports.catalog.ledgers import Ledger
 from logstore.positions import LedgerId, TopicId
+from logstore.records.compound import Compound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +18,14 @@ class TopicContents:
     ledgers: Mapping[str, int]  # by component
     copies: Mapping[str, Mapping[str, int]]  # by component, then by kind of copy
     subscriptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What became of ledgers that were chosen one by one."""
+
+    kept: Mapping[LedgerId, str] = field(default_factory=dict)  # which stay, each with the reason
+    detached: Detached  # the others
 
 
 class PhaseOne(Protocol):
@@ -65,6 +75,63 @@ class PhaseOne(Protocol):
         Raises:
             UnknownObject: No such topic, or an id that was never of this topic's list.
             LedgerStillNeeded: Not forced and still needed, or the open last ledger.
+        """
+
+    def must_stay(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+        """Those of the ledgers that `detach_chosen` would leave where they are, each with the reason. Changes nothing.
+
+        Raises:
+            UnknownObject: No such topic.
+        """
+
+    def detach_chosen(
+        self,
+        topic_id: TopicId,
+        chosen: Sequence[Ledger],
+        *,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+        durable: bool | None = None,
+    ) -> Chosen:
+        """As `detach` of given ledgers, but each for itself: one that is needed stays, and the others go.
+
+        One stays, too, that is not as it was read: in its list, and equal to what is given. Into a batch of many
+        topics, which is opened, or held until `ttl_s` from now.
+
+        They leave tombstones, unless `durable`, or if that is None the topic, says otherwise.
+
+        Idempotency: a repeated call finds what went no more in the list, and says so of it.
+
+        Raises:
+            UnknownObject: No such topic.
+            CorruptData: A cursor's row cannot be read.
+            ClaimHeld: The batch is finished, or another workflow's; nothing was changed.
+        """
+
+    def operate(
+        self,
+        topic_id: TopicId,
+        operation: Compound,
+        *,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+        durable: bool | None = None,
+    ) -> Detached:
+        """Several changes of one ledger in one transaction: all of them, or none; the last of them may end it.
+
+        A ledger from which every copy was taken ends, as by `detach`; subscriptions that are passed over do not keep
+        it, and move over the hole as all others do. It leaves a tombstone, unless `durable`, or if that is None the
+        topic, says otherwise. Of a ledger that stays the list's version and its generation rise, and its copy gets an
+        intent. Audited.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did.
+
+        Raises:
+            UnknownObject: No such topic, no such ledger in its list, or no such subscription.
+            PreconditionFailed: The ledger is not as the operation expects it; see `logstore.records.compound`.
+            LedgerStillNeeded: It would end, and is needed.
         """
 
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:

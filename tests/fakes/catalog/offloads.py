@@ -183,6 +183,12 @@ class FakeOffloads:
         self._catalog.versions[topic_id] += bool(dead)
         return len(dead)
 
+    def take_tiered_away(self, ledger_id: LedgerId, batch_id: str) -> int:
+        """File the intent of a LIVE tiered copy of a listed ledger, and count it."""
+        self._catalog.file_copy_intent(ledger_id, _TIERED, batch_id)
+        self._catalog.versions[self._catalog.ledger_rows[ledger_id].topic_id] += 1
+        return 1
+
     def _is_listed(self, ledger_id: LedgerId) -> bool:
         return any(ledger_id in listed for listed in self._catalog.lists.values())
 

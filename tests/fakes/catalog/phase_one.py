@@ -1,7 +1,7 @@
 """Phase one in memory: which ledgers go, and the intents that stand in their place."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from logstore.cursors import state as cursors
@@ -10,8 +10,20 @@ from logstore.deletion.retention import LedgerFacts, detachable_prefix, reason_t
 from logstore.errors import ClaimHeld, InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached, Filed, Tally, Topic, TopicContents, TopicState
+from logstore.ports.catalog import (
+    Cause,
+    Chosen,
+    Claim,
+    Detached,
+    Filed,
+    Ledger,
+    Tally,
+    Topic,
+    TopicContents,
+    TopicState,
+)
 from logstore.positions import LedgerId, Position, TopicId
+from logstore.records.compound import Compound
 from logstore.records.tombstones import Ending, is_durable
 from tests.fakes.catalog.batches import Batches
 
@@ -71,6 +83,82 @@ class FakePhaseOne(Batches):
             self._catalog.audit("detach", cause, detail, run_id=batch_id)
         return done, before
 
+    def must_stay(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+        with self._catalog.lock:
+            return self._kept(topic_id, chosen)
+
+    def detach_chosen(
+        self,
+        topic_id: TopicId,
+        chosen: Sequence[Ledger],
+        *,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+        durable: bool | None = None,
+    ) -> Chosen:
+        with effect("catalog.detach_chosen"), self._catalog.lock:
+            kept = self._kept(topic_id, chosen)
+            going = [one.ledger_id for one in chosen if one.ledger_id not in kept]
+            if not going:
+                return Chosen(kept=kept, detached=Detached(batch_id=batch_id, ledgers=0, intents=0))
+            self._require_held(batch_id, claim)
+            done, before = self._replace(topic_id, going, batch_id, cause, force=False)
+            self._mark_durable(before, Ending.FUNCTION, self._catalog.topic(topic_id), durable)
+            self._catalog.filed_for.setdefault(batch_id, set()).update(set(self._catalog.intent_rows) - before)
+            self.open_batch(done, claim, "chosen")
+            return Chosen(kept=kept, detached=replace(done, filed=self.filed_since(before)))
+
+    def _kept(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> dict[LedgerId, str]:
+        """Why each of the ledgers stays that does."""
+        self._catalog.topic(topic_id)
+        listed = {one.ledger_id: one for one in self._catalog.ledgers.listed(topic_id)}
+        marks = {row.name: row.state.mark_delete for row in self._catalog.cursors.all(topic_id)}
+        kept = {}
+        for one in chosen:
+            found = listed.get(one.ledger_id)
+            if found != one:
+                kept[one.ledger_id] = "it has changed" if found else "it is in its list no more"
+            elif reason := reason_to_keep(self._facts(one.ledger_id), last=max(listed), marks=marks):
+                kept[one.ledger_id] = reason
+        return kept
+
+    def operate(
+        self,
+        topic_id: TopicId,
+        operation: Compound,
+        *,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+        durable: bool | None = None,
+    ) -> Detached:
+        request = (topic_id, operation, durable)
+        with effect("catalog.operate"), self._catalog.lock:
+            earlier = self.earlier(batch_id, request)
+            if earlier:
+                return earlier.detached
+            self._catalog.topic(topic_id)
+            names = {row.name for row in self._catalog.cursors.all(topic_id)}
+            listed = {one.ledger_id: one for one in self._catalog.ledgers.listed(topic_id)}
+            if operation.pass_over - names or operation.ledger_id not in listed:
+                raise UnknownObject("operation", expected="a ledger and subscriptions of the topic", found=operation)
+            found = listed[operation.ledger_id]
+            ending, before = operation.ending(found.copies, generation=found.generation), set(self._catalog.intent_rows)
+            if ending:
+                rows = self._catalog.cursors.all(topic_id)
+                marks = {row.name: row.state.mark_delete for row in rows if row.name not in operation.pass_over}
+                self._require_unneeded([found.ledger_id], marks, max(listed))
+                done, before = self._replace(topic_id, [found.ledger_id], batch_id, cause, force=True)
+                self._mark_durable(before, ending, self._catalog.topic(topic_id), durable)
+            else:
+                intents = self._catalog.offloads.take_tiered_away(found.ledger_id, batch_id)
+                self.decide(before, cause)
+                self._catalog.audit("remove-tiered", cause, {"ledgers": 1, "sample": [found.ledger_id]})
+                done = Detached(batch_id=batch_id, ledgers=1, intents=intents)
+            self.open_batch(done, claim, request, topic_id)
+            return replace(done, filed=self.filed_since(before))
+
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         with self._catalog.lock:
             return frozenset(one for one in topic_ids if one in self._catalog.topic_rows and self._is_promising(one))
@@ -86,15 +174,18 @@ class FakePhaseOne(Batches):
             if found.intents:
                 return found
             self._catalog.topic(topic_id)
-            run = self._catalog.runs.get(batch_id)
-            if run and (run.finished_us is not None or run.holder != claim.workflow_id):
-                raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {run.holder}")
+            self._require_held(batch_id, claim)
             done, before = self._replace(topic_id, None, batch_id, cause, force=False)
             self._mark_durable(before, Ending.RETENTION, self._catalog.topic(topic_id), None)
             if done.intents:
                 self._catalog.filed_for.setdefault(batch_id, set()).update(set(self._catalog.intent_rows) - before)
                 self.open_batch(done, claim, "trim-topics")
             return replace(self._counted(batch_id, topic_id), filed=self.filed_since(before))
+
+    def _require_held(self, batch_id: str, claim: Claim) -> None:
+        run = self._catalog.runs.get(batch_id)
+        if run and (run.finished_us is not None or run.holder != claim.workflow_id):
+            raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {run.holder}")
 
     def detached_into(self, batch_id: str) -> Detached:
         with self._catalog.lock:
