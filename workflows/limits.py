@@ -30,6 +30,7 @@ from workflows.offload.values import OffloadAsk, OffloadPolicy
 from workflows.reconciliation.values import ReconcileOrphansInput
 from workflows.records.values import (
     DefragmentRecordsInput,
+    EndRecordsInput,
     FlushRecordsInput,
     RaidTombstonesInput,
     ReplicateRecordsInput,
@@ -52,8 +53,10 @@ _MONTH_S = 30 * 86_400
 _MOST_AGE_S = 100 * 366 * 86_400
 _MOST_INT = 2**63 - 1  # what the catalog's columns hold
 _MOST_INVENTORIES = 16
+_MOST_SUBSCRIPTIONS = 100  # passed over by one operation
 _MOST_PATH = 1_000  # characters
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")  # names a folder, and workflows and batches
+_FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _MOST_BATCH_ID = 200  # with the workflow's name in front, within the 255 of an id in Temporal
 
 
@@ -115,6 +118,17 @@ _INVENTORIES: Final = _rule(
 )
 _MASTER: Final = _rule("the URL of a Spark master", lambda found: len(found) <= _MOST_PATH and found.isprintable())
 _COPY: Final = _rule(f"one of {', '.join(CopyKind)}", lambda found: found in set(CopyKind))
+_COPIES: Final = _rule(
+    f"out of {', '.join(CopyKind)}, each once",
+    lambda found: len(found) == len(set(found)) and set(found) <= set(CopyKind),
+)
+_SUBSCRIPTIONS: Final = _rule(
+    f"at most {_MOST_SUBSCRIPTIONS} names of subscriptions",
+    lambda found: len(found) <= _MOST_SUBSCRIPTIONS and not any(map(_as(partial(check_name, "name")).refuses, found)),
+)
+_FUNCTION: Final = _rule(
+    "the name of a function, 1 to 64 of A-Z, a-z, 0-9 and _", lambda found: _FUNCTION_NAME.fullmatch(found) is not None
+)
 _POLICY: Final = _rule(f"one of {', '.join(DeletePolicy)}", lambda found: found is None or found in set(DeletePolicy))
 
 
@@ -156,6 +170,8 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "max_buckets": _within(1, _MOST_INT, optional=True),
     "rate": _within(0, MOST_OBJECTS_PER_S),
     "run_id": _RUN,
+    "function": _FUNCTION,
+    "now_us": _within(0, _MOST_INT),
     "older_than_s": _within(0, _MOST_AGE_S),
     "max_orphan_share": _within(0, 1),
     "txn": _as(TransactionId.parse),
@@ -176,7 +192,16 @@ _OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
     ReconcileOrphansInput: {"run_id": _or_empty(_RUN)},
     BuildTransactionSnapshotsInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MOST_IDS))},
     BuildDelayedIndexInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MOST_IDS))},
-    ExplicitDetach: {"ledger_ids": _ids(MOST_IDS)},
+    ExplicitDetach: {
+        "ledger_ids": _ids(MOST_IDS),
+        "remove": _COPIES,
+        "pass_over": _SUBSCRIPTIONS,
+        "generation": _within(0, _MOST_INT, optional=True),
+    },
+    EndRecordsInput: {
+        "topic": _or_empty(_ANYWHERE["topic"]),
+        "after": _rule("a topic and a ledger", lambda _: True),  # whose ids have bounds of their own
+    },
     OffloadAsk: {"ledger_ids": _ids(MOST_OFFLOADED)},
 }
 

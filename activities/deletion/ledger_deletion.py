@@ -107,14 +107,12 @@ class LedgerDeletion:
         epoch = self._ledgers.epoch()
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
-        detached = phase_one.detach(
-            TopicId(request.topic_id),
-            None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids],
-            force=request.force,
-            durable=asked_for(request.durable_delete),
-            **filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
-        )
-        return filed(detached, epoch)
+        topic_id, durable = TopicId(request.topic_id), asked_for(request.durable_delete)
+        batch = filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
+        if request.remove:
+            return filed(phase_one.operate(topic_id, request.operation(), durable=durable, **batch), epoch)
+        ids = None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
+        return filed(phase_one.detach(topic_id, ids, force=request.force, durable=durable, **batch), epoch)
 
     @defined(name="deletion.next_ranges")
     @beating()

@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 
 from activities.dispatch import TopicWork
 from logstore.deletion.intents import IntentKey, Outcome
+from logstore.errors import InvalidInput
+from logstore.log.ledgers import CopyKind
+from logstore.positions import LedgerId
+from logstore.records.compound import Compound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +23,27 @@ class DetachInput(TopicWork):
     ledger_ids: list[int] | None = None  # at most 10,000
     force: bool = False
     durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, or the operation
+    remove: list[str] = field(default_factory=list)  # a compound operation on the one ledger; see `Compound`
+    pass_over: list[str] = field(default_factory=list)
+    generation: int | None = None
+
+    def operation(self) -> Compound:
+        """The compound operation that it asks for.
+
+        Raises:
+            InvalidInput: It is of another number of ledgers than one, is forced, or names a copy of no kind.
+        """
+        ids = self.ledger_ids or []
+        if len(ids) != 1 or self.force:
+            raise InvalidInput("ledger_ids", expected="one ledger, not forced, of which copies are removed", found=ids)
+        if unknown := sorted(set(self.remove) - set(CopyKind)):
+            raise InvalidInput("remove", expected=f"copies out of {', '.join(CopyKind)}", found=unknown[0])
+        return Compound(
+            ledger_id=LedgerId(ids[0]),
+            remove=frozenset(map(CopyKind, self.remove)),
+            pass_over=frozenset(self.pass_over),
+            generation=self.generation,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

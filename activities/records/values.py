@@ -1,6 +1,8 @@
 """What travels to the activities of the record log; what comes from them is in `logstore/records/jobs.py`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from logstore.records.jobs import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +38,52 @@ class ReplicateInput:
 
     actor: str = ""
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginEndingInput:
+    """A function is to be asked of a selection of records."""
+
+    function: str
+    topic_id: int = 0  # 0: all topics
+    topic: str = ""  # encoded; the topic of that id must bear it
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
+    catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndingBegun:
+    """What holds for the whole selection."""
+
+    now_us: int  # by the catalog's clock: what records say of the time
+    catalog_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPageInput:
+    """One page of the selection, and the batch that its ledgers join."""
+
+    function: str
+    topic_id: int  # 0: all topics
+    after: Place
+    page: int  # ledgers; fewer where they are of many topics
+    now_us: int
+    catalog_epoch: int
+    batch_id: str
+    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    dry_run: bool = False
+    durable_delete: str | None = None
+    actor: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedPage:
+    """What became of a page."""
+
+    records: int = 0  # that the function was asked of
+    ended: int = 0  # of them, that left their lists; in a dry run, that would
+    kept: int = 0  # that the function ended, and that stay
+    ledger_ids: list[int] = field(default_factory=list)  # of those that ended: a sample
+    because: list[str] = field(default_factory=list)  # why some stay: a sample
+    after: Place | None = None  # where the next page begins; None: this was the last one

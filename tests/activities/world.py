@@ -28,11 +28,13 @@ from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segme
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.owners import Owners
 from logstore.positions import LedgerId, Position
+from tests.ending_functions import REFERENCES
 from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
 from workers.assembly.activities import Activities, activities_over
+from workers.assembly.functions import NamedFunctions
 from workers.assembly.log import LogStore, Policies, Stores, assemble
 from workers.assembly.records import RecordPolicies
 
@@ -220,7 +222,10 @@ def open_world(folder: Path) -> World:
             policies=Policies(
                 scratch=folder / "tmp",
                 driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
-                records=RecordPolicies(clock_bound_s=10**10),  # the fake's clock is its own
+                records=RecordPolicies(
+                    clock_bound_s=10**10,  # the fake's clock is its own
+                    functions=NamedFunctions(REFERENCES),
+                ),
             ),
             bulk=bulk,
         )

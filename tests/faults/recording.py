@@ -1,4 +1,4 @@
-"""The way of records: flushed, replicated, defragmented, and a tombstone that is raided once it covers nothing.
+"""The way of records: flushed, ended by a function, replicated, defragmented, and raided once they cover nothing.
 
 `judge` looks from outside, through manifests and blocks alone: wherever a process has died, the newest manifest names
 blocks that can be read; in the end a rebuild would find every ledger as its row is, and none that ended durably.
@@ -13,22 +13,27 @@ from typing import Any, Final, Self
 from logstore.records.kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 from logstore.records.winners import winners
-from tests.faults.operators import CAUSE, Operators
+from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from tests.faults.world import LyingStore
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersInput, ExplicitDetach
 from workflows.records.defragment_records import DefragmentRecords
+from workflows.records.end_records import EndRecords
 from workflows.records.flush_records import FlushRecords
 from workflows.records.raid_tombstones import RaidTombstones
 from workflows.records.replicate_records import ReplicateRecords
 from workflows.records.sweep_records import SweepRecords
 from workflows.records.values import (
     DEFRAGMENT_RECORDS,
+    END_RECORDS,
     FLUSH_RECORDS,
     NOW,
     RAID_TOMBSTONES,
     REPLICATE_RECORDS,
     SWEEP_RECORDS,
     DefragmentRecordsInput,
+    EndRecordsInput,
     FlushRecordsInput,
     RaidTombstonesInput,
     ReplicateRecordsInput,
@@ -36,8 +41,9 @@ from workflows.records.values import (
 )
 
 RECORDED: Final = (
-    TopicPlan(name="persistent://shop/main/recorded", ledgers=3, acknowledged={"billing": 2}, components=True),
+    TopicPlan(name="persistent://shop/main/recorded", ledgers=4, acknowledged={"billing": 3}, components=True),
 )
+_ENDED: Final = 3  # by a function and by an operation: all that retention would let go
 
 
 class Recording(Operators):
@@ -48,15 +54,17 @@ class Recording(Operators):
         return self.drive(
             self.write,
             self._begin,
-            self._end_one_durably,
+            self._operate,
+            self._end_durably,
             partial(self._flush, "ended"),
             partial(self._replicate, 0),
-            partial(self._raid, 0, left=1),
+            partial(self._raid, 0, left=_ENDED),
             self._defragment,
             partial(self._replicate, 1),
+            partial(self._replicate, 2),  # a minute later: what one could not ship, the next one does
             partial(self._raid, 1, left=0),
             partial(self._flush, "raided"),
-            partial(self._replicate, 2),
+            partial(self._replicate, 3),
             self._judge_all,
         ).sweep()
 
@@ -81,18 +89,33 @@ class Recording(Operators):
         self._start("sweep", SweepRecords, request, f"{SWEEP_RECORDS.id()}-1")
         self._work()
 
-    def _end_one_durably(self) -> None:
-        """Retention lets two ledgers go; of one of them a tombstone is left, as old as can be."""
-        self.trim_each("trim", RECORDED)
-        self._client("once bury", self._bury)
+    def _operate(self) -> None:
+        """The last copy of the first ledger is taken away, which ends it."""
+        topic = self._topic(RECORDED[0])
+        listed = self._client("once first", lambda: self._process.catalog.ledgers.listed(topic.topic_id))
+        request = DeleteLedgersInput(
+            batch_id="compound",
+            topic_id=topic.topic_id,
+            topic=topic.name,
+            catalog_epoch=self._process.catalog.ledgers.epoch(),
+            detach=ExplicitDetach(ledger_ids=[int(listed[0].ledger_id)], remove=["LEDGER"]),
+            policy=POLICY,
+            **CAUSE,
+        )
+        self._start("operate", DeleteLedgers, request, DELETE_LEDGERS.id("compound"))
+        self._work()
 
-    def _bury(self) -> int:
+    def _end_durably(self) -> None:
+        """A function ends two ledgers more, page by page; the tombstones are as old as can be."""
+        request = EndRecordsInput(function="every", batch_id="every", page=2, policy=POLICY, **CAUSE)
+        self._start("end", EndRecords, request, END_RECORDS.id("every"))
+        self._work()
+        self._client("once bury", self._age)
+
+    def _age(self) -> list[int]:
         with closing(sqlite3.connect(self.world.database)) as connection, connection:
-            (ledger_id,) = connection.execute("SELECT min(ledger_id) FROM pending_deletion").fetchone()
-            row = "'ledger', ?, 1, 1, 'MANAGED_LEDGER', 2, 1, 1"
-            columns = "kind, id, topic_id, list_id, component, generation, epoch, at_us"
-            connection.execute(f"INSERT OR IGNORE INTO tombstone ({columns}) VALUES ({row})", (ledger_id,))
-        return int(ledger_id)
+            connection.execute("UPDATE tombstone SET at_us = 1")
+            return [row[0] for row in connection.execute("SELECT id FROM tombstone")]
 
     def _flush(self, name: str) -> None:
         request = FlushRecordsInput(once=True, **CAUSE)
@@ -129,12 +152,14 @@ class Recording(Operators):
     def _judge_all(self) -> None:
         self.wrong += [*_unreadable(self.world.records), *_unreadable(self.world.replica)]
         buried = self.memory["once bury"]
+        if len(buried) != _ENDED:
+            self.wrong.append(f"expected {_ENDED} ledgers that ended durably, found {buried}")
         with closing(sqlite3.connect(self.world.database)) as connection:
             rows = set(connection.execute("SELECT ledger_id, state, place FROM ledger"))
         for name, store in (("record log", self.world.records), ("replica", self.world.replica)):
             found = _ledgers(store)
-            if buried in {row[0] for row in found}:
-                self.wrong.append(f"{name}: ledger {buried} ended durably, and would return")
+            if returned := sorted({row[0] for row in found}.intersection(buried)):
+                self.wrong.append(f"{name}: ledgers {returned} ended durably, and would return")
             if not rows <= found:
                 self.wrong.append(f"{name}: expected {sorted(rows, key=str)}, found {sorted(found, key=str)}")
 

@@ -20,11 +20,13 @@ from logstore.identity.services.own_stores import OwnStores
 from logstore.log.ledgers import CopyKind
 from logstore.offload.locations import CopyLocation
 from logstore.ports.objects import ObjectInfo
+from tests.ending_functions import REFERENCES
 from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
 from tests.faults.scene import BUCKET_LIMITS, INLINE_BYTES, PLANTED, Trouble
+from workers.assembly.functions import NamedFunctions
 from workers.assembly.log import LogStore, Policies, Stores, assemble
 from workers.assembly.records import RecordPolicies
 
@@ -181,7 +183,11 @@ class World:
             driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
             cursor_inline_bytes=self.inline_bytes,
             bucket_limits=BUCKET_LIMITS,
-            records=RecordPolicies(clock_bound_s=10**10, raider_sleep_s=0),  # the fake's clock is its own
+            records=RecordPolicies(
+                clock_bound_s=10**10,  # the fake's clock is its own
+                raider_sleep_s=0,
+                functions=NamedFunctions(REFERENCES),
+            ),
         )
         clock = Clock(sleep=lambda _: None)
         later = TieredCopies(stores.tiered, now_us=lambda: catalog.offloads.now_us() + LATER_US)

@@ -576,6 +576,14 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         recorded.raid_failed,
         recorded.raid_running,
     ),
+    "end-records": (
+        recorded.end_complete,
+        recorded.end_dry,
+        recorded.end_refused,
+        recorded.end_stopped,
+        recorded.end_failed,
+        recorded.end_running,
+    ),
     "replicate-records": (
         recorded.replicate_complete,
         recorded.replicate_of_a_schedule,

@@ -7,6 +7,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
+from activities.records.ending import RecordEnding
 from activities.records.flushing import RecordFlushing
 from activities.records.raiding import TombRaider
 from activities.records.replicating import RecordReplication
@@ -19,6 +20,7 @@ from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.records.verbs import (
     damage,
     defragment,
+    end,
     flush_for_ever,
     flush_now,
     gate_at,
@@ -153,6 +155,40 @@ async def raid_running(house: House) -> Handle:
     """It pins the newest manifest."""
     await _flushed(house)
     return await left_at_work(house, gate_at(house, Operation.PUT), raid(house))
+
+
+async def end_complete(house: House) -> Handle:
+    """Two pages, and phase two."""
+    house.world.fill(3)
+    return await completed(house, end(house, "every"))
+
+
+async def end_dry(house: House) -> Handle:
+    """Nothing is detached."""
+    house.world.fill(1)
+    return await completed(house, end(house, "every", dry_run=True))
+
+
+async def end_refused(house: House) -> Handle:
+    """There is no such function."""
+    return await completed(house, end(house, "odd"))
+
+
+async def end_stopped(house: House) -> Handle:
+    """The function fails."""
+    house.world.fill(1)
+    return await completed(house, end(house, "changing"))
+
+
+async def end_failed(house: House) -> Handle:
+    """A cursor cannot be read."""
+    return await _failed(house, _broken(RecordEnding.end_page), end(house, "every"))
+
+
+async def end_running(house: House) -> Handle:
+    """Its batch is at work."""
+    house.world.fill(1)
+    return await left_at_work(house, house.gate(Operation.DELETE), end(house, "every"))
 
 
 async def replicate_complete(house: House) -> Handle:

@@ -48,6 +48,7 @@ COUNTS = {
     "defragment-records/v1": 5,
     "raid-tombstones/v1": 5,
     "replicate-records/v1": 4,
+    "end-records/v1": 6,
 }
 RECORDED = sorted(HISTORIES.glob("*/*/*.json"))
 _MINUTE = timedelta(minutes=1)

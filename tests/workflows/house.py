@@ -256,6 +256,8 @@ class House:
             *self._of_transactions(),
             *self._of_building(),
             *self._of_delayed(),
+            self.world.activities.records.ending.begin_ending,
+            self.world.activities.records.ending.end_page,
             *self.world.activities.of_records(),
         ]
         replaced = {_name(one) for one in instead}

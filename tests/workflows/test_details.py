@@ -23,6 +23,7 @@ from workflows.offload.values import OffloadLedgerInput, OffloadTopicInput
 from workflows.reconciliation.values import ApplyOrphansInput, ReconcileOrphansInput
 from workflows.records.values import (
     DefragmentRecordsInput,
+    EndRecordsInput,
     FlushRecordsInput,
     RaidTombstonesInput,
     ReplicateRecordsInput,
@@ -60,6 +61,8 @@ _REQUESTS = (
     DefragmentRecordsInput(**_BY),
     RaidTombstonesInput(**_BY),
     ReplicateRecordsInput(**_BY),
+    EndRecordsInput(function="expired", batch_id="expired-1", **_BY),
+    EndRecordsInput(function="expired", batch_id="expired-1", topic_id=1, topic=_TOPIC, dry_run=True, **_BY),
 )
 
 

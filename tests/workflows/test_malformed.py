@@ -51,6 +51,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "merge-buckets": _TOPIC | _WHY,
     "build-delayed-index": _WHY | {"run_id": "indexes-1"},
     **dict.fromkeys(OF_RECORDS, _WHY),
+    "end-records": _WHY | {"function": "expired", "batch_id": "expired-1"},
     "rebuild-catalog": {"rebuild": "00000000-0000-4000-8000-00000000c0de-7-0123abcd"},
 }
 _ENDLESS = "x" * 2_100
@@ -141,6 +142,12 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
     "flush-records watch": ("watch_s", _beyond(kind="flush-records", watch_s=-1)),
     "sweep-records watch": ("watch_s", _beyond(kind="sweep-records", watch_s=10**9)),
     "raid-tombstones age": ("eligible_age_s", _beyond(kind="raid-tombstones", eligible_age_s=-1)),
+    "end-records function": ("function", _beyond(kind="end-records", function="os.system('true')")),
+    "end-records batch": ("batch_id", _beyond(kind="end-records", batch_id="")),
+    "end-records page": ("page", _beyond(kind="end-records", page=0)),
+    "end-records topic": ("topic", _beyond(kind="end-records", topic_id=1, topic="orders")),
+    "end-records policy": ("durable_delete", _beyond(kind="end-records", durable_delete="perhaps")),
+    "end-records place": ("after.ledger_id", _beyond(kind="end-records", after={"ledger_id": -1})),
     "merge-buckets id": ("topic_id", _beyond(kind="merge-buckets", topic_id=2**63)),
     "merge-buckets without a name": ("topic", _beyond(kind="merge-buckets", topic="")),
     "merge-buckets reason": ("reason", _beyond(kind="merge-buckets", reason=_ENDLESS)),

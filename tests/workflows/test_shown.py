@@ -43,11 +43,19 @@ from activities.reconciliation.values import (
     PageInput,
     PlanInput,
 )
-from activities.records.values import DefragmentInput, FlushInput, RaidInput, ReplicateInput
+from activities.records.values import (
+    BeginEndingInput,
+    DefragmentInput,
+    EndPageInput,
+    FlushInput,
+    RaidInput,
+    ReplicateInput,
+)
 from activities.transactions.values import BusyInput, DrainInput, TellInput
 from activities.transactions.values import ForgetInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
+from logstore.records.jobs import Place
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
@@ -147,6 +155,16 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "records.flush": (FlushInput(watch_s=60), "changes, looked for during 60 s"),
     "records.defragment": (DefragmentInput(reason="a test"), ""),
     "records.raid": (RaidInput(run_id="raid-1", eligible_age_s=60), "older than 60 s, run raid-1"),
+    "records.begin_ending": (
+        BeginEndingInput(function="expired", topic_id=1, topic=_TOPIC),
+        f"function expired, {_TOPIC}",
+    ),
+    "records.end_page": (
+        EndPageInput(
+            function="expired", topic_id=0, after=Place(), page=500, now_us=1, catalog_epoch=1, **_BATCH, **_WHY
+        ),
+        "function expired, batch b",
+    ),
     "records.ship": (ReplicateInput(reason="a test"), ""),
     "transactions.forget": (TransactionsToForget(limit=1_000), "at most 1,000 rows"),
 }
@@ -286,6 +304,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         **dict.fromkeys(OF_RECORDS, type_),
         **dict.fromkeys(("flush-records", "sweep-records"), "during 60 s"),
         "raid-tombstones": "Raid **raid-",
+        "end-records": "function expired",
         "rebuild-catalog": type_,
     }
     assert about.get(type_, _TOPIC) in told

@@ -15,6 +15,7 @@ from activities.reconciliation.applying import Applying
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import Planning
 from activities.records.defragmenting import RecordDefragmentation
+from activities.records.ending import RecordEnding
 from activities.records.flushing import RecordFlushing
 from activities.records.raiding import TombRaider
 from activities.records.replicating import RecordReplication
@@ -34,6 +35,7 @@ class RecordActivities:
     defragmentation: RecordDefragmentation
     raiding: TombRaider
     replication: RecordReplication
+    ending: RecordEnding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,8 @@ class Activities:
             self.trimming.next_pages,
             self.trimming.trim_page,
             self.trimming.count_batch,
+            self.records.ending.begin_ending,
+            self.records.ending.end_page,
             self.planning.begin_plan,
             self.planning.check_sides,
             self.planning.conclude_plan,
@@ -178,7 +182,7 @@ def _building(log: LogStore) -> BufferBuilding:
 
 
 def _records(log: LogStore) -> RecordActivities:
-    records, services = log.catalog.records, log.records
+    catalog, records, services = log.catalog, log.catalog.records, log.records
     return RecordActivities(
         flushing=RecordFlushing(records=records, flusher=services.flusher, interval_s=log.policies.records.interval_s),
         defragmentation=RecordDefragmentation(
@@ -186,6 +190,14 @@ def _records(log: LogStore) -> RecordActivities:
         ),
         raiding=TombRaider(services.raider),
         replication=RecordReplication(services.replication),
+        ending=RecordEnding(
+            topics=catalog.topics,
+            ledgers=catalog.ledgers,
+            phase_one=catalog.phase_one,
+            deletions=catalog.deletions,
+            records=records,
+            functions=log.policies.records.functions,
+        ),
     )
 
 

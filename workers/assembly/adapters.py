@@ -13,6 +13,7 @@ from logstore.offload.locations import DRIVER, CopyLocation
 from logstore.records.services.currency import require_current
 from workers.assembly.buckets import on_own_stack, own_buckets, primary_bucket
 from workers.assembly.bulk import bulk_jobs
+from workers.assembly.functions import NamedFunctions
 from workers.assembly.log import LogStore, Policies, Stores, assemble
 from workers.assembly.records import RecordPolicies
 from workers.settings import Settings
@@ -104,5 +105,6 @@ def _policies(settings: Settings) -> Policies:
             clock_bound_s=settings.clock_bound,
             eligible_age_s=settings.eligible_age,
             raider_sleep_s=settings.tomb_raider_sleep / 1_000,
+            functions=NamedFunctions(settings.functions),
         ),
     )

@@ -1,17 +1,19 @@
 """The services of the record log, over the catalog and the bucket of its records."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from logstore.clock import Clock
 from logstore.ports.catalog import Catalog
 from logstore.ports.objects import OwnedStore
+from logstore.records.functions import RecordFunctions
 from logstore.records.services.defragmenting import Defragmenter
 from logstore.records.services.flushing import Flusher
 from logstore.records.services.raiding import Raider
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replicating import Replication
 from logstore.records.services.sweeping import Sweeper
+from workers.assembly.functions import NamedFunctions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class RecordPolicies:
     clock_bound_s: float = 60.0  # a catalog whose clock is further from the store's is not flushed
     eligible_age_s: float = 86_400.0  # a tombstone younger than that stays; a replica silent for longer is STALE
     raider_sleep_s: float = 0.001  # between two blocks that a raid reads
+    functions: RecordFunctions = field(default_factory=lambda: NamedFunctions(""))  # of an operator's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from workers.cli.usage import field_of, whole_number
 
 _QUEUE = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")  # as the setting `task_queue`
 _MOST_INT = 2**63 - 1
+_LONGEST_FUNCTION = 64
 
 TopicArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, as a person writes it.")
@@ -59,6 +60,13 @@ def known_transaction(txn: str | None) -> str | None:
     from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
 
     return None if txn is None else str(TransactionId.parse(txn))
+
+
+def known_function(name: str) -> str:
+    """The name of a function, if it can be one; whether there is such a function is for the workers to say."""
+    if not (name.isascii() and name.isidentifier() and len(name) <= _LONGEST_FUNCTION):
+        raise InvalidInput("function", expected="the name of a Python function, 64 characters at most", found=name)
+    return name
 
 
 def known_master(master: str | None) -> str:

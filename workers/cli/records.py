@@ -1,20 +1,31 @@
 """`records`: the record log: what is not flushed yet, blocks and manifests, replicas."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from logstore.records.jobs import counts
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import in_part, run_job
-from workers.cli.options import Reason, Wait
+from workers.cli.jobs import counted, ended, in_part, one_or_all, run_job
+from workers.cli.options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, Wait, known_function
 from workers.cli.output import Answer, note
 from workers.cli.texts import shown_us
 
 if TYPE_CHECKING:
     from logstore.records.services.replicating import Replica
-    from workflows.records.values import DefragmentRecordsResult, FlushRecordsResult, ReplicateRecordsResult
+    from workflows.records.values import (
+        DefragmentRecordsResult,
+        EndRecordsResult,
+        FlushRecordsResult,
+        ReplicateRecordsResult,
+    )
 
 records = group("records", "The record log, from which a lost catalog is rebuilt.")
+
+Function = Annotated[
+    str, typer.Option("--function", metavar="NAME", callback=known_function, help="The function that is asked.")
+]
 
 HELD = "another job was at work on the record log, and took longer than this one waited"
 
@@ -119,6 +130,61 @@ def defragment(context: CommandContext, *, reason: Reason = "", wait: Wait = Tru
 
 def _defragmented(workflow_id: str, result: "DefragmentRecordsResult") -> Answer:
     return _told(workflow_id, result.done, held=result.joined)
+
+
+@command(
+    records,
+    "end",
+    examples=[
+        "sexton records end persistent://public/default/orders --function expired --dry-run",
+        'sexton records end --all --function expired --reason "tenants that left" --json',
+    ],
+)
+def end(
+    context: CommandContext,
+    name: OneTopic = None,
+    *,
+    all_topics: AllTopics = False,
+    function: Function,
+    durable_delete: DurableDelete = None,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    wait: Wait = True,
+) -> Answer:
+    """Ask a function of your own of every closed ledger, and delete those for which it answers None.
+
+    The workers' setting `functions` names the functions. A ledger that something still needs stays. Where the function
+    fails nothing more ends.
+    """
+    asked = one_or_all(context, name, all_topics=all_topics)
+    context.require_store()
+    topic = asked[0] if asked else None
+
+    def answer(workflow_id: str, result: "EndRecordsResult") -> Answer:
+        document: dict[str, object] = {
+            "workflow_id": workflow_id,
+            "function": function,
+            "dry_run": dry_run,
+            "records": result.records,
+            "ended": result.ended,
+            "kept": result.kept,
+            "ledger_ids": result.ledger_ids,
+            "because": result.because,
+        }
+        if result.stopped:
+            failed = {"id": workflow_id, "error": result.stopped.message}
+            return in_part({**document, "outcomes": counted(result.outcomes)}, [failed])
+        return ended(context, document, result.outcomes, batch_id=workflow_id.partition("/")[2])
+
+    return run_job(
+        context,
+        lambda client: client.end_records(
+            function, topic, reason, context.actor, dry_run=dry_run, durable_delete=durable_delete
+        ),
+        f"asking {function} of records",
+        answer,
+        wait=wait,
+    )
 
 
 @command(records, "replicas", examples=["sexton records replicas", "sexton records replicas --json"])

@@ -49,6 +49,7 @@ class Kind(StrEnum):
     BUILD_DELAYED_INDEX = "build-delayed-index"
     RECONCILE_ORPHANS = "reconcile-orphans"
     APPLY_ORPHANS = "apply-orphans"
+    END_RECORDS = "end-records"
     FLUSH_RECORDS = "flush-records"
     DEFRAGMENT_RECORDS = "defragment-records"
     RAID_TOMBSTONES = "raid-tombstones"

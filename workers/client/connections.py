@@ -101,6 +101,9 @@ class OwnJobs:
                 self._held = self._given() if self._given else self._opened.enter_context(open_catalog(url))
             return self._held
 
+    def _epoch(self) -> int:
+        return self._catalog().ledgers.epoch()
+
     async def ours(self) -> Client:
         """The client, once primary bucket and namespace were compared with the catalog.
 

@@ -1,19 +1,28 @@
 """`Sexton`'s jobs on the record log."""
 
+import asyncio
+import uuid
 from typing import Any
 
 from temporalio.client import WorkflowHandle
+from temporalio.common import SearchAttributePair
 
+from logstore.ports.catalog import Topic
+from logstore.records.tombstones import DeletePolicy
 from workers.client.connections import OwnJobs
+from workflows import search_attributes
 from workflows.limits import records_queue
 from workflows.records.values import (
     DEFRAGMENT_RECORDS,
+    END_RECORDS,
     FLUSH_RECORDS,
     NOW,
     RAID_TOMBSTONES,
     REPLICATE_RECORDS,
     DefragmentRecordsInput,
     DefragmentRecordsResult,
+    EndRecordsInput,
+    EndRecordsResult,
     FlushRecordsInput,
     FlushRecordsResult,
     RaidTombstonesInput,
@@ -24,7 +33,7 @@ from workflows.records.values import (
 
 
 class RecordsJobs(OwnJobs):
-    """Flushing, defragmenting and replicating the record log, and raids for tombstones that cover nothing.
+    """Flushing, defragmenting and replicating the record log, raids for tombstones, and functions that end records.
 
     What a guard refuses is in each result's `refused`; `result_of` raises it.
     """
@@ -74,6 +83,47 @@ class RecordsJobs(OwnJobs):
         """
         request = ReplicateRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(REPLICATE_RECORDS, request, summary="replicate the record log")
+
+    async def end_records(
+        self,
+        function: str,
+        topic: Topic | None,
+        reason: str = "",
+        actor: str = "",
+        *,
+        dry_run: bool = False,
+        durable_delete: bool | None = None,
+    ) -> WorkflowHandle[Any, EndRecordsResult]:
+        """End every record that a function answers None for; see `logstore.records.functions`.
+
+        What is still needed stays. Tombstones are left unless `durable_delete`, or if that is None the topic, says
+        otherwise. A function that fails ends nothing more; `stopped` of the result says why.
+
+        Args:
+            function: One of those that the workers' setting `functions` names; the result refuses any other.
+            topic: Whose records; None: those of all topics.
+            reason: For the audit log.
+            actor: Likewise.
+            dry_run: Ask the function, and change nothing.
+            durable_delete: Whether what ends leaves tombstones; None: as the topic says, else it does.
+        """
+        request = EndRecordsInput(
+            function=function,
+            batch_id=f"{function}-{uuid.uuid4().hex[:12]}",
+            topic_id=topic.topic_id if topic else 0,
+            topic=topic.name if topic else "",
+            dry_run=dry_run,
+            durable_delete=DeletePolicy.of(durable_delete),
+            catalog_epoch=await asyncio.to_thread(self._epoch),
+            actor=actor,
+            reason=reason,
+            policy=self._policy,
+        )
+        whose = topic.name if topic else "all topics"
+        about = [SearchAttributePair(search_attributes.RUN_ID, request.batch_id)]
+        about += [SearchAttributePair(search_attributes.TOPIC, topic.name)] if topic else []
+        summary = f"end records of {whose} by {function}"
+        return await self.start(END_RECORDS, request, request.batch_id, summary=summary, about=about)
 
     @property
     def _records_queue(self) -> str:

@@ -252,9 +252,6 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
         """Those recurring jobs that are scheduled."""
         return await schedules.list_schedules(self.client)
 
-    def _epoch(self) -> int:
-        return self._catalog().ledgers.epoch()
-
 
 def _ascending(ledger_ids: Sequence[LedgerId]) -> list[int]:
     return sorted({int(ledger_id) for ledger_id in ledger_ids})

@@ -32,6 +32,7 @@ from workflows.offload.offload_topic import OffloadTopic
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
 from workflows.records.defragment_records import DefragmentRecords
+from workflows.records.end_records import EndRecords
 from workflows.records.flush_records import FlushRecords
 from workflows.records.raid_tombstones import RaidTombstones
 from workflows.records.rebuild_catalog import RebuildCatalog
@@ -65,6 +66,7 @@ WORKFLOWS = [
     DefragmentRecords,
     RaidTombstones,
     ReplicateRecords,
+    EndRecords,
     RebuildCatalog,
 ]
 

@@ -132,8 +132,10 @@ def _parts(request: object) -> Iterator[str]:
 
 
 def _of_records(request: object) -> Iterator[str]:
-    """For how long a flush looks for changes, and how old a tombstone has to be."""
+    """For how long a flush looks for changes, how old a tombstone has to be, and which function is asked of records."""
     watch_s, age_s = getattr(request, "watch_s", None), getattr(request, "eligible_age_s", None)
+    if isinstance(function := getattr(request, "function", None), str):
+        yield f"function {function}"
     if isinstance(watch_s, int | float):
         yield f"changes, looked for during {watch_s:g} s" if watch_s else "changes until now"
     if isinstance(age_s, int | float):

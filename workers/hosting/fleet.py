@@ -28,6 +28,7 @@ from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import checked_worker_id
 from workers.assembly.activities import activities_over
 from workers.assembly.adapters import open_log
+from workers.assembly.functions import NamedFunctions
 from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
@@ -63,8 +64,8 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     """Serve `queues` until SIGTERM or SIGINT, then drain: work in hand ends, none is taken.
 
     Raises:
-        InvalidInput: A worker id that cannot be one, no queue, a queue without a name, or nothing can listen at the
-            address for metrics or for pages.
+        InvalidInput: A worker id that cannot be one, no queue, a queue without a name, a function over records that
+            cannot be imported, or nothing can listen at the address for metrics or for pages.
         ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
         PreconditionFailed: The namespace lacks our search attributes.
         WorkerIdTaken: Another process lives under this worker id.
@@ -76,6 +77,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     name = checked_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
     if not queues or not all(queues):
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
+    NamedFunctions(settings.functions).load()
     wanted = settings.metrics_address != OFF
     metrics = start_metrics(settings.metrics_address, buckets={**BUCKETS, **OF_RECORDS}) if wanted else None
     tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)

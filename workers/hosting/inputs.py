@@ -58,6 +58,7 @@ _PARENTS: Final = (
     "defragment-records",
     "raid-tombstones",
     "replicate-records",
+    "end-records",
 )
 """How ids of our jobs begin that start others: an id is all that a child knows of its parent."""
 

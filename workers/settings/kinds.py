@@ -16,6 +16,7 @@ _MASTER = re.compile(r"local(\[(\*|[1-9][0-9]{0,3})(,[1-9][0-9]?)?\])?|yarn|(spa
 _WORD = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9_/-]{1,128}")  # a dot would end it in Temporal's own texts
 _BUILD = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # as the worker controller's
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:(?P<name>[A-Za-z_]\w{0,63})", re.ASCII)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -101,6 +102,14 @@ def _buckets(value: str) -> str:
     return ",".join(map(_bucket, dict.fromkeys(value.replace(" ", "").split(",")))) if value else ""
 
 
+def _functions(value: str) -> str:
+    references = list(dict.fromkeys(value.replace(" ", "").split(","))) if value else []
+    found = [_FUNCTION.fullmatch(one) for one in references]
+    if len({one["name"] for one in found if one}) < len(references):
+        raise ValueError("module:function, several separated by commas, each function's name once")
+    return ",".join(references)
+
+
 def _word(value: str) -> str:
     if not _WORD.fullmatch(value):
         raise ValueError("1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen, not . or ..")
@@ -153,6 +162,7 @@ Listening = Annotated[str, AfterValidator(_listening)]  # port 0: any free one
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 Bucket = Annotated[str, AfterValidator(_bucket)]
 BucketList = Annotated[str, AfterValidator(_buckets)]  # separated by commas
+FunctionList = Annotated[str, AfterValidator(_functions)]  # separated by commas
 Word = Annotated[str, AfterValidator(_word)]
 DeploymentName = Annotated[str, AfterValidator(_deployment)]
 BuildId = Annotated[str, AfterValidator(_build)]

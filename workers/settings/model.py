@@ -19,6 +19,7 @@ from workers.settings.kinds import (
     DeploymentName,
     Ensemble,
     Folder,
+    FunctionList,
     Identity,
     Interval,
     Listening,
@@ -107,6 +108,7 @@ class Settings(BaseModel):
     raid_interval: Interval = 86_400  # of raids for tombstones that cover nothing
     eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # a tombstone younger than that stays
     tomb_raider_sleep: Annotated[int, BeforeValidator(no_truth_value), Field(ge=0, le=60_000)] = 1  # ms between blocks
+    functions: FunctionList = ""  # over records, each as module:function: what `records end` may be asked for
     clock_bound: Annotated[Seconds, Field(ge=1, le=3_600)] = 60  # so far a writer's clock may be from the store's
     plan_interval: Interval = 86_400  # of reconciliations that are planned, and never applied
     ledger_max_entries: Count = 50_000

@@ -5,7 +5,7 @@ the job that filed them.
 """
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
@@ -22,16 +22,31 @@ with workflow.unsafe.imports_passed_through():
         DeleteLedgersInput,
         DeleteLedgersProgress,
         DeleteTopicInput,
-        SweepDeletionsInput,
+        DeletionPolicy,
         SweepDeletionsResult,
         TrimTopicInput,
         TrimTopicResult,
-        TrimTopicsInput,
     )
 
 
+class Asked(Protocol):
+    """What every job's input says of its deletions."""
+
+    @property
+    def actor(self) -> str:
+        """Who asked."""
+
+    @property
+    def reason(self) -> str:
+        """Why."""
+
+    @property
+    def policy(self) -> DeletionPolicy:
+        """How phase two works."""
+
+
 def batch_of(
-    request: TrimTopicInput | TrimTopicsInput | DeleteTopicInput | SweepDeletionsInput,
+    request: Asked,
     batch_id: str,
     detached: DetachResult,
     *,

@@ -182,6 +182,9 @@ class DeleteLedgers:
                 ledger_ids=asked.ledger_ids,
                 force=asked.force,
                 durable_delete=asked.durable_delete,
+                remove=asked.remove,
+                pass_over=asked.pass_over,
+                generation=asked.generation,
             ),
             options.CATALOG,
         )

@@ -56,6 +56,9 @@ class ExplicitDetach:
     ledger_ids: list[int]  # 1 to 10,000
     force: bool = False
     durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
+    remove: list[str] = field(default_factory=list)  # copies to take away of the one ledger; none: it ends as a whole
+    pass_over: list[str] = field(default_factory=list)  # subscriptions that do not keep that ledger, if it ends
+    generation: int | None = None  # that it must have; None: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

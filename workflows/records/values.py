@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from logstore.deletion.intents import Refusal
-from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
+from logstore.deletion.intents import Certificate, Refusal
+from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, Place, RaidedTombstones, ShippedBlocks
+from workflows.deletion.values import DeletionPolicy
 from workflows.jobs import Job
 
 HELD: Final = timedelta(seconds=5)
@@ -142,8 +143,59 @@ class ReplicateRecordsResult:
     refused: Refusal | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecordsResult:
+    """What became of the records of a selection."""
+
+    records: int = 0  # closed ledgers that the function was asked of
+    ended: int = 0  # that left their lists; in a dry run, that would
+    kept: int = 0  # that the function ended, and that stay
+    ledger_ids: list[int] = field(default_factory=list)  # of those that ended: a sample
+    because: list[str] = field(default_factory=list)  # why some stay: a sample
+    certificate: Certificate | None = None  # of phase two; None: there was none, or it ended early, and its rows go on
+    stopped: Refusal | None = None  # why nothing more ended from some page on: the function failed, say
+    refused: Refusal | None = None  # nothing changed
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Copies, counted by what became of them."""
+        return dict(self.certificate.outcomes) if self.certificate else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecordsInput:
+    """Which function is asked of which records."""
+
+    function: str  # as the workers' setting `functions` names it
+    batch_id: str  # never used before: under it the intents are filed
+    topic_id: int = 0  # 0: all topics
+    topic: str = ""  # encoded; the topic of that id must bear it
+    dry_run: bool = False
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
+    catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
+    actor: str = ""
+    reason: str = ""
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    page: int = 500  # ledgers: so many at most are asked of again after a crash
+    now_us: int = 0  # when the selection began by the catalog's clock, once it has
+    after: Place = field(default_factory=Place)
+    carried: EndRecordsResult = field(default_factory=EndRecordsResult)
+
+    @property
+    def cause(self) -> str:
+        """The reason as the audit log keeps it, with the function's name."""
+        return f"function {self.function}: {self.reason}" if self.reason else f"function {self.function}"
+
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        whose = f"`{self.topic}`" if self.topic_id else "all topics"
+        what = "Asks which records it would end" if self.dry_run else "Ends the records that it answers None for"
+        return f"{what}: function `{self.function}` over {whose}; `sexton deletion inflight` shows how much is left."
+
+
 FLUSH_RECORDS = Job("flush-records", FlushRecordsInput, FlushRecordsResult, keys=("", NOW))
 SWEEP_RECORDS = Job("sweep-records", SweepRecordsInput, SweepRecordsResult)
 DEFRAGMENT_RECORDS = Job("defragment-records", DefragmentRecordsInput, DefragmentRecordsResult)
 RAID_TOMBSTONES = Job("raid-tombstones", RaidTombstonesInput, RaidTombstonesResult)
 REPLICATE_RECORDS = Job("replicate-records", ReplicateRecordsInput, ReplicateRecordsResult)
+END_RECORDS = Job("end-records", EndRecordsInput, EndRecordsResult, keys=("{batch_id}",))

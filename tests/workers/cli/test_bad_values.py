@@ -33,6 +33,7 @@ _VALID: Final = {
     "--to": "4:0",
     "--build-id": "b",
     "--records": "9",
+    "--function": "expired",
 }
 _ANY_PRINTABLE: Final = {"--reason", "--home"}  # where `..` is as good as anything
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from logstore.deletion.intents import Refusal
+from logstore.deletion.intents import Certificate, Refusal
 from logstore.ports.catalog import RecordLogState, TombstoneCounts
 from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
 from logstore.records.kinds import RecordKind
@@ -18,6 +18,7 @@ from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeHandle, FakeServices
 from workflows.records.values import (
     DefragmentRecordsResult,
+    EndRecordsResult,
     FlushRecordsResult,
     RaidTombstonesResult,
     ReplicateRecordsResult,
@@ -25,6 +26,7 @@ from workflows.records.values import (
 
 _US = 1_000_000
 _NOW_US = 1_800_000_000 * _US
+_DONE = Certificate(batch_id="expired-1", outcomes={"DELETED": 2}, objects=2, size_bytes=2)
 
 
 @dataclass
@@ -35,8 +37,8 @@ class _Jobs:
     asked: list[tuple[object, ...]] = field(default_factory=list)
 
     def starter(self, name: str, workflow_id: str) -> Any:
-        async def start(*given: object) -> Any:
-            self.asked.append((name, *given[:-1]))  # the actor is whoever runs the tests
+        async def start(*given: object, **more: object) -> Any:
+            self.asked.append((name, *given[:-1], *more.items()))  # the actor is whoever runs the tests
             return FakeHandle(self.results[name], id=workflow_id)
 
         return start
@@ -53,11 +55,13 @@ def jobs(services: FakeServices) -> _Jobs:
     made.results["replicate"] = ReplicateRecordsResult(
         shipped=[ShippedBlocks(replica="far", manifest=8, blocks=2, bytes=10, records=3)]
     )
+    made.results["end"] = EndRecordsResult(records=9, ended=2, kept=1, ledger_ids=[3, 5], certificate=_DONE)
     for name, of, workflow_id in (
         ("flush", "records", "flush-records/now"),
         ("defragment", "records", "defragment-records"),
         ("raid", "tombstones", "raid-tombstones"),
         ("replicate", "records", "replicate-records"),
+        ("end", "records", "end-records/expired-1"),
     ):
         setattr(services.client, f"{name}_{of}", made.starter(name, workflow_id))
     return made
@@ -276,12 +280,40 @@ def test_replicate_names_the_replicas_that_failed(run: Run, jobs: _Jobs) -> None
     assert "replica_buckets names no replica" in ended.stderr
 
 
+def test_end_tells_what_the_function_ended(run: Run, jobs: _Jobs) -> None:
+    """Of one topic or of all, and which policy was asked for."""
+    told = document(run("records", "end", "--all", "--function", "expired", "--reason", "left", "--json"))
+    assert (told["records"], told["ended"], told["kept"], told["outcomes"]) == (9, 2, 1, {"DELETED": 2})
+    assert (told["function"], told["dry_run"], told["ledger_ids"]) == ("expired", False, [3, 5])
+    run("records", "end", "--all", "--function", "expired", "--dry-run", "--no-durable-delete")
+    first, second = jobs.asked
+    assert first == ("end", "expired", None, "left", ("dry_run", False), ("durable_delete", None))
+    assert second == ("end", "expired", None, "", ("dry_run", True), ("durable_delete", False))
+
+
+@pytest.mark.parametrize("words", [(), ("persistent://a/b/c", "--all")])
+def test_end_wants_one_topic_or_all(run: Run, jobs: _Jobs, words: tuple[str, ...]) -> None:
+    """Neither, or both, starts nothing."""
+    assert document(run("records", "end", *words, "--function", "f", "--json"), 2)["error"]["field"] == "topic"
+    assert jobs.asked == []
+
+
+def test_function_that_failed_ends_in_part_and_names_its_ledger(run: Run, jobs: _Jobs) -> None:
+    """What pages before it have ended is told too."""
+    why = Refusal(type="FunctionFailed", message="function expired: ledger 7 of t: KeyError")
+    jobs.results["end"] = EndRecordsResult(records=2, ended=2, certificate=_DONE, stopped=why)
+    told = document(run("records", "end", "--all", "--function", "expired", "--json"), 5)
+    assert told["failed"] == [{"id": "end-records/expired-1", "error": why.message}]
+    assert (told["ended"], told["outcomes"]) == (2, {"DELETED": 2})
+
+
 @pytest.mark.parametrize(
     ("words", "workflow_id"),
     [
         (("records", "flush"), "flush-records/now"),
         (("records", "defragment"), "defragment-records"),
         (("records", "replicate"), "replicate-records"),
+        (("records", "end", "--all", "--function", "expired"), "end-records/expired-1"),
         (("tombstones", "raid"), "raid-tombstones"),
     ],
 )
@@ -293,7 +325,8 @@ def test_without_waiting_ids_are_told_at_once(run: Run, jobs: _Jobs, words: tupl
 def test_refusals_have_their_own_field_in_the_result() -> None:
     """By that name the client raises what a guard refused."""
     refusal = Refusal(type="CatalogAdopting", message="not yet")
-    for kind in (FlushRecordsResult, DefragmentRecordsResult, RaidTombstonesResult, ReplicateRecordsResult):
+    kinds = (FlushRecordsResult, DefragmentRecordsResult, RaidTombstonesResult, ReplicateRecordsResult)
+    for kind in (*kinds, EndRecordsResult):
         assert kind(refused=refusal).refused == refusal
 
 

@@ -114,6 +114,19 @@ def test_replica_buckets_are_a_list_of_names(tmp_path: Path) -> None:
         _load(tmp_path, environ={"SEXTON_REPLICA_BUCKETS": "far-1,,far-2"})
 
 
+def test_functions_are_a_list_of_references(tmp_path: Path) -> None:
+    """Separated by commas; two functions of one name could not be told apart."""
+    assert _load(tmp_path).settings.functions == ""
+    given = "acme.retention:expired, acme.tests:left, acme.retention:expired"
+    found = _load(tmp_path, environ={"SEXTON_FUNCTIONS": given}).settings
+    assert found.functions == "acme.retention:expired,acme.tests:left"
+    assert found.without_services().functions == found.functions
+    assert found.environment()["SEXTON_FUNCTIONS"] == found.functions
+    for wrong in ("acme.retention", "acme:expired,other:expired", "acme:a,,acme:b", "os.system('x'):f", "a:1"):
+        with pytest.raises(InvalidInput, match="functions: expected module:function"):
+            _load(tmp_path, environ={"SEXTON_FUNCTIONS": wrong})
+
+
 def test_load_settings_unknown_key_names_it_and_the_nearest(tmp_path: Path) -> None:
     """A typing error in the file is no silent default."""
     (tmp_path / "sexton.toml").write_text("deletion_paralelism = 2\n")

@@ -10,12 +10,14 @@ from tests.workflows.house import Gate, House
 from workflows.jobs import Job
 from workflows.records.values import (
     DEFRAGMENT_RECORDS,
+    END_RECORDS,
     FLUSH_RECORDS,
     NOW,
     RAID_TOMBSTONES,
     REPLICATE_RECORDS,
     SWEEP_RECORDS,
     DefragmentRecordsInput,
+    EndRecordsInput,
     FlushRecordsInput,
     RaidTombstonesInput,
     ReplicateRecordsInput,
@@ -67,6 +69,16 @@ async def raid(house: House, *, scheduled: bool = False, **more: Any) -> Handle:
     """As a person does, or a schedule."""
     name = f"{RAID_TOMBSTONES.id()}-{house.queue}" if scheduled else RAID_TOMBSTONES.id()
     return await _start(house, RAID_TOMBSTONES, RaidTombstonesInput(scheduled=scheduled, **_BY, **more), name)
+
+
+async def end(house: House, function: str, **more: Any) -> Handle:
+    """As the command does, of the house's topic unless `topic_id` is 0; a page holds two ledgers."""
+    topic = house.world.topic
+    whose = {} if more.pop("of_all", False) else {"topic_id": topic.topic_id, "topic": topic.name}
+    batch_id = more.pop("batch_id", f"{function}-{house.queue}")
+    rest: dict[str, Any] = {"page": 2, "policy": house.policy} | whose | _BY | more
+    request = EndRecordsInput(function=function, batch_id=batch_id, **rest)
+    return await _start(house, END_RECORDS, request, END_RECORDS.id(batch_id))
 
 
 async def replicate(house: House, *, scheduled: bool = False) -> Handle:

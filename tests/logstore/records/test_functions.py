@@ -1,0 +1,45 @@
+"""Functions over records: the record or None is what they may answer; all else is refused, naming the record."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from logstore.errors import FunctionFailed
+from logstore.log.ledgers import CopyKind
+from logstore.positions import LedgerId
+from logstore.records.functions import LedgerRecord, ends
+from tests import ending_functions
+
+RECORD = LedgerRecord(
+    topic="persistent://a/b/c",
+    ledger_id=LedgerId(3),
+    entries=10,
+    size_bytes=100,
+    created_us=1,
+    closed_us=2,
+    copies=frozenset({CopyKind.LEDGER}),
+    generation=0,
+    now_us=3,
+)
+
+
+def test_none_ends_the_record_and_the_record_itself_does_not() -> None:
+    """An equal one counts as the same."""
+    assert ends("every", ending_functions.every, RECORD)
+    assert not ends("even", ending_functions.even, RECORD)
+    assert not ends("none", ending_functions.none, RECORD)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (ending_functions.broken_at_three, "ValueError: planned: three"),
+        (ending_functions.changing, "found another entries, size_bytes: nothing of it may be changed"),
+        (lambda _: False, "expected the record as it is, or None, found a bool"),
+    ],
+)
+def test_function_that_fails_is_named_with_its_record(function: Callable[[Any], Any], told: str) -> None:
+    """So that a person finds the record that it cannot bear."""
+    with pytest.raises(FunctionFailed, match=f"function mine: ledger 3 of {RECORD.topic}: .*{told}"):
+        ends("mine", function, RECORD)
