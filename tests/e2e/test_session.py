@@ -215,6 +215,10 @@ def _be_measured(shell: Shell) -> None:
     assert_eventually(lambda: _scraped(url)["sexton_deletion_estimated_inflight"] == 0, within_s=60)  # read every 15 s
     metrics = _scraped(url)
     _be_probed(services["worker"])
+    builds = shell.json("worker", "builds")
+    assert (builds["deployment"], builds["current"], builds["ramping"]) == ("e2e", builds["own"], None)
+    assert services["deployment"] == f"e2e: {builds['own']} is current"
+    assert shell.json("worker", "deploy", "--build-id", builds["own"])["current"] == builds["own"]
     assert metrics["temporal_workflow_completed"] >= 2
     assert metrics["temporal_activity_execution_latency_count"] > 0
     assert {"temporal_activity_schedule_to_start_latency_bucket", "temporal_worker_task_slots_available"} <= set(

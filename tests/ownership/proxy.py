@@ -1,4 +1,4 @@
-"""A wire between workers and ZooKeeper that can be cut without anybody being told: nothing closes, nothing arrives."""
+"""A wire between workers and a server that can be cut without anybody being told: nothing closes, nothing arrives."""
 
 import socket
 import threading
@@ -15,12 +15,14 @@ class Proxy:
         self._open = threading.Event()
         self._open.set()
         self._sockets: list[socket.socket] = []
+        self.held: list[bytes] = []  # what was said since the last cut, and has not arrived
         self._listener = socket.create_server((host, 0))
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
         """From now on nothing passes, in either direction."""
+        self.held = []
         self._open.clear()
 
     def mend(self) -> None:
@@ -45,7 +47,10 @@ class Proxy:
             threading.Thread(target=self._join, args=(inner,), daemon=True).start()
 
     def _join(self, inner: socket.socket) -> None:
-        self._open.wait()  # a network that is cut carries no new connection either
+        if not self._open.is_set():  # a network that is cut carries no new connection either
+            with suppress(OSError):
+                self.held.append(inner.recv(65_536, socket.MSG_PEEK))
+            self._open.wait()
         try:
             outer = socket.create_connection(self._target)
         except OSError:
@@ -58,6 +63,8 @@ class Proxy:
     def _pass(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while said := source.recv(65_536):
+                if not self._open.is_set():
+                    self.held.append(said)
                 self._open.wait()
                 sink.sendall(said)
         self._open.wait()  # that one side has closed is not heard either

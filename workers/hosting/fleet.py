@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from workers.client import search_attributes
 from workers.client.connections import connect_client
 from workers.hosting.crew import RECORDS_AT_ONCE, WorkerSet
 from workers.hosting.currency_watch import watched
+from workers.hosting.draining import ended_at_the_latest
 from workers.hosting.gauges import CatalogGauges, DelayedGauges, DeletionGauges, PlanGauges, TransactionGauges
 from workers.hosting.http import Pages, new_pages, serving
 from workers.hosting.interceptors import RunningActivities
@@ -106,6 +107,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     in_hand = RunningActivities()
     with (
+        ExitStack() as until_the_end,
         open_log(settings) as log,
         ThreadPoolExecutor(settings.activity_threads, "activity") as threads,
         ThreadPoolExecutor(settings.activity_threads, "owner") as owner_threads,
@@ -140,7 +142,9 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         ):
             _log.info("serving %s as %s", ", ".join(queues), name)
             ends = [asyncio.create_task(stop.wait()), gave_up, replaced]
-            await _until(ends, workers, settings, shown.readiness)
+            async with _until(ends, workers, shown.readiness):
+                _log.info("draining for at most %s s", settings.drain_timeout)
+                until_the_end.enter_context(ended_at_the_latest(settings.drain_timeout, in_hand))
             if replaced.done():
                 raise replaced.result()
         if owners.failure:
@@ -172,15 +176,16 @@ async def _joined(owners: Ownership, stop: asyncio.Event) -> None:
         await joining
 
 
+@asynccontextmanager
 async def _until(
-    ends: Sequence[asyncio.Task[Any]], workers: Sequence[Worker], settings: Settings, readiness: Readiness
-) -> None:
-    """Run the workers until one of `ends`, or the failure of one of the workers; then drain."""
+    ends: Sequence[asyncio.Task[Any]], workers: Sequence[Worker], readiness: Readiness
+) -> AsyncIterator[None]:
+    """Run the workers until one of `ends`, or the failure of one of them; the block is what comes before they drain."""
     running = [asyncio.create_task(worker.run()) for worker in workers]
     readiness.phase = Phase.SERVING
     await asyncio.wait([*ends, *running], return_when=asyncio.FIRST_COMPLETED)
     readiness.phase = Phase.DRAINING
-    _log.info("draining for at most %s s", settings.drain_timeout)
+    yield
     await asyncio.gather(*(worker.shutdown() for worker in workers))
     await asyncio.gather(*running)
 
