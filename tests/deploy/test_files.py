@@ -1,0 +1,288 @@
+"""Files that deploy workers: of the form that their readers want, with settings that exist, and no power to spare."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.architecture.source import ROOT
+from workers.hosting.draining import LEAVE_S
+from workers.settings import Settings, load_settings, parse_duration
+from workflows import search_attributes
+
+_DEPLOY: Final = ROOT / "deploy"
+_KUBERNETES: Final = "1.37"
+_CONTROLLER: Final = "temporal.io/v1alpha1"
+_SECRETS: Final = {
+    "SEXTON_DATABASE_URL": "postgresql+psycopg://user@host/database",
+    "SEXTON_S3_ACCESS_KEY": "key",
+    "SEXTON_S3_SECRET_KEY": "secret",
+    "SEXTON_ZOOKEEPER_AUTH": "digest:user:secret",
+}
+
+Document = dict[str, Any]
+
+
+def _manifests() -> list[Document]:
+    texts = (path.read_text(encoding="utf-8") for path in sorted((_DEPLOY / "kubernetes").glob("*.yaml")))
+    return [found for text in texts for found in yaml.safe_load_all(text)]
+
+
+def _named(one: Document) -> str:
+    return f"{one['kind']}-{one['metadata']['name']}"
+
+
+_MANIFESTS: Final = [pytest.param(one, id=_named(one)) for one in _manifests()]
+_WITH_PODS: Final = [pytest.param(one, id=_named(one)) for one in _manifests() if "template" in one.get("spec", {})]
+_WORKERS: Final = [one for one in _manifests() if one["kind"] in {"Deployment", "WorkerDeployment"}]
+
+
+def _only(kind: str) -> Document:
+    (found,) = [one for one in _manifests() if one["kind"] == kind]
+    return found
+
+
+@pytest.mark.parametrize("one", _MANIFESTS)
+def test_manifest_is_what_kubernetes_accepts(one: Document) -> None:
+    """By the schemas of Kubernetes itself, which refuse a field that does not exist; the controller's pods as well."""
+    if one["apiVersion"] != _CONTROLLER:
+        kubernetes_validate.validate(one, _KUBERNETES, strict=True)
+    elif one["kind"] == "WorkerDeployment":
+        labels = one["spec"]["template"]["metadata"]["labels"]
+        spec = {"selector": {"matchLabels": labels}, "template": one["spec"]["template"]}
+        plain = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": one["metadata"], "spec": spec}
+        kubernetes_validate.validate(plain, _KUBERNETES, strict=True)
+
+
+def test_schemas_of_kubernetes_refuse_what_they_do_not_know() -> None:
+    """The test above could else pass whatever a manifest says."""
+    found = _only("ConfigMap") | {"dat": {}}
+    with pytest.raises(kubernetes_validate.ValidationError, match="dat"):
+        kubernetes_validate.validate(found, _KUBERNETES, strict=True)
+
+
+def test_resource_of_the_controller_is_what_it_accepts() -> None:
+    """A step ramps 1 to 99 per cent and lasts 30 s at least, shares rise, and the connection is the one beside it.
+
+    Source: temporalio/temporal-worker-controller, the schemas of its custom resources `workerdeployments` and
+    `connections`, and `validateRolloutStrategy` of its webhook.
+    """
+    spec, connection = _only("WorkerDeployment")["spec"], _only("Connection")
+    known = {"replicas", "minReadySeconds", "progressDeadlineSeconds"}
+    assert (
+        {"rollout", "sunset", "template", "workerOptions"}
+        <= set(spec)
+        <= known
+        | {
+            "rollout",
+            "sunset",
+            "template",
+            "workerOptions",
+        }
+    )
+    assert spec["workerOptions"]["connectionRef"] == {"name": connection["metadata"]["name"]}
+    assert spec["workerOptions"]["temporalNamespace"] == _only("ConfigMap")["data"]["SEXTON_TEMPORAL_NAMESPACE"]
+    assert re.fullmatch(r"[a-zA-Z0-9.-]+:[0-9]+", connection["spec"]["hostPort"])
+    assert spec["rollout"]["strategy"] == "Progressive"
+    steps = spec["rollout"]["steps"]
+    assert all({"rampPercentage", "pauseDuration"} == set(step) for step in steps)
+    shares = [step["rampPercentage"] for step in steps]
+    assert shares == sorted(set(shares))
+    assert 1 <= shares[0] <= shares[-1] <= 99
+    assert all(parse_duration(step["pauseDuration"], "pauseDuration") >= 30 for step in steps)
+    assert set(spec["sunset"]) == {"scaledownDelay", "deleteDelay"}
+    (container,) = spec["template"]["spec"]["containers"]
+    assert {"TEMPORAL_DEPLOYMENT_NAME", "TEMPORAL_WORKER_BUILD_ID"} <= set(
+        re.findall(r"\$(TEMPORAL_\w+)", container["args"][0])
+    ), "the controller's names for deployment and build"
+
+
+@pytest.mark.parametrize("one", _WITH_PODS)
+def test_pod_has_no_power_that_it_does_not_need(one: Document) -> None:
+    """No root, no writes to its image, no token, no variables of services, secrets by reference alone."""
+    pod = one["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False)
+    (container,) = pod["containers"]
+    held = container["securityContext"]
+    assert held["readOnlyRootFilesystem"] is True
+    assert held["allowPrivilegeEscalation"] is False
+    assert held["capabilities"] == {"drop": ["ALL"]}
+    assert {"cpu", "memory"} == set(container["resources"]["requests"])
+    given = {name["name"]: name for name in container["env"]}
+    assert set(_SECRETS) <= set(given)
+    assert all("secretKeyRef" in given[name]["valueFrom"] for name in _SECRETS)
+    assert not set(_SECRETS) & set(_only("ConfigMap")["data"])
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert {volume["name"] for volume in pod["volumes"]} == mounted
+    paths = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {"/tmp", "/var/lib/sexton"} <= paths, "what is written there could not be"  # noqa: S108 - inside the pod
+
+
+@pytest.mark.parametrize("one", _WORKERS, ids=_named)
+def test_workers_are_probed_drained_and_spared(one: Document) -> None:
+    """Life and readiness are asked apart, a drain ends before SIGKILL, and a node's upkeep takes one at a time."""
+    template = one["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    asked = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert {name: get["path"] for name, get in asked.items()} == {
+        "startup": "/healthz",
+        "liveness": "/healthz",
+        "readiness": "/readyz",
+    }
+    assert {get["port"] for get in asked.values()} <= {port["name"] for port in container["ports"]}
+    assert [port["containerPort"] for port in container["ports"]] == [9465]
+    drain_s = parse_duration(_only("ConfigMap")["data"]["SEXTON_DRAIN_TIMEOUT"], "drain")
+    assert template["spec"]["terminationGracePeriodSeconds"] > drain_s + LEAVE_S
+    labels = template["metadata"]["labels"].items()
+    budgets = [one["spec"] for one in _manifests() if one["kind"] == "PodDisruptionBudget"]
+    (spared,) = [budget for budget in budgets if budget["selector"]["matchLabels"].items() <= labels]
+    assert spared["maxUnavailable"] == 1
+
+
+def test_each_queue_has_workers_of_its_own() -> None:
+    """Two Deployments serve two queues, and none serves another's."""
+    queues = [
+        container["args"][container["args"].index("--queue") + 1]
+        for one in _WORKERS
+        if one["kind"] == "Deployment"
+        for container in one["spec"]["template"]["spec"]["containers"]
+    ]
+    assert queues == ["sexton", "sexton-batch"]
+
+
+def _told_settings() -> Iterator[tuple[str, Mapping[str, str]]]:
+    yield "kubernetes", _only("ConfigMap")["data"] | _SECRETS
+    yield "container", dict(re.findall(r"\b(SEXTON_\w+)=([^ \\\n]+)", _text("Containerfile")))
+    yield "systemd", dict(re.findall(r"^Environment=(SEXTON_\w+)=(.+)$", _unit(), re.MULTILINE))
+    for name, service in _compose()["services"].items():
+        if service["image"].startswith("sexton"):
+            given = {key: re.sub(r"\$\{\w+:\?\}", "x", value) for key, value in service["environment"].items()}
+            yield f"compose {name}", given
+
+
+def _text(name: str) -> str:
+    return (_DEPLOY / name).read_text(encoding="utf-8")
+
+
+def _unit() -> str:
+    return _text("systemd/sexton-worker@.service")
+
+
+def _compose() -> Document:
+    found: Document = yaml.safe_load(_text("compose.yaml"))
+    return found
+
+
+def test_settings_that_files_tell_exist_and_are_taken(tmp_path: Path) -> None:
+    """A worker refuses a variable that is no setting, and would never start."""
+    for where, told in _told_settings():
+        assert told, where
+        loaded = load_settings({"home": str(tmp_path)}, dict(told), tmp_path)
+        assert isinstance(loaded.settings, Settings), where
+
+
+def test_compose_file_has_every_service_and_waits_for_each() -> None:
+    """What a worker needs is healthy before it starts; images are of one version, volumes are declared."""
+    found = _compose()
+    services = found["services"]
+    assert {"postgres", "temporal", "zookeeper", "s3", "worker"} <= set(services)
+    for name, service in services.items():
+        for other, how in service.get("depends_on", {}).items():
+            waits = how["condition"] == "service_healthy"
+            assert not waits or "healthcheck" in services[other], f"{name} waits for the health of {other}"
+        for volume in service.get("volumes", ()):
+            assert volume.partition(":")[0] in found["volumes"]
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), f"{name} is open to the network"
+    needed = {"postgres", "zookeeper", "s3", "temporal"}
+    assert needed <= _before(services, "worker")
+    grace = parse_duration(services["worker"]["stop_grace_period"], "grace")
+    assert grace > Settings.model_fields["drain_timeout"].default + LEAVE_S
+
+
+def _before(services: Mapping[str, Document], name: str) -> set[str]:
+    found = set(services[name].get("depends_on", {}))
+    return found.union(*(_before(services, one) for one in found))
+
+
+def test_compose_file_makes_the_search_attributes_and_buckets_that_workers_need() -> None:
+    """Those of the code, by name and type."""
+    services = _compose()["services"]
+    said = re.findall(r"--name (\w+) --type (\w+)", services["search-attributes"]["command"][0])
+    kinds = {one.name: one.indexed_value_type.name.title().replace("_", "") for one in search_attributes.ALL}
+    assert dict(said) == kinds
+    defaults = Settings.model_fields
+    wanted = {defaults[f"{name}_bucket"].default for name in ("primary", "tiered", "records")}
+    made = re.search(r"for bucket in ([\w -]+);", services["buckets"]["command"][0])
+    assert made
+    assert set(made[1].split()) == wanted
+
+
+def test_image_is_built_in_stages_and_runs_without_root() -> None:
+    """Its last stage has no sources and no root, and installs the versions that are locked."""
+    text = _text("Containerfile")
+    stages = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert len(stages) == 2
+    last = text[text.rindex("\nFROM ") :]
+    assert re.search(r"^USER (?!0|root)\d+", last, re.MULTILINE)
+    assert re.findall(r"^COPY (.+)$", last, re.MULTILINE) == ["--from=wheel /dist /dist"]
+    assert "--constraint /dist/constraints.txt" in last
+    assert re.search(r'^ENTRYPOINT \["tini"', last, re.MULTILINE), "SIGTERM must reach the worker"
+
+
+def test_image_installs_locked_versions_of_all_dependencies() -> None:
+    """The line that makes constraints of the lock finds every one of them, with its version."""
+    (command,) = re.findall(r"sed -n '[^']+' requirements.lock", _text("Containerfile"))
+    made = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    pinned = {line.partition("==")[0] for line in made.splitlines()}
+    assert all("==" in line and "\\" not in line for line in made.splitlines())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[\[<>=]", one, maxsplit=1)[0] for one in project["dependencies"]}
+    assert names <= pinned
+
+
+def test_images_are_named_without_a_host_and_with_a_version() -> None:
+    """Where they come from is the operator's; what they are is not left to chance."""
+    images = [service["image"] for service in _compose()["services"].values()]
+    images += re.findall(r"^FROM (\S+)", _text("Containerfile"), re.MULTILINE)
+    images += [
+        container["image"]
+        for one in _manifests()
+        if "template" in one.get("spec", {})
+        for container in one["spec"]["template"]["spec"]["containers"]
+    ]
+    for image in images:
+        name, _, version = image.partition(":")
+        assert version not in {"", "latest"}, image
+        assert "." not in name.partition("/")[0], f"{image} names a host"
+
+
+def test_unit_drains_before_it_is_killed_and_has_no_power() -> None:
+    """SIGTERM first, to the worker alone, for as long as it may drain."""
+    said = dict(re.findall(r"^(\w+)=(.*)$", _unit(), re.MULTILINE))
+    assert (said["KillMode"], said["KillSignal"], said["Restart"]) == ("mixed", "SIGTERM", "always")
+    assert int(said["TimeoutStopSec"]) > Settings.model_fields["drain_timeout"].default + LEAVE_S
+    assert said["User"] == "sexton"
+    assert (said["NoNewPrivileges"], said["ProtectSystem"], said["CapabilityBoundingSet"]) == ("yes", "strict", "")
+    assert said["ExecStart"].endswith("sexton worker run --queue %i")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_unit_is_what_systemd_accepts(tmp_path: Path) -> None:
+    """Every key and every value, with a program that exists on this machine."""
+    unit = tmp_path / "sexton-worker@.service"
+    unit.write_text(_unit().replace("/opt/sexton/bin/sexton", sys.executable), encoding="utf-8")
+    argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(tmp_path / "sexton-worker@x.service")]
+    (tmp_path / "sexton-worker@x.service").write_text(unit.read_text(encoding="utf-8"), encoding="utf-8")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Unknown" in done.stderr) == (0, False), done.stderr
