@@ -106,7 +106,12 @@ class TopicBuilding:
         return _built(run_to_end(self._bulk, self._job, made, master=request.master, renew=self._renew))
 
     def _folder(self, run_id: str) -> Path:
-        """Of what the job has published."""
+        """Of what the job has published for a run of this catalog.
+
+        Raises:
+            UnknownObject: The catalog was rebuilt meanwhile, and what was built speaks of an earlier epoch.
+        """
+        self._runs.run(run_id)
         return Path(self._output.published(run_id, self._job).folder)
 
     def _switch(self, topics: Iterable[T], switch: Callable[[T], bool]) -> Switched:

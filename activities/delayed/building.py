@@ -75,7 +75,8 @@ class IndexBuilding(TopicBuilding):
 
         Idempotency: keyed by (run_id, page); a topic that was switched to counts as switched again.
         Heartbeat: topics done, every two seconds; claims of topics that are not switched yet are renewed with it.
-        Raises: PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
+        Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy,
+            OutcomeUnknown (retry).
         """
         files, workflow_id = IndexFiles(self._folder(request.run_id)), own_claim().workflow_id
 

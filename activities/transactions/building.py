@@ -53,7 +53,8 @@ class BufferBuilding(TopicBuilding):
 
         Idempotency: keyed by (run_id, page); repeated, a snapshot takes the place of its equal.
         Heartbeat: topics done, every two seconds.
-        Raises: PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
+        Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy,
+            OutcomeUnknown (retry).
         """
         files = BufferFiles(self._folder(request.run_id))
         return self._switch(files.read(request.page), lambda one: self._snapshots.replace(*one))

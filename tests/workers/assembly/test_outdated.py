@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.stack.stack import StackAddresses
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogOutdated
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -26,12 +27,16 @@ from logstore.positions import LedgerId
 from logstore.records.services.flushing import Flusher
 from logstore.records.services.record_log import RecordLog
 from tests.logstore.eventually import assert_eventually
+from tests.postgres import Postgres, postgres
+from tests.servers import settings_on
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
 from workers.identity.stores import compare_buckets
 from workers.settings import Settings
+
+__all__ = ["postgres"]
 
 pytestmark = pytest.mark.external_service
 
@@ -131,6 +136,49 @@ def test_process_that_lives_on_with_the_old_database_destroys_nothing(settings: 
             assert name
     with open_log(other) as rebuilt:
         assert [one.payload for one in rebuilt.managed.scan(topic)] == [b"one"]
+
+
+def _refusal(settings: Settings, *words: str) -> tuple[int, dict[str, str]]:
+    """The exit code of a command, and the error that it prints."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+    argv = [sys.executable, "-m", "workers", "--json", *words]
+    done = subprocess.run(
+        argv, env=inherited | settings.environment(), text=True, capture_output=True, timeout=120, check=False
+    )
+    error: dict[str, str] = json.loads(done.stdout)["error"]
+    return done.returncode, error
+
+
+def test_command_on_a_catalog_that_is_being_adopted_exits_3_and_says_what_to_do(settings: Settings) -> None:
+    """Nothing is written to it; it is complete once the rebuild has ended."""
+    path = settings.database_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE record_log SET state = 'ADOPTING'")
+    code, error = _refusal(settings, "topic", "create", _NAME)
+    assert (code, error["type"]) == (3, "CatalogAdopting")
+    assert "wait until `sexton records rebuild` has ended, or run it again" in error["message"]
+
+
+def test_restored_database_on_postgresql_is_refused_too(
+    servers: StackAddresses, postgres: Postgres, tmp_path: Path
+) -> None:
+    """A backup that was taken before the newest manifest: by a command, exit 3, and by any process."""
+    with postgres.database() as name:
+        settings = settings_on(servers, tmp_path, database_url=postgres.url(name))
+        with open_log(settings) as log:
+            topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+            log.managed.append(topic, _ENTRY)
+            assert _flush(log) == 1
+        with postgres.database(template=name) as backup:
+            with open_log(settings) as log:
+                log.managed.append(topic, _ENTRY)
+                assert _flush(log) == 2
+            restored = settings.model_copy(update={"database_url": postgres.url(backup)})
+            with open_log(restored) as log, pytest.raises(CatalogOutdated, match="000000000002"):
+                log.managed.append(topic, _ENTRY)
+            asyncio.run(_register(restored))
+            code, error = _refusal(restored, "worker", "run")
+            assert (code, error["type"]) == (3, "CatalogOutdated")
 
 
 @contextmanager
