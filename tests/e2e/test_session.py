@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 
+from tests.e2e.programs import http_address, run_session, send_requests
 from tests.e2e.shell import ROOT, Inside, Shell
 from tests.logstore.eventually import assert_eventually
 
@@ -43,6 +44,7 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     _transact(inside)
     _do_exactly_once(shell, inside)
     _deliver_later(shell, inside)
+    _be_started(shell)
     _outgrow_and_describe(inside)
     kept = _be_deleted(inside)
     stopped = shell.json("down")["stopped"]
@@ -204,6 +206,17 @@ def _be_programmed(shell: Shell) -> None:
         (shell.folder / "trim.py").write_text(program, encoding="utf-8")
         done = shell.python("trim.py")
         assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
+
+
+def _be_started(shell: Shell) -> None:
+    """The guide's session prints what stands there; a job is started, and its result read, over plain HTTP."""
+    guide = "docs/guides/programs.md"
+    run_session(shell, guide)
+    started, ended = send_requests(guide, http_address(shell.folder / _ODD))
+    assert started["started"]
+    (last,) = ended["history"]["events"]
+    (result,) = last["workflowExecutionCompletedEventAttributes"]["result"]
+    assert (result["failed"], result["topics"] > 0) == (0, True)
 
 
 def _be_measured(shell: Shell) -> None:
