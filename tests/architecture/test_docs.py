@@ -1,14 +1,21 @@
-"""The documents name what exists."""
+"""The documents name what exists, lead where they say, and tell an operator of every job what to do with it."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from temporalio.workflow import _Definition
 
 from tests.architecture.source import FOLDERS, ROOT
+from workers.hosting.crew import WORKFLOWS
 
 _PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'docs'))})/[\w./-]*\w)`")
 _BOX = re.compile(r'^ +(\w+)\["<b>\1</b>(.*)"\]$', re.MULTILINE)
+_HEADING = re.compile(r"^#{1,4} (.+)$", re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+_ANSWERS = ("see", "stop", "resume", "undo")
 _DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -30,3 +37,52 @@ def test_picture_of_the_house_has_the_rooms_of_every_wing() -> None:
     boxes = dict(_BOX.findall((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")))
     shown = {wing: {name for name in re.split(r"<br/>|·| ", box) if name} for wing, box in boxes.items()}
     assert shown == {wing: _inside(ROOT / wing) for wing in FOLDERS}
+
+
+@pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_of_a_document_leads_somewhere(document: Path) -> None:
+    """To a file that exists and, where it names a heading, to one that stands there."""
+    broken = []
+    for link in _LINK.findall(_prose(document)):
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        outside = "://" in link
+        if not outside and not (target.exists() and (not anchor or anchor in _anchors(target))):
+            broken.append(link)
+    assert broken == []
+
+
+def test_map_of_the_documents_leads_to_each_of_them() -> None:
+    """One that no map names is found by nobody."""
+    map_ = ROOT / "docs" / "README.md"
+    named = {(map_.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(_prose(map_))}
+    documents = {path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "accepted"} - {map_}
+    assert documents - named == set()
+
+
+@pytest.mark.parametrize("name", [str(_Definition.must_from_class(one).name) for one in WORKFLOWS])
+def test_every_workflow_has_a_runbook(name: str) -> None:
+    """How to see it, stop it, resume it, undo it; in the section whose heading, or else whose first lines, name it."""
+    books = dict(_runbooks())
+    in_heading = [text for heading, text in books.items() if f"`{name}`" in heading]
+    (book,) = in_heading or [text for text in books.values() if f"`{name}`" in text.strip().partition("\n\n")[0]]
+    answers = " ".join(re.findall(r"\*\*([^*]+)\*\*", book)).lower()
+    assert [word for word in _ANSWERS if word not in answers.split()] == []
+
+
+def _runbooks() -> Iterator[tuple[str, str]]:
+    """Headings of runbooks, and what stands below each."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    parts = _HEADING.split(_FENCE.sub("", text))[1:]
+    return ((heading, body) for heading, body in zip(parts[::2], parts[1::2], strict=True) if "Runbook: " in heading)
+
+
+def _prose(document: Path) -> str:
+    """A document without its blocks of code."""
+    return _FENCE.sub("", document.read_text(encoding="utf-8"))
+
+
+def _anchors(document: Path) -> set[str]:
+    """The names by which links reach its headings, as GitHub makes them."""
+    headings = _HEADING.findall(_prose(document)) if document.suffix == ".md" else []
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

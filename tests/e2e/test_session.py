@@ -24,7 +24,7 @@ def _lines(*payloads: str) -> str:
 
 
 def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: Shell) -> None:
-    """What the README shows, with `--json`; a start that fails half way is undone, and `down` and `up` keep all."""
+    """What getting started shows, with `--json`; a start that fails half way is undone, `down` and `up` keep all."""
     (shell.folder / "sexton.toml").write_text("cursor_inline_bytes = 20\n")
     shell = shell.but(SEXTON_HOME=_ODD)
     inside = Inside(shell.folder, **shell.environ)
@@ -38,7 +38,6 @@ def test_session_from_up_to_down_appends_reads_acknowledges_and_trims(shell: She
     assert shell.json("up", "--free-ports") == up, "what ran before runs on, and up is idempotent"
     _be_scheduled(inside)
     _use(shell, inside)
-    _be_programmed(shell)
     _be_measured(inside)
     _be_refused(inside)
     _transact(inside)
@@ -195,17 +194,6 @@ def _use(shell: Shell, inside: Shell) -> None:
     assert _inflight(inside) == (0, 0)
     left = inside.json("topic", "read", _TOPIC, "--subscription", "billing")
     assert [entry["position"] for entry in left] == [second["first"]]
-
-
-def _be_programmed(shell: Shell) -> None:
-    """Each Python program of the README runs as it stands there; there is nothing left to trim."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    programs = re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
-    assert programs
-    for program in programs:
-        (shell.folder / "trim.py").write_text(program, encoding="utf-8")
-        done = shell.python("trim.py")
-        assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
 
 
 def _be_started(shell: Shell) -> None:
